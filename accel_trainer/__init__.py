@@ -1,0 +1,1 @@
+"""A thin, exact training toolkit over HuggingFace accelerate."""

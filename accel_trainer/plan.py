@@ -1,0 +1,109 @@
+"""The batch arithmetic: how an epoch is cut into windows, processes and micro-batches. Pure integers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """Cuts an epoch of `num_samples` into windows of `global_batch_size`, the same for any hardware.
+
+    A window is the samples of one optimizer step. Each process takes a contiguous share of it, cut
+    into micro-batches of at most `per_device_batch_size`. The last window of an epoch may be short:
+    it is trained as it is, every sample once, or left out with `drop_last`.
+    """
+
+    num_samples: int
+    global_batch_size: int
+    per_device_batch_size: int
+    num_processes: int = 1
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "global_batch_size", "per_device_batch_size", "num_processes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+        if self.global_batch_size > self.num_samples:
+            raise ValueError(
+                f"global batch {self.global_batch_size} is larger than the {self.num_samples} training samples: "
+                f"set --global-batch-size (or --batch-size) so that the global batch is at most {self.num_samples}"
+            )
+        if self.global_batch_size % self.num_processes:
+            raise ValueError(
+                f"global batch {self.global_batch_size} is not divisible by {self.num_processes} processes: "
+                f"set --global-batch-size to a multiple of {self.num_processes}"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one epoch."""
+        full, rest = divmod(self.num_samples, self.global_batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches of a full window on one process."""
+        return math.ceil(self.global_batch_size // self.num_processes / self.per_device_batch_size)
+
+    def window_size(self, step_in_epoch: int) -> int:
+        """Samples over all processes in window `step_in_epoch`; less than the global batch only in a short last one."""
+        return min(self.global_batch_size, self.num_samples - step_in_epoch * self.global_batch_size)
+
+    def micro_batches(self, step_in_epoch: int, process_index: int) -> list[range]:
+        """Return the positions in the epoch's order of each micro-batch of one process.
+
+        Never empty: a process whose share of a short window has no sample gets one empty micro-batch,
+        because it must still run the backward that synchronises gradients.
+        """
+        first, size = step_in_epoch * self.global_batch_size, self.window_size(step_in_epoch)
+        start = first + size * process_index // self.num_processes
+        stop = first + size * (process_index + 1) // self.num_processes
+        cuts = range(start, max(stop, start + 1), self.per_device_batch_size)
+        return [range(cut, min(cut + self.per_device_batch_size, stop)) for cut in cuts]
+
+    def describe(self) -> str:
+        """Return the arithmetic in one line."""
+        return (
+            f"{self.per_device_batch_size} per device x {self.num_processes} processes "
+            f"x {self.accumulation_steps} accumulation = {self.global_batch_size} per step, "
+            f"{self.steps_per_epoch} steps per epoch of {self.num_samples} samples"
+        )
+
+
+def resolve_batch_sizes(
+    *, per_device_batch_size: int | None, global_batch_size: int | None, accumulation_steps: int, num_processes: int
+) -> tuple[int, int]:
+    """Derive `(per_device_batch_size, global_batch_size)` from what the user gave.
+
+    `per_device_batch_size` is the samples of one forward on one process, as in torch and accelerate.
+    With a `global_batch_size` the per-device share is derived, and any `accumulation_steps` and number
+    of processes train the same model.
+
+    Raises:
+        ValueError: nothing given, both given and contradictory, or a share that is not a whole number.
+    """
+    for name, value in (
+        ("accumulate", accumulation_steps), ("batch-size", per_device_batch_size), ("global-batch-size", global_batch_size)
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} is {value}: set it to 1 or more")
+    if global_batch_size is None:
+        if per_device_batch_size is None:
+            raise ValueError("no batch size: set --batch-size (per process) or --global-batch-size")
+        return per_device_batch_size, per_device_batch_size * num_processes * accumulation_steps
+    share, rest = divmod(global_batch_size, num_processes * accumulation_steps)
+    if rest:
+        raise ValueError(
+            f"global batch {global_batch_size} is not divisible by {num_processes} processes x {accumulation_steps} "
+            f"accumulation steps: set --global-batch-size to a multiple of {num_processes * accumulation_steps}"
+        )
+    if per_device_batch_size is None:
+        return share, global_batch_size
+    if accumulation_steps != 1 and per_device_batch_size != share:
+        raise ValueError(
+            f"--global-batch-size {global_batch_size} is not --batch-size {per_device_batch_size} x {num_processes} "
+            f"processes x --accumulate {accumulation_steps}: leave one of the three out"
+        )
+    return min(per_device_batch_size, global_batch_size // num_processes), global_batch_size

@@ -1,0 +1,80 @@
+"""All randomness. Each draw is a pure function of named integers, so that there is no stream to save or skip."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# The golden-ratio increment and the two multipliers of "lowbias32" (C. Wellons, "Prospecting for hash
+# functions", 2018: bias 0.17, no 32-bit multiply-xorshift of this length known to be better).
+_INCREMENT, _MULTIPLIER_1, _MULTIPLIER_2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
+_MASK = 0xFFFFFFFF
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Hash 32-bit values held in int64, where products do not overflow into the sign: [*] -> [*]."""
+    x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & _MASK
+    x = ((x ^ (x >> 15)) * _MULTIPLIER_2) & _MASK
+    return x ^ (x >> 16)
+
+
+def _mix_int(x: int) -> int:
+    x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & _MASK
+    x = ((x ^ (x >> 15)) * _MULTIPLIER_2) & _MASK
+    return x ^ (x >> 16)
+
+
+def fold(*keys: int) -> int:
+    """Hash any integers into one key in [0, 2**32)."""
+    key = _INCREMENT
+    for value in keys:
+        while True:  # 32 bits at a time, so that large seeds do not alias
+            key = _mix_int((key ^ (value & _MASK)) + _INCREMENT & _MASK)
+            value >>= 32
+            if value in (0, -1):
+                break
+    return key
+
+
+def random_bits(key: int, sample_ids: Tensor, stream: int) -> Tensor:
+    """Draw 32 random bits per sample: int64 [B] in [0, 2**32), on the device of `sample_ids`.
+
+    A pure function of its arguments, equal on every device: integer arithmetic only. `stream` tells
+    apart the draws for one sample (0 for the crop's row, 1 for its column, and so on).
+    """
+    return _mix((_mix((sample_ids & _MASK) ^ key) + fold(key, stream)) & _MASK)
+
+
+def random_uniform(key: int, sample_ids: Tensor, stream: int) -> Tensor:
+    """Draw float32 [B] in [0, 1) per sample: 24 random bits each, exactly representable."""
+    return (random_bits(key, sample_ids, stream) >> 8).to(torch.float32) * 2.0**-24
+
+
+def random_int(key: int, sample_ids: Tensor, stream: int, *, high: int) -> Tensor:
+    """Draw int64 [B] in [0, high) per sample; the bias of the multiply-shift is below high / 2**32."""
+    return (random_bits(key, sample_ids, stream) * high) >> 32
+
+
+def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:
+    """Return the order of an epoch: a permutation, int64 [num_samples] on the CPU."""
+    generator = torch.Generator().manual_seed(fold(seed, epoch))
+    return torch.randperm(num_samples, generator=generator)
+
+
+def seed_forward(*, seed: int, optimizer_step: int, micro_batch: int, process_index: int) -> None:
+    """Seed torch's default generators for one forward, so that dropout needs no stored RNG state.
+
+    The generators are seeded directly: `torch.manual_seed` does the same in 93 us instead of 1 us
+    (torch 2.13, CPU), and also seeds devices that the process does not use.
+    """
+    key = fold(seed, optimizer_step, micro_batch, process_index)
+    torch.default_generator.manual_seed(key)
+    if torch.cuda.is_initialized():
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(key)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, numpy and torch for what happens before the first step, such as weight initialisation."""
+    from accelerate.utils import set_seed
+
+    set_seed(seed % 2**32)  # numpy accepts 32 bits

@@ -1,0 +1,166 @@
+"""What flows through the engine: batches, windows, step reports, and the protocols people implement.
+
+Knows torch and nothing else of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from .plan import BatchPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A micro-batch: the samples of one forward on one process.
+
+    `inputs` [B, ...] and `targets` [B] int64 class ids or [B, K] float class weights lie on the
+    device of the run. `sample_ids` int64 [B] are the samples' positions in their dataset; they
+    seed whatever is random per sample and name the culprit when a batch goes wrong. B may be 0: a
+    process whose share of a short window is empty still takes part in its collectives.
+    """
+
+    inputs: Any
+    targets: Any
+    sample_ids: Tensor
+
+    def __len__(self) -> int:
+        return self.sample_ids.shape[0]
+
+    def to(self, device: torch.device) -> Batch:
+        """Return the batch on `device`; copies from pinned memory do not block the host."""
+        return Batch(
+            self.inputs.to(device, non_blocking=True),
+            self.targets.to(device, non_blocking=True),
+            self.sample_ids.to(device, non_blocking=True),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What one optimizer step consumes: this process's micro-batches and the global item count.
+
+    `micro_batches` is never empty, so that every process runs the one backward that synchronises
+    gradients. `num_items` counts the samples of the step over all processes; it is known from the
+    plan, without a collective.
+    """
+
+    micro_batches: Sequence[Batch]
+    num_items: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What a Task makes of a micro-batch.
+
+    `loss_sum` [] is the loss summed over the samples of the micro-batch, with its graph; the engine
+    divides by the samples of the whole window. `sums` holds further detached per-batch sums
+    ([] each, summed over samples) to report next to the loss, such as correct predictions.
+    """
+
+    loss_sum: Tensor
+    sums: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOutput:
+    """Per-sample results of a micro-batch in evaluation: `losses` [B] and `outputs` [B, ...]."""
+
+    losses: Tensor
+    outputs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What happened in one optimizer step. Tensors stay on the device: reading one is a host sync.
+
+    `optimizer_step` is the step just finished (the first is 1). `loss_sum` [] and `sums` cover this
+    process's samples; `num_items` all processes'. `grad_norm` [] is the global norm before clipping,
+    None when nothing asked for it. `was_skipped` marks an fp16 overflow: the weights did not move.
+    """
+
+    optimizer_step: int
+    epoch: int
+    learning_rate: float
+    loss_sum: Tensor
+    sums: Mapping[str, Tensor]
+    num_items: int
+    grad_norm: Tensor | None
+    was_skipped: bool
+
+
+class Task(Protocol):
+    """Turns a batch into a loss. The model's forward is called once per batch, through `model(...)`."""
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the loss summed over the batch. Called under autocast."""
+        ...
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        """Return per-sample losses and outputs. Called under autocast, without gradients."""
+        ...
+
+
+class Loader(Protocol):
+    """A seekable source of windows: the same samples for any number of processes."""
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The arithmetic that cuts an epoch into windows."""
+        ...
+
+    def windows(self, epoch: int, first_step: int) -> Iterator[Window]:
+        """Yield this process's windows of `epoch` from its step `first_step` on. Seeking is O(1)."""
+        ...
+
+
+class EvalLoader(Protocol):
+    """A source of evaluation batches: each sample exactly once over all processes."""
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples an evaluation must count, over all processes."""
+        ...
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield this process's share of the samples; it may be empty."""
+        ...
+
+
+class Metric(Protocol):
+    """A monoid over samples: sums that add up over batches and processes, and a number at the end.
+
+    `empty` makes the neutral element, `update` adds a batch in place on the device, addition merges
+    processes, `compute` reads the merged sums on the host. Sums are float64: integer counts stay
+    exact up to 2**53.
+    """
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return zeroed sums, float64 of any fixed shape, on `device`."""
+        ...
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        """Add a batch to `sums` in place. No host sync."""
+        ...
+
+    def compute(self, sums: Tensor) -> Mapping[str, float]:
+        """Turn merged sums, on the CPU, into named numbers."""
+        ...
+
+
+class Stateful(Protocol):
+    """Something whose state a checkpoint holds: plain Python values and tensors, no objects."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Restore what `state_dict` returned."""
+        ...
