@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .errors import ConfigError
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
@@ -24,16 +26,18 @@ class BatchPlan:
     def __post_init__(self) -> None:
         for name in ("num_samples", "global_batch_size", "per_device_batch_size", "num_processes"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: set it to 1 or more")
+                raise ConfigError("BATCH_SIZE", f"{name} is {getattr(self, name)}: set it to 1 or more")
         if self.global_batch_size > self.num_samples:
-            raise ValueError(
+            raise ConfigError(
+                "BATCH_SIZE",
                 f"global batch {self.global_batch_size} is larger than the {self.num_samples} training samples: "
-                f"set --global-batch-size (or --batch-size) so that the global batch is at most {self.num_samples}"
+                f"set --global-batch-size (or --batch-size) so that the global batch is at most {self.num_samples}",
             )
         if self.global_batch_size % self.num_processes:
-            raise ValueError(
+            raise ConfigError(
+                "BATCH_SIZE",
                 f"global batch {self.global_batch_size} is not divisible by {self.num_processes} processes: "
-                f"set --global-batch-size to a multiple of {self.num_processes}"
+                f"set --global-batch-size to a multiple of {self.num_processes}",
             )
 
     @property
@@ -58,8 +62,8 @@ class BatchPlan:
         because it must still run the backward that synchronises gradients.
         """
         first, size = step_in_epoch * self.global_batch_size, self.window_size(step_in_epoch)
-        start = first + size * process_index // self.num_processes
-        stop = first + size * (process_index + 1) // self.num_processes
+        start = first + math.ceil(size * process_index / self.num_processes)
+        stop = first + math.ceil(size * (process_index + 1) / self.num_processes)
         cuts = range(start, max(stop, start + 1), self.per_device_batch_size)
         return [range(cut, min(cut + self.per_device_batch_size, stop)) for cut in cuts]
 
@@ -73,7 +77,11 @@ class BatchPlan:
 
 
 def resolve_batch_sizes(
-    *, per_device_batch_size: int | None, global_batch_size: int | None, accumulation_steps: int, num_processes: int
+    *,
+    per_device_batch_size: int | None,
+    global_batch_size: int | None,
+    accumulation_steps: int,
+    num_processes: int,
 ) -> tuple[int, int]:
     """Derive `(per_device_batch_size, global_batch_size)` from what the user gave.
 
@@ -82,28 +90,34 @@ def resolve_batch_sizes(
     of processes train the same model.
 
     Raises:
-        ValueError: nothing given, both given and contradictory, or a share that is not a whole number.
+        ConfigError: nothing given, both given and contradictory, or a share that is not a whole number.
     """
     for name, value in (
-        ("accumulate", accumulation_steps), ("batch-size", per_device_batch_size), ("global-batch-size", global_batch_size)
+        ("accumulate", accumulation_steps),
+        ("batch-size", per_device_batch_size),
+        ("global-batch-size", global_batch_size),
     ):
         if value is not None and value < 1:
-            raise ValueError(f"--{name} is {value}: set it to 1 or more")
+            raise ConfigError("BATCH_SIZE", f"--{name} is {value}: set it to 1 or more")
     if global_batch_size is None:
         if per_device_batch_size is None:
-            raise ValueError("no batch size: set --batch-size (per process) or --global-batch-size")
+            raise ConfigError(
+                "BATCH_SIZE", "no batch size: set --batch-size (per process) or --global-batch-size"
+            )
         return per_device_batch_size, per_device_batch_size * num_processes * accumulation_steps
     share, rest = divmod(global_batch_size, num_processes * accumulation_steps)
     if rest:
-        raise ValueError(
+        raise ConfigError(
+            "BATCH_SIZE",
             f"global batch {global_batch_size} is not divisible by {num_processes} processes x {accumulation_steps} "
-            f"accumulation steps: set --global-batch-size to a multiple of {num_processes * accumulation_steps}"
+            f"accumulation steps: set --global-batch-size to a multiple of {num_processes * accumulation_steps}",
         )
     if per_device_batch_size is None:
         return share, global_batch_size
     if accumulation_steps != 1 and per_device_batch_size != share:
-        raise ValueError(
+        raise ConfigError(
+            "BATCH_SIZE",
             f"--global-batch-size {global_batch_size} is not --batch-size {per_device_batch_size} x {num_processes} "
-            f"processes x --accumulate {accumulation_steps}: leave one of the three out"
+            f"processes x --accumulate {accumulation_steps}: leave one of the three out",
         )
     return min(per_device_batch_size, global_batch_size // num_processes), global_batch_size

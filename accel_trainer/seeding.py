@@ -12,7 +12,7 @@ _MASK = 0xFFFFFFFF
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Hash 32-bit values held in int64, where products do not overflow into the sign: [*] -> [*]."""
+    """Hash 32-bit values held in int64; products wrap, which leaves the low 32 bits right: [*] -> [*]."""
     x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & _MASK
     x = ((x ^ (x >> 15)) * _MULTIPLIER_2) & _MASK
     return x ^ (x >> 16)

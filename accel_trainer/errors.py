@@ -1,0 +1,68 @@
+"""Errors with a cause that the user can mend: one clear line, and an exit code a scheduler can act on.
+
+The codes are those of sysexits.h where it has one, so that a job script can tell "fix your command"
+from "try again".
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How a run ended, as a process exit code."""
+
+    DONE = 0
+    USAGE = 64  # a flag or a config value: do not retry
+    DATA = 65  # the data set: do not retry
+    INTERNAL = 70  # a bug or a stuck process: retry a few times
+    OUTPUT = 73  # the run folder cannot be written, or is locked: do not retry
+    CHECKPOINT = 74  # checkpoints cannot be written, or none is valid: do not retry
+    PREEMPTED = 75  # stopped by a signal, resumable: run the same command again
+    DIVERGED = 79  # a loss or weight became NaN or inf: do not retry
+
+
+class UserError(Exception):
+    """What happened, the value, and the fix, in one line. Shown without a traceback unless `--debug`.
+
+    `code` is a short stable name (`CKPT_NONE_VALID`) to search for.
+    """
+
+    exit_code = ExitCode.INTERNAL
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"error[{self.code}]: {self.args[0]}"
+
+
+class ConfigError(UserError, ValueError):
+    """A flag, a config file or a combination of values cannot work."""
+
+    exit_code = ExitCode.USAGE
+
+
+class DataError(UserError):
+    """The data set is missing, damaged or does not fit the config."""
+
+    exit_code = ExitCode.DATA
+
+
+class OutputError(UserError):
+    """The run folder cannot be created, written or locked."""
+
+    exit_code = ExitCode.OUTPUT
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be written, is damaged, or does not fit the run."""
+
+    exit_code = ExitCode.CHECKPOINT
+
+
+class DivergedError(UserError):
+    """A loss, gradient or weight is NaN or inf."""
+
+    exit_code = ExitCode.DIVERGED
