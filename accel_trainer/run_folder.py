@@ -1,0 +1,125 @@
+"""The folder of a run: that it can be written, and that one run at a time writes it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+
+from . import storage
+from .errors import OutputError
+
+_MAX_NAME_BYTES = 255
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def prepare_directory(path: Path) -> Path:
+    """Create `path` with its parents, prove that it can be written, and return it resolved.
+
+    Raises OutputError: a name that cannot be, a file in the way, or no permission.
+    """
+    for part in path.parts:
+        if re.search(r"[\x00-\x1f\x7f]", part):
+            raise OutputError(
+                "OUT_DIR_NAME", f"the output folder {str(path)!r} has a control character: rename it"
+            )
+        if len(os.fsencode(part)) > _MAX_NAME_BYTES:
+            raise OutputError(
+                "PATH_TOO_LONG",
+                f"the output folder's part {part[:20]!r}... has {len(os.fsencode(part))} bytes, "
+                f"more than {_MAX_NAME_BYTES}: choose a shorter name",
+            )
+    try:
+        path = path.resolve()
+        for missing in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
+            storage.make_directory(missing)
+        storage.check_writable(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return path
+
+
+def _unusable(path: Path, error: OSError) -> OutputError:
+    if error.errno == errno.ENAMETOOLONG:
+        return OutputError(
+            "PATH_TOO_LONG", f"the output folder {str(path)[:40]}... is too long: choose a shorter one"
+        )
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return OutputError(
+            "OUT_DIR_IS_FILE", f"{path} is or lies below a file: choose a folder for --output-dir"
+        )
+    return OutputError(
+        "OUT_DIR_NOT_WRITABLE",
+        f"cannot write to the output folder {path} ({error.strerror}): choose another --output-dir",
+    )
+
+
+class RunLock:
+    """An exclusive lock on a run's folder, held until `release` or the end of the process.
+
+    A POSIX record lock: the kernel frees it when the process dies, however it dies, and a forked
+    data worker that outlives it does not hold it. So there is no age, timeout or takeover. The file's
+    content tells people who holds it; nothing is decided from it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock. Raises OutputError if another run has it, or if the file system has no locks."""
+        # The kernel drops the lock when the process closes any descriptor of the file, so it is
+        # opened once, here, and read and written through this descriptor only.
+        try:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(path.parent, error) from error
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.pread(self._descriptor, 4096, 0)
+            os.close(self._descriptor)
+            raise _not_locked(path.parent, error, owner) from error
+        owner = json.dumps(
+            {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "boot_id": _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else None,
+                "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            }
+        ).encode()
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, owner, 0)
+
+    def release(self) -> None:
+        """Let another run have the folder."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _not_locked(folder: Path, error: OSError, owner: bytes) -> OutputError:
+    if error.errno in (errno.EACCES, errno.EAGAIN):
+        reason = f"{folder} is locked by {_describe(owner)}"
+        return OutputError("LOCKED", f"{reason}: wait for that run or choose another --output-dir")
+    reason = f"the file system of {folder} has no locks ({error.strerror})"
+    return OutputError(
+        "NO_LOCKS", f"{reason}: choose another, or switch the lock off if nothing else writes there"
+    )
+
+
+def _describe(owner: bytes) -> str:
+    """Return who holds a lock, for people."""
+    try:
+        fields = json.loads(owner)
+        return f"pid {fields['pid']} on {fields['host']} since {fields['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,260 @@
+"""The only room that creates, renames or deletes files. What it reports as written survives a power loss.
+
+Knows paths and bytes; nothing of checkpoints, tensors or training.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+Chunk = bytes | memoryview
+
+# Temporaries say whose they are: the name they will have (or had), the process and the time.
+TEMPORARY_NAME = re.compile(r"\.(tmp|del)-.+-\d+-\d+")
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Disk:
+    """The changes to a disk, one method each.
+
+    This is a seam: everything below goes through `disk`, so that a test can put a subclass in its
+    place that counts the changes, dies before, half-way through or after one of them, fails one with
+    an errno, or records them all to replay what a power loss may leave behind.
+    """
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory that only this user can enter, whatever the umask."""
+        os.mkdir(path, 0o700)
+
+    def create(self, path: Path) -> int:
+        """Create a file that must not exist, for this user only, and return its descriptor."""
+        return os.open(path, _NEW_FILE, 0o600)
+
+    def write(self, path: Path, descriptor: int, data: Chunk) -> None:
+        """Write all of `data` at the end."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+    def truncate(self, path: Path, descriptor: int, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        os.ftruncate(descriptor, size)
+
+    def sync(self, path: Path, descriptor: int) -> None:
+        """Return once the file's bytes survive a power loss."""
+        os.fsync(descriptor)
+
+    def sync_directory(self, path: Path) -> None:
+        """Return once the names in the directory survive a power loss."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give `source` another name in the same directory, replacing a file of that name."""
+        os.rename(source, target)
+
+    def remove(self, path: Path) -> None:
+        """Delete a file."""
+        os.unlink(path)
+
+    def remove_tree(self, path: Path) -> None:
+        """Delete a directory and all in it. Symlinks are removed, not followed."""
+        shutil.rmtree(path)
+
+
+disk = Disk()
+
+
+def temporary_path(path: Path, kind: str) -> Path:
+    """Return a fresh name beside `path` that `sweep` recognises; `kind` is `tmp` or `del`."""
+    return path.with_name(f".{kind}-{path.name}-{os.getpid()}-{time.time_ns()}")
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory durably. Its parent must exist; the directory itself may."""
+    if not path.is_dir():
+        disk.make_directory(path)
+    # Also where it exists: the process that created it may have died before this.
+    disk.sync_directory(path.parent)
+
+
+def create_file(path: Path, chunks: Iterable[Chunk]) -> None:
+    """Write a file that must not exist yet, and sync it. Its name is durable once its directory is synced."""
+    descriptor = disk.create(path)
+    try:
+        for chunk in chunks:
+            disk.write(path, descriptor, chunk)
+        disk.sync(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` by a file of `data`: whatever happens, a reader finds the old bytes or the new."""
+    temporary = temporary_path(path, "tmp")
+    try:
+        create_file(temporary, [data])
+        disk.rename(temporary, path)
+    except OSError:
+        _discard(temporary)
+        raise
+    disk.sync_directory(path.parent)
+
+
+@contextmanager
+def new_directory(final: Path) -> Iterator[Path]:
+    """Yield a temporary directory that becomes `final` at the end of the block, complete and durable.
+
+    Fill it with `create_file`. On an error nothing is left. A `final` that appeared in the meantime wins.
+    """
+    temporary = temporary_path(final, "tmp")
+    try:
+        disk.make_directory(temporary)
+        yield temporary
+        disk.sync_directory(temporary)
+        disk.rename(temporary, final)
+    except OSError as error:
+        _discard(temporary)
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not final.is_dir():
+            raise
+        logger.info("%s was written by another process in the meantime and is kept", final)
+    except BaseException:
+        _discard(temporary)
+        raise
+    disk.sync_directory(final.parent)
+
+
+def remove_directories(paths: Iterable[Path]) -> None:
+    """Delete directories. A crash leaves each whole under its name, or under a name that `sweep` takes."""
+    doomed = []
+    for path in paths:
+        doomed.append(temporary_path(path, "del"))
+        disk.rename(path, doomed[-1])
+    if doomed:
+        # Without this a power loss may keep the old name of a directory whose files are gone.
+        disk.sync_directory(doomed[0].parent)
+    for path in doomed:
+        disk.remove_tree(path)
+
+
+def sweep(directory: Path) -> int:
+    """Delete what crashed writers left in `directory` and return how many entries that were.
+
+    Call it only while holding the run lock and before writing: the lock is what proves that the
+    owners are dead. Their process ids do not, since containers use the same few again and again.
+    """
+    leftovers = [path for path in directory.iterdir() if TEMPORARY_NAME.fullmatch(path.name)]
+    removed = sum(_discard(path) for path in leftovers)
+    if removed:
+        logger.info("swept %d leftovers of interrupted saves from %s", removed, directory)
+    return removed
+
+
+def _discard(path: Path) -> bool:
+    """Delete a temporary if possible; a leftover wastes space and `sweep` gets it later."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            disk.remove_tree(path)
+        else:
+            disk.remove(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        logger.warning("cannot remove the temporary %s: %s", path, error)
+        return False
+    return True
+
+
+def read_file(path: Path, *, max_bytes: int) -> bytes:
+    """Return the bytes of a regular file; never follows a symlink, waits for a FIFO or reads without bound.
+
+    Raises OSError, also for what is not a regular file or is larger than `max_bytes`.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if status.st_size > max_bytes:
+            raise OSError(
+                errno.EFBIG, f"{status.st_size} bytes, more than the allowed {max_bytes}", str(path)
+            )
+        # One byte more than it had shows a file that grows while it is read.
+        data = file.read(status.st_size + 1)
+    if len(data) != status.st_size:
+        raise OSError(errno.EIO, f"read {len(data)} bytes of {status.st_size}", str(path))
+    return data
+
+
+def free_bytes(path: Path) -> int:
+    """Return how much this user can still write to the file system of `path`."""
+    return shutil.disk_usage(path).free
+
+
+def check_writable(directory: Path) -> None:
+    """Raise the OSError that creating a file in `directory` meets, if any."""
+    probe = temporary_path(directory / "probe", "tmp")
+    os.close(disk.create(probe))
+    disk.remove(probe)
+
+
+def foreign_access(path: Path) -> str | None:
+    """Return why somebody else may have changed `path`, or None if only this user can."""
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to user id {status.st_uid}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} is writable by other users (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
+
+
+class AppendFile:
+    """A file that grows line by line: an append is whole or, after an error, not there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.exists():
+            os.close(disk.create(path))
+            disk.sync_directory(path.parent)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return os.fstat(self._descriptor).st_size
+
+    def append(self, line: bytes) -> None:
+        """Write `line` at the end. It survives a crash of the process at once, a power loss after `sync`."""
+        size = self.size
+        try:
+            disk.write(self.path, self._descriptor, line)
+        except OSError:
+            # A full disk takes a part of the line; the next append must not continue it.
+            self.truncate(size)
+            raise
+
+    def sync(self) -> None:
+        """Return once everything appended survives a power loss."""
+        disk.sync(self.path, self._descriptor)
+
+    def truncate(self, size: int) -> None:
+        """Forget what lies beyond the first `size` bytes."""
+        disk.truncate(self.path, self._descriptor, size)
+
+    def close(self) -> None:
+        """Close the file; without a sync."""
+        os.close(self._descriptor)
