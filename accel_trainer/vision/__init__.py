@@ -1,0 +1,22 @@
+"""Images: data sets, augmentation, loaders and models. The engine never imports this package."""
+
+from .augment import AugmentConfig
+from .datasets import load_images
+from .images import ImageDataset, ImageSplit, Normalization
+from .loader import ImageEvalLoader, ImageLoader
+from .sources import DATASET_NAMES
+from .zoo import MODEL_NAMES, ModelConfig, build_model
+
+__all__ = [
+    "DATASET_NAMES",
+    "MODEL_NAMES",
+    "AugmentConfig",
+    "ImageDataset",
+    "ImageEvalLoader",
+    "ImageLoader",
+    "ImageSplit",
+    "ModelConfig",
+    "Normalization",
+    "build_model",
+    "load_images",
+]

@@ -1,0 +1,150 @@
+"""Images in Arrow tables with the hub's columns: from the Hugging Face hub, or from parquet files.
+
+Shapes: C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+from .decode import Decoder
+from .raw import RawImages, RawSplit
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_IMAGE_COLUMNS, _LABEL_COLUMNS = ("img", "image"), ("label", "fine_label")
+_PROBE_TIMEOUT_S = 5
+
+
+def read_hub(repository: str) -> RawImages:
+    """Read a data set of the hub, downloading it unless it is in the Hugging Face cache."""
+    from huggingface_hub import HfApi, constants
+
+    if not constants.HF_HUB_OFFLINE:
+        # `load_dataset` retries for 24 s before it gives up (datasets 5.2): ask once whether the hub answers.
+        try:
+            HfApi().dataset_info(repository, timeout=_PROBE_TIMEOUT_S)
+        except Exception as error:  # its HTTP libraries have several base classes
+            raise _unreachable(repository, error) from error
+    from datasets import load_dataset
+
+    try:
+        splits = load_dataset(repository)
+    except (OSError, ValueError) as error:
+        raise _unreachable(repository, error) from error
+    tables = {name: splits[name].with_format("arrow")[:] for name in ("train", "test")}
+    return _raw_images(tables["train"], tables["test"], train_name=repository, test_name=repository)
+
+
+def _unreachable(repository: str, error: Exception) -> DataError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return DataError(
+        "DATA_HUB",
+        f"cannot get {repository} from the Hugging Face hub ({reason}): give a local folder with "
+        "--dataset FOLDER, take --dataset digits which needs no download, or, if it was downloaded before, "
+        "set HF_HUB_OFFLINE=1",
+    )
+
+
+def read_parquet(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
+    """Read parquet files, each list in order, with a column `img` or `image` and `label` or `fine_label`."""
+    return _raw_images(_table(train), _table(test), train_name=_name(train), test_name=_name(test))
+
+
+def _name(files: Sequence[Path]) -> str:
+    return str(files[0]) if len(files) == 1 else f"{files[0].parent}/{{{','.join(path.name for path in files)}}}"
+
+
+def _table(files: Sequence[Path]) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    for path in files:
+        try:
+            tables.append(pq.read_table(path))
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0]
+            raise DataError("DATA_PARQUET", f"{path} cannot be read ({reason}): download it again") from error
+    try:
+        return pa.concat_tables(tables)
+    except pa.ArrowException as error:
+        raise DataError("DATA_PARQUET", f"{_name(files)} differ in their columns: download them again") from error
+
+
+def _raw_images(train: pa.Table, test: pa.Table, *, train_name: str, test_name: str) -> RawImages:
+    labels = _column(train, _LABEL_COLUMNS, train_name)
+    class_names = _class_names(train.schema, labels)
+    return RawImages(
+        train=_raw_split(train, f"{train_name} (train)" if train_name == test_name else train_name),
+        test=_raw_split(test, f"{test_name} (test)" if train_name == test_name else test_name),
+        class_names=class_names,
+    )
+
+
+def _column(table: pa.Table, candidates: tuple[str, ...], name: str) -> str:
+    for column in candidates:
+        if column in table.column_names:
+            return column
+    raise DataError(
+        "DATA_COLUMNS",
+        f"{name} has columns {', '.join(table.column_names)}: rename one to {' or '.join(candidates)}",
+    )
+
+
+def _class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
+    """Return the names that the `datasets` library keeps in the schema's metadata, if they are there."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return tuple(str(name) for name in features[column]["names"]) or None
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _raw_split(table: pa.Table, name: str) -> RawSplit:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    images: Any = table.column(_column(table, _IMAGE_COLUMNS, name))
+    if pa.types.is_struct(images.type):
+        images = pc.struct_field(images, "bytes")
+    labels = _labels(table.column(_column(table, _LABEL_COLUMNS, name)), name)
+
+    def name_of(index: int) -> str:
+        return f"row {index} of {name}"
+
+    def encoded_at(index: int) -> bytes:
+        encoded = images[index].as_py()
+        if not isinstance(encoded, bytes):
+            raise DataError("DATA_IMAGE", f"{name_of(index)} has no image bytes: remove the row")
+        return encoded
+
+    decode = Decoder.like(encoded_at(0), name=name_of(0)) if len(labels) else None
+
+    def image_at(index: int) -> NDArray[np.uint8]:
+        assert decode is not None
+        return decode(encoded_at(index), name=name_of(index))
+
+    return RawSplit(labels=labels, image_at=image_at, name_of=name_of)
+
+
+def _labels(column: pa.ChunkedArray, name: str) -> NDArray[np.int64]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_integer(column.type):
+        raise DataError("DATA_LABEL", f"{name} has labels of type {column.type}: make them integers from 0 on")
+    missing = np.flatnonzero(pc.is_null(column).to_numpy())
+    if len(missing):
+        raise DataError(
+            "DATA_LABEL", f"row {missing[0]} of {name} has no label ({len(missing)} such rows): label or remove it"
+        )
+    return np.asarray(column.to_numpy(), dtype=np.int64)

@@ -1,0 +1,172 @@
+"""Random augmentation as a pure function of (seed, epoch, sample id): nothing to save, skip or reseed.
+
+What is drawn here for a sample depends neither on its batch nor on the process that trains it.
+
+Shapes: B batch, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum, auto
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..seeding import fold, random_bits, random_int, random_uniform
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """How training images are changed, each epoch anew. Evaluation images never are."""
+
+    crop_padding: int = 4
+    """Pixels added on each side before a crop of the original size is taken at random; 0 crops nothing."""
+    crop_mode: Literal["reflect", "zero"] = "reflect"
+    """What the added pixels are: mirrored image, or black."""
+    flip: Literal["none", "random", "alternating"] = "random"
+    """Left-right flips: by a coin every epoch, or every other epoch, half of the images first."""
+    cutout: int = 0
+    """Side in pixels of a square, at a random place, set to the mean colour; 0 cuts nothing."""
+    mixup: float = 0.0
+    """Blend with another training image, in a proportion from Beta(mixup, mixup); 0 blends nothing."""
+    cutmix: float = 0.0
+    """Paste a box of another training image, its area from Beta(cutmix, cutmix); with mixup, a coin chooses."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("crop-padding", self.crop_padding), ("cutout", self.cutout)):
+            if value < 0:
+                raise ConfigError("AUGMENT", f"--augment.{name} is {value}: set it to 0 or more pixels")
+        for name, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
+            if not 0 <= alpha < math.inf:
+                raise ConfigError("AUGMENT", f"--augment.{name} is {alpha}: set it to 0 or a positive number")
+        if self.crop_mode not in ("reflect", "zero"):
+            raise ConfigError("AUGMENT", f"--augment.crop-mode is {self.crop_mode!r}: set it to reflect or zero")
+        if self.flip not in ("none", "random", "alternating"):
+            raise ConfigError("AUGMENT", f"--augment.flip is {self.flip!r}: set it to none, random or alternating")
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a target is shared between two images, and so a weight per class."""
+        return self.mixup > 0 or self.cutmix > 0
+
+
+class _Draw(IntEnum):
+    """Which draw of a sample: the `stream` of its hash. Reordering changes every result."""
+
+    CROP_ROW = auto()
+    CROP_COLUMN = auto()
+    FLIP = auto()
+    CUTOUT_ROW = auto()
+    CUTOUT_COLUMN = auto()
+    PARTNER = auto()
+    MIX_KIND = auto()
+    BETA_RADIUS = auto()
+    BETA_ANGLE = auto()
+    BOX_ROW = auto()
+    BOX_COLUMN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where each crop lies, [B] each: first row and column in the padded image, and whether it is flipped after."""
+
+    rows: Tensor
+    columns: Tensor
+    flips: Tensor | None
+
+
+def draw_placement(config: AugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Placement:
+    """Draw crop and flip for samples [B], on their device."""
+    key = fold(seed, epoch)
+    positions = 2 * config.crop_padding + 1
+    return Placement(
+        rows=random_int(key, sample_ids, _Draw.CROP_ROW, high=positions),
+        columns=random_int(key, sample_ids, _Draw.CROP_COLUMN, high=positions),
+        flips=_draw_flips(config, sample_ids, seed=seed, epoch=epoch),
+    )
+
+
+def _draw_flips(config: AugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Tensor | None:
+    if config.flip == "none":
+        return None
+    if config.flip == "random":
+        return random_bits(fold(seed, epoch), sample_ids, _Draw.FLIP) & 1 != 0
+    # The epoch is not in the hash: an image's first side is a coin, and from then on the sides take turns.
+    return (random_bits(fold(seed), sample_ids, _Draw.FLIP) + epoch) & 1 != 0
+
+
+def cut_out(config: AugmentConfig, images: Tensor, sample_ids: Tensor, *, seed: int, epoch: int) -> Tensor:
+    """Set a square of normalised images [B, C, H, W] to 0, the mean, in place; it may reach over the border."""
+    if config.cutout == 0:
+        return images
+    key, (height, width) = fold(seed, epoch), images.shape[2:]
+    mask = _box_mask(
+        random_int(key, sample_ids, _Draw.CUTOUT_ROW, high=height) - config.cutout // 2,
+        random_int(key, sample_ids, _Draw.CUTOUT_COLUMN, high=width) - config.cutout // 2,
+        torch.full_like(sample_ids, config.cutout),
+        torch.full_like(sample_ids, config.cutout),
+        height=height,
+        width=width,
+    )
+    return images.masked_fill_(mask, 0.0)
+
+
+def draw_partners(sample_ids: Tensor, *, num_samples: int, seed: int, epoch: int) -> Tensor:
+    """Draw the other image of each mix from the whole training set: ids [B]."""
+    return random_int(fold(seed, epoch), sample_ids, _Draw.PARTNER, high=num_samples)
+
+
+def draw_mix(
+    config: AugmentConfig, sample_ids: Tensor, *, height: int, width: int, seed: int, epoch: int
+) -> tuple[Tensor, Tensor]:
+    """Draw how much of a sample is left in its mix: per pixel [B, 1, H, W], and for its target [B]."""
+    key = fold(seed, epoch)
+    whole = sample_ids.new_ones((len(sample_ids), 1, height, width), dtype=torch.float32)
+    if config.mixup > 0:
+        share = _draw_beta(key, sample_ids, alpha=config.mixup)
+        blend = whole * share[:, None, None, None]
+        if config.cutmix == 0:
+            return blend, share
+    share = _draw_beta(key, sample_ids, alpha=config.cutmix)
+    side = (1 - share).sqrt()
+    heights, widths = (side * height).round().long(), (side * width).round().long()
+    box = _box_mask(
+        random_int(key, sample_ids, _Draw.BOX_ROW, high=height) - heights // 2,
+        random_int(key, sample_ids, _Draw.BOX_COLUMN, high=width) - widths // 2,
+        heights,
+        widths,
+        height=height,
+        width=width,
+    )
+    weights = whole.masked_fill(box, 0.0)
+    if config.mixup > 0:
+        is_blend = random_bits(key, sample_ids, _Draw.MIX_KIND) & 1 != 0
+        weights = torch.where(is_blend[:, None, None, None], blend, weights)
+    # The target follows the pixels, not the draw: a box that reaches over the border pastes less.
+    return weights, weights.mean((1, 2, 3))
+
+
+def _box_mask(rows: Tensor, columns: Tensor, heights: Tensor, widths: Tensor, *, height: int, width: int) -> Tensor:
+    """Return bool [B, 1, H, W], true inside boxes given by first row and column, height and width [B]."""
+    row = torch.arange(height, device=rows.device)
+    column = torch.arange(width, device=rows.device)
+    in_rows = (row >= rows[:, None]) & (row < (rows + heights)[:, None])
+    in_columns = (column >= columns[:, None]) & (column < (columns + widths)[:, None])
+    return (in_rows[:, :, None] & in_columns[:, None, :])[:, None]
+
+
+def _draw_beta(key: int, sample_ids: Tensor, *, alpha: float) -> Tensor:
+    """Draw float32 [B] from Beta(alpha, alpha), for any alpha > 0, exactly and without rejection.
+
+    Bailey's polar method (Math. Comp. 62, 1994) makes a Student t with 2 * alpha degrees of freedom of
+    two uniforms; t / sqrt(2 * alpha + t**2) is then a symmetric Beta on (-1, 1). Multiplied out, so that
+    small alphas do not overflow.
+    """
+    radius = (1 - random_uniform(key, sample_ids, _Draw.BETA_RADIUS)) ** (1 / alpha)  # never 0 ** 0
+    cosine = torch.cos(2 * math.pi * random_uniform(key, sample_ids, _Draw.BETA_ANGLE))
+    root = cosine * (1 - radius).sqrt()
+    return (1 + root / (radius + root**2).sqrt()) / 2

@@ -1,0 +1,177 @@
+"""Decodes a data set once into files of uint8, and maps them into memory after checking their hashes.
+
+Shapes: N samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import OutputError
+from ..storage import create_file, free_bytes, new_directory, read_file, remove_directories, sweep
+from .images import ImageDataset, ImageSplit, Normalization
+from .raw import RawImages, RawSplit, Source, checked_class_names
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+_MANIFEST, _IMAGES, _LABELS = "images.json", "_images.u8", "_labels.i64"
+_MAX_MANIFEST_BYTES = 1 << 22
+_CHUNK_IMAGES = 256
+_MIN_STD = 1 / 255  # an all-black channel must not become a division by zero
+
+
+def open_or_build(source: Source, *, cache_dir: Path) -> ImageDataset:
+    """Return the decoded data set, from the cache if it is there and intact, else decoding it now."""
+    digest = hashlib.sha256(f"{_FORMAT}:{source.key}".encode()).hexdigest()
+    folder = cache_dir / f"{source.name}-{digest[:16]}"
+    dataset = _open(folder)
+    if dataset is not None:
+        return dataset
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with _sole_writer(cache_dir):
+            dataset = _open(folder)  # another process may have written it while this one waited
+            if dataset is None:
+                if folder.exists():
+                    logger.warning("the image cache %s is damaged and is built again", folder)
+                    remove_directories([folder])
+                logger.info("decoding %s into %s, once", source.name, folder)
+                _build(folder, source.read())
+                dataset = _open(folder)
+    except OSError as error:
+        raise OutputError(
+            "CACHE_NOT_WRITABLE",
+            f"cannot write the image cache {folder} ({error.strerror or error}): free some space, or choose "
+            "another cache folder",
+        ) from error
+    if dataset is None:
+        raise OutputError("CACHE_DAMAGED", f"{folder} does not read back as it was written: check the disk")
+    return dataset
+
+
+@contextmanager
+def _sole_writer(cache_dir: Path) -> Iterator[None]:
+    """Wait until no other process of this cache writes. Where files cannot be locked, writers race harmlessly."""
+    descriptor = os.open(cache_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            logger.warning("%s cannot be locked (%s): several processes may decode at once", cache_dir, error)
+        else:
+            sweep(cache_dir)
+        yield
+    finally:
+        os.close(descriptor)  # this also unlocks
+
+
+def _build(folder: Path, raw: RawImages) -> None:
+    class_names = checked_class_names(raw)
+    shape = raw.train.image_at(0).shape
+    needed = int(np.prod(shape)) * (len(raw.train.labels) + len(raw.test.labels))
+    free = free_bytes(folder.parent)
+    if needed > free:
+        raise OutputError(
+            "CACHE_TOO_LARGE",
+            f"the decoded images need {needed / 2**30:.2f} GiB in {folder.parent}, which has {free / 2**30:.2f} GiB "
+            "free: choose another cache folder, or smaller images",
+        )
+    with new_directory(folder) as temporary:
+        train = _write_split(temporary, "train", raw.train)
+        test = _write_split(temporary, "test", raw.test)
+        manifest = {"shape": shape, "class_names": class_names, "train": train, "test": test}
+        create_file(temporary / _MANIFEST, [json.dumps(manifest, indent=1).encode()])
+
+
+def _write_split(folder: Path, name: str, split: RawSplit) -> dict[str, Any]:
+    """Write one split's images and labels; return what the manifest keeps about them."""
+    digest = hashlib.sha256()
+    sums: list[NDArray[np.int64]] = []  # [2, C]: of the pixels and of their squares, exact in integers
+
+    def chunks() -> Iterator[bytes]:
+        for start in range(0, len(split.labels), _CHUNK_IMAGES):
+            stop = min(start + _CHUNK_IMAGES, len(split.labels))
+            images = np.stack([split.image_at(index) for index in range(start, stop)])  # [n, H, W, C]
+            pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
+            sums.append(np.stack([pixels.sum(0), (pixels**2).sum(0)]))
+            chunk = images.tobytes()
+            digest.update(chunk)
+            yield chunk
+
+    create_file(folder / f"{name}{_IMAGES}", chunks())
+    labels = split.labels.tobytes()
+    create_file(folder / f"{name}{_LABELS}", [labels])
+    return {
+        "num_samples": len(split.labels),
+        "images_sha256": digest.hexdigest(),
+        "labels_sha256": hashlib.sha256(labels).hexdigest(),
+        "pixel_sums": np.sum(sums, axis=0).tolist(),
+    }
+
+
+def _open(folder: Path) -> ImageDataset | None:
+    """Map the cache into memory; None if it is not there, incomplete, or not what its manifest says."""
+    try:
+        text = read_file(folder / _MANIFEST, max_bytes=_MAX_MANIFEST_BYTES)
+        manifest = json.loads(text)
+        shape = [int(size) for size in manifest["shape"]]  # [H, W, C]
+        class_names = tuple(str(name) for name in manifest["class_names"])
+        train = _open_split(folder, "train", manifest["train"], shape, len(class_names))
+        test = _open_split(folder, "test", manifest["test"], shape, len(class_names))
+        normalization = _normalization(manifest["train"], shape)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.debug("no usable image cache in %s: %s", folder, error)
+        return None
+    return ImageDataset(
+        train=train,
+        test=test,
+        class_names=class_names,
+        normalization=normalization,
+        fingerprint=hashlib.sha256(text).hexdigest(),  # the manifest holds the hashes of all else
+    )
+
+
+def _open_split(folder: Path, name: str, entry: Any, shape: list[int], num_classes: int) -> ImageSplit:
+    num_samples = int(entry["num_samples"])
+    images = _mapped(
+        folder / f"{name}{_IMAGES}", [num_samples, *shape], dtype=torch.uint8, sha256=entry["images_sha256"]
+    )
+    labels = _mapped(folder / f"{name}{_LABELS}", [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"])
+    return ImageSplit(images=images.permute(0, 3, 1, 2), labels=labels, num_classes=num_classes)
+
+
+def _mapped(path: Path, shape: list[int], *, dtype: torch.dtype, sha256: str) -> Tensor:
+    """Map a file into memory. Raises ValueError if its size or hash is not what it should be."""
+    num_elements = math.prod(shape)
+    if path.stat().st_size != num_elements * dtype.itemsize:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes")
+    # A private mapping: should anyone write into the tensor, the file stays as it is.
+    flat = torch.from_file(str(path), shared=False, size=num_elements, dtype=dtype)
+    # All pages, every time: 180 MB take 0.1 s, and a flipped bit would train a different model.
+    if hashlib.sha256(flat.numpy()).hexdigest() != sha256:
+        raise ValueError(f"{path} is not what was written")
+    return flat.view(shape)
+
+
+def _normalization(entry: Any, shape: list[int]) -> Normalization:
+    count = int(entry["num_samples"]) * shape[0] * shape[1] * 255
+    sums, squares = entry["pixel_sums"]
+    mean = [total / count for total in sums]
+    variance = [total / (count * 255) - m**2 for total, m in zip(squares, mean, strict=True)]
+    std = [max(math.sqrt(max(v, 0.0)), _MIN_STD) for v in variance]
+    return Normalization(mean=tuple(mean), std=tuple(std))

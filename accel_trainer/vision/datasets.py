@@ -1,0 +1,23 @@
+"""Image data sets by name or folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .cache import open_or_build
+from .images import ImageDataset
+from .sources import find_source
+
+
+def load_images(name_or_path: str, *, cache_dir: Path) -> ImageDataset:
+    """Load a data set by name (`cifar10`, `cifar100`, `digits`) or from a folder.
+
+    The first call decodes it into a cache below `cache_dir`; later ones map the cache after checking its
+    hashes. Any number of processes may call this at once: one decodes, the others wait.
+
+    Raises:
+        ConfigError: an unknown name.
+        DataError: missing, damaged or inconsistent data, with the sample's name.
+        OutputError: the cache cannot be written.
+    """
+    return open_or_build(find_source(name_or_path), cache_dir=cache_dir)

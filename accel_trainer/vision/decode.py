@@ -1,0 +1,72 @@
+"""Bytes or files to pixels. A damaged or odd image stops here, with its name.
+
+Shapes: C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Decodes images of one size and mode: `RGB`, or `L` for grey."""
+
+    mode: str
+    size: tuple[int, int]
+
+    @classmethod
+    def like(cls, encoded: bytes | Path, *, name: str) -> Decoder:
+        """Return the decoder for a data set whose first image is `encoded`."""
+        with _opened(encoded, name) as image:
+            return cls(_grey_or_rgb(image), image.size)
+
+    def __call__(self, encoded: bytes | Path, *, name: str) -> NDArray[np.uint8]:
+        """Return the pixels, uint8 [H, W, C]. `name` tells a person which image this is."""
+        with _opened(encoded, name) as image:
+            # Before any pixel is decoded: a few bytes can claim to be gigabytes of pixels.
+            if image.size != self.size:
+                raise DataError(
+                    "DATA_IMAGE_SIZE",
+                    f"{name} is {image.width}x{image.height} pixels, the first image {self.size[0]}x{self.size[1]}: "
+                    "give all images the same size",
+                )
+            if self.mode == "L" and _grey_or_rgb(image) != "L":
+                raise DataError(
+                    "DATA_IMAGE_MODE",
+                    f"{name} is a colour image ({image.mode}), the first image is grey: give all images one mode",
+                )
+            pixels = np.asarray(image.convert(self.mode))
+        return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _grey_or_rgb(image: Image) -> str:
+    return "L" if image.mode in ("1", "L") else "RGB"
+
+
+@contextmanager
+def _opened(encoded: bytes | Path, name: str) -> Iterator[Image]:
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
+                yield image
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        reason = str(error).replace("\n", " ")
+        raise DataError("DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace or remove it") from error

@@ -1,0 +1,199 @@
+"""Loaders over a decoded data set: seekable training windows, and evaluation shards without padding.
+
+Shapes: B batch (may be 0), C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..plan import BatchPlan
+from ..seeding import epoch_permutation
+from ..types import Batch, Window
+from .augment import AugmentConfig, cut_out, draw_mix, draw_partners, draw_placement
+from .images import ImageSplit, Normalization
+from .pixels import crop, normalize
+
+
+class _Pixels:
+    """A split's images on the device that crops them, and what turns crops into the model's inputs."""
+
+    def __init__(
+        self,
+        split: ImageSplit,
+        *,
+        normalization: Normalization,
+        device: torch.device,
+        keep_on_device: bool,
+        channels_last: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        home = device if keep_on_device else torch.device("cpu")
+        self.images = split.images.permute(0, 2, 3, 1).to(home)  # uint8 [N, H, W, C]
+        self.labels = split.labels.to(home)
+        self.device, self.dtype, self.channels_last = device, dtype, channels_last
+        width = self.images.shape[2]
+        mean = torch.tensor(normalization.mean, dtype=torch.float64)
+        std = torch.tensor(normalization.std, dtype=torch.float64)
+        self._scale = (1 / (255 * std)).float().repeat(width).to(device)  # [W * C]
+        self._offset = (-mean / std).float().repeat(width).to(device)
+
+    def normalized(self, crops: Tensor) -> Tensor:
+        """Map uint8 [B, H, W, C] to float32 [B, C, H, W] on the device of the run."""
+        crops = crops.to(self.device, non_blocking=True)
+        return normalize(crops, self._scale, self._offset).permute(0, 3, 1, 2)
+
+    def batch(self, images: Tensor, targets: Tensor, ids: Tensor) -> Batch:
+        """Give images [B, C, H, W] the dtype and memory format of the model, and all of it the device."""
+        images = images.to(self.dtype)
+        return Batch(
+            images if self.channels_last else images.contiguous(),
+            targets.to(self.device, non_blocking=True),
+            ids.to(self.device, non_blocking=True),
+        )
+
+
+class _LazyBatches(Sequence[Batch]):
+    """Micro-batches that are made when asked for, so that a long accumulation keeps one in memory."""
+
+    def __init__(self, make: Callable[[Tensor], Batch], ids: Sequence[Tensor]) -> None:
+        self._make, self._ids = make, ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
+        if isinstance(index, slice):
+            return _LazyBatches(self._make, self._ids[index])
+        return self._make(self._ids[index])
+
+
+class ImageLoader:
+    """Training windows of one process: inputs [B, C, H, W], targets [B] or, when images are mixed, [B, K].
+
+    The images stay uint8, in the data set's memory map on a CPU, copied once to any other device unless
+    `keep_on_device` is False (for a data set larger than the device's memory); crops are made where they are.
+    """
+
+    def __init__(
+        self,
+        split: ImageSplit,
+        *,
+        plan: BatchPlan,
+        process_index: int,
+        seed: int,
+        augment: AugmentConfig,
+        normalization: Normalization,
+        device: torch.device,
+        keep_on_device: bool = True,
+        channels_last: bool = True,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if plan.num_samples != len(split):
+            raise ValueError(f"the plan is for {plan.num_samples} samples, the split has {len(split)}")
+        smallest = min(split.images.shape[2:])
+        if augment.crop_mode == "reflect" and augment.crop_padding >= smallest:
+            raise ConfigError(
+                "AUGMENT",
+                f"--augment.crop-padding {augment.crop_padding} cannot mirror images of {smallest} pixels: "
+                f"set it below {smallest}, or --augment.crop-mode zero",
+            )
+        self.plan = plan
+        self._process_index, self._seed, self._augment = process_index, seed, augment
+        self._num_classes = split.num_classes
+        self._pixels = _Pixels(
+            split,
+            normalization=normalization,
+            device=device,
+            keep_on_device=keep_on_device,
+            channels_last=channels_last,
+            dtype=dtype,
+        )
+
+    def windows(self, epoch: int, first_step: int) -> Iterator[Window]:
+        """Yield this process's windows of `epoch` from its step `first_step` on. Seeking is O(1)."""
+        order = epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch)
+        order = order.to(self._pixels.images.device)
+
+        def make(ids: Tensor) -> Batch:
+            return self._batch(ids, epoch)
+
+        for step in range(first_step, self.plan.steps_per_epoch):
+            shares = self.plan.micro_batches(step, self._process_index)
+            ids = [order[share.start : share.stop] for share in shares]
+            yield Window(_LazyBatches(make, ids), num_items=self.plan.window_size(step))
+
+    def _batch(self, ids: Tensor, epoch: int) -> Batch:
+        images, targets = self._augmented(ids, epoch), self._pixels.labels[ids]
+        if self._augment.mixes:
+            images, targets = self._mixed(images, targets, ids, epoch)
+        return self._pixels.batch(images, targets, ids)
+
+    def _augmented(self, ids: Tensor, epoch: int) -> Tensor:
+        augment, seed = self._augment, self._seed
+        placement = draw_placement(augment, ids, seed=seed, epoch=epoch)
+        crops = crop(
+            self._pixels.images, ids, placement, padding=augment.crop_padding, mode=augment.crop_mode
+        )
+        images = self._pixels.normalized(crops)
+        return cut_out(augment, images, ids.to(images.device), seed=seed, epoch=epoch)
+
+    def _mixed(self, images: Tensor, labels: Tensor, ids: Tensor, epoch: int) -> tuple[Tensor, Tensor]:
+        """Mix each image with one of the whole training set, augmented as that one is in this epoch."""
+        height, width = images.shape[2:]
+        partners = draw_partners(ids, num_samples=self.plan.num_samples, seed=self._seed, epoch=epoch)
+        pixel_weights, shares = draw_mix(
+            self._augment, ids, height=height, width=width, seed=self._seed, epoch=epoch
+        )
+        images = torch.lerp(self._augmented(partners, epoch), images, pixel_weights.to(images.device))
+        targets = shares.new_zeros((len(ids), self._num_classes))
+        targets.scatter_add_(1, labels[:, None], shares[:, None])
+        targets.scatter_add_(1, self._pixels.labels[partners][:, None], 1 - shares[:, None])
+        return images, targets
+
+
+class ImageEvalLoader:
+    """One process's contiguous share of a split, unchanged but for normalisation; it may be empty."""
+
+    def __init__(
+        self,
+        split: ImageSplit,
+        *,
+        batch_size: int,
+        num_processes: int,
+        process_index: int,
+        normalization: Normalization,
+        device: torch.device,
+        keep_on_device: bool = True,
+        channels_last: bool = True,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.num_samples = len(split)
+        self._batch_size = batch_size
+        self._start = len(split) * process_index // num_processes
+        self._stop = len(split) * (process_index + 1) // num_processes
+        self._pixels = _Pixels(
+            split,
+            normalization=normalization,
+            device=device,
+            keep_on_device=keep_on_device,
+            channels_last=channels_last,
+            dtype=dtype,
+        )
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the share in order."""
+        pixels = self._pixels
+        for start in range(self._start, self._stop, self._batch_size):
+            stop = min(start + self._batch_size, self._stop)
+            ids = torch.arange(start, stop, device=pixels.images.device)
+            yield pixels.batch(pixels.normalized(pixels.images[start:stop]), pixels.labels[start:stop], ids)
