@@ -106,7 +106,7 @@ def config_sha256(config: Any) -> str:
 
 
 def diff_config(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return `(dotted name, old, new)` of the values that differ, of nested mappings; an absent one is None."""
+    """Return `(dotted name, old, new)` of the values that differ; an absent one is None."""
     before, after = dict(_flatten(old)), dict(_flatten(new))
     pairs = {name: (before.get(name), after.get(name)) for name in before | after}
     return [(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
@@ -144,7 +144,7 @@ def _read_command_line(config_class: Any, argv: Sequence[str]) -> Iterator[_Give
     starts = [position for position, word in enumerate(argv) if _FLAG.match(word)]
     if argv and 0 not in starts:
         raise ConfigError("CONFIG", f"unexpected {argv[0]!r}: a value follows its flag, see --help")
-    for start, stop in zip(starts, [*starts[1:], len(argv)], strict=True):
+    for start, stop in zip(starts, [*starts[1:], len(argv)], strict=False):
         flag, _, value = argv[start].partition("=")
         values = [value] * ("=" in argv[start]) + list(argv[start + 1 : stop])
         if flag == "--config":
@@ -176,15 +176,16 @@ def _read_file(config_class: Any, paths: Sequence[str]) -> Iterator[_Given]:
 def _read_yaml(config_class: Any, text: str, *, source: str) -> Iterator[_Given]:
     try:
         content = yaml.safe_load(text) or {}
+        values = list(_flatten(content)) if isinstance(content, Mapping) else None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date of month 13 is a ValueError
         reason = " ".join(str(getattr(error, "problem", None) or error).split())
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         raise ConfigError("CONFIG", f"{source}{where}: cannot be read as YAML: {reason}") from None
-    if not isinstance(content, Mapping):
+    if values is None:
         raise ConfigError("CONFIG", f"{source}: expected names with values, got a {type(content).__name__}")
     known = _fields(config_class)
-    for key, value in _flatten(content):
+    for key, value in values:
         field = known.get(key.replace("-", "_"))
         if field:
             yield _Given(

@@ -1,0 +1,47 @@
+# Targets; `make` lists them. ARGS is handed on: `make train ARGS="--epochs 5"`, `make test ARGS="-k resume"`.
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+REPEATEDLY := $(BIN)/pytest -q --effort 20 --timeout 3600
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+setup: $(INSTALLED) ## Install everything into .venv
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "Installing into .venv: some minutes the first time"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+train: setup ## Train a small ResNet on the digits that come with scikit-learn
+	@$(BIN)/accelerate launch recipes/cifar.py --config recipes/configs/digits.yaml $(ARGS)
+
+test: setup ## Run the tests
+	@$(BIN)/pytest -q $(ARGS)
+
+lint: setup ## Check style, format and types
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet || { $(BIN)/ruff format --check; exit 1; }
+	@$(BIN)/mypy
+
+crash-test: setup ## Kill runs at many points, twenty times as many as `make test`
+	@$(REPEATEDLY) -m crash $(ARGS)
+
+fuzz-test: setup ## Feed damaged and hostile files, twenty times as many
+	@$(REPEATEDLY) -m fuzz $(ARGS)
+
+signal-test: setup ## Send signals to runs, twenty times as many
+	@$(REPEATEDLY) -m signal $(ARGS)
+
+bench: setup ## Measure what the README reports, also of other toolkits
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmarks]'
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## Remove .venv and all caches; runs/ stays
+	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	@find . -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: help setup train test lint crash-test fuzz-test signal-test bench clean

@@ -1,0 +1,40 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+# Before anything imports the libraries that read them: no test may reach the network.
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_EVALUATE_OFFLINE="1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--effort", type=int, default=1, help="multiplies the repetitions of crash, fuzz and signal tests"
+    )
+
+
+@pytest.fixture
+def effort(request: pytest.FixtureRequest) -> int:
+    """How many times its usual repetitions a test is asked for."""
+    return int(request.config.getoption("--effort"))
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> None:
+    """The number of threads changes the last bits of a sum, and tests compare bits."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerator_state() -> Iterator[None]:
+    """Accelerate keeps its state for the life of a process; each test starts as a new one would."""
+    yield
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
