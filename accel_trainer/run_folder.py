@@ -1,4 +1,4 @@
-"""The folder of a run: that it can be written, and that one run at a time writes it."""
+"""The folder of a run: that it can be written, has space, and that one run at a time writes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import socket
+import stat
 import time
 from pathlib import Path
 from types import TracebackType
@@ -58,6 +60,21 @@ def _unusable(path: Path, error: OSError) -> OutputError:
         "OUT_DIR_NOT_WRITABLE",
         f"cannot write to the output folder {path} ({error.strerror}): choose another --output-dir",
     )
+
+
+def free_bytes(path: Path) -> int:
+    """Return how much this user can still write to the file system of `path`."""
+    return shutil.disk_usage(path).free
+
+
+def foreign_access(path: Path) -> str | None:
+    """Return why somebody else may have changed `path`, or None if only this user can."""
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"{path} belongs to user id {status.st_uid}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{path} is writable by other users (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
 
 
 class RunLock:

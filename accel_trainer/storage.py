@@ -138,6 +138,17 @@ def new_directory(final: Path) -> Iterator[Path]:
     disk.sync_directory(final.parent)
 
 
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    disk.sync_directory(path)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename within a directory, durably."""
+    disk.rename(source, target)
+    disk.sync_directory(target.parent)
+
+
 def remove_directories(paths: Iterable[Path]) -> None:
     """Delete directories. A crash leaves each whole under its name, or under a name that `sweep` takes."""
     doomed = []
@@ -200,26 +211,11 @@ def read_file(path: Path, *, max_bytes: int) -> bytes:
     return data
 
 
-def free_bytes(path: Path) -> int:
-    """Return how much this user can still write to the file system of `path`."""
-    return shutil.disk_usage(path).free
-
-
 def check_writable(directory: Path) -> None:
     """Raise the OSError that creating a file in `directory` meets, if any."""
     probe = temporary_path(directory / "probe", "tmp")
     os.close(disk.create(probe))
     disk.remove(probe)
-
-
-def foreign_access(path: Path) -> str | None:
-    """Return why somebody else may have changed `path`, or None if only this user can."""
-    status = path.stat()
-    if status.st_uid not in (os.geteuid(), 0):
-        return f"{path} belongs to user id {status.st_uid}"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"{path} is writable by other users (mode {stat.S_IMODE(status.st_mode):o})"
-    return None
 
 
 class AppendFile:

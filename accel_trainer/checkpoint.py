@@ -1,0 +1,259 @@
+"""Checkpoints that are never half there: saved in the background, verified when loaded, deleted last.
+
+One process, main, saves and reads. What it has read, `read_files` returns as bytes, so that the other
+processes can be sent the same bytes and `decode_files` them.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from . import checkpoint_folder, storage
+from .checkpoint_files import (
+    PIECE_NAME,
+    Files,
+    LoadedCheckpoint,
+    checkpoint_name,
+    decode_files,
+    write_checkpoint,
+)
+from .checkpoint_folder import BestCheckpoint, find_checkpoint
+from .encoding import Encoded, encode
+from .errors import CheckpointError, ConfigError, DivergedError
+from .run_folder import free_bytes
+from .snapshot import Snapshot
+from .state import TrainState
+from .tensor_file import first_nonfinite
+
+logger = logging.getLogger(__name__)
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are saved, and which are kept."""
+
+    every_n_steps: Annotated[int | None, tyro.conf.arg(aliases=["--checkpoint-every-n-steps"])] = None
+    """Save every so many optimizer steps; None saves at the ends of epochs only."""
+    every_n_epochs: int = 1
+    """Save at the end of every so many epochs."""
+    keep_last_n: int = 2
+    """How many of the newest to keep; at least 2, so that one is left should the newest be damaged."""
+    keep_every_n_steps: int | None = None
+    """Keep those at multiples of so many optimizer steps forever; None keeps none for that."""
+    max_failed_saves: int = 3
+    """End the run after so many failed saves in a row; before that a failed save is a warning."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "every_n_steps",
+            "every_n_epochs",
+            "keep_last_n",
+            "keep_every_n_steps",
+            "max_failed_saves",
+        ):
+            value, low = getattr(self, name), 2 if name == "keep_last_n" else 1
+            if value is not None and value < low:
+                raise ConfigError("CONFIG", f"checkpoint.{name} is {value}: set it to {low} or more")
+
+
+class Checkpointer:
+    """Saves, finds and deletes the checkpoints of one run in `directory`.
+
+    `metadata` goes into every manifest: `config_sha256`, `data_fingerprint`, versions and the like.
+    `before_commit` is called just before a checkpoint becomes valid: what must not fall behind it,
+    such as the history of metrics, is synced there. It runs in the thread that saves.
+
+    `last_committed` is the name of the newest checkpoint that is durable, `num_failed_saves` and
+    `num_waits` count failures and the times that training waited because a save took longer than
+    the time to the next.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        config: CheckpointConfig,
+        metadata: Mapping[str, object],
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.directory = directory
+        self.config = config
+        self.last_committed: str | None = None
+        self.num_failed_saves = 0
+        self.num_waits = 0
+        self._metadata = dict(metadata)
+        self._before_commit = before_commit
+        self._failed_in_a_row = 0
+        self._snapshot = Snapshot()
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def prepare(self, pieces: Mapping[str, object]) -> None:
+        """Make the directory ready before the first step, under the run lock; `pieces` as for `save`.
+
+        Creates it, sweeps the leftovers of crashes, and checks that `pieces` can be stored and fit on
+        the disk. Raises CheckpointError.
+        """
+        needed = sum(
+            tensor.nbytes
+            for name, value in pieces.items()
+            for tensor in encode(value, name=name).tensors.values()
+        )
+        try:
+            storage.make_directory(self.directory)
+            storage.sweep(self.directory)
+            available = free_bytes(self.directory)
+        except OSError as error:
+            raise CheckpointError(
+                "CKPT_PREFLIGHT", f"{self.directory} cannot be used ({error.strerror}): choose another folder"
+            ) from error
+        if available < needed:
+            raise CheckpointError(
+                "CKPT_PREFLIGHT",
+                f"a checkpoint needs {needed} bytes and {self.directory} has {available} free: "
+                "free some space or choose another folder",
+            )
+
+    def is_due(self, position: TrainState) -> bool:
+        """Whether the config asks for a checkpoint at `position`."""
+        if (
+            position.step_in_epoch == 0
+            and position.epoch > 0
+            and position.epoch % self.config.every_n_epochs == 0
+        ):
+            return True
+        return (
+            self.config.every_n_steps is not None and position.optimizer_step % self.config.every_n_steps == 0
+        )
+
+    def save(
+        self,
+        position: TrainState,
+        pieces: Mapping[str, object],
+        *,
+        best: BestCheckpoint | None = None,
+        pinned: Collection[str] = (),
+    ) -> None:
+        """Copy `pieces`, name -> state of plain values and tensors, and write them in the background.
+
+        Returns once the copy is made; training may go on. `best` is the best checkpoint so far, maybe this
+        one: it is kept, and best.json names it. `pinned` names further ones to keep. A valid checkpoint of
+        this run that exists at `position` stays. Raises what an earlier save left, as `wait` does, and
+        CheckpointError for a state that cannot be stored.
+        """
+        self.num_waits += self._pending is not None and not self._pending.done()
+        self.wait()
+        encoded = {}
+        for name, value in pieces.items():
+            if not PIECE_NAME.fullmatch(name):
+                raise CheckpointError(
+                    "CKPT_TYPE", f"{name!r} cannot name a file: name the piece with a-z, 0-9, _"
+                )
+            encoded[name] = encode(value, name=name)
+        copies, wait_for_copies = self._snapshot.take(encoded)
+        header = {**self._metadata, **asdict(position)}
+        name = checkpoint_name(position)
+
+        def commit() -> None:
+            wait_for_copies()
+            self._commit(name, copies, header)
+            self._tidy_up(name, best, pinned)
+
+        self._pending = self._executor.submit(commit)
+
+    def poll(self) -> None:
+        """Raise what the last save left, if it has ended; never waits."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self, *, must_succeed: bool = False) -> None:
+        """Return when no save is under way.
+
+        A save that met an OSError is a warning, until `max_failed_saves` in a row or with
+        `must_succeed`: then it is a CheckpointError. Raises DivergedError if there was a NaN or inf.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except OSError as error:
+            self._count_failure(error, must_succeed=must_succeed)
+        else:
+            self._failed_in_a_row = 0
+
+    def _count_failure(self, error: OSError, *, must_succeed: bool) -> None:
+        self.num_failed_saves += 1
+        self._failed_in_a_row += 1
+        reason = f"a checkpoint could not be saved in {self.directory} ({error.strerror})"
+        code = "CKPT_NO_SPACE" if error.errno in _NO_SPACE else "CKPT_IO"
+        count = f"failure {self._failed_in_a_row} of {self.config.max_failed_saves}"
+        is_gone = not self.directory.is_dir()
+        if must_succeed or is_gone or self._failed_in_a_row >= self.config.max_failed_saves:
+            fix = "the folder is gone" if is_gone else f"{count}: free or mend the disk and resume"
+            raise CheckpointError(code, f"{reason}, {fix}") from error
+        logger.warning(
+            "error[%s]: %s; older checkpoints are intact and training goes on, %s", code, reason, count
+        )
+
+    def _commit(self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]) -> None:
+        for piece, encoded in pieces.items():
+            if (key := first_nonfinite(encoded.tensors)) is not None:
+                raise DivergedError(
+                    "CKPT_NONFINITE",
+                    f"{piece}: {key} is NaN or inf, so {name} is not saved and {self.last_committed} stays "
+                    "the newest: lower the learning rate and resume from it",
+                )
+        path = self.directory / name
+        if not checkpoint_folder.has_valid(path, self._metadata):
+            write_checkpoint(path, pieces, header=header, before_commit=self._before_commit)
+        self.last_committed = name
+        logger.info("checkpoint %s saved", name)
+
+    def _tidy_up(self, name: str, best: BestCheckpoint | None, pinned: Collection[str]) -> None:
+        """Name the best, then delete the old: in this order a crash loses nothing."""
+        try:
+            checkpoint_folder.update_best(self.directory, best)
+            checkpoint_folder.delete_old(
+                self.directory,
+                name,
+                pinned=pinned,
+                keep_last_n=self.config.keep_last_n,
+                keep_every_n_steps=self.config.keep_every_n_steps,
+            )
+        except OSError as error:
+            # The checkpoint is safe; the next save tidies up again.
+            logger.warning("cannot tidy up %s after saving %s: %s", self.directory, name, error.strerror)
+
+    def update_best(self, best: BestCheckpoint | None) -> None:
+        """Bring best.json in line with `best` of the state just loaded: a crash may have come between."""
+        checkpoint_folder.update_best(self.directory, best)
+
+    def read_files(self, name: str | None = None) -> Files | None:
+        """Return the verified bytes of the newest valid checkpoint, or of the one called `name`.
+
+        None if there never was one. Raises CheckpointError if none is valid, or if `name` is damaged.
+        """
+        return find_checkpoint(self.directory, name)
+
+    def load(self, name: str | None = None) -> LoadedCheckpoint | None:
+        """Return the checkpoint in `read_files(name)`."""
+        files = self.read_files(name)
+        return None if files is None else decode_files(files)
+
+    def close(self) -> None:
+        """Wait for the last save and stop the thread."""
+        try:
+            self.wait()
+        finally:
+            self._executor.shutdown()
