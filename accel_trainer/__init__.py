@@ -1,1 +1,30 @@
 """A thin, exact training toolkit over HuggingFace accelerate."""
+
+from .callbacks.base import Callback
+from .checkpoint import CheckpointConfig
+from .config import load_config, parse_config, save_config
+from .errors import CheckpointError, ConfigError, DataError, DivergedError, ExitCode, OutputError, UserError
+from .evaluation import Evaluator
+from .launch import main
+from .loader import DatasetEvalLoader, DatasetLoader
+from .metrics import ConfusionMatrix, EvaluateMetric, MeanLoss, TopKAccuracy
+from .optimizer import OptimizerConfig, build_optimizer
+from .plan import BatchConfig, BatchPlan
+from .recipe import build_trainer
+from .run import RecipeConfig, Run, RunConfig, start_run
+from .runtime import RuntimeConfig
+from .schedule import Schedule, ScheduleConfig, build_schedule
+from .state import TrainState
+from .tasks import ClassificationConfig, ClassificationTask
+from .trainer import RunResult, Trainer, TrainerConfig
+from .types import Batch, EvalLoader, EvalOutput, Loader, Metric, StepOutput, StepReport, Task, Window
+
+__all__ = [
+    "Batch", "BatchConfig", "BatchPlan", "Callback", "CheckpointConfig", "CheckpointError", "ClassificationConfig",
+    "ClassificationTask", "ConfigError", "ConfusionMatrix", "DataError", "DatasetEvalLoader", "DatasetLoader",
+    "DivergedError", "EvalLoader", "EvalOutput", "EvaluateMetric", "Evaluator", "ExitCode", "Loader", "MeanLoss",
+    "Metric", "OptimizerConfig", "OutputError", "RecipeConfig", "Run", "RunConfig", "RunResult", "RuntimeConfig",
+    "Schedule", "ScheduleConfig", "StepOutput", "StepReport", "Task", "TopKAccuracy", "TrainState", "Trainer",
+    "TrainerConfig", "UserError", "Window", "build_optimizer", "build_schedule", "build_trainer", "load_config", "main",
+    "parse_config", "save_config", "start_run",
+]  # fmt: skip

@@ -177,3 +177,8 @@ def delete_old(
 
 def _is_permanent(name: str, every_n_steps: int | None) -> bool:
     return every_n_steps is not None and int(name.split("-")[1]) % every_n_steps == 0
+
+
+def has_checkpoints(directory: Path) -> bool:
+    """Whether there ever was a checkpoint, be it damaged: a run must then not start from scratch silently."""
+    return bool(list_checkpoints(directory)) or any(directory.glob("damaged-*"))

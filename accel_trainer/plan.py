@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
 
 from .errors import ConfigError
 
@@ -76,48 +79,56 @@ class BatchPlan:
         )
 
 
-def resolve_batch_sizes(
-    *,
-    per_device_batch_size: int | None,
-    global_batch_size: int | None,
-    accumulation_steps: int,
-    num_processes: int,
-) -> tuple[int, int]:
-    """Derive `(per_device_batch_size, global_batch_size)` from what the user gave.
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """How many samples make a step.
 
-    `per_device_batch_size` is the samples of one forward on one process, as in torch and accelerate.
-    With a `global_batch_size` the per-device share is derived, and any `accumulation_steps` and number
-    of processes train the same model.
-
-    Raises:
-        ConfigError: nothing given, both given and contradictory, or a share that is not a whole number.
+    Per device x processes x accumulation = global. The global batch decides what is trained; the
+    split of it over processes and micro-batches does not.
     """
-    for name, value in (
-        ("accumulate", accumulation_steps),
-        ("batch-size", per_device_batch_size),
-        ("global-batch-size", global_batch_size),
-    ):
-        if value is not None and value < 1:
-            raise ConfigError("BATCH_SIZE", f"--{name} is {value}: set it to 1 or more")
-    if global_batch_size is None:
-        if per_device_batch_size is None:
-            raise ConfigError(
-                "BATCH_SIZE", "no batch size: set --batch-size (per process) or --global-batch-size"
-            )
-        return per_device_batch_size, per_device_batch_size * num_processes * accumulation_steps
-    share, rest = divmod(global_batch_size, num_processes * accumulation_steps)
-    if rest:
-        raise ConfigError(
-            "BATCH_SIZE",
-            f"global batch {global_batch_size} is not divisible by {num_processes} processes x {accumulation_steps} "
-            f"accumulation steps: set --global-batch-size to a multiple of {num_processes * accumulation_steps}",
+
+    per_device_batch_size: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 128
+    """Samples of one forward on one process."""
+    global_batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--global-batch-size"])] = None
+    """Samples of one optimizer step; None: per device x processes x accumulation. If set, the split is derived."""
+    accumulation_steps: Annotated[int, tyro.conf.arg(aliases=["--accumulate"])] = 1
+    """Micro-batches of one optimizer step on each process."""
+    drop_last: bool = False
+    """Whether to leave out the short last step of an epoch; otherwise it is trained, every sample once."""
+    eval_batch_size: int = 500
+    """Samples of one forward in evaluation, on one process. It never changes a metric."""
+
+    def __post_init__(self) -> None:
+        for name, flag in (
+            ("per_device_batch_size", "--batch-size"),
+            ("global_batch_size", "--global-batch-size"),
+            ("accumulation_steps", "--accumulate"),
+            ("eval_batch_size", "--batch.eval-batch-size"),
+        ):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError("BATCH_SIZE", f"{flag} is {value}: set it to 1 or more")
+
+    def resolved_global_batch_size(self, num_processes: int) -> int:
+        """Return the samples of one optimizer step on `num_processes`."""
+        return self.global_batch_size or self.per_device_batch_size * num_processes * self.accumulation_steps
+
+    def plan(self, num_samples: int, *, num_processes: int) -> BatchPlan:
+        """Return the arithmetic for `num_samples` on `num_processes`.
+
+        Raises:
+            ConfigError: the global batch is larger than the data, or is not a whole number per process.
+        """
+        global_batch_size = self.resolved_global_batch_size(num_processes)
+        share = math.ceil(global_batch_size / num_processes)
+        if self.accumulation_steps > 1:
+            per_device_batch_size = math.ceil(share / self.accumulation_steps)
+        else:
+            per_device_batch_size = min(self.per_device_batch_size, share)
+        return BatchPlan(
+            num_samples=num_samples,
+            global_batch_size=global_batch_size,
+            per_device_batch_size=per_device_batch_size,
+            num_processes=num_processes,
+            drop_last=self.drop_last,
         )
-    if per_device_batch_size is None:
-        return share, global_batch_size
-    if accumulation_steps != 1 and per_device_batch_size != share:
-        raise ConfigError(
-            "BATCH_SIZE",
-            f"--global-batch-size {global_batch_size} is not --batch-size {per_device_batch_size} x {num_processes} "
-            f"processes x --accumulate {accumulation_steps}: leave one of the three out",
-        )
-    return min(per_device_batch_size, global_batch_size // num_processes), global_batch_size

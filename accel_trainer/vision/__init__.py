@@ -1,6 +1,7 @@
 """Images: data sets, augmentation, loaders and models. The engine never imports this package."""
 
 from .augment import AugmentConfig
+from .build import build_image_loaders
 from .datasets import load_images
 from .images import ImageDataset, ImageSplit, Normalization
 from .loader import ImageEvalLoader, ImageLoader
@@ -17,6 +18,7 @@ __all__ = [
     "ImageSplit",
     "ModelConfig",
     "Normalization",
+    "build_image_loaders",
     "build_model",
     "load_images",
 ]

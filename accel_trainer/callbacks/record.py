@@ -1,0 +1,89 @@
+"""What a run leaves in its folder when it ends: `result.json` and `export/`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+from torch import Tensor
+
+from .. import storage
+from ..errors import CheckpointError
+from ..runtime import peak_memory_bytes
+from .base import Callback
+from .log import MetricsLog
+
+if TYPE_CHECKING:
+    from ..trainer import RunResult, Trainer
+
+
+class RunRecord(Callback):
+    """Writes, on the main process, how the run ended and the weights to use: the best evaluated ones, else the last.
+
+    `export_config` says what someone needs to build the model again; it becomes `export/config.json`
+    beside `export/model.safetensors`.
+    """
+
+    def __init__(self, folder: Path, *, log: MetricsLog, export_config: Mapping[str, Any]) -> None:
+        self._folder, self._log, self._export_config = folder, log, export_config
+        self._start_s, self._first_step = time.perf_counter(), 0
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Start the clock."""
+        self._first_step = trainer.state.optimizer_step
+
+    def on_fit_end(self, trainer: Trainer, result: RunResult) -> None:
+        """Write both, unless this attempt found the run finished and recorded."""
+        path = self._folder / "result.json"
+        if not trainer.accelerator.is_main_process:
+            return
+        if (
+            path.exists()
+            and result.state == "done"
+            and result.position.optimizer_step == self._first_step > 0
+        ):
+            return
+        if result.state != "preempted":
+            self._export(trainer, result)
+        record = {
+            "state": result.state,
+            "stop_reason": result.stop_reason,
+            "optimizer_step": result.position.optimizer_step,
+            "epoch": result.position.epoch,
+            "samples_seen": result.position.samples_seen,
+            "metrics": dict(result.metrics),
+            "best": None if result.best is None else vars(result.best),
+            "num_eval_samples": trainer.evaluator.loader.num_samples,
+            "images_per_s": self._log.items_per_s,
+            "wall_s": time.perf_counter() - self._start_s,
+            "peak_memory_bytes": peak_memory_bytes(trainer.accelerator),
+        }
+        storage.write_file_atomic(path, json.dumps(record, indent=1).encode())
+
+    def _export(self, trainer: Trainer, result: RunResult) -> None:
+        weights, source = _weights_to_export(trainer, result)
+        folder = self._folder / "export"
+        storage.make_directory(folder)
+        storage.write_file_atomic(folder / "model.safetensors", safetensors.torch.save(weights))
+        config = {**self._export_config, "weights": source}
+        storage.write_file_atomic(folder / "config.json", json.dumps(config, indent=1).encode())
+
+
+def _weights_to_export(trainer: Trainer, result: RunResult) -> tuple[dict[str, Tensor], str]:
+    """Return the weights of the best checkpoint, or the final ones, and say which they are."""
+    piece = "model" if trainer.ema is None else "ema"
+    if result.best is not None:
+        try:
+            loaded = trainer.checkpointer.load(result.best.name)
+        except CheckpointError:
+            loaded = None  # a branch of a run whose best checkpoint stayed behind
+        if loaded is not None:
+            piece = "ema" if result.best.metric.startswith("eval_ema/") else "model"
+            return dict(loaded.pieces[piece]), f"{piece} of the best checkpoint {result.best.name}"
+    model = trainer.raw_model if trainer.ema is None else trainer.ema.model
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    return weights, f"{piece} after step {result.position.optimizer_step}"

@@ -1,0 +1,63 @@
+"""Reasons to stop before the last epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from ..preemption import TIME_LIMIT
+from ..types import StepReport
+from .base import Callback
+
+if TYPE_CHECKING:
+    from ..trainer import Trainer
+
+
+class EarlyStopping(Callback):
+    """Stops when the monitored metric has not improved for `patience` evaluations in a row."""
+
+    def __init__(self, *, patience: int) -> None:
+        if patience < 1:
+            raise ConfigError(
+                "CONFIG", f"--trainer.patience is {patience}: set it to 1 or more, or None for no limit"
+            )
+        self.patience = patience
+        self.num_bad_evaluations = 0
+        self.best_checkpoint: str | None = None
+
+    def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
+        """Count evaluations since the best."""
+        best = None if trainer.best is None else trainer.best.name
+        self.num_bad_evaluations = 0 if best != self.best_checkpoint else self.num_bad_evaluations + 1
+        self.best_checkpoint = best
+        if self.num_bad_evaluations >= self.patience:
+            trainer.request_stop(f"early stopping: no better evaluation in {self.patience}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counter, and the best it counts from."""
+        return {"num_bad_evaluations": self.num_bad_evaluations, "best_checkpoint": self.best_checkpoint}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the counter."""
+        self.num_bad_evaluations, self.best_checkpoint = (
+            state["num_bad_evaluations"],
+            state["best_checkpoint"],
+        )
+
+
+class TimeLimit(Callback):
+    """Stops after `max_seconds` of this attempt; the same command continues the run."""
+
+    def __init__(self, *, max_seconds: float) -> None:
+        if not max_seconds > 0:
+            raise ConfigError(
+                "CONFIG", f"--trainer.max-time-s is {max_seconds}: set it above 0, or None for no limit"
+            )
+        self._deadline_s = time.monotonic() + max_seconds
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        """Look at the clock."""
+        if time.monotonic() > self._deadline_s:
+            trainer.stop_flag.request(TIME_LIMIT)

@@ -1,0 +1,53 @@
+"""What processes say to each other: thin, typed, tensors only (no pickled objects), valid with one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast
+
+from . import errors
+from .errors import UserError
+
+
+def broadcast_bytes(data: bytes | None, accelerator: Accelerator) -> bytes:
+    """Return the main process's `data` on every process. **Collective. Host sync.**"""
+    if accelerator.num_processes == 1:
+        return data or b""
+    device = accelerator.device
+    length = torch.tensor([len(data or b"")], device=device)
+    size = int(broadcast(length).item())
+    if accelerator.is_main_process:
+        payload = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8).to(device)
+    else:
+        payload = torch.zeros(max(1, size), dtype=torch.uint8, device=device)
+    return bytes(broadcast(payload).cpu().numpy().tobytes()[:size])
+
+
+def run_on_main(action: Callable[[], bytes], accelerator: Accelerator) -> bytes:
+    """Run `action` on the main process alone and return its bytes on every process. **Collective.**
+
+    A `UserError` of the main process is raised on every process: none is left waiting for the others.
+    """
+    result, failure = b"", b""
+    if accelerator.is_main_process:
+        try:
+            result = action()
+        except UserError as error:
+            failure = json.dumps([type(error).__name__, error.code, error.args[0]]).encode()
+    failure = broadcast_bytes(failure, accelerator)
+    if failure:
+        kind, code, message = json.loads(failure)
+        raise getattr(errors, kind)(code, message)
+    return broadcast_bytes(result, accelerator)
+
+
+def broadcast_files(files: Mapping[str, bytes] | None, accelerator: Accelerator) -> dict[str, bytes]:
+    """Return the main process's named contents on every process, which then needs no shared disk. **Collective.**"""
+    if accelerator.num_processes == 1:
+        return dict(files or {})
+    names = json.loads(broadcast_bytes(json.dumps(list(files or {})).encode(), accelerator))
+    return {name: broadcast_bytes(files[name] if files else None, accelerator) for name in names}

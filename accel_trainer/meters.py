@@ -1,0 +1,102 @@
+"""Running sums of the training path, kept on the device; reading them is its only host sync."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from .types import StepReport
+
+_FOLD_AFTER = 256
+
+
+class Meters:
+    """Sums step reports between two log lines, without a kernel or a sync per step.
+
+    Reports are kept as they are and folded in float64 when read. A float32 has 24 bits: their float64
+    sums are exact over any realistic interval, so that the means do not depend on when they were
+    folded or saved.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._clear()
+
+    def _clear(self) -> None:
+        self._pending: list[StepReport] = []
+        self._local: dict[str, Tensor] = {}
+        self._num_items = self._num_steps = self._num_skipped = 0
+
+    def update(self, report: StepReport) -> None:
+        """Take a step into the sums."""
+        self._pending.append(report)
+        if len(self._pending) >= _FOLD_AFTER:
+            self._fold()
+
+    def _fold(self) -> None:
+        if not self._pending:
+            return
+        reports, self._pending = self._pending, []
+        columns = {"loss": [report.loss_sum for report in reports]}
+        for name in reports[0].sums:
+            columns[name] = [report.sums[name] for report in reports]
+        norms = [
+            report.grad_norm for report in reports if report.grad_norm is not None and not report.was_skipped
+        ]
+        if norms:
+            columns["grad_norm"] = norms
+        for name, column in columns.items():
+            total = torch.stack(column).double().sum()
+            if name == "grad_norm" and not self._accelerator.is_main_process:
+                total.zero_()  # every process has the same norm: it is counted once
+            self._local[name] = self._local[name] + total if name in self._local else total
+        self._num_items += sum(report.num_items for report in reports)
+        self._num_steps += len(reports)
+        self._num_skipped += sum(report.was_skipped for report in reports)
+
+    def _global_sums(self) -> dict[str, float]:
+        """**Collective. Host sync.**"""
+        self._fold()
+        if not self._local:
+            return {}
+        sums = self._accelerator.reduce(torch.stack(list(self._local.values())), reduction="sum")
+        return dict(zip(self._local, sums.tolist(), strict=True))
+
+    def read(self) -> dict[str, float]:
+        """Return the means since the last read, over all processes, and start anew. **Collective. Host sync.**"""
+        means = {}
+        num_updates = self._num_steps - self._num_skipped
+        for name, value in self._global_sums().items():
+            if name != "grad_norm":
+                means[f"train/{name}"] = value / max(1, self._num_items)
+            elif num_updates:
+                means["optim/grad_norm"] = value / num_updates
+        if self._num_skipped:
+            means["optim/skipped_steps"] = float(self._num_skipped)
+        self._clear()
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the global sums. **Collective. Host sync.**"""
+        sums = self._global_sums()
+        return {
+            "sums": sums,
+            "num_items": self._num_items,
+            "num_steps": self._num_steps,
+            "num_skipped": self._num_skipped,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the sums on the main process; the others start at zero, for any number of processes."""
+        share = float(self._accelerator.is_main_process)
+        device = self._accelerator.device
+        self._clear()
+        self._local = {
+            name: torch.tensor(share * value, dtype=torch.float64, device=device)
+            for name, value in state["sums"].items()
+        }
+        self._num_items, self._num_steps = state["num_items"], state["num_steps"]
+        self._num_skipped = state["num_skipped"]

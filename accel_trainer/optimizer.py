@@ -1,0 +1,95 @@
+"""Optimizers with decay and no-decay groups. The learning rate is set from outside, each step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer and its learning rate."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    """`sgd` with momentum, or `adamw`."""
+    learning_rate: Annotated[float, tyro.conf.arg(aliases=["--lr"])] = 0.1
+    """Peak learning rate, before the scaling below."""
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rate follows global batch size / `base_batch_size`."""
+    base_batch_size: int = 256
+    """The global batch size that `learning_rate` was tuned at; used by the scaling alone."""
+    momentum: float = 0.9
+    """Momentum of `sgd`."""
+    nesterov: bool = True
+    """Nesterov's momentum, for `sgd`."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the moments of `adamw`."""
+    eps: float = 1e-8
+    """Added to the denominator of `adamw`."""
+    weight_decay: float = 5e-4
+    """Coupled (L2) for `sgd`, decoupled for `adamw`."""
+    decay_norms_and_biases: bool = False
+    """Whether vectors and scalars (norm scales, biases) decay too."""
+
+    def __post_init__(self) -> None:
+        for name, high in (
+            ("learning_rate", math.inf),
+            ("momentum", 1.0),
+            ("eps", math.inf),
+            ("weight_decay", math.inf),
+        ):
+            value = getattr(self, name)
+            if not 0 <= value < high:
+                raise ConfigError(
+                    "CONFIG", f"optimizer.{name} is {value}: set it to at least 0 and below {high}"
+                )
+        if self.base_batch_size < 1:
+            raise ConfigError(
+                "CONFIG", f"optimizer.base_batch_size is {self.base_batch_size}: set it to 1 or more"
+            )
+
+
+def parameter_groups(
+    model: nn.Module, *, weight_decay: float, decay_norms_and_biases: bool
+) -> list[dict[str, Any]]:
+    """Split the trainable parameters into a group that decays and one that does not.
+
+    Weights of matrices and filters decay; vectors and scalars (norms, biases) do not, unless asked.
+    """
+    groups: dict[float, list[tuple[str, Tensor]]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decays = parameter.ndim > 1 or decay_norms_and_biases
+            groups.setdefault(weight_decay if decays else 0.0, []).append((name, parameter))
+    return [
+        {"params": [p for _, p in named], "param_names": [n for n, _ in named], "weight_decay": decay}
+        for decay, named in groups.items()
+    ]
+
+
+def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
+    """Build the optimizer over `model`'s trainable parameters, on the device where they are.
+
+    Fused where torch has a fused kernel (10 us instead of 30 us a step for a tiny model on the CPU).
+    """
+    groups = parameter_groups(
+        model, weight_decay=config.weight_decay, decay_norms_and_biases=config.decay_norms_and_biases
+    )
+    fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in model.parameters())
+    if config.name == "adamw":
+        return AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=fused)
+    nesterov = config.nesterov and config.momentum > 0
+    return SGD(groups, lr=config.learning_rate, momentum=config.momentum, nesterov=nesterov, fused=fused)
+
+
+def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
+    """Set the learning rate of every group, times the group's own `learning_rate_scale` if it has one."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group.get("learning_rate_scale", 1.0)

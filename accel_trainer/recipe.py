@@ -1,0 +1,163 @@
+"""From the parts of a recipe (model, data, task) to a trainer that is ready to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load as load_safetensors
+from torch import Tensor, nn
+
+from . import storage
+from .callbacks.base import Callback
+from .callbacks.log import MetricsLog
+from .callbacks.progress import Progress
+from .callbacks.record import RunRecord
+from .callbacks.stop import EarlyStopping, TimeLimit
+from .checkpoint import Checkpointer
+from .checkpoint_files import decode_files, read_checkpoint
+from .checkpoint_folder import find_checkpoint
+from .errors import CheckpointError
+from .evaluation import Evaluator
+from .history import History
+from .optimizer import build_optimizer
+from .run import Run
+from .runtime import describe_machine, place_model
+from .schedule import build_schedule, scale_learning_rate
+from .training_state import check_weights
+from .trainer import Trainer
+from .types import EvalLoader, Loader, Metric, Task
+
+_MAX_WEIGHTS_BYTES = 2**36
+
+
+def build_trainer(
+    run: Run,
+    *,
+    model: nn.Module,
+    task: Task,
+    loader: Loader,
+    eval_loader: EvalLoader,
+    metrics: Sequence[Metric],
+    data_fingerprint: str,
+    export_config: Mapping[str, Any],
+    callbacks: Sequence[Callback] = (),
+) -> Trainer:
+    """Assemble a trainer for `run` and put it where the run stands. **Collective.**
+
+    `model` is plain, on the CPU. `data_fingerprint` names the training data's content: a run is not
+    continued on other data. `export_config` goes beside the exported weights.
+
+    Raises:
+        CheckpointError: the checkpoint to continue from does not fit, or a checkpoint has no room.
+    """
+    config, accelerator = run.config, run.accelerator
+    if config.run.init_from is not None and run.checkpoint is None:
+        _load_weights(model, config.run.init_from)
+    model = place_model(model, accelerator, config.runtime)
+    plan = loader.plan
+    peak_learning_rate = scale_learning_rate(
+        config.optimizer.learning_rate,
+        rule=config.optimizer.learning_rate_scaling,
+        global_batch_size=plan.global_batch_size,
+        base_batch_size=config.optimizer.base_batch_size,
+    )
+    total_steps = config.trainer.num_epochs * plan.steps_per_epoch
+    banner = (
+        f"{describe_machine(accelerator)}\n{plan.describe()}, {total_steps} steps in {config.trainer.num_epochs} epochs\n"
+        f"peak learning rate {peak_learning_rate:g}, {sum(p.numel() for p in model.parameters()):,} parameters\n"
+        f"run folder {run.folder}"
+    )
+    is_main = accelerator.is_main_process
+    progress = Progress(banner=banner, is_quiet=not is_main)
+    history = History(run.folder / "metrics.jsonl") if is_main else None
+    log = MetricsLog(
+        accelerator, history=history, every_n_steps=config.trainer.log_every_n_steps, sinks=[progress.show]
+    )
+    trainer = Trainer(
+        config.trainer,
+        accelerator=accelerator,
+        model=model,
+        optimizer=build_optimizer(model, config.optimizer),
+        learning_rate_at=build_schedule(
+            config.schedule,
+            peak_learning_rate=peak_learning_rate,
+            total_steps=max(1, total_steps),
+            steps_per_epoch=plan.steps_per_epoch,
+        ),
+        task=task,
+        loader=loader,
+        evaluator=Evaluator(eval_loader, task=task, metrics=metrics, accelerator=accelerator),
+        checkpointer=Checkpointer(
+            run.folder / "checkpoints",
+            config=config.checkpoint,
+            metadata={
+                "config_sha256": run.config_sha256,
+                "data_fingerprint": data_fingerprint,
+                "num_processes": accelerator.num_processes,
+                "global_batch_size": plan.global_batch_size,
+            },
+            before_commit=history.sync if history is not None else lambda: None,
+        ),
+        seed=config.seed,
+        callbacks=[
+            *_stopping(run),
+            log,
+            progress,
+            RunRecord(run.folder, log=log, export_config=export_config),
+            *callbacks,
+        ],
+    )
+    trainer.prepare_checkpoints()
+    if run.checkpoint is not None:
+        _check_data(run, data_fingerprint)
+        trainer.restore(run.checkpoint.pieces)
+    elif history is not None:
+        history.truncate(0)  # rows of an attempt that died before its first checkpoint
+    return trainer
+
+
+def _stopping(run: Run) -> list[Callback]:
+    config = run.config.trainer
+    callbacks: list[Callback] = []
+    if config.patience is not None:
+        callbacks.append(EarlyStopping(patience=config.patience))
+    if config.max_time_s is not None:
+        callbacks.append(TimeLimit(max_seconds=config.max_time_s))
+    return callbacks
+
+
+def _check_data(run: Run, data_fingerprint: str) -> None:
+    assert run.checkpoint is not None
+    stored = run.checkpoint.manifest.get("data_fingerprint")
+    if stored != data_fingerprint and "data" not in run.config.run.allow_change:
+        raise CheckpointError(
+            "DATA_CHANGED",
+            f"the training data is not what this run was trained on ({str(stored)[:12]} -> {data_fingerprint[:12]}): "
+            "restore it, choose another --output-dir, or continue on purpose with --allow-change data",
+        )
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    """Load weights alone, of a safetensors file, a checkpoint or a run's newest checkpoint; EMA weights if it has them."""
+    weights: Mapping[str, Tensor]
+    try:
+        if path.is_file():
+            weights = load_safetensors(storage.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
+        else:
+            is_run = (path / "checkpoints").is_dir()
+            files = find_checkpoint(path / "checkpoints") if is_run else read_checkpoint(path)
+            if files is None:
+                raise CheckpointError(
+                    "CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path"
+                )
+            pieces = decode_files(files).pieces
+            weights = pieces.get("ema", pieces["model"])
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            "INIT_FROM",
+            f"--init-from {path} cannot be read ({error}): give a safetensors file, a checkpoint or a run",
+        ) from error
+    check_weights("model", model.state_dict(), weights)
+    model.load_state_dict(weights)

@@ -1,0 +1,145 @@
+"""The machine: processes, precision, threads, and how a model is made ready for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from torch import nn
+
+from .errors import ConfigError
+from .sync_batch_norm import convert_sync_batch_norm
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """What the run asks of the machine."""
+
+    mixed_precision: Annotated[
+        Literal["no", "bf16", "fp16"] | None, tyro.conf.arg(aliases=["--mixed-precision"])
+    ] = None
+    """Precision of forward and backward; weights stay float32. None: what the launcher says, else `no`."""
+    sync_batch_norm: bool = True
+    """With several processes: normalise over all of them, so that their number does not change the model."""
+    channels_last: bool = True
+    """Lay out images and filters with channels innermost: 1.3 to 2.5 times as fast (CPU, and GPU in half precision)."""
+    compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
+    """Compile the model with torch.compile. Slower for small nets on the CPU (0.65 to 0.85 times, torch 2.13)."""
+    deterministic: bool = True
+    """Choose deterministic kernels on CUDA; without them a resumed run is close, but not the same bits."""
+    num_threads: int | None = None
+    """CPU threads per process; None: the cores divided by the processes. It changes the last bits of a result."""
+    timeout_s: float = 600.0
+    """How long a process waits for the others in a collective before it gives up."""
+    find_unused_parameters: bool = False
+    """Let a step leave parameters without gradient with several processes; costs a search of the graph per step."""
+
+    def __post_init__(self) -> None:
+        if self.num_threads is not None and self.num_threads < 1:
+            raise ConfigError(
+                "CONFIG", f"runtime.num_threads is {self.num_threads}: set it to 1 or more, or None"
+            )
+        if not self.timeout_s > 0:
+            raise ConfigError("CONFIG", f"runtime.timeout_s is {self.timeout_s}: set it above 0")
+
+
+def start_accelerator(config: RuntimeConfig) -> Accelerator:
+    """Join the processes of this launch, whatever launched them, and set precision and threads. **Collective.**
+
+    Raises:
+        ConfigError: the launch does not make the processes it was asked for, or the precision is not to be had.
+    """
+    num_processes = int(os.environ.get("WORLD_SIZE", 1))
+    use_cpu = not torch.accelerator.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in (
+        "1",
+        "true",
+    )
+    precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if use_cpu and precision == "fp16":
+        # accelerate 1.15 would run float32 and say nothing.
+        raise ConfigError("CONFIG", "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no")
+    handlers: list[Any] = [
+        DistributedDataParallelKwargs(find_unused_parameters=config.find_unused_parameters)
+    ]
+    if num_processes > 1:  # naming a backend with one process makes accelerate 1.15 fail
+        # gloo beside nccl: the stop flag is reduced on the CPU, without stalling the GPU.
+        backend = "gloo" if use_cpu else ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else None)
+        handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=config.timeout_s)))
+    accelerator = Accelerator(
+        cpu=use_cpu and num_processes > 1, mixed_precision=precision, kwargs_handlers=handlers
+    )
+    if accelerator.num_processes != num_processes:
+        raise ConfigError(
+            "LAUNCH",
+            f"the launcher announced {num_processes} processes, accelerate found {accelerator.num_processes}: "
+            "for CPU processes launch with ACCELERATE_USE_CPU=true",
+        )
+    if accelerator.gradient_accumulation_steps != 1:
+        raise ConfigError(
+            "LAUNCH",
+            f"the launcher set {accelerator.gradient_accumulation_steps} gradient accumulation steps: "
+            "remove that and use --accumulate",
+        )
+    if accelerator.distributed_type == "DEEPSPEED":
+        raise ConfigError("LAUNCH", "DeepSpeed is not supported: launch with multi_gpu.yaml or fsdp.yaml")
+    _pin(config, accelerator)
+    return accelerator
+
+
+def _pin(config: RuntimeConfig, accelerator: Accelerator) -> None:
+    """Fix what changes the bits of a result and would otherwise depend on the launcher."""
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    torch.set_num_threads(config.num_threads or max(1, (os.cpu_count() or 1) // local_processes))
+    if accelerator.device.type == "cuda":
+        torch.backends.cudnn.benchmark = not config.deterministic
+        torch.backends.cudnn.deterministic = config.deterministic
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfig) -> nn.Module:
+    """Move `model` to its device and make it ready: layout, synchronised norms, compilation. In this order.
+
+    The module keeps its class and its parameters' names: it is compiled in place, so that weights are
+    saved without `_orig_mod.`, and wrapped for several processes later, by the trainer.
+    """
+    model = model.to(accelerator.device)
+    if config.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if config.sync_batch_norm and accelerator.num_processes > 1:
+        model = convert_sync_batch_norm(model, device=accelerator.device)
+    if config.compile:
+        model.compile()
+    return model
+
+
+def describe_machine(accelerator: Accelerator) -> str:
+    """Return the hardware and precision in one line."""
+    device = accelerator.device
+    name = (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    )
+    return (
+        f"{accelerator.num_processes} x {device.type} ({name}), precision {accelerator.mixed_precision}, "
+        f"torch {torch.__version__}"
+    )
+
+
+def peak_memory_bytes(accelerator: Accelerator) -> int:
+    """Return the most memory this process has used: of the GPU where there is one, else resident."""
+    if accelerator.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(accelerator.device)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,117 @@
+"""Learning-rate schedules: pure functions of the number of completed optimizer steps.
+
+Nothing here is stored in a checkpoint, and nothing is stepped: a resumed run, another number of
+processes or another accumulation sees the same curve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from .errors import ConfigError
+
+Schedule = Callable[[int], float]
+"""Maps the completed optimizer steps (0 before the first) to the learning rate of the next one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The shape of the learning rate over the run.
+
+    Warmup is linear from `peak / warmup_steps`; the shape then spans the remaining steps.
+    """
+
+    shape: Literal["constant", "cosine", "linear", "polynomial", "step", "triangular"] = "cosine"
+    """`linear` is `polynomial` of power 1; `triangular` rises until `peak_fraction` of all steps, then falls linearly."""
+    warmup_epochs: float = 0.0
+    """Length of the linear warmup in epochs; 0 for none."""
+    min_fraction: float = 0.0
+    """Where the decay ends, as a fraction of the peak learning rate (0..1)."""
+    power: float = 1.0
+    """Exponent of `polynomial`."""
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    """Where `step` multiplies by `gamma`, as fractions of the run after warmup."""
+    gamma: float = 0.1
+    """Factor of `step` at each milestone."""
+    peak_fraction: float = 0.25
+    """Where `triangular` peaks, as a fraction of all steps."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("warmup_epochs", 0.0, math.inf),
+            ("min_fraction", 0.0, 1.0),
+            ("power", 0.0, math.inf),
+            ("gamma", 0.0, 1.0),
+            ("peak_fraction", 0.0, 1.0),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError("CONFIG", f"schedule.{name} is {value}: set it between {low} and {high}")
+        if any(not 0 < milestone < 1 for milestone in self.milestones):
+            raise ConfigError(
+                "CONFIG", f"schedule.milestones is {self.milestones}: set fractions between 0 and 1"
+            )
+        if self.shape == "triangular" and self.warmup_epochs:
+            raise ConfigError(
+                "CONFIG",
+                "schedule.warmup_epochs has no meaning with triangular: set schedule.peak_fraction instead",
+            )
+
+
+def build_schedule(
+    config: ScheduleConfig, *, peak_learning_rate: float, total_steps: int, steps_per_epoch: int
+) -> Schedule:
+    """Return the learning rate as a function of the completed optimizer steps."""
+    if config.shape == "triangular":
+        warmup_steps = round(config.peak_fraction * total_steps)
+    else:
+        warmup_steps = round(config.warmup_epochs * steps_per_epoch)
+    if warmup_steps > total_steps:
+        raise ConfigError(
+            "CONFIG",
+            f"schedule.warmup_epochs is {config.warmup_epochs}, longer than the run: set it to at most --epochs",
+        )
+    decay_steps = max(1, total_steps - warmup_steps)
+    floor = config.min_fraction
+
+    def learning_rate_at(optimizer_step: int) -> float:
+        if optimizer_step < warmup_steps:
+            return peak_learning_rate * (optimizer_step + 1) / warmup_steps
+        progress = min(1.0, (optimizer_step - warmup_steps) / decay_steps)
+        return peak_learning_rate * (floor + (1 - floor) * _decay(config, progress))
+
+    return learning_rate_at
+
+
+def _decay(config: ScheduleConfig, progress: float) -> float:
+    """Return the factor in [0, 1] of `config.shape` at `progress` in [0, 1]."""
+    match config.shape:
+        case "constant":
+            return 1.0
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        case "linear" | "triangular":
+            return 1 - progress
+        case "polynomial":
+            return float((1 - progress) ** config.power)
+        case "step":
+            return float(config.gamma ** sum(progress >= milestone for milestone in config.milestones))
+
+
+def scale_learning_rate(
+    learning_rate: float,
+    *,
+    rule: Literal["none", "linear", "sqrt"],
+    global_batch_size: int,
+    base_batch_size: int,
+) -> float:
+    """Scale a learning rate that was tuned at `base_batch_size` to `global_batch_size`.
+
+    Linear: Goyal et al. 2017 (arXiv 1706.02677), for SGD. Square root: Krizhevsky 2014
+    (arXiv 1404.5997) and Malladi et al. 2022 (arXiv 2205.10287), for adaptive optimizers.
+    """
+    ratio = global_batch_size / base_batch_size
+    return learning_rate * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]

@@ -1,0 +1,68 @@
+"""Train a ResNet on CIFAR, on digits, or on a folder of images.
+
+accelerate launch recipes/cifar.py                            # CIFAR-10 from the hub
+accelerate launch recipes/cifar.py --dataset digits           # embedded, no download
+accelerate launch recipes/cifar.py --dataset PATH --model resnet18 --epochs 30
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+from accel_trainer import (
+    ClassificationConfig,
+    ClassificationTask,
+    ConfusionMatrix,
+    MeanLoss,
+    RecipeConfig,
+    RunResult,
+    TopKAccuracy,
+    build_trainer,
+    main,
+    start_run,
+)
+from accel_trainer.vision import AugmentConfig, ModelConfig, build_image_loaders, build_model, load_images
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RecipeConfig):
+    """What `recipes/cifar.py` can set."""
+
+    dataset: str = "cifar10"
+    """`cifar10` or `cifar100` (from the hub), `digits` (embedded), or a folder of parquet, images or CIFAR binary files."""
+    cache_dir: Path = Path("~/.cache/accel_trainer")
+    """Where decoded images are kept."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    task: ClassificationConfig = field(default_factory=ClassificationConfig)
+
+
+def train(config: Config) -> RunResult:
+    """Train, evaluate and export. Runs in every process of the launch."""
+    with start_run(config, recipe="cifar") as run:
+        images = load_images(config.dataset, cache_dir=config.cache_dir.expanduser())
+        loader, eval_loader = build_image_loaders(
+            images, run.config.batch, augment=config.augment, seed=config.seed, accelerator=run.accelerator
+        )
+        trainer = build_trainer(
+            run,
+            model=build_model(config.model, in_channels=images.num_channels, num_classes=images.num_classes),
+            task=ClassificationTask(config.task),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(images.num_classes)],
+            data_fingerprint=images.fingerprint,
+            export_config={
+                "model": asdict(config.model),
+                "in_channels": images.num_channels,
+                "class_names": images.class_names,
+                "normalization": asdict(images.normalization),
+            },
+        )
+        return trainer.fit()
+
+
+if __name__ == "__main__":
+    main(train, Config, description=__doc__)
