@@ -60,7 +60,9 @@ def read_parquet(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
 
 
 def _name(files: Sequence[Path]) -> str:
-    return str(files[0]) if len(files) == 1 else f"{files[0].parent}/{{{','.join(path.name for path in files)}}}"
+    return (
+        str(files[0]) if len(files) == 1 else f"{files[0].parent}/{{{','.join(path.name for path in files)}}}"
+    )
 
 
 def _table(files: Sequence[Path]) -> pa.Table:
@@ -77,7 +79,9 @@ def _table(files: Sequence[Path]) -> pa.Table:
     try:
         return pa.concat_tables(tables)
     except pa.ArrowException as error:
-        raise DataError("DATA_PARQUET", f"{_name(files)} differ in their columns: download them again") from error
+        raise DataError(
+            "DATA_PARQUET", f"{_name(files)} differ in their columns: download them again"
+        ) from error
 
 
 def _raw_images(train: pa.Table, test: pa.Table, *, train_name: str, test_name: str) -> RawImages:
@@ -141,10 +145,13 @@ def _labels(column: pa.ChunkedArray, name: str) -> NDArray[np.int64]:
     import pyarrow.compute as pc
 
     if not pa.types.is_integer(column.type):
-        raise DataError("DATA_LABEL", f"{name} has labels of type {column.type}: make them integers from 0 on")
+        raise DataError(
+            "DATA_LABEL", f"{name} has labels of type {column.type}: make them integers from 0 on"
+        )
     missing = np.flatnonzero(pc.is_null(column).to_numpy())
     if len(missing):
         raise DataError(
-            "DATA_LABEL", f"row {missing[0]} of {name} has no label ({len(missing)} such rows): label or remove it"
+            "DATA_LABEL",
+            f"row {missing[0]} of {name} has no label ({len(missing)} such rows): label or remove it",
         )
     return np.asarray(column.to_numpy(), dtype=np.int64)

@@ -34,7 +34,7 @@ class AugmentConfig:
     mixup: float = 0.0
     """Blend with another training image, in a proportion from Beta(mixup, mixup); 0 blends nothing."""
     cutmix: float = 0.0
-    """Paste a box of another training image, its area from Beta(cutmix, cutmix); with mixup, a coin chooses."""
+    """Paste a box of another training image, area from Beta(cutmix, cutmix); with mixup, by a coin."""
 
     def __post_init__(self) -> None:
         for name, value in (("crop-padding", self.crop_padding), ("cutout", self.cutout)):
@@ -44,9 +44,13 @@ class AugmentConfig:
             if not 0 <= alpha < math.inf:
                 raise ConfigError("AUGMENT", f"--augment.{name} is {alpha}: set it to 0 or a positive number")
         if self.crop_mode not in ("reflect", "zero"):
-            raise ConfigError("AUGMENT", f"--augment.crop-mode is {self.crop_mode!r}: set it to reflect or zero")
+            raise ConfigError(
+                "AUGMENT", f"--augment.crop-mode is {self.crop_mode!r}: set it to reflect or zero"
+            )
         if self.flip not in ("none", "random", "alternating"):
-            raise ConfigError("AUGMENT", f"--augment.flip is {self.flip!r}: set it to none, random or alternating")
+            raise ConfigError(
+                "AUGMENT", f"--augment.flip is {self.flip!r}: set it to none, random or alternating"
+            )
 
     @property
     def mixes(self) -> bool:
@@ -72,11 +76,15 @@ class _Draw(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where each crop lies, [B] each: first row and column in the padded image, and whether it is flipped after."""
+    """Where crops lie, [B] each: first row and column in the padded image, and whether to flip."""
 
     rows: Tensor
     columns: Tensor
     flips: Tensor | None
+
+    def of(self, ids: Tensor) -> Placement:
+        """Return the placements at `ids` [B]."""
+        return Placement(self.rows[ids], self.columns[ids], None if self.flips is None else self.flips[ids])
 
 
 def draw_placement(config: AugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Placement:
@@ -100,7 +108,7 @@ def _draw_flips(config: AugmentConfig, sample_ids: Tensor, *, seed: int, epoch: 
 
 
 def cut_out(config: AugmentConfig, images: Tensor, sample_ids: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """Set a square of normalised images [B, C, H, W] to 0, the mean, in place; it may reach over the border."""
+    """Set a square of normalised images [B, C, H, W] to 0, the mean, in place. It may cross a border."""
     if config.cutout == 0:
         return images
     key, (height, width) = fold(seed, epoch), images.shape[2:]
@@ -150,7 +158,9 @@ def draw_mix(
     return weights, weights.mean((1, 2, 3))
 
 
-def _box_mask(rows: Tensor, columns: Tensor, heights: Tensor, widths: Tensor, *, height: int, width: int) -> Tensor:
+def _box_mask(
+    rows: Tensor, columns: Tensor, heights: Tensor, widths: Tensor, *, height: int, width: int
+) -> Tensor:
     """Return bool [B, 1, H, W], true inside boxes given by first row and column, height and width [B]."""
     row = torch.arange(height, device=rows.device)
     column = torch.arange(width, device=rows.device)

@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import OutputError
-from ..storage import create_file, free_bytes, new_directory, read_file, remove_directories, sweep
+from ..storage import create_file, new_directory, read_file, remove_directories, sweep
 from .images import ImageDataset, ImageSplit, Normalization
 from .raw import RawImages, RawSplit, Source, checked_class_names
 
@@ -66,7 +67,7 @@ def open_or_build(source: Source, *, cache_dir: Path) -> ImageDataset:
 
 @contextmanager
 def _sole_writer(cache_dir: Path) -> Iterator[None]:
-    """Wait until no other process of this cache writes. Where files cannot be locked, writers race harmlessly."""
+    """Wait until no other process writes. Where files cannot be locked, writers race, harmlessly."""
     descriptor = os.open(cache_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -84,12 +85,12 @@ def _build(folder: Path, raw: RawImages) -> None:
     class_names = checked_class_names(raw)
     shape = raw.train.image_at(0).shape
     needed = int(np.prod(shape)) * (len(raw.train.labels) + len(raw.test.labels))
-    free = free_bytes(folder.parent)
+    free = shutil.disk_usage(folder.parent).free
     if needed > free:
         raise OutputError(
             "CACHE_TOO_LARGE",
-            f"the decoded images need {needed / 2**30:.2f} GiB in {folder.parent}, which has {free / 2**30:.2f} GiB "
-            "free: choose another cache folder, or smaller images",
+            f"the decoded images need {needed / 2**30:.2f} GiB in {folder.parent}, which has "
+            f"{free / 2**30:.2f} GiB free: choose another cache folder, or smaller images",
         )
     with new_directory(folder) as temporary:
         train = _write_split(temporary, "train", raw.train)
@@ -151,7 +152,9 @@ def _open_split(folder: Path, name: str, entry: Any, shape: list[int], num_class
     images = _mapped(
         folder / f"{name}{_IMAGES}", [num_samples, *shape], dtype=torch.uint8, sha256=entry["images_sha256"]
     )
-    labels = _mapped(folder / f"{name}{_LABELS}", [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"])
+    labels = _mapped(
+        folder / f"{name}{_LABELS}", [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"]
+    )
     return ImageSplit(images=images.permute(0, 3, 1, 2), labels=labels, num_classes=num_classes)
 
 
@@ -163,7 +166,7 @@ def _mapped(path: Path, shape: list[int], *, dtype: torch.dtype, sha256: str) ->
     # A private mapping: should anyone write into the tensor, the file stays as it is.
     flat = torch.from_file(str(path), shared=False, size=num_elements, dtype=dtype)
     # All pages, every time: 180 MB take 0.1 s, and a flipped bit would train a different model.
-    if hashlib.sha256(flat.numpy()).hexdigest() != sha256:
+    if hashlib.sha256(flat.numpy().data).hexdigest() != sha256:
         raise ValueError(f"{path} is not what was written")
     return flat.view(shape)
 

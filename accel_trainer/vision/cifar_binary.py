@@ -21,7 +21,7 @@ _IMAGE_BYTES = 3 * 32 * 32
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryFiles:
-    """The files of one data set. A record is `label_bytes` bytes, the last of them the label, and an image."""
+    """The files of one data set. A record is `label_bytes` bytes, the last the label, and an image."""
 
     train: tuple[Path, ...]
     test: tuple[Path, ...]
@@ -93,7 +93,8 @@ def _raw_split(paths: Sequence[Path], label_bytes: int) -> RawSplit:
         return f"record {index - (ends[file] - len(parts[file]))} of {paths[file]}"
 
     def image_at(index: int) -> NDArray[np.uint8]:
-        return records[index, label_bytes:].reshape(_IMAGE_SHAPE).transpose(1, 2, 0)
+        pixels: NDArray[np.uint8] = records[index, label_bytes:].reshape(_IMAGE_SHAPE).transpose(1, 2, 0)
+        return pixels
 
     return RawSplit(labels=records[:, label_bytes - 1].astype(np.int64), image_at=image_at, name_of=name_of)
 
@@ -104,6 +105,6 @@ def _records(path: Path, label_bytes: int) -> NDArray[np.uint8]:
     if len(data) % record_bytes:
         raise DataError(
             "DATA_BINARY",
-            f"{path} has {len(data)} bytes, not a multiple of {record_bytes}: it is cut short, download it again",
+            f"{path} has {len(data)} bytes, not a multiple of {record_bytes}: it is cut short, get it again",
         )
     return data.reshape(-1, record_bytes)

@@ -42,13 +42,13 @@ class Decoder:
             if image.size != self.size:
                 raise DataError(
                     "DATA_IMAGE_SIZE",
-                    f"{name} is {image.width}x{image.height} pixels, the first image {self.size[0]}x{self.size[1]}: "
-                    "give all images the same size",
+                    f"{name} is {image.width}x{image.height} pixels, the first image "
+                    f"{self.size[0]}x{self.size[1]}: give all images the same size",
                 )
             if self.mode == "L" and _grey_or_rgb(image) != "L":
                 raise DataError(
                     "DATA_IMAGE_MODE",
-                    f"{name} is a colour image ({image.mode}), the first image is grey: give all images one mode",
+                    f"{name} is a colour image ({image.mode}), the first image is grey: give all one mode",
                 )
             pixels = np.asarray(image.convert(self.mode))
         return pixels.reshape(*pixels.shape[:2], -1)
@@ -67,6 +67,12 @@ def _opened(encoded: bytes | Path, name: str) -> Iterator[Image]:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
                 yield image
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        Image.DecompressionBombError,
+        Image.DecompressionBombWarning,
+    ) as error:
         reason = str(error).replace("\n", " ")
         raise DataError("DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace or remove it") from error

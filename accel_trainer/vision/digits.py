@@ -22,7 +22,8 @@ def read_digits() -> RawImages:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise DataError(
-            "DATA_LIBRARY", "the digits come with scikit-learn, which is not installed: pip install scikit-learn"
+            "DATA_LIBRARY",
+            "the digits come with scikit-learn, which is not installed: pip install scikit-learn",
         ) from error
     digits = load_digits()
     images = np.rint(digits.images * (255 / 16)).astype(np.uint8)  # the digits count 0 to 16
@@ -37,7 +38,7 @@ def read_digits() -> RawImages:
 
 
 def _stratified(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Choose the test samples: the same fraction of each class, by a generator whose stream numpy guarantees."""
+    """Choose the test samples: the same fraction of each class, from a stream that numpy guarantees."""
     random = np.random.RandomState(_SPLIT_SEED)
     is_test = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):

@@ -18,7 +18,7 @@ CropMode = Literal["reflect", "zero"]
 
 
 def crop(images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode) -> Tensor:
-    """Take the images [N, H, W, C] with `ids` [B], padded by P, cropped to H x W and flipped: [B, H, W, C]."""
+    """Take images [N, H, W, C] at `ids` [B], pad them by P, crop to H x W and flip: [B, H, W, C]."""
     chosen = crop_by_copy if images.device.type == "cpu" else crop_by_gather
     return chosen(images, ids, placement, padding=padding, mode=mode)
 
@@ -55,43 +55,50 @@ def crop_by_copy(
 ) -> Tensor:
     """Crop by copying whole rows of images, then a window of each: runs of bytes, as a CPU likes them.
 
-    200k CIFAR images per second on one core of a Zen 4 server, normalising included, 5 times the indexed
-    gather; and no padded copy of the data set, which stays a memory-mapped file.
+    The data set itself is never copied, padded or flipped: it stays a memory-mapped file.
     """
     batch, height, width, channels = len(ids), *images.shape[1:]
-    if padding == 0:
-        pixels = images[ids].numpy()
-    else:
-        rows = placement.rows[:, None] + torch.arange(height) - padding  # [B, H]
-        sources = (ids[:, None] * height + _inside(rows, height, mode)).view(-1)
-        bands = images.view(-1, width * channels).index_select(0, sources)
-        if mode == "zero":
-            bands[((rows < 0) | (rows >= height)).view(-1)] = 0
-        padded = _pad_columns(bands.view(batch, height, width, channels).numpy(), padding, mode)
-        # windows[b, c] is the crop of image b that begins at column c: a view, nothing is copied yet.
-        windows = np.lib.stride_tricks.as_strided(
-            padded,
-            shape=(batch, 2 * padding + 1, height, width * channels),
-            strides=(padded.strides[0], channels, padded.strides[1], 1),
-        )
-        pixels = windows[np.arange(batch), placement.columns.numpy()].reshape(batch, height, width, channels)
-    if placement.flips is not None:
-        # A pixel as one item of C bytes: numpy reverses items 1.4 times as fast as it does bytes in threes.
-        packed = pixels.view(np.dtype((np.void, channels)))
-        flips = placement.flips.numpy()
-        packed[flips] = packed[flips][:, :, ::-1]
-    return torch.from_numpy(pixels)
+    # Small index arithmetic is in numpy, whose calls cost a quarter of torch's.
+    flips = np.zeros(batch, np.bool_) if placement.flips is None else placement.flips.numpy()
+    # Flipped images first: they are then a slice, which is faster to reverse than a selection.
+    turns, num_flipped = np.argsort(~flips, kind="stable"), int(flips.sum())
+    first_rows = placement.rows.numpy()[turns] - padding
+    sources = _source_rows(ids.numpy()[turns], first_rows, height, mode).reshape(-1)  # [B * H]
+    # numpy's `take` copies rows three times as fast as torch's `index_select` (numpy 2.4, torch 2.13).
+    bands = images.view(-1, width * channels).numpy().take(sources, axis=0, mode="clip")
+    if mode == "zero" and padding:
+        bands[sources < 0] = 0
+    bands = bands.reshape(batch, height, width, channels)
 
-
-def _pad_columns(bands: NDArray[np.uint8], padding: int, mode: CropMode) -> NDArray[np.uint8]:
-    """Pad uint8 [B, H, W, C] to [B, H, W + 2 P, C]."""
-    batch, height, width, channels = bands.shape
     padded = np.zeros((batch, height, width + 2 * padding, channels), dtype=np.uint8)
-    padded[:, :, padding : padding + width] = bands
-    if mode == "reflect":
-        padded[:, :, :padding] = bands[:, :, padding:0:-1]
-        padded[:, :, padding + width :] = bands[:, :, ::-1][:, :, 1 : padding + 1]
-    return padded
+    padded[num_flipped:, :, padding : padding + width] = bands[num_flipped:]
+    # torch reverses pixels three times as fast as numpy.
+    padded[:num_flipped, :, padding : padding + width] = torch.from_numpy(bands[:num_flipped]).flip(2).numpy()
+    if mode == "reflect" and padding:
+        pixels = padded.view(np.dtype((np.void, channels)))  # whole pixels: fewer, larger items to copy
+        pixels[:, :, :padding] = pixels[:, :, 2 * padding : padding : -1]
+        pixels[:, :, padding + width :] = pixels[:, :, ::-1][:, :, padding + 1 : 2 * padding + 1]
+
+    # windows[b, c] is the crop of image b that begins at column c: a view, nothing is copied yet.
+    windows = np.lib.stride_tricks.as_strided(
+        padded,
+        shape=(batch, 2 * padding + 1, height, width * channels),
+        strides=(padded.strides[0], channels, padded.strides[1], 1),
+    )
+    columns = placement.columns.numpy()
+    crops = windows[np.argsort(turns), np.where(flips, 2 * padding - columns, columns)]
+    return torch.from_numpy(crops).view(batch, height, width, channels)
+
+
+def _source_rows(
+    ids: NDArray[np.int64], first_rows: NDArray[np.int64], height: int, mode: CropMode
+) -> NDArray[np.int64]:
+    """Return which row of all images, one below the other, each row of each crop is; -1 for black: [B, H]."""
+    rows = first_rows[:, None] + np.arange(height)
+    if mode == "zero":
+        return np.where((rows >= 0) & (rows < height), ids[:, None] * height + rows, -1)
+    mirrored: NDArray[np.int64] = height - 1 - np.abs(height - 1 - np.abs(rows))
+    return ids[:, None] * height + mirrored
 
 
 def normalize(pixels: Tensor, scale: Tensor, offset: Tensor) -> Tensor:

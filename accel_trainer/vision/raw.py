@@ -52,7 +52,9 @@ def checked_class_names(raw: RawImages) -> tuple[str, ...]:
     """
     for split_name, split in (("train", raw.train), ("test", raw.test)):
         if len(split.labels) == 0:
-            raise DataError("DATA_EMPTY", f"the {split_name} split has no images: give a data set that has both splits")
+            raise DataError(
+                "DATA_EMPTY", f"the {split_name} split has no images: give a data set that has both splits"
+            )
     names = raw.class_names or tuple(str(label) for label in range(int(raw.train.labels.max()) + 1))
     for split in (raw.train, raw.test):
         wrong = np.flatnonzero((split.labels < 0) | (split.labels >= len(names)))
@@ -60,7 +62,7 @@ def checked_class_names(raw: RawImages) -> tuple[str, ...]:
             index = int(wrong[0])
             raise DataError(
                 "DATA_LABEL",
-                f"{split.name_of(index)} has label {split.labels[index]}, the classes are 0 to {len(names) - 1} "
-                f"({len(wrong)} such labels): mend the labels",
+                f"{split.name_of(index)} has label {split.labels[index]}, the classes are 0 to "
+                f"{len(names) - 1} ({len(wrong)} such labels): mend the labels",
             )
     return names

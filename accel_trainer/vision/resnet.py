@@ -1,4 +1,4 @@
-"""Residual networks for small images: the CIFAR family of He et al. 2015, and ResNet-18/34/50 with a CIFAR stem.
+"""Residual networks for small images: the CIFAR family of He et al. 2015, and ResNet-18, 34 and 50.
 
 Shapes: B batch (may be 0), C channels, H height, W width, K classes.
 """
@@ -109,9 +109,7 @@ class ResNet(nn.Module):
         for stage, num_blocks in enumerate(blocks_per_stage):
             for position in range(num_blocks):
                 stride = 2 if stage > 0 and position == 0 else 1
-                blocks.append(
-                    block(channels, width * 2**stage, stride=stride, norm=norm, shortcut=shortcut)
-                )
+                blocks.append(block(channels, width * 2**stage, stride=stride, norm=norm, shortcut=shortcut))
                 channels = width * 2**stage * block.expansion
         self.blocks = BlockSequence(blocks, recompute=recompute)
         self.dropout = nn.Dropout(dropout)

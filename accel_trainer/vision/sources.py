@@ -1,4 +1,4 @@
-"""Finds a data set by name or folder: the Hugging Face hub, scikit-learn's digits, or files on this machine."""
+"""Finds a data set by name or folder: on the hub, in scikit-learn, or in files on this machine."""
 
 from __future__ import annotations
 
@@ -44,13 +44,16 @@ def find_source(name_or_path: str) -> Source:
         return _find_in_folder(path)
     if path.exists():
         raise DataError(
-            "DATA_NOT_A_FOLDER", f"--dataset {name_or_path} is a file: extract it if need be and give its folder"
+            "DATA_NOT_A_FOLDER",
+            f"--dataset {name_or_path} is a file: extract it if need be and give its folder",
         )
     if os.sep in name_or_path or name_or_path.startswith((".", "~")):
         raise DataError("DATA_NOT_FOUND", f"no folder {name_or_path}: give an existing one, or {_choices()}")
     near = get_close_matches(name_or_path, DATASET_NAMES, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError("DATA_NAME", f"no data set {name_or_path!r}: {hint}--dataset is {_choices()}, or a folder")
+    raise ConfigError(
+        "DATA_NAME", f"no data set {name_or_path!r}: {hint}--dataset is {_choices()}, or a folder"
+    )
 
 
 def _choices() -> str:
@@ -74,7 +77,7 @@ def _find_in_folder(root: Path) -> Source:
     raise DataError(
         "DATA_NOT_RECOGNISED",
         f"no data set in {root}: expected train*.parquet and test*.parquet, CIFAR's binary files "
-        "(data_batch_1.bin ... or train.bin, and a test file), or train/<class>/ and test/<class>/ with images",
+        "(data_batch_1.bin ... or train.bin, and a test file), or images in train/<class>/ and test/<class>/",
     )
 
 

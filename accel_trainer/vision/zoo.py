@@ -48,13 +48,17 @@ class ModelConfig:
         if self.name not in MODEL_NAMES:
             near = get_close_matches(self.name, MODEL_NAMES, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}")
+            raise ConfigError(
+                "MODEL_NAME", f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}"
+            )
         if self.width is not None and self.width < 1:
             raise ConfigError("MODEL_WIDTH", f"--model.width is {self.width}: set it to 1 or more")
         if self.norm not in ("batch", "group"):
             raise ConfigError("MODEL_NORM", f"--model.norm is {self.norm!r}: set it to batch or group")
         if not 0 <= self.dropout < 1:
-            raise ConfigError("MODEL_DROPOUT", f"--model.dropout is {self.dropout}: set it to 0 or more and below 1")
+            raise ConfigError(
+                "MODEL_DROPOUT", f"--model.dropout is {self.dropout}: set it to 0 or more and below 1"
+            )
 
 
 class _Shared(TypedDict):
@@ -68,7 +72,7 @@ class _Shared(TypedDict):
 
 
 def build_model(config: ModelConfig, *, in_channels: int, num_classes: int) -> nn.Module:
-    """Build the model that maps [B, C, H, W] with C = `in_channels` to logits [B, K] with K = `num_classes`."""
+    """Build the model that maps [B, C, H, W], C = `in_channels`, to logits [B, K], K = `num_classes`."""
     shared: _Shared = {
         "norm": config.norm,
         "dropout": config.dropout,
