@@ -113,7 +113,7 @@ def _commit_mark(manifest: bytes) -> bytes:
 def is_committed(path: Path) -> bool:
     """Whether the checkpoint at `path` was finished, by the mark in it; its pieces are not read."""
     try:
-        _read_manifest(path)
+        read_manifest(path)
     except CheckpointError:
         return False
     return True
@@ -124,7 +124,7 @@ def read_checkpoint(path: Path) -> Files:
 
     Raises CheckpointError naming the file that is not what was written.
     """
-    files, manifest = _read_manifest(path)
+    files, manifest = read_manifest(path)
     for name, entry in manifest["files"].items():
         files[name] = read_listed_file(path / name, entry)
     if extra := set(os.listdir(path)) - set(files):
@@ -202,7 +202,8 @@ def _name_in(manifest: Mapping[str, Any]) -> str:
     return checkpoint_name(TrainState(**{name: manifest[name] for name in _POSITION_FIELDS}))
 
 
-def _read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
+def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
+    """Return the bytes of COMMIT and the manifest, and the manifest parsed. Raises CheckpointError."""
     if path.is_symlink() or not path.is_dir():
         raise damaged(path, "not a directory")
     files = {name: _read(path / name, max_bytes=MAX_BYTES) for name in (COMMIT, MANIFEST)}

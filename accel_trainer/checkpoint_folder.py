@@ -156,8 +156,8 @@ def delete_old(
 ) -> None:
     """Delete what is not kept, now that `newest` is committed: only whole checkpoints of ours.
 
-    Kept are the last `keep_last_n`, the best, the `pinned`, and multiples of `keep_every_n_steps`. Positions only
-    grow, so a checkpoint ahead of `newest` belongs to a future that this run left by resuming from an
+    Kept are the last `keep_last_n`, the best, the `pinned` and multiples of `keep_every_n_steps`. Positions
+    only grow, so a checkpoint ahead of `newest` belongs to a future that this run left by resuming from an
     older one: it is set aside.
     """
     candidates = list_checkpoints(directory)

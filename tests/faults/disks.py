@@ -1,0 +1,117 @@
+"""Disks that misbehave: put one in the place of `storage.disk`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from accel_trainer import storage
+
+When = Literal["before", "half", "after"]
+
+
+@contextmanager
+def installed(disk: storage.Disk) -> Iterator[None]:
+    """Let all changes go through `disk` inside the block."""
+    original, storage.disk = storage.disk, disk
+    try:
+        yield
+    finally:
+        storage.disk = original
+
+
+class InterceptedDisk(storage.Disk):
+    """Hands every change to `intercept`, with what does it and what does half of it."""
+
+    def intercept(
+        self, operation: str, path: Path, act: Callable[[], Any], act_half: Callable[[], Any], *details: Any
+    ) -> Any:
+        return act()
+
+    def make_directory(self, path: Path) -> None:
+        self.intercept("make_directory", path, lambda: storage.Disk.make_directory(self, path), _nothing)
+
+    def create(self, path: Path) -> int:
+        return int(self.intercept("create", path, lambda: storage.Disk.create(self, path), _nothing))
+
+    def write(self, path: Path, descriptor: int, data: storage.Chunk) -> None:
+        def write(part: storage.Chunk) -> None:
+            storage.Disk.write(self, path, descriptor, part)
+
+        half = data[: len(data) // 2]
+        self.intercept("write", path, lambda: write(data), lambda: write(half), bytes(data))
+
+    def truncate(self, path: Path, descriptor: int, size: int) -> None:
+        self.intercept(
+            "truncate", path, lambda: storage.Disk.truncate(self, path, descriptor, size), _nothing, size
+        )
+
+    def sync(self, path: Path, descriptor: int) -> None:
+        self.intercept("sync", path, lambda: storage.Disk.sync(self, path, descriptor), _nothing)
+
+    def sync_directory(self, path: Path) -> None:
+        self.intercept("sync_directory", path, lambda: storage.Disk.sync_directory(self, path), _nothing)
+
+    def rename(self, source: Path, target: Path) -> None:
+        self.intercept("rename", source, lambda: storage.Disk.rename(self, source, target), _nothing, target)
+
+    def remove(self, path: Path) -> None:
+        self.intercept("remove", path, lambda: storage.Disk.remove(self, path), _nothing)
+
+    def remove_tree(self, path: Path) -> None:
+        def remove_half() -> None:
+            names = sorted(os.listdir(path))
+            for name in names[: (len(names) + 1) // 2]:
+                (path / name).unlink()
+
+        self.intercept("remove_tree", path, lambda: storage.Disk.remove_tree(self, path), remove_half)
+
+
+def _nothing() -> None:
+    pass
+
+
+class CountingDisk(InterceptedDisk):
+    """Records the operations in `operations`."""
+
+    def __init__(self) -> None:
+        self.operations: list[str] = []
+
+    def intercept(self, operation: str, path: Path, act: Any, act_half: Any, *details: Any) -> Any:
+        self.operations.append(operation)
+        return act()
+
+
+class KillingDisk(InterceptedDisk):
+    """Kills the process before, half-way through or after the change number `at`."""
+
+    def __init__(self, at: int, when: When) -> None:
+        self._left = at
+        self._when = when
+
+    def intercept(self, operation: str, path: Path, act: Any, act_half: Any, *details: Any) -> Any:
+        self._left -= 1
+        if self._left == -1:
+            {"before": _nothing, "half": act_half, "after": act}[self._when]()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return act()
+
+
+class FailingDisk(InterceptedDisk):
+    """Fails with `error` from the change number `at` on, `times` times; a write fails half-way."""
+
+    def __init__(self, at: int, error: int, *, times: int) -> None:
+        self._change = -1
+        self._failing = range(at, at + times)
+        self._error = error
+
+    def intercept(self, operation: str, path: Path, act: Any, act_half: Any, *details: Any) -> Any:
+        self._change += 1
+        if self._change in self._failing:
+            act_half()
+            raise OSError(self._error, os.strerror(self._error), str(path))
+        return act()

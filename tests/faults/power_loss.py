@@ -1,0 +1,286 @@
+"""What a power loss may leave: every prefix of a recorded run's changes, under several models of persistence.
+
+Only what POSIX promises is taken as durable: bytes after fsync of the file, names after fsync of their
+directory. Anything else may be there, be gone, or be half there, and in any order.
+
+    python -m tests.faults.power_loss --states 2000
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from accel_trainer import checkpoint_folder
+from accel_trainer.checkpoint import Checkpointer
+from accel_trainer.checkpoint_files import decode_files, list_checkpoints
+from accel_trainer.encoding import Encoded
+from accel_trainer.errors import UserError
+from tests.faults.disks import InterceptedDisk, installed
+from tests.faults.tiny_run import ROW_BYTES, continue_run, is_state_at, name_at, valid_steps
+
+LAST_STEP = 5
+KEEP_LAST_N = 2
+
+Tree = dict[str, Any]  # name -> bytes, or Tree for a directory
+
+
+@dataclass
+class Node:
+    """A file or directory: what is certain to survive, and what has been done since."""
+
+    names: dict[str, Node] | None = None  # None: a file
+    pending: list[dict[str, Node | None]] = field(default_factory=list)
+    data: bytes = b""
+    synced_data: bytes = b""
+
+    def change(self, **entries: Node | None) -> None:
+        """Change names in one step, which a power loss undoes as a whole or not at all."""
+        self.pending.append(entries)
+
+    def current(self) -> dict[str, Node]:
+        assert self.names is not None
+        return _apply(self.names, self.pending)
+
+    def sync(self) -> None:
+        if self.names is None:
+            self.synced_data = self.data
+        else:
+            self.names, self.pending = self.current(), []
+
+
+def _apply(names: Mapping[str, Node], changes: Collection[dict[str, Node | None]]) -> dict[str, Node]:
+    result: dict[str, Node | None] = dict(names)
+    for change in changes:
+        result.update(change)
+    return {name: node for name, node in result.items() if node is not None}
+
+
+class FileSystem:
+    """The folder of a run, as changed by recorded operations."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = Node({})
+
+    def node(self, path: Path) -> Node:
+        node = self.root
+        for part in path.relative_to(self.folder).parts:
+            node = node.current()[part]
+        return node
+
+    def do(self, operation: str, path: Path, details: tuple[Any, ...]) -> None:
+        parent = self.node(path.parent) if path != self.folder else self.root
+        match operation, details:
+            case "make_directory", ():
+                parent.change(**{path.name: Node({})})
+            case "create", ():
+                parent.change(**{path.name: Node()})
+            case "write", (bytes(data),):
+                self.node(path).data += data
+            case "truncate", (int(size),):
+                self.node(path).data = self.node(path).data[:size]
+            case "sync" | "sync_directory", ():
+                self.node(path).sync()
+            case "rename", (Path() as target,):
+                parent.change(**{target.name: self.node(path), path.name: None})
+            case "remove", ():
+                parent.change(**{path.name: None})
+            case "remove_tree", ():
+                for name in self.node(path).current():
+                    self.node(path).change(**{name: None})
+                parent.change(**{path.name: None})
+            case _:
+                raise AssertionError(operation)
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which of the un-synced changes of names survive, and what becomes of un-synced bytes."""
+
+    label: str
+    keep_name: Callable[[], bool]
+    data: Callable[[], str]
+
+    def survivors(self, node: Node) -> Tree:
+        assert node.names is not None
+        kept = _apply(node.names, [change for change in node.pending if self.keep_name()])
+        return {
+            name: self._bytes(child) if child.names is None else self.survivors(child)
+            for name, child in kept.items()
+        }
+
+    def _bytes(self, node: Node) -> bytes:
+        kind, synced = self.data(), node.synced_data
+        if node.data == synced or kind == "lost":
+            return synced
+        if not node.data.startswith(synced):
+            return node.data if kind == "kept" else synced  # it was cut
+        tail = node.data[len(synced) :]
+        return synced + {"kept": tail, "zeros": bytes(len(tail)), "half": tail[: len(tail) // 2]}[kind]
+
+
+def models(seed: int, num_random: int) -> list[Model]:
+    plain = [
+        Model(
+            f"names {'kept' if keeps else 'lost'}, data {data}",
+            lambda keeps=keeps: keeps,
+            lambda data=data: data,
+        )
+        for keeps, data in [(False, "lost"), (True, "lost"), (True, "zeros"), (True, "half"), (True, "kept")]
+    ]
+    for number in range(num_random):
+        draw = random.Random(f"{seed}-{number}")
+        plain.append(
+            Model(
+                f"random {number}",
+                lambda draw=draw: draw.random() < 0.5,
+                lambda draw=draw: draw.choice(["lost", "zeros", "half", "kept"]),
+            )
+        )
+    return plain
+
+
+class RecordingDisk(InterceptedDisk):
+    """Records the changes that succeed; those in `without` are not recorded, as if the code left them out."""
+
+    def __init__(self, without: Collection[str] = ()) -> None:
+        self.trace: list[tuple[str, Path, tuple[Any, ...]]] = []
+        self._without = without
+
+    def intercept(self, operation: str, path: Path, act: Any, act_half: Any, *details: Any) -> Any:
+        result = act()
+        if operation not in self._without:
+            self.trace.append((operation, path, details))
+        return result
+
+
+class DeletesFirst(Checkpointer):
+    """A wrong protocol: room for the new checkpoint is made before it is committed."""
+
+    def _commit(self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]) -> None:
+        checkpoint_folder.delete_old(
+            self.directory, name, pinned=(), keep_last_n=KEEP_LAST_N - 1, keep_every_n_steps=None
+        )
+        super()._commit(name, pieces, header)
+
+
+@dataclass
+class Summary:
+    """What a simulation found: in how many states it looked, and those in which something was lost."""
+
+    num_states: int = 0
+    lost: list[str] = field(default_factory=list)
+
+
+def simulate(
+    *, num_states: int, without: Collection[str] = (), make: type[Checkpointer] = Checkpointer, seed: int = 0
+) -> Summary:
+    """Record a run and look at what a power loss after each change leaves, in `num_states` states or more."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
+        folder = Path(scratch, "run")
+        folder.mkdir()
+        disk = RecordingDisk(without)
+        with installed(disk):
+            continue_run(
+                folder,
+                last_step=LAST_STEP,
+                acknowledge=lambda name: disk.trace.append(("acknowledge", Path(name), ())),
+                make=make,
+            )
+        # The plain models everywhere first, then random ones until there are enough.
+        num_random = max(0, -(-num_states // len(disk.trace)) - len(models(seed, 0)))
+        summary = Summary()
+        file_system = FileSystem(folder)
+        acknowledged: list[str] = []
+        for number, (operation, path, details) in enumerate(disk.trace):
+            if operation == "acknowledge":
+                acknowledged.append(path.name)
+            else:
+                file_system.do(operation, path, details)
+            for model in models(seed + number, num_random):
+                summary.num_states += 1
+                left = Path(scratch, "left")
+                _write(left, model.survivors(file_system.root))
+                if (problem := _what_is_lost(left, acknowledged)) is not None:
+                    summary.lost.append(f"after {operation} {path.name} ({model.label}): {problem}")
+                shutil.rmtree(left)
+    return summary
+
+
+def _write(path: Path, content: Tree | bytes) -> None:
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+        return
+    path.mkdir()
+    for name, child in content.items():
+        _write(path / name, child)
+
+
+def _what_is_lost(folder: Path, acknowledged: list[str]) -> str | None:
+    """Return what the next run would miss of the last checkpoints, the history and the best, if anything."""
+    directory = folder / "checkpoints"
+    if not acknowledged and not directory.is_dir():
+        return None
+    steps = valid_steps(folder)
+    names = [name_at(step) for step in steps]
+    if half_there := {path.name for path in list_checkpoints(directory)} - set(names):
+        return f"{half_there} are named like checkpoints and not whole"
+    newest_first = zip_longest(names[::-1], acknowledged[: -KEEP_LAST_N - 1 : -1], fillvalue="")
+    if any(mine < theirs for mine, theirs in newest_first):
+        return f"of the last {KEEP_LAST_N} acknowledged one is gone, valid are {steps}"
+    try:
+        files = checkpoint_folder.find_checkpoint(directory)
+    except UserError as error:
+        return str(error)
+    if files is None:
+        return f"{acknowledged[-1]} is gone" if acknowledged else None
+    loaded = decode_files(files)
+    step = loaded.position.optimizer_step
+    if acknowledged and loaded.name < acknowledged[-1]:
+        return f"{acknowledged[-1]} is lost, {loaded.name} is the newest"
+    if not is_state_at(loaded.pieces, step):
+        return f"{loaded.name} holds another state"
+    history = (folder / "metrics.jsonl").read_bytes() if (folder / "metrics.jsonl").exists() else b""
+    if history[: step * ROW_BYTES] != b"".join(b"%015d\n" % row for row in range(1, step + 1)):
+        return f"the history is behind {loaded.name}"
+    best = checkpoint_folder.best_name(directory)
+    if best is not None and best not in names:
+        return f"the best, {best}, is gone"
+    return None
+
+
+MUTANTS: dict[str, dict[str, Any]] = {
+    "without the sync of files": {"without": {"sync"}},
+    "without the sync of directories": {"without": {"sync_directory"}},
+    "deleting before the commit": {"make": DeletesFirst},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--states", type=int, default=2000)
+    arguments = parser.parse_args()
+    logging.disable()
+    checkpoint_folder.RETRY_DELAYS_S = ()
+    for label, options in {"the protocol": {}, **MUTANTS}.items():
+        start = time.perf_counter()
+        summary = simulate(num_states=arguments.states, **options)
+        seconds = time.perf_counter() - start
+        print(f"{label}: {summary.num_states} states, {len(summary.lost)} lost, {seconds:.1f} s")
+        for line in summary.lost[:2]:
+            print(f"    {line}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""A SIGKILL before, half-way through and after every change of the disk loses no acknowledged checkpoint."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.disks import CountingDisk, KillingDisk, When, installed
+from tests.faults.tiny_run import BEST_STEP, continue_run, leftovers, name_at, valid_steps
+
+pytestmark = [pytest.mark.crash, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
+
+LAST_STEP = 4
+
+
+def run_until_killed(folder: Path, disk: KillingDisk, *, kill_after_s: float | None = None) -> list[str]:
+    """Run in a child and return what it acknowledged before it died."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            with installed(disk):
+                continue_run(
+                    folder,
+                    last_step=LAST_STEP,
+                    acknowledge=lambda name: os.write(writer, name.encode() + b"\n"),
+                )
+        except BaseException as error:
+            os.write(2, repr(error).encode())
+            os._exit(1)
+        os._exit(0)
+    os.close(writer)
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        os.kill(child, signal.SIGKILL)
+    with open(reader) as pipe:
+        acknowledged = pipe.read().split()
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL), status
+    return acknowledged
+
+
+def assert_nothing_is_lost(folder: Path, acknowledged: list[str]) -> None:
+    steps = valid_steps(folder)
+    assert len(steps) >= min(len(acknowledged), 2)
+    for step, name in zip(steps[::-1], acknowledged[:-3:-1], strict=False):
+        assert name_at(step) >= name
+    if len(acknowledged) >= BEST_STEP:
+        assert BEST_STEP in steps
+    continue_run(folder, last_step=LAST_STEP + 1)
+    assert valid_steps(folder) == [BEST_STEP, LAST_STEP, LAST_STEP + 1]
+    assert not leftovers(folder)
+    rows = [b"%015d\n" % step for step in range(1, LAST_STEP + 2)]
+    assert (folder / "metrics.jsonl").read_bytes() == b"".join(rows)
+
+
+def count_changes(folder: Path) -> int:
+    disk = CountingDisk()
+    with installed(disk):
+        continue_run(folder, last_step=LAST_STEP)
+    return len(disk.operations)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
+@pytest.mark.parametrize("when", ["before", "half", "after"])
+def test_a_kill_at_any_change_loses_nothing(scratch: Path, when: When) -> None:
+    (scratch / "whole").mkdir()
+    for at in range(count_changes(scratch / "whole")):
+        folder = scratch / str(at)
+        folder.mkdir()
+        assert_nothing_is_lost(folder, run_until_killed(folder, KillingDisk(at, when)))
+        shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
+def test_kills_at_random_times_and_again_during_the_resume_lose_nothing(scratch: Path, effort: int) -> None:
+    draw = random.Random(0)
+    for case in range(15 * effort):
+        folder = scratch / str(case)
+        folder.mkdir()
+        acknowledged: list[str] = []
+        for _ in range(3):
+            acknowledged += run_until_killed(
+                folder, KillingDisk(-1, "before"), kill_after_s=draw.uniform(0, 0.03)
+            )
+        assert_nothing_is_lost(folder, acknowledged)
+        shutil.rmtree(folder)

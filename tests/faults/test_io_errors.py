@@ -1,0 +1,136 @@
+"""A failing disk does not end the training at once, hurts no older checkpoint and leaves nothing behind."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_trainer.checkpoint import CheckpointConfig, Checkpointer
+from accel_trainer.errors import CheckpointError, ExitCode
+from accel_trainer.run_folder import free_bytes
+from tests.faults.disks import CountingDisk, FailingDisk, installed
+from tests.faults.tiny_run import METADATA, best_at, leftovers, name_at, pieces_at, position_at, valid_steps
+
+ERRORS = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS]
+STEPS_BEFORE = 3
+
+
+def make_checkpointer(folder: Path, **config: int) -> Checkpointer:
+    checkpointer = Checkpointer(folder / "checkpoints", config=CheckpointConfig(**config), metadata=METADATA)
+    checkpointer.prepare(pieces_at(0))
+    return checkpointer
+
+
+def save(checkpointer: Checkpointer, step: int, *, must_succeed: bool = True) -> None:
+    checkpointer.save(position_at(step), pieces_at(step), best=best_at(step))
+    checkpointer.wait(must_succeed=must_succeed)
+
+
+def start(folder: Path) -> Checkpointer:
+    checkpointer = make_checkpointer(folder)
+    for step in range(1, STEPS_BEFORE + 1):
+        save(checkpointer, step)
+    return checkpointer
+
+
+def count_changes_of_a_save(folder: Path) -> int:
+    folder.mkdir()
+    checkpointer = start(folder)
+    disk = CountingDisk()
+    with installed(disk):
+        save(checkpointer, STEPS_BEFORE + 1)
+    return len(disk.operations)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
+@pytest.mark.parametrize("times", [1, 10**6], ids=["once", "until_mended"])
+def test_an_error_at_any_change_of_a_save_is_survived(scratch: Path, error: int, times: int) -> None:
+    for at in range(count_changes_of_a_save(scratch / "counted")):
+        folder = scratch / str(at)
+        folder.mkdir()
+        checkpointer = start(folder)
+        with installed(FailingDisk(at, error, times=times)):
+            save(checkpointer, STEPS_BEFORE + 1, must_succeed=False)
+        assert set(valid_steps(folder)) >= {1, STEPS_BEFORE}
+        save(checkpointer, STEPS_BEFORE + 2)
+        assert set(valid_steps(folder)) >= {1, STEPS_BEFORE + 2}
+        assert len(valid_steps(folder)) >= 3
+        assert not leftovers(folder)
+        loaded = checkpointer.load()
+        assert loaded is not None
+        assert loaded.name == name_at(STEPS_BEFORE + 2)
+        checkpointer.close()
+        shutil.rmtree(folder)
+
+
+def test_a_failed_save_is_a_warning_with_a_code_that_says_why(
+    scratch: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = start(scratch)
+    with installed(FailingDisk(2, errno.ENOSPC, times=1)), caplog.at_level(logging.WARNING):
+        save(checkpointer, STEPS_BEFORE + 1, must_succeed=False)
+    assert "error[CKPT_NO_SPACE]" in caplog.text
+    assert "failure 1 of 3" in caplog.text
+    assert checkpointer.num_failed_saves == 1
+    assert checkpointer.last_committed == name_at(STEPS_BEFORE)
+
+
+def test_the_run_ends_after_so_many_failed_saves_in_a_row(scratch: Path) -> None:
+    checkpointer = make_checkpointer(scratch, max_failed_saves=2)
+    for step in (1, 2):
+        with installed(FailingDisk(0, errno.EIO, times=1)):
+            save(checkpointer, 2 * step, must_succeed=False)
+        save(checkpointer, 2 * step + 1)  # a success in between starts the count again
+    with installed(FailingDisk(0, errno.EIO, times=100)):
+        save(checkpointer, 6, must_succeed=False)
+        with pytest.raises(CheckpointError, match="CKPT_IO.*failure 2 of 2.*resume") as raised:
+            save(checkpointer, 7, must_succeed=False)
+    assert raised.value.exit_code == ExitCode.CHECKPOINT
+
+
+def test_a_last_save_that_must_succeed_does_not_fail_quietly(scratch: Path) -> None:
+    checkpointer = make_checkpointer(scratch)
+    with installed(FailingDisk(0, errno.EROFS, times=1)), pytest.raises(CheckpointError, match="CKPT_IO"):
+        save(checkpointer, 1)
+
+
+def test_a_folder_that_disappears_ends_the_run_and_is_not_made_again(scratch: Path) -> None:
+    checkpointer = start(scratch)
+    shutil.rmtree(scratch / "checkpoints")
+    with pytest.raises(CheckpointError, match="the folder is gone"):
+        save(checkpointer, STEPS_BEFORE + 1, must_succeed=False)
+    assert not (scratch / "checkpoints").exists()
+
+
+@pytest.mark.crash
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_real_file_size_limit_is_survived(scratch: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        checkpointer = start(scratch)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+        save(checkpointer, STEPS_BEFORE + 1, must_succeed=False)
+        is_intact = checkpointer.num_failed_saves == 1 and not leftovers(scratch)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        save(checkpointer, STEPS_BEFORE + 2)
+        os._exit(0 if is_intact else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert valid_steps(scratch) == [1, STEPS_BEFORE, STEPS_BEFORE + 2]
+
+
+def test_too_little_space_for_a_checkpoint_is_an_error_before_the_first_step(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert free_bytes(scratch) > 0
+    monkeypatch.setattr("accel_trainer.checkpoint.free_bytes", lambda path: 40)
+    with pytest.raises(CheckpointError, match=r"CKPT_PREFLIGHT.*needs \d+ bytes.* has 40 free"):
+        make_checkpointer(scratch)

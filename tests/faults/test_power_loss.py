@@ -1,0 +1,29 @@
+"""The checkpoint protocol survives every simulated power loss, and the simulation can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from accel_trainer import checkpoint_folder
+from tests.faults.power_loss import MUTANTS, simulate
+
+pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(autouse=True)
+def no_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(checkpoint_folder, "RETRY_DELAYS_S", ())
+    return
+
+
+def test_no_power_loss_takes_an_acknowledged_checkpoint(effort: int) -> None:
+    summary = simulate(num_states=600 * effort)
+    assert summary.num_states >= 600 * effort
+    assert not summary.lost
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_protocol_with_a_step_left_out_loses_checkpoints(mutant: str) -> None:
+    assert simulate(num_states=1, **MUTANTS[mutant]).lost

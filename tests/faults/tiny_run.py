@@ -1,0 +1,111 @@
+"""A run of a few bytes that saves a checkpoint per step: what the fault tests crash, starve and corrupt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from accel_trainer.checkpoint import CheckpointConfig, Checkpointer
+from accel_trainer.checkpoint_files import checkpoint_name, decode_files, list_checkpoints, read_checkpoint
+from accel_trainer.checkpoint_folder import BestCheckpoint
+from accel_trainer.encoding import encode
+from accel_trainer.errors import CheckpointError
+from accel_trainer.state import TrainState
+from accel_trainer.storage import AppendFile
+
+METADATA = {"config_sha256": "0" * 64, "data_fingerprint": "1" * 64, "num_processes": 1}
+BEST_STEP = 1
+ROW_BYTES = 16
+
+
+def position_at(step: int) -> TrainState:
+    return TrainState(optimizer_step=step, epoch=0, step_in_epoch=step, samples_seen=8 * step)
+
+
+def name_at(step: int) -> str:
+    return checkpoint_name(position_at(step))
+
+
+def pieces_at(step: int) -> dict[str, object]:
+    """The state after `step`, a pure function of it, with something of every kind that is stored."""
+    weights = torch.arange(6, dtype=torch.float32).reshape(2, 3) + step
+    return {
+        "model": {"layer.weight": weights, "layer.num_batches_tracked": torch.tensor(step)},
+        "optimizer": {
+            "state": {0: {"momentum_buffer": weights / 2}},
+            "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}],
+        },
+        "trainer": {
+            "position": position_at(step).state_dict(),
+            "history_bytes": ROW_BYTES * step,
+            "big": 2**100 + step,
+            "best": float("-inf"),
+            "key": np.arange(step, step + 4, dtype=np.uint32),
+        },
+    }
+
+
+def is_state_at(pieces: object, step: int) -> bool:
+    """Whether `pieces`, as loaded, are exactly those of `step`."""
+    ours, theirs = (encode(value, name="all") for value in (pieces_at(step), pieces))
+    return (
+        ours.skeleton == theirs.skeleton
+        and list(ours.tensors) == list(theirs.tensors)
+        and all(
+            torch.equal(a, b) for a, b in zip(ours.tensors.values(), theirs.tensors.values(), strict=True)
+        )
+    )
+
+
+def best_at(step: int) -> BestCheckpoint | None:
+    return BestCheckpoint(name_at(BEST_STEP), "accuracy", 0.5) if step >= BEST_STEP else None
+
+
+def continue_run(
+    folder: Path,
+    *,
+    last_step: int,
+    acknowledge: Callable[[str], None] = lambda name: None,
+    make: type[Checkpointer] = Checkpointer,
+    must_succeed: bool = True,
+) -> Checkpointer:
+    """Go on in `folder` from its newest checkpoint to `last_step`, saving each step; tell what is durable."""
+    history = AppendFile(folder / "metrics.jsonl")
+    checkpointer = make(
+        folder / "checkpoints",
+        config=CheckpointConfig(keep_last_n=2),
+        metadata=METADATA,
+        before_commit=history.sync,
+    )
+    checkpointer.prepare(pieces_at(0))
+    loaded = checkpointer.load()
+    first_step = 0 if loaded is None else loaded.position.optimizer_step
+    history.truncate(0 if loaded is None else loaded.pieces["trainer"]["history_bytes"])
+    for step in range(first_step + 1, last_step + 1):
+        history.append(b"%015d\n" % step)
+        checkpointer.save(position_at(step), pieces_at(step), best=best_at(step))
+        checkpointer.wait(must_succeed=must_succeed)
+        acknowledge(name_at(step))
+    checkpointer.close()
+    history.close()
+    return checkpointer
+
+
+def valid_steps(folder: Path) -> list[int]:
+    """The steps whose checkpoints are whole and hold exactly their state."""
+    steps = []
+    for path in list_checkpoints(folder / "checkpoints"):
+        try:
+            loaded = decode_files(read_checkpoint(path))
+        except CheckpointError:
+            continue
+        if is_state_at(loaded.pieces, loaded.position.optimizer_step):
+            steps.append(loaded.position.optimizer_step)
+    return steps
+
+
+def leftovers(folder: Path) -> list[str]:
+    return [path.name for path in (folder / "checkpoints").iterdir() if path.name.startswith(".")]
