@@ -69,11 +69,12 @@ def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
     """Compute without moving running statistics: they have already seen the batch in the first pass."""
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
-    tracked = [norm.track_running_stats for norm in norms]
+    kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        norm.track_running_stats = False
+        # Not `track_running_stats`: recomputation must save as many tensors as the first pass did.
+        norm.momentum, norm.num_batches_tracked = 0.0, None
     try:
         yield
     finally:
-        for norm, was_tracked in zip(norms, tracked, strict=True):
-            norm.track_running_stats = was_tracked
+        for norm, (momentum, num_batches_tracked) in zip(norms, kept, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, num_batches_tracked

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from accel_trainer.errors import ConfigError
+from accel_trainer.vision.augment import AugmentConfig, cut_out, draw_mix, draw_partners, draw_placement
+from accel_trainer.vision.augment import _draw_beta as draw_beta
+
+IDS = torch.arange(20_000)
+
+
+def test_draws_for_a_sample_do_not_depend_on_its_batch() -> None:
+    config, some = AugmentConfig(mixup=0.3, cutmix=1.0), torch.tensor([17, 3, 3, 19_999])
+    everyone, few = (draw_placement(config, ids, seed=5, epoch=2) for ids in (IDS, some))
+    assert torch.equal(everyone.rows[some], few.rows)
+    assert torch.equal(everyone.columns[some], few.columns)
+    assert everyone.flips is not None
+    assert few.flips is not None
+    assert torch.equal(everyone.flips[some], few.flips)
+    all_weights, weights = (
+        draw_mix(config, ids, height=8, width=8, seed=5, epoch=2)[0] for ids in (IDS, some)
+    )
+    assert torch.equal(all_weights[some], weights)
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1, "epoch": 0}, {"seed": 0, "epoch": 1}])
+def test_another_epoch_or_seed_draws_anew(changed: dict[str, int]) -> None:
+    first = draw_placement(AugmentConfig(), IDS, seed=0, epoch=0)
+    second = draw_placement(AugmentConfig(), IDS, **changed)
+    same = (first.rows == second.rows).double().mean()
+    assert 0.09 < same < 0.13  # 1 in 9 by chance
+
+
+def test_crops_cover_all_places_evenly_and_rows_do_not_tell_columns() -> None:
+    placement = draw_placement(AugmentConfig(crop_padding=4), IDS, seed=0, epoch=0)
+    counts = torch.bincount(placement.rows * 9 + placement.columns, minlength=81)
+    assert counts.shape == (81,)
+    expected = len(IDS) / 81
+    assert ((counts - expected) ** 2 / expected).sum() < 124.8  # chi square with 80 degrees, p = 0.001
+
+
+def test_alternating_flips_show_each_image_on_both_sides_in_any_two_epochs() -> None:
+    flips = [draw_placement(AugmentConfig(flip="alternating"), IDS, seed=0, epoch=e).flips for e in range(4)]
+    assert all(flip is not None for flip in flips)
+    for earlier, later in zip(flips, flips[1:], strict=False):
+        assert torch.equal(earlier, ~later)  # type: ignore[operator, arg-type]
+    assert 0.48 < flips[0].double().mean() < 0.52  # type: ignore[union-attr]
+
+
+def test_random_flips_are_a_fair_coin_each_epoch() -> None:
+    flips = [draw_placement(AugmentConfig(flip="random"), IDS, seed=0, epoch=e).flips for e in range(2)]
+    assert 0.48 < flips[0].double().mean() < 0.52  # type: ignore[union-attr]
+    assert 0.48 < (flips[0] == flips[1]).double().mean() < 0.52  # type: ignore[union-attr]
+
+
+def test_cutout_blanks_one_square_that_may_cross_the_border() -> None:
+    images = torch.ones(500, 3, 16, 16)
+    cut = cut_out(AugmentConfig(cutout=6), images.clone(), torch.arange(500), seed=0, epoch=0) == 0
+    areas = cut[:, 0].sum((1, 2))
+    assert torch.equal(cut[:, 0], cut[:, 2])
+    assert areas.max() == 36
+    assert areas.min() >= 9
+    rows, columns = cut[:, 0].any(2).sum(1), cut[:, 0].any(1).sum(1)
+    assert torch.equal(areas, rows * columns)  # rectangles
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.2, 0.5, 1.0, 2.0, 8.0])
+def test_mixing_shares_have_the_moments_of_a_beta_distribution(alpha: float) -> None:
+    shares = draw_beta(7, torch.arange(200_000), alpha=alpha).double()
+    assert 0 <= shares.min()
+    assert shares.max() <= 1
+    centred = shares - 0.5
+    variance = 1 / (4 * (2 * alpha + 1))
+    fourth = 3 / (16 * (2 * alpha + 1) * (2 * alpha + 3))
+    assert abs(centred.mean()) < 4 * (variance / 200_000) ** 0.5
+    assert (centred**2).mean() == pytest.approx(variance, rel=0.01)
+    assert (centred**4).mean() == pytest.approx(fourth, rel=0.02)
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])
+def test_targets_share_what_pixels_share(mixup: float, cutmix: float) -> None:
+    config = AugmentConfig(mixup=mixup, cutmix=cutmix)
+    pixels, shares = draw_mix(config, torch.arange(2000), height=8, width=8, seed=0, epoch=0)
+    torch.testing.assert_close(pixels.mean((1, 2, 3)), shares)
+    is_box = ((pixels == 0) | (pixels == 1)).flatten(1).all(1)
+    expected = {(0.4, 0.0): 0.0, (0.0, 1.0): 1.0, (0.4, 1.0): 0.5}[mixup, cutmix]
+    assert abs(is_box.double().mean() - expected) < 0.05
+
+
+def test_partners_come_from_the_whole_training_set() -> None:
+    partners = draw_partners(IDS, num_samples=len(IDS), seed=0, epoch=0)
+    assert partners.min() >= 0
+    assert partners.max() < len(IDS)
+    assert 0.62 < len(partners.unique()) / len(IDS) < 0.645  # 1 - 1/e of them
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"crop_padding": -1}, "--augment.crop-padding is -1"),
+        ({"cutout": -2}, "--augment.cutout is -2"),
+        ({"mixup": -0.1}, "--augment.mixup is -0.1"),
+        ({"cutmix": float("nan")}, "--augment.cutmix is nan"),
+        ({"flip": "both"}, "--augment.flip is 'both'"),
+        ({"crop_mode": "edge"}, "--augment.crop-mode is 'edge'"),
+    ],
+)
+def test_values_out_of_range_are_named(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        AugmentConfig(**values)  # type: ignore[arg-type]

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from accel_trainer.errors import ConfigError
+from accel_trainer.plan import BatchPlan
+from accel_trainer.types import Batch, EvalLoader, Loader
+from accel_trainer.vision import AugmentConfig, ImageEvalLoader, ImageLoader
+
+from .make_data import NORMALIZATION, random_split
+
+CPU = torch.device("cpu")
+MIXED = AugmentConfig(cutout=2, mixup=0.5, cutmix=1.0)
+PLANS = [
+    (num_samples, global_batch, num_processes, micro)
+    for num_samples, global_batch, num_processes, micro in itertools.product(
+        (7, 24, 31), (1, 4, 6, 12), (1, 2, 3, 4), (1, 3, 64)
+    )
+    if global_batch % num_processes == 0 and global_batch <= num_samples
+]
+
+
+def make_loader(
+    *,
+    num_samples: int = 24,
+    global_batch: int = 12,
+    num_processes: int = 1,
+    micro: int = 64,
+    process_index: int = 0,
+    augment: AugmentConfig = AugmentConfig(crop_padding=2),
+    seed: int = 0,
+    drop_last: bool = False,
+    channels_last: bool = True,
+    dtype: torch.dtype = torch.float32,
+) -> ImageLoader:
+    plan = BatchPlan(
+        num_samples=num_samples,
+        global_batch_size=global_batch,
+        per_device_batch_size=micro,
+        num_processes=num_processes,
+        drop_last=drop_last,
+    )
+    return ImageLoader(
+        random_split(num_samples),
+        plan=plan,
+        process_index=process_index,
+        seed=seed,
+        augment=augment,
+        normalization=NORMALIZATION,
+        device=CPU,
+        channels_last=channels_last,
+        dtype=dtype,
+    )
+
+
+def batches_of(loader: ImageLoader, *, epoch: int = 0, first_step: int = 0) -> list[list[Batch]]:
+    return [list(window.micro_batches) for window in loader.windows(epoch, first_step)]
+
+
+def by_sample(batches: list[Batch]) -> dict[int, tuple[Tensor, Tensor]]:
+    return {
+        sample: (batch.inputs[row], batch.targets[row])
+        for batch in batches
+        for row, sample in enumerate(batch.sample_ids.tolist())
+    }
+
+
+@pytest.mark.parametrize(("num_samples", "global_batch", "num_processes", "micro"), PLANS)
+def test_an_epoch_is_every_sample_once_over_all_processes_and_steps(
+    num_samples: int, global_batch: int, num_processes: int, micro: int
+) -> None:
+    seen: list[int] = []
+    items: list[int] = []
+    for process_index in range(num_processes):
+        loader = make_loader(
+            num_samples=num_samples,
+            global_batch=global_batch,
+            num_processes=num_processes,
+            micro=micro,
+            process_index=process_index,
+        )
+        items = [window.num_items for window in loader.windows(0, 0)]
+        for micro_batches in batches_of(loader):
+            assert micro_batches
+            assert all(len(batch) <= micro for batch in micro_batches)
+            seen += [sample for batch in micro_batches for sample in batch.sample_ids.tolist()]
+    assert sorted(seen) == list(range(num_samples))
+    assert sum(items) == num_samples
+
+
+@pytest.mark.parametrize("augment", [AugmentConfig(crop_padding=2), MIXED], ids=["plain", "mixed"])
+def test_each_step_has_the_same_pixels_and_targets_for_any_number_of_processes(
+    augment: AugmentConfig,
+) -> None:
+    reference = batches_of(make_loader(num_samples=31, augment=augment), epoch=3)
+    for num_processes, micro in ((2, 64), (3, 2), (4, 1)):
+        shares = [
+            batches_of(
+                make_loader(
+                    num_samples=31,
+                    num_processes=num_processes,
+                    micro=micro,
+                    process_index=process_index,
+                    augment=augment,
+                ),
+                epoch=3,
+            )
+            for process_index in range(num_processes)
+        ]
+        for step, expected in enumerate(reference):
+            found = by_sample([batch for share in shares for batch in share[step]])
+            wanted = by_sample(expected)
+            assert found.keys() == wanted.keys()
+            for sample, (image, target) in wanted.items():
+                assert torch.equal(found[sample][0], image)
+                assert torch.equal(found[sample][1], target)
+
+
+@pytest.mark.parametrize("augment", [AugmentConfig(crop_padding=2), MIXED], ids=["plain", "mixed"])
+def test_an_epoch_entered_at_a_step_goes_on_as_if_it_had_begun_at_the_first(augment: AugmentConfig) -> None:
+    whole = batches_of(make_loader(global_batch=5, augment=augment), epoch=1)
+    for first_step in range(len(whole) + 1):
+        rest = batches_of(make_loader(global_batch=5, augment=augment), epoch=1, first_step=first_step)
+        assert len(rest) == len(whole) - first_step
+        for found, expected in zip(rest, whole[first_step:], strict=True):
+            for left, right in zip(found, expected, strict=True):
+                assert torch.equal(left.inputs, right.inputs)
+                assert torch.equal(left.targets, right.targets)
+                assert torch.equal(left.sample_ids, right.sample_ids)
+
+
+def test_each_epoch_and_seed_has_its_own_order() -> None:
+    orders = {
+        (seed, epoch): tuple(
+            sample
+            for window in batches_of(make_loader(seed=seed), epoch=epoch)
+            for batch in window
+            for sample in batch.sample_ids.tolist()
+        )
+        for seed in range(3)
+        for epoch in range(3)
+    }
+    assert len(set(orders.values())) == 9
+
+
+@pytest.mark.parametrize("augment", [AugmentConfig(crop_padding=2), MIXED], ids=["plain", "mixed"])
+def test_a_process_without_samples_gets_one_empty_batch_of_the_right_shape(augment: AugmentConfig) -> None:
+    loader = make_loader(num_samples=25, num_processes=4, process_index=3, augment=augment)
+    (batch,) = batches_of(loader)[-1]
+    assert batch.inputs.shape == (0, 3, 8, 8)
+    assert batch.targets.shape == ((0, 10) if augment.mixes else (0,))
+    assert len(batch) == 0
+
+
+def test_drop_last_leaves_out_the_short_window() -> None:
+    assert len(batches_of(make_loader(num_samples=31, drop_last=True))) == 2
+
+
+def test_without_augmentation_batches_are_the_normalised_images() -> None:
+    split = random_split(24)
+    mean = torch.tensor(NORMALIZATION.mean)[:, None, None]
+    std = torch.tensor(NORMALIZATION.std)[:, None, None]
+    for batch in itertools.chain(
+        *batches_of(make_loader(augment=AugmentConfig(crop_padding=0, flip="none")))
+    ):
+        expected = (split.images[batch.sample_ids].float() / 255 - mean) / std
+        torch.testing.assert_close(batch.inputs, expected, rtol=0, atol=2e-6)
+        assert torch.equal(batch.targets, split.labels[batch.sample_ids])
+
+
+def test_mixed_targets_are_weights_that_sum_to_one_over_the_two_labels() -> None:
+    for batch in itertools.chain(*batches_of(make_loader(augment=MIXED))):
+        torch.testing.assert_close(batch.targets.sum(1), torch.ones(len(batch)))
+        assert ((batch.targets > 0).sum(1) <= 2).all()
+        own = batch.targets.gather(1, (batch.sample_ids % 10)[:, None])
+        assert (own > 0).double().mean() > 0.9
+
+
+def test_a_pasted_box_shows_the_partner_as_it_is_augmented_in_this_epoch() -> None:
+    plain = by_sample(list(itertools.chain(*batches_of(make_loader(), epoch=2))))
+    mixed = batches_of(make_loader(augment=AugmentConfig(crop_padding=2, cutmix=1.0)), epoch=2)
+    pasted = 0
+    for batch in itertools.chain(*mixed):
+        for image, sample in zip(batch.inputs, batch.sample_ids.tolist(), strict=True):
+            elsewhere = (image != plain[sample][0]).any(0)
+            if elsewhere.sum() < 4:
+                continue
+            pasted += 1
+            assert any(torch.equal(image[:, elsewhere], other[:, elsewhere]) for other, _ in plain.values())
+    assert pasted > 5
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batches_have_the_asked_memory_format_and_dtype(channels_last: bool, dtype: torch.dtype) -> None:
+    format_ = torch.channels_last if channels_last else torch.contiguous_format
+    for augment in (AugmentConfig(crop_padding=2), MIXED):
+        loader = make_loader(augment=augment, channels_last=channels_last, dtype=dtype)
+        batch = batches_of(loader)[0][0]
+        assert batch.inputs.is_contiguous(memory_format=format_)
+        assert batch.inputs.dtype == dtype
+
+
+def test_micro_batches_are_made_when_asked_for_and_the_same_each_time() -> None:
+    window = next(make_loader(micro=3).windows(0, 0))
+    assert len(window.micro_batches) == 4
+    assert torch.equal(window.micro_batches[1].inputs, list(window.micro_batches)[1].inputs)
+    assert torch.equal(window.micro_batches[1:][0].inputs, window.micro_batches[1].inputs)
+    assert torch.equal(window.micro_batches[-1].sample_ids, list(window.micro_batches)[3].sample_ids)
+
+
+def test_padding_that_cannot_be_mirrored_is_refused() -> None:
+    with pytest.raises(ConfigError, match="crop-padding 8 cannot mirror images of 8 pixels: set it below 8"):
+        make_loader(augment=AugmentConfig(crop_padding=8))
+    make_loader(augment=AugmentConfig(crop_padding=8, crop_mode="zero"))
+
+
+def make_eval_loader(
+    num_samples: int, *, num_processes: int, process_index: int, batch_size: int
+) -> ImageEvalLoader:
+    return ImageEvalLoader(
+        random_split(num_samples),
+        batch_size=batch_size,
+        num_processes=num_processes,
+        process_index=process_index,
+        normalization=NORMALIZATION,
+        device=CPU,
+    )
+
+
+@pytest.mark.parametrize("num_samples", [1, 3, 10, 17])
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_evaluation_shards_are_every_sample_once_in_order(
+    num_samples: int, num_processes: int, batch_size: int
+) -> None:
+    seen: list[int] = []
+    for process_index in range(num_processes):
+        loader = make_eval_loader(
+            num_samples, num_processes=num_processes, process_index=process_index, batch_size=batch_size
+        )
+        assert loader.num_samples == num_samples
+        for batch in loader.batches():
+            assert 0 < len(batch) <= batch_size
+            assert torch.equal(batch.targets, batch.sample_ids % 10)
+            seen += batch.sample_ids.tolist()
+    assert seen == list(range(num_samples))
+
+
+def test_evaluation_images_are_training_images_without_augmentation() -> None:
+    plain = AugmentConfig(crop_padding=0, flip="none")
+    train = by_sample(list(itertools.chain(*batches_of(make_loader(augment=plain)))))
+    loader = make_eval_loader(24, num_processes=1, process_index=0, batch_size=7)
+    for sample, (image, _) in by_sample(list(loader.batches())).items():
+        assert torch.equal(image, train[sample][0])
+
+
+def test_the_loaders_keep_the_engines_protocols() -> None:
+    loader: Loader = make_loader()
+    evaluation: EvalLoader = make_eval_loader(3, num_processes=1, process_index=0, batch_size=2)
+    assert loader.plan.num_samples == 24
+    assert evaluation.num_samples == 3

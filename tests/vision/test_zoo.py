@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from accel_trainer.errors import ConfigError
+from accel_trainer.vision import MODEL_NAMES, ModelConfig, build_model
+
+# Parameters in thousands: He et al. 2015 table 6 (0.27, 0.46, 0.66, 0.85, 1.7 M), ResNet-18 11.17 M and
+# WRN-28-10 36.5 M as widely reported for CIFAR, ResNet-9 6.57 M as in D. Page's series.
+PARAMETERS = {
+    "resnet8": 75_290,
+    "resnet20": 269_722,
+    "resnet32": 464_154,
+    "resnet44": 658_586,
+    "resnet56": 853_018,
+    "resnet110": 1_727_962,
+    "resnet9": 6_573_120,
+    "resnet18": 11_173_962,
+    "resnet34": 21_282_122,
+    "resnet50": 23_520_842,
+    "wrn16_4": 2_748_890,
+    "wrn28_10": 36_479_194,
+}
+SMALL = {
+    name: ModelConfig(name=name, width=4) for name in MODEL_NAMES if name not in ("resnet110", "wrn28_10")
+}
+
+
+def count_parameters(config: ModelConfig, *, in_channels: int = 3, num_classes: int = 10) -> int:
+    with torch.device("meta"):
+        model = build_model(config, in_channels=in_channels, num_classes=num_classes)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "count"), PARAMETERS.items())
+def test_models_have_as_many_parameters_as_their_papers_say(name: str, count: int) -> None:
+    assert count_parameters(ModelConfig(name=name)) == count
+
+
+def test_resnet9_of_width_16_has_0_41_million_parameters() -> None:
+    assert count_parameters(ModelConfig(name="resnet9", width=16)) == 412_944
+
+
+@pytest.mark.parametrize("name", ["resnet20", "resnet18", "resnet9", "wrn16_2"])
+def test_group_norm_has_the_parameters_of_batch_norm_and_no_running_statistics(name: str) -> None:
+    assert count_parameters(ModelConfig(name=name)) == count_parameters(ModelConfig(name=name, norm="group"))
+    model = build_model(ModelConfig(name=name, norm="group", width=8), in_channels=3, num_classes=10)
+    assert not list(model.buffers())
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("config", SMALL.values(), ids=SMALL)
+def test_every_model_trains_on_any_number_of_rows_and_on_none(config: ModelConfig, norm: str) -> None:
+    config = ModelConfig(name=config.name, width=config.width, norm=norm, dropout=0.1)  # type: ignore[arg-type]
+    model = build_model(config, in_channels=1, num_classes=7)
+    for rows in (3, 0):
+        model.zero_grad()
+        logits = model(torch.randn(rows, 1, 16, 16))
+        assert logits.shape == (rows, 7)
+        logits.sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "wrn16_2", "resnet9"])
+def test_a_forward_without_rows_leaves_the_running_statistics_alone(name: str) -> None:
+    model = build_model(ModelConfig(name=name, width=4), in_channels=3, num_classes=10)
+    before = {key: value.clone() for key, value in model.named_buffers() if "running" in key}
+    model(torch.empty(0, 3, 32, 32))
+    after = dict(model.named_buffers())
+    assert before
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+def test_an_unknown_model_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"MODEL_NAME.*'resnet-20': did you mean resnet20\?.*wrn28_10"):
+        ModelConfig(name="resnet-20")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"width": 0}, "--model.width is 0"),
+        ({"dropout": 1.0}, "--model.dropout is 1.0"),
+        ({"dropout": float("nan")}, "--model.dropout is nan"),
+        ({"norm": "layer"}, "--model.norm is 'layer'"),
+    ],
+)
+def test_values_out_of_range_are_named(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig(**values)  # type: ignore[arg-type]
