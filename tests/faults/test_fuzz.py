@@ -1,0 +1,50 @@
+"""Damaged and hostile checkpoints are refused in one line and run nothing, and the campaign can tell."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from accel_trainer import checkpoint_files, checkpoint_folder
+from accel_trainer.checkpoint_files import Files
+from tests.faults.fuzz import run_campaign
+
+pytestmark = pytest.mark.fuzz
+
+
+@pytest.fixture(autouse=True)
+def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_folder, "RETRY_DELAYS_S", ())
+
+
+def test_no_blind_damage_is_accepted(effort: int) -> None:
+    summary = run_campaign(500 * effort, is_blind=True)
+    assert summary.num_accepted == 0
+    assert not summary.problems
+
+
+def test_a_forged_checkpoint_is_plain_data_or_refused(effort: int) -> None:
+    summary = run_campaign(500 * effort, is_blind=False)
+    assert 0 < summary.num_accepted < summary.num_cases
+    assert summary.num_code_events == 0
+    assert not summary.problems
+
+
+def test_the_campaign_sees_damage_that_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        checkpoint_files,
+        "read_listed_file",
+        lambda path, entry: checkpoint_files._read(path, max_bytes=2**20),
+    )
+    assert run_campaign(200, is_blind=True).num_accepted > 0
+
+
+def test_the_campaign_sees_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode_with_pickle(files: Files) -> None:
+        for data in files.values():
+            if data.startswith(b"\x80"):
+                pickle.loads(data)
+
+    monkeypatch.setattr(checkpoint_folder, "decode_files", decode_with_pickle)
+    assert run_campaign(200, is_blind=False).num_code_events > 0
