@@ -1,6 +1,6 @@
 """Images in Arrow tables with the hub's columns: from the Hugging Face hub, or from parquet files.
 
-Shapes: C channels, H height, W width.
+Shapes: N samples.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
-from .decode import Decoder
-from .raw import RawImages, RawSplit
+from .decode import EncodedSplit, decoded
+from .raw import RawImages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,22 +41,28 @@ def read_hub(repository: str) -> RawImages:
     except (OSError, ValueError) as error:
         raise _unreachable(repository, error) from error
     tables = {name: splits[name].with_format("arrow")[:] for name in ("train", "test")}
-    return _raw_images(tables["train"], tables["test"], train_name=repository, test_name=repository)
+    return _raw_images(tables["train"], tables["test"], names=(f"{repository} train", f"{repository} test"))
 
 
 def _unreachable(repository: str, error: Exception) -> DataError:
+    from huggingface_hub import constants
+
     reason = (str(error).splitlines() or [type(error).__name__])[0]
+    hint = (
+        "unset HF_HUB_OFFLINE"
+        if constants.HF_HUB_OFFLINE
+        else "set HF_HUB_OFFLINE=1 if it was downloaded before"
+    )
     return DataError(
         "DATA_HUB",
         f"cannot get {repository} from the Hugging Face hub ({reason}): give a local folder with "
-        "--dataset FOLDER, take --dataset digits which needs no download, or, if it was downloaded before, "
-        "set HF_HUB_OFFLINE=1",
+        f"--dataset FOLDER, take --dataset digits which needs no download, or {hint}",
     )
 
 
 def read_parquet(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
     """Read parquet files, each list in order, with a column `img` or `image` and `label` or `fine_label`."""
-    return _raw_images(_table(train), _table(test), train_name=_name(train), test_name=_name(test))
+    return _raw_images(_table(train), _table(test), names=(_name(train), _name(test)))
 
 
 def _name(files: Sequence[Path]) -> str:
@@ -84,14 +90,9 @@ def _table(files: Sequence[Path]) -> pa.Table:
         ) from error
 
 
-def _raw_images(train: pa.Table, test: pa.Table, *, train_name: str, test_name: str) -> RawImages:
-    labels = _column(train, _LABEL_COLUMNS, train_name)
-    class_names = _class_names(train.schema, labels)
-    return RawImages(
-        train=_raw_split(train, f"{train_name} (train)" if train_name == test_name else train_name),
-        test=_raw_split(test, f"{test_name} (test)" if train_name == test_name else test_name),
-        class_names=class_names,
-    )
+def _raw_images(train: pa.Table, test: pa.Table, *, names: tuple[str, str]) -> RawImages:
+    class_names = _class_names(train.schema, _column(train, _LABEL_COLUMNS, names[0]))
+    return decoded(_split(train, names[0]), _split(test, names[1]), class_names=class_names)
 
 
 def _column(table: pa.Table, candidates: tuple[str, ...], name: str) -> str:
@@ -113,7 +114,7 @@ def _class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
         return None
 
 
-def _raw_split(table: pa.Table, name: str) -> RawSplit:
+def _split(table: pa.Table, name: str) -> EncodedSplit:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -131,16 +132,11 @@ def _raw_split(table: pa.Table, name: str) -> RawSplit:
             raise DataError("DATA_IMAGE", f"{name_of(index)} has no image bytes: remove the row")
         return encoded
 
-    decode = Decoder.like(encoded_at(0), name=name_of(0)) if len(labels) else None
-
-    def image_at(index: int) -> NDArray[np.uint8]:
-        assert decode is not None
-        return decode(encoded_at(index), name=name_of(index))
-
-    return RawSplit(labels=labels, image_at=image_at, name_of=name_of)
+    return EncodedSplit(labels=labels, encoded_at=encoded_at, name_of=name_of)
 
 
 def _labels(column: pa.ChunkedArray, name: str) -> NDArray[np.int64]:
+    """Return the labels, int64 [N]."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

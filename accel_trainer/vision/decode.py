@@ -1,12 +1,12 @@
 """Bytes or files to pixels. A damaged or odd image stops here, with its name.
 
-Shapes: C channels, H height, W width.
+Shapes: N samples, C channels, H height, W width.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -17,9 +17,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError
+from .raw import RawImages, RawSplit
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedSplit:
+    """Labels [N], and images as the bytes of a file, or its path. `name_of` tells a person which it is."""
+
+    labels: NDArray[np.int64]
+    encoded_at: Callable[[int], bytes | Path]
+    name_of: Callable[[int], str]
+
+
+def decoded(train: EncodedSplit, test: EncodedSplit, *, class_names: tuple[str, ...] | None) -> RawImages:
+    """Decode both splits on demand. All images must have the size and mode of the first training image."""
+    decoder = Decoder.like(train.encoded_at(0), name=train.name_of(0)) if len(train.labels) else None
+
+    def raw(split: EncodedSplit) -> RawSplit:
+        def image_at(index: int) -> NDArray[np.uint8]:
+            assert decoder is not None
+            return decoder(split.encoded_at(index), name=split.name_of(index))
+
+        return RawSplit(labels=split.labels, image_at=image_at, name_of=split.name_of)
+
+    return RawImages(train=raw(train), test=raw(test), class_names=class_names)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def test_cutout_blanks_one_square_that_may_cross_the_border() -> None:
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 0.5, 1.0, 2.0, 8.0])
 def test_mixing_shares_have_the_moments_of_a_beta_distribution(alpha: float) -> None:
     shares = draw_beta(7, torch.arange(200_000), alpha=alpha).double()
-    assert 0 <= shares.min()
+    assert shares.min() >= 0
     assert shares.max() <= 1
     centred = shares - 0.5
     variance = 1 / (4 * (2 * alpha + 1))

@@ -14,6 +14,7 @@ from accel_trainer.vision import AugmentConfig, ImageEvalLoader, ImageLoader
 from .make_data import NORMALIZATION, random_split
 
 CPU = torch.device("cpu")
+PLAIN = AugmentConfig(crop_padding=2)
 MIXED = AugmentConfig(cutout=2, mixup=0.5, cutmix=1.0)
 PLANS = [
     (num_samples, global_batch, num_processes, micro)
@@ -31,7 +32,7 @@ def make_loader(
     num_processes: int = 1,
     micro: int = 64,
     process_index: int = 0,
-    augment: AugmentConfig = AugmentConfig(crop_padding=2),
+    augment: AugmentConfig = PLAIN,
     seed: int = 0,
     drop_last: bool = False,
     channels_last: bool = True,
@@ -92,7 +93,7 @@ def test_an_epoch_is_every_sample_once_over_all_processes_and_steps(
     assert sum(items) == num_samples
 
 
-@pytest.mark.parametrize("augment", [AugmentConfig(crop_padding=2), MIXED], ids=["plain", "mixed"])
+@pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
 def test_each_step_has_the_same_pixels_and_targets_for_any_number_of_processes(
     augment: AugmentConfig,
 ) -> None:
@@ -120,7 +121,7 @@ def test_each_step_has_the_same_pixels_and_targets_for_any_number_of_processes(
                 assert torch.equal(found[sample][1], target)
 
 
-@pytest.mark.parametrize("augment", [AugmentConfig(crop_padding=2), MIXED], ids=["plain", "mixed"])
+@pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
 def test_an_epoch_entered_at_a_step_goes_on_as_if_it_had_begun_at_the_first(augment: AugmentConfig) -> None:
     whole = batches_of(make_loader(global_batch=5, augment=augment), epoch=1)
     for first_step in range(len(whole) + 1):
@@ -147,7 +148,7 @@ def test_each_epoch_and_seed_has_its_own_order() -> None:
     assert len(set(orders.values())) == 9
 
 
-@pytest.mark.parametrize("augment", [AugmentConfig(crop_padding=2), MIXED], ids=["plain", "mixed"])
+@pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
 def test_a_process_without_samples_gets_one_empty_batch_of_the_right_shape(augment: AugmentConfig) -> None:
     loader = make_loader(num_samples=25, num_processes=4, process_index=3, augment=augment)
     (batch,) = batches_of(loader)[-1]
@@ -198,7 +199,7 @@ def test_a_pasted_box_shows_the_partner_as_it_is_augmented_in_this_epoch() -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_batches_have_the_asked_memory_format_and_dtype(channels_last: bool, dtype: torch.dtype) -> None:
     format_ = torch.channels_last if channels_last else torch.contiguous_format
-    for augment in (AugmentConfig(crop_padding=2), MIXED):
+    for augment in (PLAIN, MIXED):
         loader = make_loader(augment=augment, channels_last=channels_last, dtype=dtype)
         batch = batches_of(loader)[0][0]
         assert batch.inputs.is_contiguous(memory_format=format_)

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.queues import Queue
+from pathlib import Path
+
+import pytest
+import torch
+
+from accel_trainer.errors import OutputError
+from accel_trainer.vision import ImageDataset, cache, load_images
+
+from .make_data import png, random_images, write_image_folder, write_parquet_folder
+
+# Newer Pythons warn of threads; those of torch are idle here, and a spawned process takes 3 s to import it.
+FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    write_parquet_folder(folder)
+    return folder
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders that were decoded into, one entry each time."""
+    folders: list[Path] = []
+    build = cache._build
+    monkeypatch.setattr(cache, "_build", lambda folder, raw: (folders.append(folder), build(folder, raw)))
+    return folders
+
+
+def load(root: Path) -> ImageDataset:
+    return load_images(str(root), cache_dir=root.parent / "cache")
+
+
+def only_folder(root: Path) -> Path:
+    (folder,) = (path for path in (root.parent / "cache").iterdir() if not path.name.startswith("."))
+    return folder
+
+
+def test_a_data_set_is_decoded_once(root: Path, builds: list[Path]) -> None:
+    first, second = load(root), load(root)
+    assert len(builds) == 1
+    assert torch.equal(first.train.images, second.train.images)
+    assert first.fingerprint == second.fingerprint
+    assert first.normalization == second.normalization
+
+
+def test_normalisation_is_that_of_the_training_pixels(root: Path) -> None:
+    dataset = load(root)
+    values = dataset.train.images.double() / 255
+    assert dataset.normalization.mean == pytest.approx(values.mean((0, 2, 3)).tolist(), abs=1e-12)
+    assert dataset.normalization.std == pytest.approx(values.std((0, 2, 3), correction=0).tolist(), abs=1e-12)
+
+
+def test_changed_sources_are_decoded_anew_and_have_another_fingerprint(
+    root: Path, builds: list[Path]
+) -> None:
+    first = load(root)
+    write_parquet_folder(root, num_train=13)
+    second = load(root)
+    assert len(second.train) == 13
+    assert first.fingerprint != second.fingerprint
+    assert len(first.train) == 12
+    assert len(builds) == 2
+
+
+def test_a_changed_file_of_an_image_folder_is_noticed(tmp_path: Path) -> None:
+    root = tmp_path / "folder"
+    write_image_folder(root)
+    first = load(root)
+    changed = root / "train" / "ant" / "0.png"
+    changed.write_bytes(png(random_images(1, seed=9)[0]))
+    os.utime(changed, ns=(0, 0))
+    assert load(root).fingerprint != first.fingerprint
+
+
+def test_copies_of_the_same_parquet_have_the_same_fingerprint(root: Path, tmp_path: Path) -> None:
+    write_parquet_folder(tmp_path / "copy")
+    assert load(root).fingerprint == load(tmp_path / "copy").fingerprint
+
+
+def flip_a_bit(folder: Path) -> None:
+    path = folder / "train_images.u8"
+    data = bytearray(path.read_bytes())
+    data[1234] ^= 1
+    path.write_bytes(data)
+
+
+def cut_images(folder: Path) -> None:
+    os.truncate(folder / "test_images.u8", 10)
+
+
+def change_a_label(folder: Path) -> None:
+    path = folder / "train_labels.i64"
+    path.write_bytes(b"\x02" + path.read_bytes()[1:])
+
+
+def lose_images(folder: Path) -> None:
+    (folder / "train_images.u8").unlink()
+
+
+def lose_manifest(folder: Path) -> None:
+    (folder / "images.json").unlink()
+
+
+def cut_manifest(folder: Path) -> None:
+    os.truncate(folder / "images.json", 30)
+
+
+def odd_manifest(folder: Path) -> None:
+    (folder / "images.json").write_text(json.dumps({"shape": "none", "class_names": 3}))
+
+
+def list_manifest(folder: Path) -> None:
+    (folder / "images.json").write_text("[]")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_a_bit,
+        cut_images,
+        change_a_label,
+        lose_images,
+        lose_manifest,
+        cut_manifest,
+        odd_manifest,
+        list_manifest,
+    ],
+)
+def test_a_damaged_cache_is_built_again(
+    root: Path, builds: list[Path], damage: Callable[[Path], None]
+) -> None:
+    expected = load(root)
+    images = expected.train.images.clone()
+    damage(only_folder(root))
+    found = load(root)
+    assert len(builds) == 2
+    assert torch.equal(found.train.images, images)
+    assert found.fingerprint == expected.fingerprint
+    load(root)
+    assert len(builds) == 2
+
+
+def test_writing_into_a_mapped_tensor_leaves_the_cache_as_it_is(root: Path, builds: list[Path]) -> None:
+    load(root).train.images.zero_()
+    load(root)
+    assert len(builds) == 1
+
+
+def load_in_process(root: Path, results: Queue[str]) -> None:
+    results.put(load(root).fingerprint)
+
+
+def load_and_die(root: Path) -> None:
+    """Die by SIGKILL between two files of the cache."""
+    create_file, written = cache.create_file, []
+
+    def create_or_die(path: Path, chunks: object) -> None:
+        if len(written) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        written.append(path)
+        create_file(path, chunks)  # type: ignore[arg-type]
+
+    cache.create_file = create_or_die  # type: ignore[assignment]
+    load(root)
+
+
+@FORKS
+def test_a_killed_writer_leaves_nothing_that_the_next_one_trips_over(root: Path) -> None:
+    writer = multiprocessing.get_context("fork").Process(target=load_and_die, args=(root,))
+    writer.start()
+    writer.join(30)
+    assert writer.exitcode == -signal.SIGKILL
+    cache_dir = root.parent / "cache"
+    assert [path for path in cache_dir.iterdir() if path.name.startswith(".tmp-")]
+    assert len(load(root).train) == 12
+    assert not [path for path in cache_dir.iterdir() if path.name.startswith(".tmp-")]
+
+
+@FORKS
+def test_processes_that_load_at_once_get_the_same_and_decode_once(root: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results: Queue[str] = context.Queue()
+    processes = [context.Process(target=load_in_process, args=(root, results)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    fingerprints = {results.get(timeout=30) for _ in processes}
+    for process in processes:
+        process.join(30)
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert fingerprints == {load(root).fingerprint}
+    only_folder(root)
+
+
+def test_without_locks_a_second_writer_is_tolerated(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(cache.fcntl, "flock", no_locks)
+    write = cache._write_split
+    nested: list[ImageDataset | None] = []
+
+    def write_while_another_does(folder: Path, name: str, split: object) -> object:
+        if not nested:
+            nested.append(None)
+            nested[0] = load(root)
+        return write(folder, name, split)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(cache, "_write_split", write_while_another_does)
+    found = load(root)
+    assert nested[0] is not None
+    assert found.fingerprint == nested[0].fingerprint
+    only_folder(root)
+
+
+def test_a_cache_that_can_only_be_read_is_used(
+    root: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(root)
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    monkeypatch.setattr(os, "open", lambda path, flags, *rest, **more: _reading(path, flags, *rest, **more))
+    assert len(load(root).train) == 12
+    assert len(builds) == 1
+
+
+_open = os.open
+
+
+def _reading(path: object, flags: int, *rest: object, **more: object) -> int:
+    assert not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    return _open(path, flags, *rest, **more)  # type: ignore[arg-type]
+
+
+def test_a_full_disk_is_told_before_and_while_decoding(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(cache.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100})())
+        with pytest.raises(OutputError, match=r"CACHE_TOO_LARGE.*choose another cache folder"):
+            load(root)
+
+    def full(path: Path, chunks: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "create_file", full)
+    with pytest.raises(OutputError, match=r"CACHE_NOT_WRITABLE.*No space left on device.*free some space"):
+        load(root)
+    assert not [path for path in (root.parent / "cache").iterdir() if path.name != ".lock"]
