@@ -14,7 +14,7 @@ from torch import Tensor
 class ImageSplit:
     """`images` uint8 [N, C, H, W], channels last in memory, and their `labels` int64 [N] below `num_classes`.
 
-    The images are a read-only file mapped into memory: processes of one machine share its pages.
+    The images are a file mapped into memory: the processes of one machine share its pages.
     """
 
     images: Tensor

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
 from multiprocessing.queues import Queue
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from accel_trainer.errors import OutputError
 from accel_trainer.vision import ImageDataset, cache, load_images
+from accel_trainer.vision.raw import RawImages
 
 from .make_data import png, random_images, write_image_folder, write_parquet_folder
 
@@ -187,9 +189,20 @@ def test_a_killed_writer_leaves_nothing_that_the_next_one_trips_over(root: Path)
 
 
 @FORKS
-def test_processes_that_load_at_once_get_the_same_and_decode_once(root: Path, tmp_path: Path) -> None:
+def test_processes_that_load_at_once_get_the_same_and_decode_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context = multiprocessing.get_context("fork")
     results: Queue[str] = context.Queue()
+    builders: Queue[int] = context.Queue()
+    build = cache._build
+
+    def build_slowly(folder: Path, raw: RawImages) -> None:
+        builders.put(os.getpid())
+        time.sleep(0.3)  # long enough for all others to arrive
+        build(folder, raw)
+
+    monkeypatch.setattr(cache, "_build", build_slowly)
     processes = [context.Process(target=load_in_process, args=(root, results)) for _ in range(4)]
     for process in processes:
         process.start()
@@ -198,7 +211,8 @@ def test_processes_that_load_at_once_get_the_same_and_decode_once(root: Path, tm
         process.join(30)
     assert [process.exitcode for process in processes] == [0] * 4
     assert fingerprints == {load(root).fingerprint}
-    only_folder(root)
+    assert builders.get(timeout=1) in {process.pid for process in processes}
+    assert builders.empty()
 
 
 def test_without_locks_a_second_writer_is_tolerated(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,3 +265,35 @@ def test_the_loaders_keep_the_engines_protocols() -> None:
     evaluation: EvalLoader = make_eval_loader(3, num_processes=1, process_index=0, batch_size=2)
     assert loader.plan.num_samples == 24
     assert evaluation.num_samples == 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
+@pytest.mark.parametrize("keep_on_device", [True, False])
+def test_a_gpu_gets_the_pixels_of_the_cpu_and_waits_for_none(
+    augment: AugmentConfig, keep_on_device: bool
+) -> None:
+    plan = BatchPlan(num_samples=31, global_batch_size=12, per_device_batch_size=5)
+    loaders = [
+        ImageLoader(
+            random_split(31),
+            plan=plan,
+            process_index=0,
+            seed=0,
+            augment=augment,
+            normalization=NORMALIZATION,
+            device=device,
+            keep_on_device=keep_on_device,
+        )
+        for device in (CPU, torch.device("cuda"))
+    ]
+    for expected, window in zip(loaders[0].windows(1, 0), loaders[1].windows(1, 0), strict=True):
+        torch.cuda.set_sync_debug_mode("error" if keep_on_device else "default")
+        try:
+            found = list(window.micro_batches)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        for left, right in zip(expected.micro_batches, found, strict=True):
+            torch.testing.assert_close(right.inputs.cpu(), left.inputs, rtol=0, atol=1e-5)
+            torch.testing.assert_close(right.targets.cpu(), left.targets)
+            assert torch.equal(right.sample_ids.cpu(), left.sample_ids)

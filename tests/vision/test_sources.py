@@ -161,13 +161,13 @@ def test_a_data_set_of_the_hub_is_read_as_its_parquet_is(
     assert dataset.class_names == ("ant", "bee", "cow")
 
 
-def bomb() -> bytes:
-    """A PNG of a few bytes that claims to be 60000x60000 pixels."""
+def bomb(side: int) -> bytes:
+    """A PNG of a few bytes that claims to be `side` x `side` pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"
         + chunk(b"IHDR", header)
@@ -183,7 +183,7 @@ BAD_ROWS = {
     "no image at all": (b"hello", 1, r"DATA_IMAGE\]: row 2 of .*train.parquet cannot be decoded \("),
     "empty": (b"", 1, r"DATA_IMAGE\]: row 2 of .*train.parquet cannot be decoded \("),
     "null": (None, 1, r"DATA_IMAGE\]: row 2 of .*train.parquet has no image bytes"),
-    "a bomb": (bomb(), 1, r"DATA_IMAGE.*row 2 of .*train.parquet"),
+    "a bomb": (bomb(60_000), 1, r"DATA_IMAGE.*row 2 of .*train.parquet"),
     "another size": (
         png(random_images(1, size=9)[0]),
         1,
@@ -204,6 +204,14 @@ def test_a_bad_row_is_named(root: Path, encoded: bytes | None, label: int | None
         load(root)
     assert "\n" not in str(caught.value)
     assert not any(path.suffix != ".lock" for path in (root.parent / "cache").glob("[!.]*"))
+
+
+@pytest.mark.parametrize("side", [10_000, 60_000])
+def test_a_bomb_in_the_first_row_is_refused_before_it_takes_memory(root: Path, side: int) -> None:
+    for name in ("train", "test"):
+        write_parquet(root / f"{name}.parquet", [bomb(side), bomb(side)], [0, 1])
+    with pytest.raises(DataError, match=r"DATA_IMAGE\]: row 0 of .*decompression bomb"):
+        load(root)
 
 
 def test_a_grey_image_among_coloured_ones_is_read_as_colour_and_not_the_other_way_round(root: Path) -> None:
