@@ -33,7 +33,7 @@ from .snapshot import Snapshot
 from .state import TrainState
 from .tensor_file import first_nonfinite
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -126,15 +126,10 @@ class Checkpointer:
 
     def is_due(self, position: TrainState) -> bool:
         """Whether the config asks for a checkpoint at `position`."""
-        if (
-            position.step_in_epoch == 0
-            and position.epoch > 0
-            and position.epoch % self.config.every_n_epochs == 0
-        ):
-            return True
-        return (
-            self.config.every_n_steps is not None and position.optimizer_step % self.config.every_n_steps == 0
-        )
+        every_n_steps, every_n_epochs = self.config.every_n_steps, self.config.every_n_epochs
+        is_epoch_due = position.step_in_epoch == 0 and position.epoch % every_n_epochs == 0
+        is_step_due = every_n_steps is not None and position.optimizer_step % every_n_steps == 0
+        return position.optimizer_step > 0 and (is_epoch_due or is_step_due)
 
     def save(
         self,
@@ -202,7 +197,7 @@ class Checkpointer:
         if must_succeed or is_gone or self._failed_in_a_row >= self.config.max_failed_saves:
             fix = "the folder is gone" if is_gone else f"{count}: free or mend the disk and resume"
             raise CheckpointError(code, f"{reason}, {fix}") from error
-        logger.warning(
+        _logger.warning(
             "error[%s]: %s; older checkpoints are intact and training goes on, %s", code, reason, count
         )
 
@@ -218,7 +213,7 @@ class Checkpointer:
         if not checkpoint_folder.has_valid(path, self._metadata):
             write_checkpoint(path, pieces, header=header, before_commit=self._before_commit)
         self.last_committed = name
-        logger.info("checkpoint %s saved", name)
+        _logger.info("checkpoint %s saved", name)
 
     def _tidy_up(self, name: str, best: BestCheckpoint | None, pinned: Collection[str]) -> None:
         """Name the best, then delete the old: in this order a crash loses nothing."""
@@ -233,7 +228,7 @@ class Checkpointer:
             )
         except OSError as error:
             # The checkpoint is safe; the next save tidies up again.
-            logger.warning("cannot tidy up %s after saving %s: %s", self.directory, name, error.strerror)
+            _logger.warning("cannot tidy up %s after saving %s: %s", self.directory, name, error.strerror)
 
     def update_best(self, best: BestCheckpoint | None) -> None:
         """Bring best.json in line with `best` of the state just loaded: a crash may have come between."""

@@ -30,7 +30,7 @@ from .state import TrainState
 from .strict_json import MAX_BYTES, dump_json, parse_json
 from .tensor_file import first_nonfinite, pack_tensors, unpack_tensors
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -128,7 +128,7 @@ def read_checkpoint(path: Path) -> Files:
     for name, entry in manifest["files"].items():
         files[name] = read_listed_file(path / name, entry)
     if extra := set(os.listdir(path)) - set(files):
-        logger.info("%s holds files that are not part of it, ignored: %s", path, sorted(extra)[:5])
+        _logger.info("%s holds files that are not part of it, ignored: %s", path, sorted(extra)[:5])
     return files
 
 

@@ -21,7 +21,7 @@ from .errors import CheckpointError
 from .run_folder import foreign_access
 from .strict_json import MAX_BYTES, dump_json, parse_json
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 BEST_FILE = "best.json"
 # On a network file system a name can show before its content does.
@@ -57,11 +57,11 @@ def find_checkpoint(directory: Path, name: str | None = None) -> Files | None:
         except CheckpointError as error:
             if error.code != "CKPT_DAMAGED":
                 raise
-            logger.warning("%s", error)
+            _logger.warning("%s", error)
             damaged.append(path)
             continue
         for unusable in damaged:
-            logger.warning("falling back from the damaged %s to %s", unusable.name, path.name)
+            _logger.warning("falling back from the damaged %s to %s", unusable.name, path.name)
             set_aside(unusable, "damaged")
         return files
     if damaged or any(directory.glob("damaged-*")):
@@ -75,7 +75,7 @@ def find_checkpoint(directory: Path, name: str | None = None) -> Files | None:
 
 def _read_patiently(path: Path) -> Files:
     if (reason := foreign_access(path)) is not None:
-        logger.warning("%s: make sure that you trust its content", reason)
+        _logger.warning("%s: make sure that you trust its content", reason)
     for delay_s in RETRY_DELAYS_S:
         try:
             return _read_and_try(path)
@@ -99,7 +99,7 @@ def has_valid(path: Path, metadata: Mapping[str, object]) -> bool:
     try:
         manifest = decode_files(read_checkpoint(path)).manifest
     except CheckpointError as error:
-        logger.warning("%s", error)
+        _logger.warning("%s", error)
         set_aside(path, "damaged")
         return False
     if any(manifest.get(name) != metadata.get(name) for name in ("config_sha256", "data_fingerprint")):
@@ -118,7 +118,7 @@ def set_aside(path: Path, reason: str) -> None:
     try:
         storage.rename(path, target)
     except OSError as error:
-        logger.warning("cannot rename %s to %s: %s", path, target.name, error.strerror)
+        _logger.warning("cannot rename %s to %s: %s", path, target.name, error.strerror)
 
 
 def update_best(directory: Path, best: BestCheckpoint | None) -> None:
@@ -163,7 +163,7 @@ def delete_old(
     candidates = list_checkpoints(directory)
     for path in candidates:
         if path.name > newest:
-            logger.warning("%s is ahead of this run, which resumed from an older one: set aside", path)
+            _logger.warning("%s is ahead of this run, which resumed from an older one: set aside", path)
             set_aside(path, "superseded")
     committed = [path for path in candidates if path.name <= newest and is_committed(path)]
     kept = {newest, best_name(directory), *pinned, *(path.name for path in committed[-keep_last_n:])}

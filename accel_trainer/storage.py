@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 Chunk = bytes | memoryview
 
@@ -131,7 +131,7 @@ def new_directory(final: Path) -> Iterator[Path]:
         _discard(temporary)
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not final.is_dir():
             raise
-        logger.info("%s was written by another process in the meantime and is kept", final)
+        _logger.info("%s was written by another process in the meantime and is kept", final)
     except BaseException:
         _discard(temporary)
         raise
@@ -171,7 +171,7 @@ def sweep(directory: Path) -> int:
     leftovers = [path for path in directory.iterdir() if TEMPORARY_NAME.fullmatch(path.name)]
     removed = sum(_discard(path) for path in leftovers)
     if removed:
-        logger.info("swept %d leftovers of interrupted saves from %s", removed, directory)
+        _logger.info("swept %d leftovers of interrupted saves from %s", removed, directory)
     return removed
 
 
@@ -185,7 +185,7 @@ def _discard(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError as error:
-        logger.warning("cannot remove the temporary %s: %s", path, error)
+        _logger.warning("cannot remove the temporary %s: %s", path, error)
         return False
     return True
 
@@ -196,16 +196,17 @@ def read_file(path: Path, *, max_bytes: int) -> bytes:
     Raises OSError, also for what is not a regular file or is larger than `max_bytes`.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         if status.st_size > max_bytes:
-            raise OSError(
-                errno.EFBIG, f"{status.st_size} bytes, more than the allowed {max_bytes}", str(path)
-            )
-        # One byte more than it had shows a file that grows while it is read.
-        data = file.read(status.st_size + 1)
+            raise OSError(errno.EFBIG, f"{status.st_size} bytes, more than {max_bytes}", str(path))
+        with open(descriptor, "rb", closefd=False) as file:
+            # One byte more than it had shows a file that grows while it is read.
+            data = file.read(status.st_size + 1)
+    finally:
+        os.close(descriptor)
     if len(data) != status.st_size:
         raise OSError(errno.EIO, f"read {len(data)} bytes of {status.st_size}", str(path))
     return data

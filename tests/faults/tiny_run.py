@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -109,3 +110,24 @@ def valid_steps(folder: Path) -> list[int]:
 
 def leftovers(folder: Path) -> list[str]:
     return [path.name for path in (folder / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+def make(directory: Path, metadata: dict[str, Any] = METADATA, **config: Any) -> Checkpointer:
+    checkpointer = Checkpointer(directory, config=CheckpointConfig(**config), metadata=metadata)
+    checkpointer.prepare(pieces_at(0))
+    return checkpointer
+
+
+def save(checkpointer: Checkpointer, *steps: int, **options: Any) -> None:
+    for step in steps:
+        checkpointer.save(position_at(step), pieces_at(step), **options)
+        checkpointer.wait(must_succeed=True)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def damage(directory: Path, step: int) -> None:
+    with open(directory / name_at(step) / "model.safetensors", "r+b") as file:
+        file.write(b"\xff")

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import shutil
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+
+from accel_trainer import checkpoint_files, checkpoint_folder, storage
+from accel_trainer.checkpoint_files import decode_files
+from accel_trainer.checkpoint_folder import BestCheckpoint, best_name
+from accel_trainer.checkpoint_report import inspect_checkpoints
+from accel_trainer.errors import CheckpointError, ExitCode
+from tests.faults.mutations import rehash
+from tests.faults.tiny_run import METADATA, damage, is_state_at, make, name_at, names, save
+
+
+@pytest.fixture(autouse=True)
+def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_folder, "RETRY_DELAYS_S", ())
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+# --- retention ---
+
+
+def test_the_last_the_best_the_pinned_and_the_permanent_are_kept(directory: Path) -> None:
+    checkpointer = make(directory, keep_every_n_steps=5)
+    best = BestCheckpoint(name_at(3), "accuracy", 0.9)
+    for step in range(1, 13):
+        save(checkpointer, step, best=best if step >= 3 else None, pinned=[name_at(2)])
+    kept = [name_at(step) for step in (2, 3, 5, 10, 11, 12)]
+    assert names(directory) == ["best.json", *kept]
+    assert json.loads((directory / "best.json").read_bytes()) == {
+        "name": name_at(3), "metric": "accuracy", "value": 0.9,
+    }  # fmt: skip
+
+
+def test_the_old_best_goes_once_there_is_a_better_one(directory: Path) -> None:
+    checkpointer = make(directory)
+    for step in range(1, 7):
+        save(checkpointer, step, best=BestCheckpoint(name_at(1 if step < 4 else 4), "accuracy", 0.1))
+    assert names(directory) == ["best.json", name_at(4), name_at(5), name_at(6)]
+
+
+def test_a_best_that_was_never_saved_does_not_replace_the_old_one(directory: Path) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1, best=BestCheckpoint(name_at(1), "accuracy", 0.1))
+    save(checkpointer, 3, 4, 5, best=BestCheckpoint(name_at(2), "accuracy", 0.2))
+    assert best_name(directory) == name_at(1)
+    assert (directory / name_at(1)).exists()
+
+
+def test_a_crash_before_the_best_was_named_is_made_good_on_resume(directory: Path) -> None:
+    save(make(directory), 1)  # the best, by its trainer state, but nothing names it
+    checkpointer = make(directory)
+    checkpointer.update_best(BestCheckpoint(name_at(1), "accuracy", 0.5))
+    assert best_name(directory) == name_at(1)
+
+
+def test_nothing_that_is_not_a_whole_checkpoint_of_ours_is_deleted(directory: Path) -> None:
+    checkpointer = make(directory)
+    (directory / "notes.txt").touch()
+    (directory / "step-1").mkdir()
+    (directory / name_at(1)).mkdir()  # named like ours, without our mark
+    (directory / name_at(1) / "thesis.tex").touch()
+    (directory / "damaged-step-0000000000-epoch-00000").mkdir()
+    save(checkpointer, 2, 3, 4, 5)
+    expected = [
+        "damaged-step-0000000000-epoch-00000",
+        "notes.txt",
+        "step-1",
+        name_at(1),
+        name_at(4),
+        name_at(5),
+    ]
+    assert names(directory) == sorted(expected)
+
+
+def test_a_future_that_the_run_has_left_is_set_aside_and_not_resumed(directory: Path) -> None:
+    save(make(directory), 1, 2)
+    checkpointer = make(directory, METADATA | {"config_sha256": "3" * 64})
+    assert checkpointer.load(name_at(1)) is not None
+    save(checkpointer, 1)
+    loaded = checkpointer.load()
+    assert loaded is not None
+    assert loaded.name == name_at(1)
+    assert f"superseded-{name_at(2)}" in names(directory)
+
+
+# --- damage ---
+
+
+def test_a_damaged_newest_is_reported_set_aside_and_passed_over(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1, 2)
+    damage(directory, 2)
+    with caplog.at_level(logging.WARNING):
+        loaded = checkpointer.load()
+    assert loaded is not None
+    assert loaded.name == name_at(1)
+    assert f"{name_at(2)}/model.safetensors: its sha256 is not the one in the manifest" in caplog.text
+    assert names(directory) == [f"damaged-{name_at(2)}", name_at(1)]
+
+
+def test_if_all_are_damaged_nothing_starts_from_scratch_even_when_asked_again(directory: Path) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1, 2)
+    damage(directory, 1)
+    damage(directory, 2)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="CKPT_NONE_VALID") as raised:
+            checkpointer.load()
+        assert raised.value.exit_code == ExitCode.CHECKPOINT
+    assert names(directory) == [name_at(1), name_at(2)]
+
+
+def test_one_that_was_set_aside_is_not_nothing(directory: Path) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1, 2)
+    damage(directory, 2)
+    checkpointer.load()
+    shutil.rmtree(directory / name_at(1))
+    with pytest.raises(CheckpointError, match="CKPT_NONE_VALID"):
+        checkpointer.load()
+
+
+def test_an_explicit_damaged_one_is_an_error_and_not_replaced_by_another(directory: Path) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1, 2)
+    damage(directory, 2)
+    with pytest.raises(CheckpointError, match=rf"CKPT_DAMAGED.*{name_at(2)}/model\.safetensors"):
+        checkpointer.load(name_at(2))
+    with pytest.raises(CheckpointError, match=f"CKPT_NOT_FOUND.*there are .*{name_at(1)}"):
+        checkpointer.load(name_at(7))
+    with pytest.raises(CheckpointError, match="CKPT_NOT_FOUND"):
+        checkpointer.load("../checkpoints")
+    assert names(directory) == [name_at(1), name_at(2)]
+
+
+def test_a_copy_under_another_position_is_damaged(directory: Path) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1)
+    shutil.copytree(directory / name_at(1), directory / name_at(5))
+    with pytest.raises(CheckpointError, match=f"CKPT_DAMAGED.*it belongs to {name_at(1)}"):
+        checkpointer.load(name_at(5))
+
+
+def test_a_symlink_to_a_checkpoint_is_refused_and_an_extra_file_is_ignored(directory: Path) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1)
+    (directory / name_at(1) / "notes.txt").write_text("mine")
+    assert checkpointer.load() is not None
+    (directory / name_at(2)).symlink_to(name_at(1))
+    with pytest.raises(CheckpointError, match="CKPT_DAMAGED.*not a directory"):
+        checkpointer.load(name_at(2))
+
+
+def test_the_bytes_that_were_verified_are_the_bytes_that_are_parsed(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1)
+    read = storage.read_file
+
+    def read_and_swap(path: Path, *, max_bytes: int) -> bytes:
+        data = read(path, max_bytes=max_bytes)
+        path.write_bytes(b"swapped after it was read")
+        return data
+
+    monkeypatch.setattr(storage, "read_file", read_and_swap)
+    loaded = decode_files(checkpoint_files.read_checkpoint(directory / name_at(1)))
+    assert is_state_at(loaded.pieces, 1)
+
+
+def test_a_name_that_shows_before_its_content_is_waited_for(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1)
+    monkeypatch.setattr(checkpoint_folder, "RETRY_DELAYS_S", (0.0, 0.0))
+    read, failures = storage.read_file, iter([True, True])
+
+    def read_late(path: Path, *, max_bytes: int) -> bytes:
+        if next(failures, False):
+            raise FileNotFoundError(errno.ENOENT, "not yet", str(path))
+        return read(path, max_bytes=max_bytes)
+
+    monkeypatch.setattr(storage, "read_file", read_late)
+    assert checkpointer.load() is not None
+
+
+def test_another_format_is_an_error_and_not_damage(directory: Path) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1, 2)
+    files = checkpoint_files.read_checkpoint(directory / name_at(2))
+    rehash(files, lambda manifest: manifest.update(format=2))
+    for name, data in files.items():
+        (directory / name_at(2) / name).write_bytes(data)
+    with pytest.raises(CheckpointError, match="CKPT_FORMAT.*has format 2, this version reads 1"):
+        checkpointer.load()
+
+
+def test_a_checkpoint_that_others_could_write_is_reported(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1)
+    (directory / name_at(1)).chmod(0o777)
+    assert checkpointer.load() is not None
+    assert "writable by other users" in caplog.text
+
+
+# --- what people see ---
+
+
+def test_a_report_shows_each_file_and_tensor_and_which_would_be_used(directory: Path) -> None:
+    save(make(directory), 1, 2)
+    damage(directory, 2)
+    (first, second), used = inspect_checkpoints(directory)
+    assert used == first.name == name_at(1)
+    assert first.problem is None
+    assert first.tensors["model"] == OrderedDict(
+        [("layer.weight", "float32 [2, 3]"), ("layer.num_batches_tracked", "int64 []")]
+    )
+    assert first.tensors["optimizer"] == {"optimizer.state[0].momentum_buffer": "float32 [2, 3]"}
+    assert "sha256" in str(second.problem)
+    assert [file.name for file in second.files if file.problem is not None] == ["model.safetensors"]
+    assert len(second.files) == 5
+    shutil.rmtree(directory / name_at(2))
+    (directory / name_at(2)).mkdir()
+    assert "COMMIT: No such file" in str(inspect_checkpoints(directory)[0][1].problem)
