@@ -41,7 +41,10 @@ def test_an_unsound_file_of_tensors_is_refused(label: str, data: bytes) -> None:
     if label == "huge shape without bytes":  # sound, if odd: no bytes, no memory
         assert unpack_tensors(data)["a"].numel() == 0
         return
-    with pytest.raises(ValueError, match=r"\w"):
+    # Our own words: it must not get as far as safetensors.
+    with pytest.raises(
+        ValueError, match="overlap or leave gaps|a header of|is not sound|a key appears twice|JSON values"
+    ):
         unpack_tensors(data)
 
 
