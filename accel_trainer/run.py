@@ -20,7 +20,7 @@ from . import storage
 from .checkpoint import CheckpointConfig
 from .checkpoint_files import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
 from .checkpoint_folder import find_checkpoint, has_checkpoints
-from .collectives import broadcast_files, run_on_main
+from .collectives import broadcast_files, leave, run_on_main
 from .config import config_to_dict, diff_config, save_config
 from .errors import CheckpointError, ConfigError, OutputError
 from .optimizer import OptimizerConfig
@@ -126,8 +126,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         resolved = replace(config, batch=replace(config.batch, global_batch_size=global_batch_size))
         checkpoint = _read_checkpoint(where, accelerator)
         yield Run(resolved, accelerator, Path(path), checkpoint, _identity_sha256(resolved))
-        accelerator.wait_for_everyone()  # without it 5 of 24 gloo runs aborted in the line after (torch 2.13)
-        accelerator.end_training()
+        leave(accelerator)
     finally:
         for held in lock:
             held.release()

@@ -48,7 +48,7 @@ class ScheduleConfig:
             ("peak_fraction", 0.0, 1.0),
         ):
             value = getattr(self, name)
-            if not low <= value <= high:
+            if not (low <= value <= high and math.isfinite(value)):
                 raise ConfigError("CONFIG", f"schedule.{name} is {value}: set it between {low} and {high}")
         if any(not 0 < milestone < 1 for milestone in self.milestones):
             raise ConfigError(

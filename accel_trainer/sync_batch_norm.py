@@ -64,7 +64,6 @@ def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Mod
     synced = CpuSyncBatchNorm(
         model.num_features, model.eps, model.momentum, model.affine, model.track_running_stats
     )
-    synced.load_state_dict(model.state_dict())
-    for name, parameter in model.named_parameters():
-        getattr(synced, name).requires_grad_(parameter.requires_grad)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        setattr(synced, name, tensor)
     return synced.train(model.training)

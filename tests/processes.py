@@ -1,0 +1,82 @@
+"""Real processes for tests, forked from a server that has imported torch: about 0.1 s each instead of 2 s."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.workload"])
+
+
+@dataclass
+class Job:
+    """The processes of one launch; `output` of a rank is what it printed."""
+
+    processes: list[ForkServerProcess]
+    folder: Path
+
+    def wait(self, timeout_s: float = 120) -> list[int | None]:
+        """Return the exit codes; negative for a signal, None for a process that had to be killed."""
+        codes: list[int | None] = []
+        for process in self.processes:
+            process.join(timeout_s)
+            codes.append(process.exitcode)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+        return codes
+
+    def output(self, rank: int = 0) -> str:
+        """Return what a rank wrote to stdout and stderr."""
+        return (self.folder / f"rank-{rank}.log").read_text()
+
+
+def start(target: Callable[..., Any], *arguments: Any, num_processes: int, folder: Path) -> Job:
+    """Start `target(*arguments)` in processes that find each other like those of torchrun; logs go to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = Job([], folder)
+    for rank in range(num_processes):
+        environment = {"OMP_NUM_THREADS": "1"}
+        if num_processes > 1:
+            environment |= {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(num_processes),
+                "LOCAL_WORLD_SIZE": str(num_processes),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "ACCELERATE_USE_CPU": "true",
+            }
+        log = folder / f"rank-{rank}.log"
+        process = _context.Process(target=_child, args=(log, environment, target, arguments), daemon=True)
+        process.start()
+        job.processes.append(process)
+    return job
+
+
+def run(target: Callable[..., Any], *arguments: Any, num_processes: int = 1, folder: Path) -> Job:
+    """Run `target` to its end in `num_processes`; every process must succeed."""
+    job = start(target, *arguments, num_processes=num_processes, folder=folder)
+    codes = job.wait()
+    outputs = "\n".join(job.output(rank) for rank in range(num_processes))
+    assert codes == [0] * num_processes, f"exit codes {codes}:\n{outputs}"
+    return job
+
+
+def _child(log: Path, environment: dict[str, str], target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, sys.stdout.fileno())
+    os.dup2(descriptor, sys.stderr.fileno())
+    os.environ.update(environment)
+    target(*arguments)

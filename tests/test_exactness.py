@@ -1,0 +1,131 @@
+"""The promises: the same model for any split of the global batch, and the same bytes after any interruption."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from accel_trainer import BatchConfig, OptimizerConfig
+
+from . import processes, workload
+
+
+def final_files(folder: Path) -> dict[str, bytes]:
+    """The bytes of the newest checkpoint that decide what happens next, and of the history without times."""
+    newest = max((folder / "checkpoints").glob("step-*"))
+    names = ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "optimizer.json")
+    files = {f"{newest.name}/{name}": (newest / name).read_bytes() for name in names}
+    trainer = json.loads((newest / "trainer.json").read_text())
+    trainer["callbacks"]["MetricsLog"].pop("history_bytes")  # throughput numbers vary in length
+    return files | {"trainer": json.dumps(trainer).encode(), "history": json.dumps(history(folder)).encode()}
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in rows]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    newest = max((folder / "checkpoints").glob("step-*"))
+    return {**load_file(newest / "model.safetensors"), **{f"ema.{k}": v for k, v in load_file(newest / "ema.safetensors").items()}}
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    mine, theirs = weights(one), weights(other)
+    assert mine.keys() == theirs.keys()
+    floats = [name for name in mine if mine[name].is_floating_point()]
+    return max(float((mine[name].double() - theirs[name].double()).abs().max()) for name in floats)
+
+
+SPLITS = {"1x(8x2)": (1, 8, 2), "2x8": (2, 8, 1), "2x(4x2)": (2, 4, 2), "4x4": (4, 4, 1)}
+
+
+@pytest.mark.parametrize("num_train", [64, 72, 65])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_any_split_of_the_global_batch_trains_the_same_model(tmp_path: Path, num_train: int, dtype: str) -> None:
+    options = {"num_train": num_train, "dtype": getattr(torch, dtype)}
+    processes.run(run_split, tmp_path / "whole", 16, 1, options, folder=tmp_path / "logs")
+    whole = history(tmp_path / "whole")
+    for name, (num_processes, micro, accumulation) in SPLITS.items():
+        folder = tmp_path / name
+        processes.run(
+            run_split, folder, micro, accumulation, options, num_processes=num_processes, folder=tmp_path / f"logs-{name}"
+        )
+        # float64 leaves no room for a wrong term: 1e-12 is a thousand roundings.
+        assert largest_difference(tmp_path / "whole", folder) <= (1e-6 if dtype == "float32" else 1e-12), name
+        for mine, theirs in zip(whole, history(folder), strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-6), name
+
+
+@pytest.mark.parametrize("num_train", [64, 72, 65])
+def test_batch_norm_trains_the_same_model_on_any_number_of_processes(tmp_path: Path, num_train: int) -> None:
+    options = {"num_train": num_train, "norm": "batch"}
+    for num_processes in (1, 2, 4):
+        arguments = (tmp_path / str(num_processes), 16 // num_processes, 1, options)
+        processes.run(run_split, *arguments, num_processes=num_processes, folder=tmp_path / f"logs-{num_processes}")
+    assert largest_difference(tmp_path / "1", tmp_path / "2") <= 1e-6
+    assert largest_difference(tmp_path / "1", tmp_path / "4") <= 1e-6
+
+
+def run_split(folder: Path, micro: int, accumulation: int, options: dict[str, Any]) -> None:
+    batch = BatchConfig(per_device_batch_size=micro, accumulation_steps=accumulation, eval_batch_size=10)
+    workload.train(workload.make_config(folder, batch=batch), **options)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("ema_decay", [None, 0.9])
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_resume_after_every_step_is_bitwise_equal(
+    tmp_path: Path, optimizer: str, ema_decay: float | None, accumulation: int
+) -> None:
+    processes.run(resume_everywhere, tmp_path, optimizer, ema_decay, accumulation, folder=tmp_path / "logs")
+
+
+def resume_everywhere(folder: Path, optimizer: str, ema_decay: float | None, accumulation: int) -> None:
+    """Stop after each step of a 2-epoch run in turn and go on; then stop after every single step of one run."""
+    base = workload.make_config(
+        folder,
+        optimizer=OptimizerConfig(name=optimizer, learning_rate=0.01),
+        batch=BatchConfig(per_device_batch_size=16 // accumulation, accumulation_steps=accumulation, eval_batch_size=10),
+    )
+    base = replace(base, trainer=replace(base.trainer, ema_decay=ema_decay))
+
+    def run(name: str, *stops: int) -> dict[str, bytes]:
+        for max_steps in (*stops, None):
+            trainer = replace(base.trainer, max_steps=max_steps)
+            config = replace(base, trainer=trainer, run=replace(base.run, output_dir=folder / name))
+            workload.train(config, dropout=0.2)
+        newest = max((folder / name / "checkpoints").glob("step-*"))
+        files = {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
+        return files | {"history": json.dumps(history(folder / name)).encode()}
+
+    undisturbed = run("undisturbed")
+    num_steps = 10
+    for step in range(1, num_steps + 1):
+        assert run(f"stop-{step}", step) == undisturbed, f"stopped after step {step}"
+    assert run("stop-always", *range(1, num_steps + 1)) == undisturbed
+    assert run("undisturbed") == undisturbed  # a finished run has nothing left to do
+
+
+def test_a_run_continues_on_fewer_processes_with_the_same_trajectory(tmp_path: Path) -> None:
+    processes.run(run_until, tmp_path / "whole", None, num_processes=4, folder=tmp_path / "logs")
+    for num_processes, max_steps in ((4, 3), (2, 7), (1, None)):
+        processes.run(
+            run_until, tmp_path / "shrinking", max_steps, num_processes=num_processes, folder=tmp_path / f"logs-{num_processes}"
+        )
+    assert largest_difference(tmp_path / "whole", tmp_path / "shrinking") <= 1e-6
+    for mine, theirs in zip(history(tmp_path / "whole"), history(tmp_path / "shrinking"), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-6)
+
+
+def run_until(folder: Path, max_steps: int | None) -> None:
+    # 4 per device on 4 processes; on fewer, the global batch of 16 stays and is accumulated.
+    config = workload.make_config(folder, batch=BatchConfig(per_device_batch_size=4, eval_batch_size=10))
+    workload.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)))

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+from accel_trainer.errors import ConfigError, ExitCode
+from accel_trainer.plan import BatchConfig, BatchPlan
+
+PLANS = [
+    BatchPlan(
+        num_samples=num_samples,
+        global_batch_size=global_batch,
+        per_device_batch_size=micro,
+        num_processes=num_processes,
+        drop_last=drop_last,
+    )
+    for num_samples, global_batch, micro, num_processes, drop_last in itertools.product(
+        (1, 7, 24, 25, 31), (1, 2, 6, 12, 24), (1, 3, 5, 64), (1, 2, 3, 4, 6), (False, True)
+    )
+    if global_batch <= num_samples and global_batch % num_processes == 0
+]
+
+
+def positions(plan: BatchPlan, step: int) -> list[int]:
+    """What all processes together train in a step, in order of process and micro-batch."""
+    return [p for rank in range(plan.num_processes) for micro in plan.micro_batches(step, rank) for p in micro]
+
+
+def test_a_window_is_the_same_samples_for_every_split() -> None:
+    for plan in PLANS:
+        for step in range(plan.steps_per_epoch):
+            first = step * plan.global_batch_size
+            last = min(first + plan.global_batch_size, plan.num_samples)
+            assert positions(plan, step) == list(range(first, last)), plan
+            assert plan.window_size(step) == last - first, plan
+
+
+def test_an_epoch_is_every_sample_once_and_drop_last_leaves_out_the_short_window_alone() -> None:
+    for plan in PLANS:
+        seen = [p for step in range(plan.steps_per_epoch) for p in positions(plan, step)]
+        full = plan.num_samples // plan.global_batch_size * plan.global_batch_size
+        assert seen == list(range(full if plan.drop_last else plan.num_samples)), plan
+
+
+def test_every_process_has_a_micro_batch_in_every_window_and_none_is_too_large() -> None:
+    for plan in PLANS:
+        for step, rank in itertools.product(range(plan.steps_per_epoch), range(plan.num_processes)):
+            micros = plan.micro_batches(step, rank)
+            assert micros, plan
+            assert max(map(len, micros)) <= plan.per_device_batch_size, plan
+            assert all(map(len, micros)) or len(micros) == 1, plan  # an empty one is a whole share
+
+
+def test_shares_of_a_window_differ_by_at_most_one_sample() -> None:
+    for plan in PLANS:
+        for step in range(plan.steps_per_epoch):
+            sizes = [sum(map(len, plan.micro_batches(step, rank))) for rank in range(plan.num_processes)]
+            assert max(sizes) - min(sizes) <= 1, plan
+
+
+def test_accumulation_steps_are_the_micro_batches_of_a_full_window() -> None:
+    for plan in PLANS:
+        assert plan.accumulation_steps == len(plan.micro_batches(0, 0)), plan
+
+
+def test_a_short_window_leaves_empty_shares_when_it_has_fewer_samples_than_processes() -> None:
+    plan = BatchPlan(num_samples=13, global_batch_size=12, per_device_batch_size=4, num_processes=3)
+    assert [plan.micro_batches(1, rank) for rank in range(3)] == [[range(12, 13)], [range(13, 13)], [range(13, 13)]]
+
+
+@pytest.mark.parametrize(
+    ("config", "num_processes", "expected"),
+    [
+        (BatchConfig(per_device_batch_size=8), 1, (8, 8, 1)),
+        (BatchConfig(per_device_batch_size=8), 4, (32, 8, 1)),
+        (BatchConfig(per_device_batch_size=8, accumulation_steps=3), 2, (48, 8, 3)),
+        (BatchConfig(per_device_batch_size=8, global_batch_size=64), 2, (64, 8, 4)),
+        (BatchConfig(per_device_batch_size=8, global_batch_size=20), 1, (20, 8, 3)),
+        (BatchConfig(per_device_batch_size=8, global_batch_size=4), 2, (4, 2, 1)),
+        (BatchConfig(per_device_batch_size=8, global_batch_size=64, accumulation_steps=2), 2, (64, 16, 2)),
+        (BatchConfig(per_device_batch_size=8, global_batch_size=10, accumulation_steps=3), 1, (10, 4, 3)),
+    ],
+)
+def test_the_config_gives_global_batch_micro_batch_and_accumulation(
+    config: BatchConfig, num_processes: int, expected: tuple[int, int, int]
+) -> None:
+    plan = config.plan(100, num_processes=num_processes)
+    assert (plan.global_batch_size, plan.per_device_batch_size, plan.accumulation_steps) == expected
+    assert plan.steps_per_epoch == math.ceil(100 / plan.global_batch_size)
+
+
+def test_the_arithmetic_is_told_in_one_line() -> None:
+    plan = BatchConfig(per_device_batch_size=8, accumulation_steps=3).plan(100, num_processes=2)
+    assert plan.describe() == (
+        "8 per device x 2 processes x 3 accumulation = 48 per step, 3 steps per epoch of 100 samples"
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "num_processes", "message"),
+    [
+        (BatchConfig(global_batch_size=250), 8, "global batch 250 is not divisible by 8 processes: set"),
+        (BatchConfig(global_batch_size=2), 4, "global batch 2 is not divisible by 4 processes: set"),
+        (BatchConfig(global_batch_size=1001), 1, "global batch 1001 is larger than the 1000 training samples: set"),
+        (BatchConfig(per_device_batch_size=501), 2, "global batch 1002 is larger than the 1000 training samples"),
+    ],
+)
+def test_arithmetic_that_cannot_work_says_the_values_and_the_fix(
+    config: BatchConfig, num_processes: int, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        config.plan(1000, num_processes=num_processes)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "flag"),
+    [
+        ("per_device_batch_size", "--batch-size"),
+        ("global_batch_size", "--global-batch-size"),
+        ("accumulation_steps", "--accumulate"),
+        ("eval_batch_size", "--batch.eval-batch-size"),
+    ],
+)
+@pytest.mark.parametrize("value", [0, -3])
+def test_sizes_below_one_are_refused_by_the_name_of_their_flag(field: str, flag: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{flag} is {value}: set it to 1 or more"):
+        BatchConfig(**{field: value})
+
+
+@pytest.mark.parametrize("field", ["num_samples", "global_batch_size", "per_device_batch_size", "num_processes"])
+def test_a_plan_of_nothing_is_refused(field: str) -> None:
+    sizes = {"num_samples": 4, "global_batch_size": 2, "per_device_batch_size": 1, "num_processes": 1}
+    with pytest.raises(ConfigError, match=f"{field} is 0"):
+        BatchPlan(**{**sizes, field: 0})

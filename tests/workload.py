@@ -1,0 +1,163 @@
+"""A small image run that tests start in one process, in several, or kill: everything real, nothing downloaded."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from accel_trainer import (
+    BatchConfig,
+    CheckpointConfig,
+    ClassificationTask,
+    ConfusionMatrix,
+    MeanLoss,
+    OptimizerConfig,
+    RecipeConfig,
+    RunConfig,
+    RunResult,
+    RuntimeConfig,
+    ScheduleConfig,
+    TopKAccuracy,
+    TrainerConfig,
+    build_trainer,
+    start_run,
+)
+from accel_trainer.vision import AugmentConfig, ImageDataset, ImageEvalLoader, ImageLoader, ImageSplit, Normalization
+
+NUM_CLASSES = 4
+
+
+def make_images(num_train: int, num_test: int = 37) -> ImageDataset:
+    """Noisy bars whose direction is the label: learnable, 8x8, the same everywhere."""
+    generator = torch.Generator().manual_seed(7)
+
+    def split(num: int) -> ImageSplit:
+        labels = torch.arange(num) % NUM_CLASSES
+        images = torch.randint(0, 120, (num, 8, 8, 3), generator=generator, dtype=torch.uint8)
+        for image, label in zip(images, labels.tolist(), strict=True):
+            view = image if label % 2 else image.transpose(0, 1)
+            view[2 + label // 2 * 3] += 120
+        return ImageSplit(images=images.permute(0, 3, 1, 2), labels=labels, num_classes=NUM_CLASSES)
+
+    return ImageDataset(
+        train=split(num_train),
+        test=split(num_test),
+        class_names=tuple("abcd"),
+        normalization=Normalization(mean=(0.25,) * 3, std=(0.25,) * 3),
+        fingerprint=f"bars-{num_train}-{num_test}",
+    )
+
+
+class SmallNet(nn.Module):
+    """Two convolutions with a norm and dropout: [B, 3, H, W] -> [B, K]."""
+
+    def __init__(self, *, norm: str, dropout: float = 0.0) -> None:
+        super().__init__()
+
+        def normed(channels: int) -> nn.Module:
+            return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(2, channels)
+
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1, bias=False), normed(8), nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1, bias=False), normed(8), nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(dropout), nn.Linear(32, NUM_CLASSES),
+        )  # fmt: skip
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images)
+
+
+def make_config(folder: Path, **changes: object) -> RecipeConfig:
+    """Return a config of 2 epochs with everything on that has state; `changes` are replaced sub-configs."""
+    config = RecipeConfig(
+        seed=3,
+        batch=BatchConfig(per_device_batch_size=16, eval_batch_size=10),
+        trainer=TrainerConfig(num_epochs=2, log_every_n_steps=3, max_grad_norm=5.0, ema_decay=0.9),
+        optimizer=OptimizerConfig(learning_rate=0.05),
+        schedule=ScheduleConfig(shape="cosine", warmup_epochs=0.5),
+        checkpoint=CheckpointConfig(every_n_steps=1),
+        runtime=RuntimeConfig(num_threads=1, timeout_s=60),
+        run=RunConfig(output_dir=folder),
+    )
+    return replace(config, **changes)
+
+
+def train(
+    config: RecipeConfig,
+    *,
+    num_train: int = 72,
+    norm: str = "group",
+    dropout: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    callbacks: tuple[object, ...] = (),
+) -> RunResult:
+    """Train the small net; called in every process of a launch."""
+    augment = AugmentConfig(crop_padding=1, crop_mode="reflect", flip="random", mixup=0.2)
+    images = make_images(num_train)
+    with start_run(config, recipe="workload") as run:
+        accelerator = run.accelerator
+        where = {"process_index": accelerator.process_index, "device": accelerator.device, "dtype": dtype}
+        trainer = build_trainer(
+            run,
+            model=SmallNet(norm=norm, dropout=dropout).to(dtype),
+            task=ClassificationTask(),
+            loader=ImageLoader(
+                images.train,
+                plan=run.config.batch.plan(num_train, num_processes=accelerator.num_processes),
+                seed=config.seed,
+                augment=augment,
+                normalization=images.normalization,
+                **where,
+            ),
+            eval_loader=ImageEvalLoader(
+                images.test,
+                batch_size=config.batch.eval_batch_size,
+                num_processes=accelerator.num_processes,
+                normalization=images.normalization,
+                **where,
+            ),
+            metrics=[MeanLoss(), TopKAccuracy(), ConfusionMatrix(NUM_CLASSES)],
+            data_fingerprint=images.fingerprint,
+            export_config={"norm": norm},
+            callbacks=callbacks,
+        )
+        return trainer.fit()
+
+
+def main() -> None:
+    """Run from a command line, so that a launcher can start it and a test can kill it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--global-batch-size", type=int)
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--num-train", type=int, default=72)
+    parser.add_argument("--norm", default="group")
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--max-steps", type=int)
+    options = parser.parse_args()
+    config = make_config(
+        options.folder,
+        batch=BatchConfig(
+            per_device_batch_size=options.batch_size,
+            global_batch_size=options.global_batch_size,
+            accumulation_steps=options.accumulate,
+            eval_batch_size=10,
+        ),
+    )
+    config = replace(
+        config, trainer=replace(config.trainer, num_epochs=options.epochs, max_steps=options.max_steps)
+    )
+    dtype = getattr(torch, options.dtype)
+    result = train(config, num_train=options.num_train, norm=options.norm, dropout=options.dropout, dtype=dtype)
+    raise SystemExit(75 if result.state == "preempted" else 0)
+
+
+if __name__ == "__main__":
+    main()
