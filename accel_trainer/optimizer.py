@@ -42,11 +42,12 @@ class OptimizerConfig:
         for name, high in (
             ("learning_rate", math.inf),
             ("momentum", 1.0),
+            ("betas", 1.0),
             ("eps", math.inf),
             ("weight_decay", math.inf),
         ):
             value = getattr(self, name)
-            if not 0 <= value < high:
+            if not all(0 <= number < high for number in (value if name == "betas" else [value])):
                 raise ConfigError(
                     "CONFIG", f"optimizer.{name} is {value}: set it to at least 0 and below {high}"
                 )

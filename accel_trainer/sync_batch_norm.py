@@ -1,16 +1,41 @@
 """Batch normalisation over the batch of all processes, on any device.
 
 torch's SyncBatchNorm refuses the CPU ("expected input tensor to be on GPU", torch 2.13). This one is
-plain autograd over differentiable all-reduces, so that one, two or four CPU processes train the same
+plain autograd over a differentiable all-reduce, so that one, two or four CPU processes train the same
 model. On CUDA torch's fused version is used.
 """
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """An all-reduce, whose gradient is the all-reduce of the gradients. **Collective**, forward and backward.
+
+    torch's own are deprecated or private (`torch.distributed.nn.functional`, torch 2.13).
+    """
+
+    @staticmethod
+    def forward(context: Any, values: Tensor) -> Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+
+def _sum_over_processes(values: Tensor) -> Tensor:
+    total: Tensor = _SumOverProcesses.apply(values)  # type: ignore[no-untyped-call]
+    return total
 
 
 class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -26,21 +51,22 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalised input, same shape."""
         if not self.training or not dist.is_initialized():
-            return super().forward(input)
+            return cast(Tensor, super().forward(input))
         over = [dim for dim in range(input.dim()) if dim != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)
         count = torch.tensor([float(input.numel() // input.shape[1])], dtype=torch.float64)
         # float64 sums: the mean and variance then do not depend on how rows are dealt out to processes.
-        sums = all_reduce(torch.cat([input.double().sum(over), count]))
+        sums = _sum_over_processes(torch.cat([input.double().sum(over), count]))
         total = sums[-1].detach()
         mean = sums[:-1] / total
-        centered = input - mean.to(input.dtype).view(shape)
-        variance = all_reduce(centered.double().square().sum(over)) / total
+        dtype = torch.promote_types(input.dtype, torch.float32)
+        centered = input.to(dtype) - mean.to(dtype).view(shape)
+        variance = _sum_over_processes(centered.double().square().sum(over)) / total
         self._update_running(mean.detach(), variance.detach(), total)
-        output = centered * torch.rsqrt(variance + self.eps).to(input.dtype).view(shape)
+        output = centered * torch.rsqrt(variance + self.eps).to(dtype).view(shape)
         if self.affine:
             output = output * self.weight.view(shape) + self.bias.view(shape)
-        return output
+        return output.to(input.dtype)
 
     @torch.no_grad()
     def _update_running(self, mean: Tensor, variance: Tensor, total: Tensor) -> None:
@@ -56,7 +82,7 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Module:
     """Replace every BatchNorm of `model` by one that spans all processes; parameters and names stay."""
     if device.type == "cuda":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
     for name, child in model.named_children():
         setattr(model, name, convert_sync_batch_norm(child, device=device))
     if not isinstance(model, nn.modules.batchnorm._BatchNorm):

@@ -13,7 +13,7 @@ from accel_trainer.runtime import RuntimeConfig, start_accelerator
 
 @contextmanager
 def joined_processes() -> Iterator[Accelerator]:
-    """Give the accelerator of this process; leave together, so that none misses a peer. Warnings are errors."""
+    """Give this process's accelerator; leave together, so that none misses a peer. Warnings are errors."""
     warnings.simplefilter("error")
     accelerator = start_accelerator(RuntimeConfig(num_threads=1, timeout_s=60))
     yield accelerator

@@ -25,7 +25,9 @@ PLANS = [
 
 def positions(plan: BatchPlan, step: int) -> list[int]:
     """What all processes together train in a step, in order of process and micro-batch."""
-    return [p for rank in range(plan.num_processes) for micro in plan.micro_batches(step, rank) for p in micro]
+    return [
+        p for rank in range(plan.num_processes) for micro in plan.micro_batches(step, rank) for p in micro
+    ]
 
 
 def test_a_window_is_the_same_samples_for_every_split() -> None:
@@ -67,7 +69,11 @@ def test_accumulation_steps_are_the_micro_batches_of_a_full_window() -> None:
 
 def test_a_short_window_leaves_empty_shares_when_it_has_fewer_samples_than_processes() -> None:
     plan = BatchPlan(num_samples=13, global_batch_size=12, per_device_batch_size=4, num_processes=3)
-    assert [plan.micro_batches(1, rank) for rank in range(3)] == [[range(12, 13)], [range(13, 13)], [range(13, 13)]]
+    assert [plan.micro_batches(1, rank) for rank in range(3)] == [
+        [range(12, 13)],
+        [range(13, 13)],
+        [range(13, 13)],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -103,8 +109,16 @@ def test_the_arithmetic_is_told_in_one_line() -> None:
     [
         (BatchConfig(global_batch_size=250), 8, "global batch 250 is not divisible by 8 processes: set"),
         (BatchConfig(global_batch_size=2), 4, "global batch 2 is not divisible by 4 processes: set"),
-        (BatchConfig(global_batch_size=1001), 1, "global batch 1001 is larger than the 1000 training samples: set"),
-        (BatchConfig(per_device_batch_size=501), 2, "global batch 1002 is larger than the 1000 training samples"),
+        (
+            BatchConfig(global_batch_size=1001),
+            1,
+            "global batch 1001 is larger than the 1000 training samples: set",
+        ),
+        (
+            BatchConfig(per_device_batch_size=501),
+            2,
+            "global batch 1002 is larger than the 1000 training samples",
+        ),
     ],
 )
 def test_arithmetic_that_cannot_work_says_the_values_and_the_fix(
@@ -131,7 +145,9 @@ def test_sizes_below_one_are_refused_by_the_name_of_their_flag(field: str, flag:
         BatchConfig(**{field: value})
 
 
-@pytest.mark.parametrize("field", ["num_samples", "global_batch_size", "per_device_batch_size", "num_processes"])
+@pytest.mark.parametrize(
+    "field", ["num_samples", "global_batch_size", "per_device_batch_size", "num_processes"]
+)
 def test_a_plan_of_nothing_is_refused(field: str) -> None:
     sizes = {"num_samples": 4, "global_batch_size": 2, "per_device_batch_size": 1, "num_processes": 1}
     with pytest.raises(ConfigError, match=f"{field} is 0"):

@@ -13,7 +13,10 @@ SHAPES = ("constant", "cosine", "linear", "polynomial", "step", "triangular")
 
 def schedule(*, total_steps: int = 100, steps_per_epoch: int = 10, **config: object) -> Schedule:
     return build_schedule(
-        ScheduleConfig(**config), peak_learning_rate=2.0, total_steps=total_steps, steps_per_epoch=steps_per_epoch
+        ScheduleConfig(**config),
+        peak_learning_rate=2.0,
+        total_steps=total_steps,
+        steps_per_epoch=steps_per_epoch,
     )
 
 
@@ -89,7 +92,10 @@ def test_the_curve_is_the_same_for_any_number_of_processes_and_any_accumulation(
         ({"power": -0.5}, "schedule.power is -0.5: set it"),
         ({"gamma": 10.0}, "schedule.gamma is 10.0: set it between 0.0 and 1.0"),
         ({"peak_fraction": 2.0}, "schedule.peak_fraction is 2.0: set it between 0.0 and 1.0"),
-        ({"milestones": (30.0, 60.0)}, r"schedule.milestones is \(30.0, 60.0\): set fractions between 0 and 1"),
+        (
+            {"milestones": (30.0, 60.0)},
+            r"schedule.milestones is \(30.0, 60.0\): set fractions between 0 and 1",
+        ),
         ({"shape": "triangular", "warmup_epochs": 1.0}, "set schedule.peak_fraction instead"),
     ],
 )
@@ -99,7 +105,9 @@ def test_a_bad_value_is_named_with_its_fix(changes: dict[str, object], message: 
 
 
 def test_a_warmup_longer_than_the_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="warmup_epochs is 11.0, longer than the run: set it to at most --epochs"):
+    with pytest.raises(
+        ConfigError, match="warmup_epochs is 11.0, longer than the run: set it to at most --epochs"
+    ):
         schedule(warmup_epochs=11.0)
 
 
