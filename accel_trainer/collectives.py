@@ -54,14 +54,19 @@ def broadcast_files(files: Mapping[str, bytes] | None, accelerator: Accelerator)
     return {name: broadcast_bytes(files[name] if files else None, accelerator) for name in names}
 
 
+_last_operations: list[dist.Work | None] = []
+
+
 def leave(accelerator: Accelerator) -> None:
     """Wait for all processes, close the trackers and leave the process group. **Collective.**
 
-    The handle of the last operation is held across it. Otherwise gloo's thread may drop it, for which
-    it needs Python's lock, while this thread holds that lock and waits for gloo's thread to end: a
-    deadlock when the group is destroyed (1 of 40 runs), or an abort at exit (5 of 24; torch 2.13).
+    The handle of the last operation is kept for good. Otherwise gloo's thread may be the one to drop
+    it, for which it needs Python's lock, while this thread holds that lock and waits for gloo's thread
+    to end: a deadlock when the group is destroyed (1 of 40 runs), or an abort at exit (5 of 24 runs
+    without a barrier; torch 2.13).
     """
     if accelerator.num_processes > 1:
         last = dist.barrier(async_op=True)
         last.wait()
+        _last_operations.append(last)
     accelerator.end_training()

@@ -25,8 +25,8 @@ from .optimizer import build_optimizer
 from .run import Run
 from .runtime import describe_machine, place_model
 from .schedule import build_schedule, scale_learning_rate
-from .training_state import check_weights
 from .trainer import Trainer
+from .training_state import check_weights
 from .types import EvalLoader, Loader, Metric, Task
 
 _MAX_WEIGHTS_BYTES = 2**36
@@ -65,7 +65,7 @@ def build_trainer(
     )
     total_steps = config.trainer.num_epochs * plan.steps_per_epoch
     banner = (
-        f"{describe_machine(accelerator)}\n{plan.describe()}, {total_steps} steps in {config.trainer.num_epochs} epochs\n"
+        f"{describe_machine(accelerator)}\n{plan.describe()}, {config.trainer.num_epochs} epochs, {total_steps} steps\n"
         f"peak learning rate {peak_learning_rate:g}, {sum(p.numel() for p in model.parameters()):,} parameters\n"
         f"run folder {run.folder}"
     )
@@ -140,7 +140,7 @@ def _check_data(run: Run, data_fingerprint: str) -> None:
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
-    """Load weights alone, of a safetensors file, a checkpoint or a run's newest checkpoint; EMA weights if it has them."""
+    """Load weights alone: of a safetensors file, a checkpoint, or a run's newest one. Its EMA, if it has one."""
     weights: Mapping[str, Tensor]
     try:
         if path.is_file():

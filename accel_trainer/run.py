@@ -48,7 +48,7 @@ class RunConfig:
     output_dir: Annotated[Path | None, tyro.conf.arg(aliases=["--output-dir"])] = None
     """The run folder; None: `runs/<recipe>-<time>`, or the newest unfinished one of the same config."""
     resume: Annotated[str, tyro.conf.arg(aliases=["--resume"])] = "auto"
-    """`auto` continues the run in the folder, if there is one; `never` refuses to; or a checkpoint or run to branch from."""
+    """`auto` continues the run in the folder, if any; `never` refuses to; or a checkpoint or run to branch from."""
     init_from: Annotated[Path | None, tyro.conf.arg(aliases=["--init-from"])] = None
     """A checkpoint, run or safetensors file whose weights a new run starts with; nothing else of it is used."""
     allow_change: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--allow-change"])] = ()

@@ -25,7 +25,7 @@ class ScheduleConfig:
     """
 
     shape: Literal["constant", "cosine", "linear", "polynomial", "step", "triangular"] = "cosine"
-    """`linear` is `polynomial` of power 1; `triangular` rises until `peak_fraction` of all steps, then falls linearly."""
+    """`linear` is `polynomial` of power 1; `triangular` rises until `peak_fraction` of all steps, then falls."""
     warmup_epochs: float = 0.0
     """Length of the linear warmup in epochs; 0 for none."""
     min_fraction: float = 0.0

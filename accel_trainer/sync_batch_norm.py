@@ -51,7 +51,7 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Return the normalised input, same shape."""
         if not self.training or not dist.is_initialized():
-            return cast(Tensor, super().forward(input))
+            return super().forward(input)
         over = [dim for dim in range(input.dim()) if dim != 1]
         shape = [1, -1] + [1] * (input.dim() - 2)
         count = torch.tensor([float(input.numel() // input.shape[1])], dtype=torch.float64)

@@ -23,7 +23,7 @@ class ClassificationConfig:
     train_accuracy: bool = False
     """Whether to report the accuracy on the (augmented) training batches as `train/accuracy`."""
     tta: Annotated[Literal["none", "flip", "flip_crop"], tyro.conf.arg(aliases=["--tta"])] = "none"
-    """Test-time augmentation: `flip` averages logits over the mirrored image, `flip_crop` also over two 1-pixel shifts."""
+    """Test-time augmentation: `flip` averages logits over the mirror image, `flip_crop` also over two shifts."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:

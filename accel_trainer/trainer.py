@@ -28,8 +28,8 @@ from .optimizer import set_learning_rate
 from .preemption import StopFlag, stop_on_signals
 from .schedule import Schedule
 from .seeding import seed_forward
-from .training_state import Pieces, TrainingState
 from .state import TrainState
+from .training_state import Pieces, TrainingState
 from .types import Loader, StepReport, Task, Window
 
 
@@ -126,9 +126,8 @@ class Trainer:
         self._observers = _observers(callbacks)
         self.raw_model = model
         self.ema = None if config.ema_decay is None else Ema(model, decay=config.ema_decay)
-        self._training_state = TrainingState(
-            model, optimizer, self.ema and self.ema.model, accelerator.scaler
-        )
+        ema_model = None if self.ema is None else self.ema.model
+        self._training_state = TrainingState(model, optimizer, ema_model, accelerator.scaler)
         self.model, self.optimizer = accelerator.prepare(model, optimizer)
         # accelerate's wrappers cost 75 us (step), 25 us (backward) and 10 us (zero_grad) a step and, without
         # a GradScaler or an engine of their own, call exactly these (measured, accelerate 1.15).
@@ -159,7 +158,7 @@ class Trainer:
                 if self._is_epoch_end and not self.stop_flag.agreed:
                     self._end_epoch()
             self.save()  # a position that is already saved is not saved again
-            self.checkpointer.wait()
+            self.checkpointer.wait(must_succeed=True)
             result = self._result()
             self._notify("on_fit_end", result)
         return result
@@ -309,7 +308,7 @@ class Trainer:
 
     def _backward(self, loss_share: Tensor) -> None:
         if self._is_plain:
-            loss_share.backward()  # type: ignore[no-untyped-call]
+            loss_share.backward()
         else:
             self.accelerator.backward(loss_share)
 
@@ -317,7 +316,8 @@ class Trainer:
         """Clip by the global norm; return the norm before, [], on the device."""
         if self.config.max_grad_norm is None:
             return None
-        return self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        norm: Tensor = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        return norm
 
     def _result(self) -> RunResult:
         """Return how the run ended, with an evaluation of the final weights unless it was preempted. **Collective.**"""

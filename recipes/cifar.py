@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-
 from accel_trainer import (
     ClassificationConfig,
     ClassificationTask,
@@ -31,7 +30,7 @@ class Config(RecipeConfig):
     """What `recipes/cifar.py` can set."""
 
     dataset: str = "cifar10"
-    """`cifar10` or `cifar100` (from the hub), `digits` (embedded), or a folder of parquet, images or CIFAR binary files."""
+    """`cifar10`, `cifar100` (from the hub), `digits` (embedded), or a folder of parquet, images or CIFAR binary."""
     cache_dir: Path = Path("~/.cache/accel_trainer")
     """Where decoded images are kept."""
     model: ModelConfig = field(default_factory=ModelConfig)

@@ -74,7 +74,9 @@ def run(target: Callable[..., Any], *arguments: Any, num_processes: int = 1, fol
     return job
 
 
-def _child(log: Path, environment: dict[str, str], target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _child(
+    log: Path, environment: dict[str, str], target: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())

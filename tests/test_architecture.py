@@ -25,7 +25,7 @@ LAYERS = (
         "sync_batch_norm", "tensor_file",
     },
     {
-        "checkpoint", "checkpoint_files", "checkpoint_folder", "checkpoint_report", "evaluation", "loader",
+        "checkpoint", "checkpoint_files", "checkpoint_folder", "evaluation", "loader",
         "profiling", "runtime", "tasks", "training_state", "vision",
     },
     {"callbacks", "trainer"},
@@ -36,9 +36,8 @@ LAYERS = (
 
 # Rooms of one layer stand apart, but for these.
 SIBLINGS = {
-    "checkpoint": {"checkpoint_files", "checkpoint_folder", "checkpoint_report"},
+    "checkpoint": {"checkpoint_files", "checkpoint_folder"},
     "checkpoint_folder": {"checkpoint_files"},
-    "checkpoint_report": {"checkpoint_files", "checkpoint_folder"},
     "encoding": {"strict_json", "tensor_file"},
     "history": {"storage"},
     "launch": {"run"},

@@ -12,8 +12,8 @@ import pytest
 from accel_trainer import checkpoint_files, checkpoint_folder, storage
 from accel_trainer.checkpoint_files import decode_files
 from accel_trainer.checkpoint_folder import BestCheckpoint, best_name
-from accel_trainer.checkpoint_report import inspect_checkpoints
 from accel_trainer.errors import CheckpointError, ExitCode
+from accel_trainer.tools.checkpoint_report import inspect_checkpoints
 from tests.faults.mutations import rehash
 from tests.faults.tiny_run import METADATA, damage, is_state_at, make, name_at, names, save
 

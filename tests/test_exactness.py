@@ -34,7 +34,10 @@ def history(folder: Path) -> list[dict[str, Any]]:
 
 def weights(folder: Path) -> dict[str, Tensor]:
     newest = max((folder / "checkpoints").glob("step-*"))
-    return {**load_file(newest / "model.safetensors"), **{f"ema.{k}": v for k, v in load_file(newest / "ema.safetensors").items()}}
+    return {
+        **load_file(newest / "model.safetensors"),
+        **{f"ema.{k}": v for k, v in load_file(newest / "ema.safetensors").items()},
+    }
 
 
 def largest_difference(one: Path, other: Path) -> float:
@@ -49,14 +52,22 @@ SPLITS = {"1x(8x2)": (1, 8, 2), "2x8": (2, 8, 1), "2x(4x2)": (2, 4, 2), "4x4": (
 
 @pytest.mark.parametrize("num_train", [64, 72, 65])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_any_split_of_the_global_batch_trains_the_same_model(tmp_path: Path, num_train: int, dtype: str) -> None:
+def test_any_split_of_the_global_batch_trains_the_same_model(
+    tmp_path: Path, num_train: int, dtype: str
+) -> None:
     options = {"num_train": num_train, "dtype": getattr(torch, dtype)}
     processes.run(run_split, tmp_path / "whole", 16, 1, options, folder=tmp_path / "logs")
     whole = history(tmp_path / "whole")
     for name, (num_processes, micro, accumulation) in SPLITS.items():
         folder = tmp_path / name
         processes.run(
-            run_split, folder, micro, accumulation, options, num_processes=num_processes, folder=tmp_path / f"logs-{name}"
+            run_split,
+            folder,
+            micro,
+            accumulation,
+            options,
+            num_processes=num_processes,
+            folder=tmp_path / f"logs-{name}",
         )
         # float64 leaves no room for a wrong term: 1e-12 is a thousand roundings.
         assert largest_difference(tmp_path / "whole", folder) <= (1e-6 if dtype == "float32" else 1e-12), name
@@ -69,7 +80,9 @@ def test_batch_norm_trains_the_same_model_on_any_number_of_processes(tmp_path: P
     options = {"num_train": num_train, "norm": "batch"}
     for num_processes in (1, 2, 4):
         arguments = (tmp_path / str(num_processes), 16 // num_processes, 1, options)
-        processes.run(run_split, *arguments, num_processes=num_processes, folder=tmp_path / f"logs-{num_processes}")
+        processes.run(
+            run_split, *arguments, num_processes=num_processes, folder=tmp_path / f"logs-{num_processes}"
+        )
     assert largest_difference(tmp_path / "1", tmp_path / "2") <= 1e-6
     assert largest_difference(tmp_path / "1", tmp_path / "4") <= 1e-6
 
@@ -93,7 +106,9 @@ def resume_everywhere(folder: Path, optimizer: str, ema_decay: float | None, acc
     base = workload.make_config(
         folder,
         optimizer=OptimizerConfig(name=optimizer, learning_rate=0.01),
-        batch=BatchConfig(per_device_batch_size=16 // accumulation, accumulation_steps=accumulation, eval_batch_size=10),
+        batch=BatchConfig(
+            per_device_batch_size=16 // accumulation, accumulation_steps=accumulation, eval_batch_size=10
+        ),
     )
     base = replace(base, trainer=replace(base.trainer, ema_decay=ema_decay))
 
@@ -118,7 +133,11 @@ def test_a_run_continues_on_fewer_processes_with_the_same_trajectory(tmp_path: P
     processes.run(run_until, tmp_path / "whole", None, num_processes=4, folder=tmp_path / "logs")
     for num_processes, max_steps in ((4, 3), (2, 7), (1, None)):
         processes.run(
-            run_until, tmp_path / "shrinking", max_steps, num_processes=num_processes, folder=tmp_path / f"logs-{num_processes}"
+            run_until,
+            tmp_path / "shrinking",
+            max_steps,
+            num_processes=num_processes,
+            folder=tmp_path / f"logs-{num_processes}",
         )
     assert largest_difference(tmp_path / "whole", tmp_path / "shrinking") <= 1e-6
     for mine, theirs in zip(history(tmp_path / "whole"), history(tmp_path / "shrinking"), strict=True):

@@ -26,7 +26,14 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
-from accel_trainer.vision import AugmentConfig, ImageDataset, ImageEvalLoader, ImageLoader, ImageSplit, Normalization
+from accel_trainer.vision import (
+    AugmentConfig,
+    ImageDataset,
+    ImageEvalLoader,
+    ImageLoader,
+    ImageSplit,
+    Normalization,
+)
 
 NUM_CLASSES = 4
 
@@ -155,7 +162,9 @@ def main() -> None:
         config, trainer=replace(config.trainer, num_epochs=options.epochs, max_steps=options.max_steps)
     )
     dtype = getattr(torch, options.dtype)
-    result = train(config, num_train=options.num_train, norm=options.norm, dropout=options.dropout, dtype=dtype)
+    result = train(
+        config, num_train=options.num_train, norm=options.norm, dropout=options.dropout, dtype=dtype
+    )
     raise SystemExit(75 if result.state == "preempted" else 0)
 
 

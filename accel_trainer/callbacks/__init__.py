@@ -1,0 +1,1 @@
+"""Observers of a run. They see everything and assign nothing."""

@@ -1,0 +1,1 @@
+"""The commands of `accel-trainer`, one file each, imported only when called."""

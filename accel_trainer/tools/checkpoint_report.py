@@ -8,9 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
-from .checkpoint_files import decode_files, list_checkpoints, read_listed_file, read_manifest
-from .encoding import encode
-from .errors import CheckpointError
+from ..checkpoint_files import decode_files, list_checkpoints, read_listed_file, read_manifest
+from ..encoding import encode
+from ..errors import CheckpointError
 
 
 @dataclass(frozen=True)
