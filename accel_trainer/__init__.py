@@ -6,7 +6,7 @@ from .config import load_config, parse_config, save_config
 from .errors import CheckpointError, ConfigError, DataError, DivergedError, ExitCode, OutputError, UserError
 from .evaluation import Evaluator
 from .launch import main
-from .loader import DatasetEvalLoader, DatasetLoader
+from .loader import DatasetEvalLoader, DatasetLoader, build_dataset_loaders
 from .metrics import ConfusionMatrix, EvaluateMetric, MeanLoss, TopKAccuracy
 from .optimizer import OptimizerConfig, build_optimizer
 from .plan import BatchConfig, BatchPlan
@@ -20,11 +20,12 @@ from .trainer import RunResult, Trainer, TrainerConfig
 from .types import Batch, EvalLoader, EvalOutput, Loader, Metric, StepOutput, StepReport, Task, Window
 
 __all__ = [
-    "Batch", "BatchConfig", "BatchPlan", "Callback", "CheckpointConfig", "CheckpointError", "ClassificationConfig",
-    "ClassificationTask", "ConfigError", "ConfusionMatrix", "DataError", "DatasetEvalLoader", "DatasetLoader",
-    "DivergedError", "EvalLoader", "EvalOutput", "EvaluateMetric", "Evaluator", "ExitCode", "Loader", "MeanLoss",
-    "Metric", "OptimizerConfig", "OutputError", "RecipeConfig", "Run", "RunConfig", "RunResult", "RuntimeConfig",
-    "Schedule", "ScheduleConfig", "StepOutput", "StepReport", "Task", "TopKAccuracy", "TrainState", "Trainer",
-    "TrainerConfig", "UserError", "Window", "build_optimizer", "build_schedule", "build_trainer", "load_config", "main",
-    "parse_config", "save_config", "start_run",
+    "Batch", "BatchConfig", "BatchPlan", "Callback", "CheckpointConfig", "CheckpointError",
+    "ClassificationConfig", "ClassificationTask", "ConfigError", "ConfusionMatrix", "DataError",
+    "DatasetEvalLoader", "DatasetLoader", "DivergedError", "EvalLoader", "EvalOutput", "EvaluateMetric",
+    "Evaluator", "ExitCode", "Loader", "MeanLoss", "Metric", "OptimizerConfig", "OutputError",
+    "RecipeConfig", "Run", "RunConfig", "RunResult", "RuntimeConfig", "Schedule", "ScheduleConfig",
+    "StepOutput", "StepReport", "Task", "TopKAccuracy", "TrainState", "Trainer", "TrainerConfig",
+    "UserError", "Window", "build_dataset_loaders", "build_optimizer", "build_schedule", "build_trainer",
+    "load_config", "main", "parse_config", "save_config", "start_run",
 ]  # fmt: skip

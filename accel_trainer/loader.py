@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
-from .plan import BatchPlan
+from .plan import BatchConfig, BatchPlan
 from .preemption import ignore_signals
 from .seeding import epoch_permutation, fold
 from .types import Batch, Window
@@ -80,6 +81,39 @@ class DatasetEvalLoader:
         samples = _SeededSamples(self._dataset, key=0)
         for batch in _loader(samples, self._ids, self._num_workers, self._collate, self._device):
             yield batch.to(self._device)
+
+
+def build_dataset_loaders(
+    train: Any,
+    test: Any,
+    batch: BatchConfig,
+    *,
+    seed: int,
+    accelerator: Accelerator,
+    num_workers: int = 0,
+    collate: Collate = default_collate,
+) -> tuple[DatasetLoader, DatasetEvalLoader]:
+    """Return this process's training and evaluation loader over map-style datasets of `(input, target)` pairs."""
+    num_processes, process_index = accelerator.num_processes, accelerator.process_index
+    loader = DatasetLoader(
+        train,
+        batch.plan(len(train), num_processes=num_processes),
+        seed=seed,
+        device=accelerator.device,
+        process_index=process_index,
+        num_workers=num_workers,
+        collate=collate,
+    )
+    eval_loader = DatasetEvalLoader(
+        test,
+        batch_size=batch.eval_batch_size,
+        device=accelerator.device,
+        num_processes=num_processes,
+        process_index=process_index,
+        num_workers=num_workers,
+        collate=collate,
+    )
+    return loader, eval_loader
 
 
 class _SeededSamples:

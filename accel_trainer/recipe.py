@@ -40,14 +40,14 @@ def build_trainer(
     loader: Loader,
     eval_loader: EvalLoader,
     metrics: Sequence[Metric],
-    data_fingerprint: str,
-    export_config: Mapping[str, Any],
+    data_fingerprint: str = "",
+    export_config: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Trainer:
     """Assemble a trainer for `run` and put it where the run stands. **Collective.**
 
     `model` is plain, on the CPU. `data_fingerprint` names the training data's content: a run is not
-    continued on other data. `export_config` goes beside the exported weights.
+    continued on other data. `export_config` goes beside the exported weights as JSON.
 
     Raises:
         CheckpointError: the checkpoint to continue from does not fit, or a checkpoint has no room.
@@ -105,7 +105,7 @@ def build_trainer(
             *_stopping(run),
             log,
             progress,
-            RunRecord(run.folder, log=log, export_config=export_config),
+            RunRecord(run.folder, log=log, export_config=export_config or {}),
             *callbacks,
         ],
     )

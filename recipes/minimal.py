@@ -1,0 +1,40 @@
+"""Your own data and your own model: copy this file and change the three marked lines."""
+
+import torch
+from sklearn.datasets import load_breast_cancer
+from torch import nn
+from torch.utils.data import TensorDataset, random_split
+
+from accel_trainer import (
+    ClassificationTask,
+    MeanLoss,
+    RecipeConfig,
+    RunResult,
+    TopKAccuracy,
+    build_dataset_loaders,
+    build_trainer,
+    main,
+    start_run,
+)
+
+
+def train(config: RecipeConfig) -> RunResult:
+    """Train a small network on 569 breast-cancer diagnoses, which come with scikit-learn."""
+    with start_run(config, recipe="minimal") as run:
+        inputs, targets = (torch.tensor(column) for column in load_breast_cancer(return_X_y=True))
+        inputs = ((inputs - inputs.mean(0)) / inputs.std(0)).float()
+        dataset = TensorDataset(inputs, targets)  # yours: anything with len() and [index] -> (input, target)
+        train_set, test_set = random_split(dataset, [469, 100], torch.Generator().manual_seed(0))
+        model = nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2))  # yours: any module
+        metrics = [MeanLoss(), TopKAccuracy()]  # yours: anything that adds up over samples
+        loader, eval_loader = build_dataset_loaders(
+            train_set, test_set, run.config.batch, seed=config.seed, accelerator=run.accelerator
+        )
+        task = ClassificationTask()
+        return build_trainer(
+            run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics
+        ).fit()
+
+
+if __name__ == "__main__":
+    main(train, RecipeConfig, description=__doc__)
