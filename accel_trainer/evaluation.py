@@ -33,27 +33,29 @@ class Evaluator:
         was_training = model.training
         model.eval()
         _share_buffers(model, self.accelerator)
-        count = _Count()
-        metrics = [count, *self.metrics]
-        parts = [metric.empty(device) for metric in metrics]
+        num_local = 0
+        parts = [metric.empty(device) for metric in self.metrics]
         with torch.inference_mode(), self.accelerator.autocast():
             for batch in self.loader.batches():
                 if len(batch) == 0:
                     continue
                 output = self.task.eval_step(model, batch)
-                for metric, sums in zip(metrics, parts, strict=True):
+                num_local += len(batch)
+                for metric, sums in zip(self.metrics, parts, strict=True):
                     metric.update(sums, batch, output)
         model.train(was_training)
-        merged = self._merge(parts)
-        results: dict[str, Any] = {}
-        for metric, sums in zip(metrics, merged, strict=True):
-            results.update(metric.compute(sums))
-        num_counted = results.pop(count.name)
+        count, *merged = self._merge(
+            [torch.tensor(float(num_local), dtype=torch.float64, device=device), *parts]
+        )
+        num_counted = int(count.item())
         if num_counted != self.loader.num_samples:
             raise RuntimeError(
                 f"evaluation counted {num_counted} samples of {self.loader.num_samples}: "
                 "the evaluation loader must give each sample to exactly one process"
             )
+        results: dict[str, Any] = {}
+        for metric, sums in zip(self.metrics, merged, strict=True):
+            results.update(metric.compute(sums))
         return results
 
     def _merge(self, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -61,21 +63,6 @@ class Evaluator:
         flat = self.accelerator.reduce(torch.cat([part.reshape(-1) for part in parts]), reduction="sum").cpu()
         pieces = flat.split([part.numel() for part in parts])
         return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
-
-
-class _Count:
-    """How many samples were evaluated."""
-
-    name = "num_samples"
-
-    def empty(self, device: torch.device) -> Tensor:
-        return torch.zeros(1, dtype=torch.float64, device=device)
-
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        sums += len(batch)
-
-    def compute(self, sums: Tensor) -> dict[str, Any]:
-        return {self.name: int(sums.item())}
 
 
 def _share_buffers(model: nn.Module, accelerator: Accelerator) -> None:

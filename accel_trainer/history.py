@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,8 @@ class History:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write a row. NaN and inf are written as strings: JSON has neither."""
-        self._file.append(
-            json.dumps({k: _json_number(v) for k, v in row.items()}, allow_nan=False).encode() + b"\n"
-        )
+        values = {name: _json_value(value) for name, value in row.items()}
+        self._file.append(json.dumps(values, allow_nan=False).encode() + b"\n")
 
     def truncate(self, size: int) -> None:
         """Drop the rows after the first `size` bytes."""
@@ -52,7 +52,9 @@ class History:
         self._file.close()
 
 
-def _json_number(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, list):
+        return [_json_value(item) for item in value]
     return value

@@ -40,6 +40,8 @@ class DatasetLoader:
         num_workers: int = 0,
         collate: Collate = default_collate,
     ) -> None:
+        if plan.num_samples != len(dataset):
+            raise ValueError(f"the plan is for {plan.num_samples} samples, the dataset has {len(dataset)}")
         self.plan = plan
         self._dataset, self._seed, self._device = dataset, seed, device
         self._process_index, self._num_workers, self._collate = process_index, num_workers, collate

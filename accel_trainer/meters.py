@@ -67,9 +67,9 @@ class Meters:
 
     def read(self) -> dict[str, float]:
         """Return the means since the last read, over all processes, and start anew. **Collective. Host sync.**"""
-        means = {}
+        sums, means = self._global_sums(), {}  # first: this counts the steps that are pending
         num_updates = self._num_steps - self._num_skipped
-        for name, value in self._global_sums().items():
+        for name, value in sums.items():
             if name != "grad_norm":
                 means[f"train/{name}"] = value / max(1, self._num_items)
             elif num_updates:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,6 +73,11 @@ class ConfusionMatrix:
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
         """Add the pairs of labels [B] and largest logits of [B, K]."""
+        if output.outputs.shape[1] != self.num_classes:
+            raise ValueError(
+                f"{output.outputs.shape[1]} logits per sample, "
+                f"the confusion matrix has {self.num_classes} classes: give both the same number"
+            )
         cells = batch.targets * self.num_classes + output.outputs.argmax(1)
         sums.view(-1).index_add_(0, cells, torch.ones_like(cells, dtype=torch.float64))
 
@@ -105,8 +111,8 @@ class EvaluateMetric:
         sums[1].index_add_(0, batch.sample_ids, batch.targets.double())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return what the metric computes."""
+        """Return what the metric computes, arrays and numbers of numpy as plain Python ones."""
         predictions, references = sums.long().numpy()
         arguments = dict(self.compute_arguments or {})
         result = self.metric.compute(predictions=predictions, references=references, **arguments)
-        return dict(result)
+        return {name: np.asarray(value).tolist() for name, value in result.items()}

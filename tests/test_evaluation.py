@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from accel_trainer.evaluation import Evaluator
+from accel_trainer.loader import DatasetEvalLoader
+from accel_trainer.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
+from accel_trainer.runtime import RuntimeConfig, start_accelerator
+from accel_trainer.tasks import ClassificationTask
+from accel_trainer.types import Batch, EvalLoader
+
+from . import processes
+from .joined import joined_processes
+
+NUM_CLASSES = 7
+METRICS = [MeanLoss(), TopKAccuracy(), TopKAccuracy(5), ConfusionMatrix(NUM_CLASSES)]
+
+
+class Samples:
+    """`num` pairs of features float64 [5] and labels, indexed one by one."""
+
+    def __init__(self, num: int) -> None:
+        generator = torch.Generator().manual_seed(num)
+        self.features = torch.randn(num, 5, generator=generator, dtype=torch.float64)
+        self.labels = torch.randint(NUM_CLASSES, (num,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.features[index], self.labels[index]
+
+
+def make_model(*, running_mean: float = 0.5) -> nn.Module:
+    """Normalises by running statistics and drops half of everything while it trains."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, NUM_CLASSES), nn.Dropout(0.5)).double()
+    model[0].running_mean.fill_(running_mean)
+    return model
+
+
+def plain_loop(model: nn.Module, samples: Samples) -> dict[str, Any]:
+    """What a loop over single samples in one process computes."""
+    model.eval()
+    loss_sum, hits, hits5 = 0.0, 0, 0
+    confusion = [[0] * NUM_CLASSES for _ in range(NUM_CLASSES)]
+    with torch.no_grad():
+        for logits, label in zip(model(samples.features), samples.labels.tolist(), strict=True):
+            loss_sum += F.cross_entropy(logits, torch.tensor(label)).item()
+            ranked = sorted(range(NUM_CLASSES), key=lambda k: -logits[k])
+            hits, hits5 = hits + (ranked[0] == label), hits5 + (label in ranked[:5])
+            confusion[label][ranked[0]] += 1
+    num = len(samples)
+    return {
+        "loss": pytest.approx(loss_sum / num, rel=1e-12),
+        "accuracy": hits / num,
+        "top5_accuracy": hits5 / num,
+        "confusion_matrix": confusion,
+        "per_class_accuracy": [row[k] / sum(row) if sum(row) else None for k, row in enumerate(confusion)],
+    }
+
+
+def evaluate(model: nn.Module, loader: EvalLoader, accelerator: Accelerator) -> dict[str, Any]:
+    evaluator = Evaluator(loader, task=ClassificationTask(), metrics=METRICS, accelerator=accelerator)
+    return evaluator.run(model)
+
+
+def shared(samples: Samples, batch_size: int, accelerator: Accelerator) -> DatasetEvalLoader:
+    return DatasetEvalLoader(
+        samples,
+        batch_size=batch_size,
+        device=accelerator.device,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+    )
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_metrics_equal_a_plain_loop_for_any_number_of_samples_and_processes(
+    tmp_path: Path, num_processes: int
+) -> None:
+    processes.run(check_all_sizes, num_processes=num_processes, folder=tmp_path)
+
+
+def check_all_sizes() -> None:
+    with joined_processes() as accelerator:
+        for num_samples, batch_sizes in ((1, (1, 7)), (3, (1, 2)), (97, (1, 13, 97, 500)), (10_000, (333,))):
+            samples = Samples(num_samples)
+            expected = plain_loop(make_model(), samples)
+            for batch_size in batch_sizes:
+                result = evaluate(make_model(), shared(samples, batch_size, accelerator), accelerator)
+                assert result == expected, (num_samples, batch_size)
+
+
+def test_where_running_statistics_differ_the_main_process_has_the_say(tmp_path: Path) -> None:
+    processes.run(check_buffers, num_processes=2, folder=tmp_path)
+
+
+def check_buffers() -> None:
+    with joined_processes() as accelerator:
+        samples = Samples(97)
+        model = make_model(running_mean=0.5 + accelerator.process_index)
+        result = evaluate(model, shared(samples, 13, accelerator), accelerator)
+        assert result == plain_loop(make_model(running_mean=0.5), samples)
+        assert model[0].running_mean.tolist() == [0.5] * 5
+
+
+class Given:
+    """Gives chosen ids, and says that there are `num_samples`."""
+
+    def __init__(self, ids: list[int], *, num_samples: int) -> None:
+        self.num_samples, self._ids, self._samples = (
+            num_samples,
+            torch.tensor(ids, dtype=torch.int64),
+            Samples(10),
+        )
+
+    def batches(self) -> Iterator[Batch]:
+        for ids in self._ids.split(4):
+            yield Batch(self._samples.features[ids], self._samples.labels[ids], ids)
+
+
+@pytest.mark.parametrize(("ids", "counted"), [([*range(10), 3], 11), (list(range(9)), 9), ([], 0)])
+def test_a_loader_that_gives_a_sample_twice_or_not_at_all_is_found_out(ids: list[int], counted: int) -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    with pytest.raises(
+        RuntimeError, match=f"evaluation counted {counted} samples of 10: the evaluation loader"
+    ):
+        evaluate(make_model(), Given(ids, num_samples=10), accelerator)
+
+
+def test_a_sample_that_two_processes_are_given_is_found_out_by_both(tmp_path: Path) -> None:
+    processes.run(check_overlap, num_processes=2, folder=tmp_path)
+
+
+def check_overlap() -> None:
+    with joined_processes() as accelerator:
+        ids = list(range(5)) if accelerator.is_main_process else list(range(4, 10))
+        with pytest.raises(RuntimeError, match="evaluation counted 11 samples of 10"):
+            evaluate(make_model(), Given(ids, num_samples=10), accelerator)
+
+
+@pytest.mark.parametrize("was_training", [True, False])
+def test_the_model_is_left_in_the_mode_it_was_in_with_its_statistics_and_no_gradients(
+    was_training: bool,
+) -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    model = make_model().train(was_training)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    evaluate(model, Given(list(range(10)), num_samples=10), accelerator)
+    assert [module.training for module in model.modules()] == [was_training] * 4
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model(torch.zeros(4, 5, dtype=torch.float64)).sum().backward()  # its tensors still train
