@@ -83,7 +83,7 @@ def build_trainer(
         learning_rate_at=build_schedule(
             config.schedule,
             peak_learning_rate=peak_learning_rate,
-            total_steps=max(1, total_steps),
+            total_steps=total_steps,
             steps_per_epoch=plan.steps_per_epoch,
         ),
         task=task,

@@ -69,7 +69,7 @@ def build_schedule(
         warmup_steps = round(config.peak_fraction * total_steps)
     else:
         warmup_steps = round(config.warmup_epochs * steps_per_epoch)
-    if warmup_steps > total_steps:
+    if warmup_steps > total_steps > 0:
         raise ConfigError(
             "CONFIG",
             f"schedule.warmup_epochs is {config.warmup_epochs}, longer than the run: set it to at most --epochs",

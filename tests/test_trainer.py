@@ -1,0 +1,202 @@
+"""How a run goes and ends: stops, evaluations, the best, and what observers see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from accel_trainer import Callback, ConfigError, RunResult, StepReport, Trainer, TrainerConfig
+from accel_trainer.preemption import TIME_LIMIT
+
+from . import workload
+
+
+def run(folder: Path, *callbacks: Callback, dropout: float = 0.0, **changes: Any) -> RunResult:
+    config = workload.make_config(folder)
+    config = replace(config, trainer=replace(config.trainer, **changes))
+    return workload.train(config, callbacks=callbacks, dropout=dropout)
+
+
+class Recorder(Callback):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.reports: list[StepReport] = []
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.events.append("fit_start")
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        self.events.append(f"step {report.optimizer_step}")
+        self.reports.append(report)
+
+    def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
+        self.events.append("evaluate")
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        self.events.append(f"epoch {trainer.state.epoch}")
+
+    def on_checkpoint(self, trainer: Trainer, name: str) -> None:
+        self.events.append(name)
+
+    def on_fit_end(self, trainer: Trainer, result: RunResult) -> None:
+        self.events.append("fit_end")
+
+    def on_error(self, trainer: Trainer, error: BaseException) -> None:
+        self.events.append(type(error).__name__)
+
+
+def test_observers_see_the_moments_of_a_run_in_order(tmp_path: Path) -> None:
+    recorder = Recorder()
+    config = workload.make_config(tmp_path)
+    config = replace(
+        config,
+        trainer=replace(config.trainer, num_epochs=1),
+        checkpoint=replace(config.checkpoint, every_n_steps=2),
+    )
+    workload.train(config, num_train=48, callbacks=(recorder,))
+    assert recorder.events == [
+        "fit_start",
+        "step 1",
+        "step 2",
+        "step-0000000002-epoch-00000",
+        "step 3",
+        "evaluate",
+        "epoch 1",
+        "step-0000000003-epoch-00001",
+        "step-0000000003-epoch-00001",  # the end of the run; it is already saved
+        "fit_end",
+    ]
+
+
+def test_an_error_in_an_observer_is_seen_and_raised(tmp_path: Path) -> None:
+    class Broken(Callback):
+        def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+            raise ZeroDivisionError
+
+    recorder = Recorder()
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path, Broken(), recorder)
+    assert recorder.events[-1] == "ZeroDivisionError"
+
+
+def test_max_steps_stops_inside_an_epoch_and_still_evaluates(tmp_path: Path) -> None:
+    result = run(tmp_path, max_steps=7)
+    assert (result.state, result.stop_reason) == ("done", "max_steps reached")
+    assert (result.position.optimizer_step, result.position.epoch, result.position.step_in_epoch) == (7, 1, 2)
+    assert result.metrics["eval/accuracy"] >= 0
+
+
+def test_zero_epochs_evaluate_only(tmp_path: Path) -> None:
+    result = run(tmp_path, num_epochs=0)
+    assert result.position.optimizer_step == 0
+    assert 0 <= result.metrics["eval/accuracy"] <= 1
+
+
+def test_patience_ends_the_run_and_a_restart_does_not_train_on(tmp_path: Path) -> None:
+    first = run(tmp_path, num_epochs=50, monitor="eval/loss", monitor_mode="max", patience=2)
+    assert first.state == "done"
+    assert "early stopping" in first.stop_reason
+    assert first.best is not None
+    again = run(tmp_path, num_epochs=50, monitor="eval/loss", monitor_mode="max", patience=2)
+    assert again.position == first.position
+    assert again.stop_reason == first.stop_reason
+
+
+def test_patience_counts_across_restarts(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_epochs": 50, "monitor": "eval/loss", "monitor_mode": "max", "patience": 2}
+    whole = run(tmp_path / "whole", **options)
+    for max_steps in range(1, whole.position.optimizer_step + 1):
+        run(tmp_path / "broken", max_steps=max_steps, **options)
+    assert run(tmp_path / "broken", **options).position == whole.position
+
+
+def test_the_best_is_the_largest_or_the_smallest_as_asked_and_its_checkpoint_is_kept(tmp_path: Path) -> None:
+    result = run(tmp_path, num_epochs=6, monitor="eval/loss", monitor_mode="min")
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["eval/loss"] for row in rows if row["event"] == "eval"]
+    assert result.best is not None
+    assert result.best.value == min(losses)
+    assert (tmp_path / "checkpoints" / result.best.name / "COMMIT").exists()
+
+
+def test_a_metric_to_monitor_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no metric 'eval/f1' to monitor: .*eval/accuracy"):
+        run(tmp_path, monitor="eval/f1")
+
+
+def test_a_time_limit_stops_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    class Impatient(Callback):
+        def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+            if report.optimizer_step == 3:
+                trainer.stop_flag.request(TIME_LIMIT)
+
+    stopped = run(tmp_path / "a", Impatient())
+    assert (stopped.state, stopped.stop_reason, stopped.position.optimizer_step) == (
+        "stopped",
+        "time limit",
+        3,
+    )
+    assert stopped.metrics["eval/accuracy"] >= 0
+    assert run(tmp_path / "a").state == "done"
+    run(tmp_path / "b")
+    weights = [(tmp_path / name / "export" / "model.safetensors").read_bytes() for name in "ab"]
+    assert weights[0] == weights[1]
+
+
+def test_without_clipping_no_norm_is_computed(tmp_path: Path) -> None:
+    recorder = Recorder()
+    run(tmp_path, recorder, max_grad_norm=None)
+    assert all(report.grad_norm is None for report in recorder.reports)
+    assert "optim/grad_norm" not in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_the_logged_norm_is_the_one_before_clipping(tmp_path: Path) -> None:
+    loose, tight = Recorder(), Recorder()
+    run(tmp_path / "loose", loose, max_grad_norm=1e6, max_steps=1)
+    run(tmp_path / "tight", tight, max_grad_norm=1e-3, max_steps=1)
+    norms = [recorder.reports[0].grad_norm for recorder in (loose, tight)]
+    assert norms[0] is not None
+    assert norms[1] is not None
+    assert torch.equal(norms[0], norms[1])
+
+
+def test_the_learning_rate_depends_on_the_step_alone(tmp_path: Path) -> None:
+    whole, parts = Recorder(), Recorder()
+    run(tmp_path / "whole", whole)
+    for max_steps in (4, None):
+        run(tmp_path / "parts", parts, max_steps=max_steps)
+    assert [r.learning_rate for r in whole.reports] == [r.learning_rate for r in parts.reports]
+
+
+def test_weights_are_exported_with_plain_names_and_load_into_the_plain_model(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    run(tmp_path)
+    model = workload.SmallNet(norm="group")
+    model.load_state_dict(load_file(tmp_path / "export" / "model.safetensors"))
+    config = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert config["weights"].startswith("ema of the best checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_epochs", -1),
+        ("max_steps", 0),
+        ("ema_decay", 1.0),
+        ("max_grad_norm", 0.0),
+        ("patience", 0),
+        ("max_time_s", -1.0),
+    ],
+)
+def test_values_out_of_range_are_refused_with_the_value(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=str(value)):
+        TrainerConfig(**{field: value})
