@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
-from .types import Batch, EvalLoader, EvalOutput, Metric, Task
+from .types import EvalLoader, Metric, Task
 
 
 class Evaluator:

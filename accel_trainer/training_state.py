@@ -53,6 +53,11 @@ class TrainingState:
         check_weights("model", mine["model"], pieces["model"])
         if self.ema is not None:
             check_weights("ema", mine["ema"], pieces["ema"])
+        if self.scaler is not None and pieces["scaler"].keys() != mine["scaler"].keys():
+            raise CheckpointError(
+                "CKPT_SCALER",
+                "the checkpoint's scaler has other fields than this torch's: use the torch it was made with",
+            )
         optimizer_state = _fitted_optimizer_state(self.optimizer, pieces["optimizer"])
         self.model.load_state_dict(pieces["model"])
         self.optimizer.load_state_dict(optimizer_state)
@@ -89,17 +94,17 @@ def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> d
             f"the checkpoint's optimizer is {piece.get('class')}, this run's is {type(optimizer).__name__}: "
             "use the one it was made with, or start from its weights with --init-from",
         )
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     groups = [_group_identity(group) for group in optimizer.state_dict()["param_groups"]]
-    if groups != [_group_identity(group) for group in piece["param_groups"]]:
+    are_same_groups = groups == [_group_identity(group) for group in piece["param_groups"]]
+    if not are_same_groups or any(index >= len(parameters) for index in piece["state"]):
         raise CheckpointError(
             "CKPT_OPTIMIZER",
             "the checkpoint's optimizer has other parameters or groups: use the options it was made with",
         )
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
         index: {name: _fitted(value, parameters[index], f"{name}[{index}]") for name, value in values.items()}
         for index, values in piece["state"].items()
-        if index < len(parameters)
     }
     return {"state": state, "param_groups": piece["param_groups"]}
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from accelerate import Accelerator
 
+from accel_trainer.collectives import leave
 from accel_trainer.runtime import RuntimeConfig, start_accelerator
 
 
@@ -17,5 +18,4 @@ def joined_processes() -> Iterator[Accelerator]:
     warnings.simplefilter("error")
     accelerator = start_accelerator(RuntimeConfig(num_threads=1, timeout_s=60))
     yield accelerator
-    accelerator.wait_for_everyone()
-    accelerator.end_training()
+    leave(accelerator)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from accel_trainer.collectives import broadcast_bytes, broadcast_files, run_on_main
+from accel_trainer.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    OutputError,
+    UserError,
+)
+
+from . import processes
+from .joined import joined_processes
+
+ERRORS = (UserError, ConfigError, DataError, OutputError, CheckpointError, DivergedError)
+
+
+def contents(num_bytes: int) -> bytes:
+    generator = torch.Generator().manual_seed(num_bytes)
+    return torch.randint(256, (num_bytes,), generator=generator, dtype=torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("num_processes", [1, 3])
+def test_every_process_gets_what_the_main_one_has(tmp_path: Path, num_processes: int) -> None:
+    processes.run(check_broadcasts, num_processes=num_processes, folder=tmp_path)
+
+
+def check_broadcasts() -> None:
+    with joined_processes() as accelerator:
+        for num_bytes in (0, 1, 7, 4096, 5_000_001, 0):
+            mine = contents(num_bytes) if accelerator.is_main_process else None
+            assert broadcast_bytes(mine, accelerator) == contents(num_bytes)
+        files = {"a/ü.json": b"{}", "empty": b"", "large": contents(1_000_003)}
+        assert broadcast_files(files if accelerator.is_main_process else None, accelerator) == files
+        assert list(broadcast_files(files if accelerator.is_main_process else None, accelerator)) == list(
+            files
+        )
+        assert broadcast_files({} if accelerator.is_main_process else None, accelerator) == {}
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_an_action_runs_on_the_main_process_alone_and_its_result_is_everywhere(
+    tmp_path: Path, num_processes: int
+) -> None:
+    processes.run(act, tmp_path / "acted", num_processes=num_processes, folder=tmp_path)
+    assert (tmp_path / "acted").read_text() == "once"
+
+
+def act(path: Path) -> None:
+    with joined_processes() as accelerator:
+
+        def action() -> bytes:
+            with path.open("a") as file:
+                file.write("once")
+            return b"result"
+
+        assert run_on_main(action, accelerator) == b"result"
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_users_error_of_the_main_process_is_raised_on_every_process(
+    tmp_path: Path, num_processes: int
+) -> None:
+    processes.run(fail, num_processes=num_processes, folder=tmp_path)
+
+
+def fail() -> None:
+    with joined_processes() as accelerator:
+        for kind in ERRORS:
+
+            def action(kind: type[UserError] = kind) -> bytes:
+                raise kind("CODE", "what happened, ü and the fix")
+
+            with pytest.raises(kind) as caught:
+                run_on_main(action, accelerator)
+            assert type(caught.value) is kind
+            assert str(caught.value) == "error[CODE]: what happened, ü and the fix"
+            assert caught.value.exit_code == kind.exit_code
+        assert run_on_main(lambda: b"and they go on together", accelerator) == b"and they go on together"
+
+
+def test_an_error_that_is_no_users_error_ends_the_main_process_and_is_shown(tmp_path: Path) -> None:
+    job = processes.start(crash, num_processes=2, folder=tmp_path)
+    assert 0 not in job.wait()
+    assert "ZeroDivisionError" in job.output(0)
+
+
+def crash() -> None:
+    with joined_processes() as accelerator:
+        run_on_main(lambda: bytes(1 // 0), accelerator)

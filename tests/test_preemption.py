@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from accel_trainer.preemption import SIGNALS, TIME_LIMIT, Stop, StopFlag, stop_on_signals
+
+from . import processes
+from .joined import joined_processes
+
+pytestmark = pytest.mark.signal
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_raises_the_flag_and_the_next_poll_stops(number: int) -> None:
+    flag = StopFlag()
+    with stop_on_signals(flag):
+        assert not flag.poll()
+        os.kill(os.getpid(), number)
+        assert flag.is_raised
+        assert flag.poll()
+    assert flag.agreed == Stop(number)
+    assert flag.agreed.reason == signal.Signals(number).name
+    assert flag.agreed.is_preemption
+
+
+def test_handlers_are_restored_however_the_block_ends() -> None:
+    def handle(number: int, frame: object) -> None:
+        raise AssertionError
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        with stop_on_signals(StopFlag()):
+            assert all(signal.getsignal(number) is not handle for number in SIGNALS)
+        assert all(signal.getsignal(number) is handle for number in SIGNALS)
+        with pytest.raises(KeyError), stop_on_signals(StopFlag()):
+            raise KeyError
+        assert all(signal.getsignal(number) is handle for number in SIGNALS)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_outside_the_main_thread_the_block_runs_without_handlers() -> None:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    ran: list[bool] = []
+
+    def work() -> None:
+        flag = StopFlag()
+        with stop_on_signals(flag):
+            ran.append(not flag.poll() and signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert ran == [True]
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+def test_an_error_outside_the_main_thread_comes_through() -> None:
+    caught: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with stop_on_signals(StopFlag()):
+                raise ValueError("of the block")
+        except ValueError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [str(error) for error in caught] == ["of the block"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [
+        ((signal.SIGINT,), 0),
+        ((signal.SIGINT, signal.SIGINT), 130),
+        ((signal.SIGTERM, signal.SIGTERM), 0),  # a scheduler repeats itself; the run is being saved
+        ((signal.SIGTERM, signal.SIGINT), 130),
+        ((signal.SIGINT, signal.SIGTERM), 0),
+    ],
+)
+def test_a_second_interrupt_leaves_at_once(tmp_path: Path, numbers: tuple[int, ...], code: int) -> None:
+    job = processes.start(interrupt_myself, numbers, num_processes=1, folder=tmp_path)
+    assert job.wait() == [code]
+    assert job.output() == ("" if code else "saved\n")
+
+
+def interrupt_myself(numbers: tuple[int, ...]) -> None:
+    with stop_on_signals(StopFlag()):
+        try:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+        finally:
+            print("saved", flush=True)
+
+
+def test_the_first_wish_is_kept() -> None:
+    flag = StopFlag()
+    flag.request(signal.SIGTERM)
+    flag.request(TIME_LIMIT)
+    assert flag.poll()
+    assert flag.agreed == Stop(signal.SIGTERM)
+
+
+def test_a_stop_says_its_reason() -> None:
+    assert (Stop().reason, bool(Stop()), Stop().is_preemption) == (None, False, False)
+    limit = Stop(TIME_LIMIT)
+    assert (limit.reason, bool(limit), limit.is_preemption) == ("time limit", True, False)
+    assert all(number < TIME_LIMIT for number in signal.valid_signals())
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_all_processes_stop_at_the_same_step_though_one_alone_got_a_signal(
+    tmp_path: Path, num_processes: int
+) -> None:
+    processes.run(stop_together, tmp_path, num_processes=num_processes, folder=tmp_path / "logs")
+    stopped = {(tmp_path / str(rank)).read_text() for rank in range(num_processes)}
+    assert stopped == {"6 SIGTERM"}  # raised before the poll of step 5, agreed one step later
+
+
+def stop_together(folder: Path) -> None:
+    with joined_processes() as accelerator:
+        flag = StopFlag(num_processes=accelerator.num_processes)
+        with stop_on_signals(flag):
+            for step in range(20):
+                if step == 5 and accelerator.is_last_process:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                if flag.poll():
+                    break
+        assert flag.poll()  # once agreed, always
+        flag.drain()
+        (folder / str(accelerator.process_index)).write_text(f"{step} {flag.agreed.reason}")
+
+
+def test_the_wish_with_the_largest_code_is_agreed_when_two_differ(tmp_path: Path) -> None:
+    processes.run(wish_differently, num_processes=2, folder=tmp_path)
+
+
+def wish_differently() -> None:
+    with joined_processes() as accelerator:
+        flag = StopFlag(num_processes=2)
+        flag.request(TIME_LIMIT if accelerator.is_main_process else signal.SIGTERM)
+        assert not flag.poll()
+        assert flag.poll()
+        assert flag.agreed == Stop(TIME_LIMIT)
+
+
+def test_a_process_that_leaves_waits_for_the_reduction_in_flight(tmp_path: Path) -> None:
+    processes.run(leave_after_a_poll, num_processes=2, folder=tmp_path)
+
+
+def leave_after_a_poll() -> None:
+    """Without `drain` the process that leaves first breaks the other's reduction."""
+    with joined_processes() as accelerator:
+        flag = StopFlag(num_processes=2)
+        assert not flag.poll()
+        flag.drain()
+        flag.drain()  # nothing is left to wait for
+        assert accelerator.reduce(flag._reduced, reduction="sum").item() == 0
+
+
+def test_data_workers_outlive_every_stop_signal(tmp_path: Path) -> None:
+    processes.run(ignore_all, num_processes=1, folder=tmp_path)
+
+
+def ignore_all() -> None:
+    from accel_trainer.preemption import ignore_signals
+
+    ignore_signals(0)
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from accel_trainer.errors import ConfigError, ExitCode
+from accel_trainer.runtime import (
+    RuntimeConfig,
+    describe_machine,
+    peak_memory_bytes,
+    place_model,
+    start_accelerator,
+)
+from accel_trainer.sync_batch_norm import CpuSyncBatchNorm
+
+from . import processes
+from .joined import joined_processes
+from .workload import SmallNet
+
+ONE_THREAD = RuntimeConfig(num_threads=1)
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+@pytest.mark.parametrize("source", ["config", "launcher"])
+def test_fp16_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    config = RuntimeConfig(mixed_precision="fp16" if source == "config" else None)
+    if source == "launcher":
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    with pytest.raises(
+        ConfigError, match="--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no"
+    ):
+        start_accelerator(config)
+
+
+@pytest.mark.parametrize(
+    ("config", "launcher", "expected"),
+    [(None, None, "no"), (None, "bf16", "bf16"), ("no", "bf16", "no"), ("bf16", "no", "bf16")],
+)
+def test_the_config_decides_the_precision_before_the_launcher(
+    monkeypatch: pytest.MonkeyPatch, config: str | None, launcher: str | None, expected: str
+) -> None:
+    if launcher:
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
+    assert start_accelerator(RuntimeConfig(mixed_precision=config, num_threads=1)).mixed_precision == expected
+
+
+def test_accumulation_set_by_the_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate would divide every loss by it, also in a short window."""
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    with pytest.raises(
+        ConfigError, match="the launcher set 4 gradient accumulation steps: .* --accumulate"
+    ) as caught:
+        start_accelerator(ONE_THREAD)
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_processes_that_accelerate_does_not_find_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each would believe that it is the only one, and write the same checkpoints."""
+    Accelerator()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="the launcher announced 2 processes, accelerate found 1"):
+        start_accelerator(ONE_THREAD)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_the_number_of_threads_is_pinned(num_threads: int) -> None:
+    start_accelerator(RuntimeConfig(num_threads=num_threads))
+    assert torch.get_num_threads() == num_threads
+
+
+def test_by_default_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    for local_processes, expected in ((1, 6), (2, 3), (4, 1), (8, 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_processes))
+        start_accelerator(RuntimeConfig())
+        assert torch.get_num_threads() == expected
+
+
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated"
+)  # torch 2.13, by its own compiler
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_placed_model_is_the_same_module_with_the_same_names(compiled: bool) -> None:
+    accelerator = start_accelerator(ONE_THREAD)
+    model = SmallNet(norm="batch")
+    names, parameters = list(model.state_dict()), list(map(id, model.parameters()))
+    placed = place_model(model, accelerator, RuntimeConfig(compile=compiled))
+    assert isinstance(placed, SmallNet)
+    assert list(placed.state_dict()) == names
+    assert list(map(id, placed.parameters())) == parameters
+    assert (placed._compiled_call_impl is not None) == compiled
+    assert not any(isinstance(module, CpuSyncBatchNorm) for module in placed.modules())
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_filters_are_laid_out_as_configured(channels_last: bool) -> None:
+    accelerator = start_accelerator(ONE_THREAD)
+    placed = place_model(SmallNet(norm="batch"), accelerator, RuntimeConfig(channels_last=channels_last))
+    filters = placed.layers[3].weight
+    assert filters.is_contiguous(memory_format=torch.channels_last) == channels_last
+
+
+def test_norms_span_several_processes_unless_told_otherwise(tmp_path: Path) -> None:
+    processes.run(check_norms, num_processes=2, folder=tmp_path)
+
+
+def check_norms() -> None:
+    with joined_processes() as accelerator:
+        for spans in (True, False):
+            placed = place_model(SmallNet(norm="batch"), accelerator, RuntimeConfig(sync_batch_norm=spans))
+            kind = CpuSyncBatchNorm if spans else nn.BatchNorm2d
+            assert type(placed.layers[1]) is type(placed.layers[4]) is kind
+        assert describe_machine(accelerator).startswith("2 x cpu (1 threads), precision no, torch ")
+        assert accelerator.gradient_accumulation_steps == 1
+
+
+def test_the_machine_is_told_in_one_line() -> None:
+    line = describe_machine(start_accelerator(ONE_THREAD))
+    assert line == f"1 x cpu (1 threads), precision no, torch {torch.__version__}"
+
+
+def test_peak_memory_is_in_bytes() -> None:
+    held = torch.ones(50 << 20, dtype=torch.uint8)
+    assert 50 << 20 < peak_memory_bytes(start_accelerator(ONE_THREAD)) < 1 << 40
+    assert len(held)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_threads": 0}, "runtime.num_threads is 0: set it to 1 or more, or None"),
+        ({"timeout_s": 0.0}, "runtime.timeout_s is 0.0: set it above 0"),
+        ({"timeout_s": float("nan")}, "runtime.timeout_s is nan: set it above 0"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_fix(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RuntimeConfig(**changes)
