@@ -55,6 +55,8 @@ class RunConfig:
     """Config values (dotted names, or `data`) that may differ from the run that is resumed."""
     runs_dir: Path = Path("runs")
     """Where run folders without an explicit `output_dir` are made."""
+    cache_dir: Annotated[Path, tyro.conf.arg(aliases=["--cache-dir"])] = Path("~/.cache/accel_trainer")
+    """Where decoded data is kept, for all runs."""
     debug: Annotated[bool, tyro.conf.arg(aliases=["--debug"])] = False
     """Show a traceback with an error."""
 
@@ -108,6 +110,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     def open_folder() -> bytes:
         folder = _choose_folder(config, recipe)
         lock.append(RunLock(folder / "run.lock"))
+        storage.sweep(folder)
         source = _source(folder, config.run)
         stored = None if source is None else _stored_config(source)
         resolved = _with_global_batch(config, stored, global_batch_size)

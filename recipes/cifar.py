@@ -8,7 +8,6 @@ accelerate launch recipes/cifar.py --dataset PATH --model resnet18 --epochs 30
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 from accel_trainer import (
     ClassificationConfig,
@@ -31,8 +30,6 @@ class Config(RecipeConfig):
 
     dataset: str = "cifar10"
     """`cifar10`, `cifar100` (from the hub), `digits` (embedded), or a folder of parquet, images or CIFAR binary."""
-    cache_dir: Path = Path("~/.cache/accel_trainer")
-    """Where decoded images are kept."""
     model: ModelConfig = field(default_factory=ModelConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     task: ClassificationConfig = field(default_factory=ClassificationConfig)
@@ -41,7 +38,7 @@ class Config(RecipeConfig):
 def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process of the launch."""
     with start_run(config, recipe="cifar") as run:
-        images = load_images(config.dataset, cache_dir=config.cache_dir.expanduser())
+        images = load_images(config.dataset, cache_dir=config.run.cache_dir.expanduser())
         loader, eval_loader = build_image_loaders(
             images, run.config.batch, augment=config.augment, seed=config.seed, accelerator=run.accelerator
         )
@@ -64,4 +61,4 @@ def train(config: Config) -> RunResult:
 
 
 if __name__ == "__main__":
-    main(train, Config, description=__doc__)
+    main(train, Config, description=__doc__.splitlines()[0])
