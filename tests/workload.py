@@ -21,6 +21,7 @@ from accel_trainer import (
     RunResult,
     RuntimeConfig,
     ScheduleConfig,
+    Task,
     TopKAccuracy,
     TrainerConfig,
     build_trainer,
@@ -101,17 +102,20 @@ def train(
     dropout: float = 0.0,
     dtype: torch.dtype = torch.float32,
     callbacks: tuple[object, ...] = (),
+    task: Task | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> RunResult:
     """Train the small net; called in every process of a launch."""
     augment = AugmentConfig(crop_padding=1, crop_mode="reflect", flip="random", mixup=0.2)
     images = make_images(num_train)
     with start_run(config, recipe="workload") as run:
         accelerator = run.accelerator
+        accelerator.scaler = scaler
         where = {"process_index": accelerator.process_index, "device": accelerator.device, "dtype": dtype}
         trainer = build_trainer(
             run,
             model=SmallNet(norm=norm, dropout=dropout).to(dtype),
-            task=ClassificationTask(),
+            task=task or ClassificationTask(),
             loader=ImageLoader(
                 images.train,
                 plan=run.config.batch.plan(num_train, num_processes=accelerator.num_processes),

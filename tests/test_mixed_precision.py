@@ -1,0 +1,110 @@
+"""Reduced precision: bfloat16, and loss scaling with its skipped steps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from accel_trainer import (
+    Batch,
+    Callback,
+    ClassificationTask,
+    RunResult,
+    RuntimeConfig,
+    StepOutput,
+    StepReport,
+    Trainer,
+)
+
+from . import workload
+
+
+class OverflowingTask(ClassificationTask):
+    """A classification whose loss overflows in optimizer steps 2 and 4, as float16 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer_step = 0
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().train_step(model, batch)
+        is_overflow = self.optimizer_step in (1, 3)
+        return StepOutput(output.loss_sum * (float("inf") if is_overflow else 1.0))
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
+
+
+class Watcher(Callback):
+    """Tells the task which step comes next, and keeps the reports, the weights and the average after each."""
+
+    def __init__(self, task: OverflowingTask) -> None:
+        self.task = task
+        self.reports: list[StepReport] = []
+        self.weights: list[torch.Tensor] = []
+        self.averages: list[torch.Tensor] = []
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.task.optimizer_step = trainer.state.optimizer_step
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        self.task.optimizer_step = report.optimizer_step
+        self.reports.append(report)
+        self.weights.append(flat(trainer.raw_model))
+        assert trainer.ema is not None
+        self.averages.append(flat(trainer.ema.model))
+
+
+def run(folder: Path, *, max_steps: int | None = None, watcher: Watcher | None = None) -> RunResult:
+    config = workload.make_config(folder)
+    # accelerate unscales before clipping only under its own float16, which the CPU does not have.
+    trainer = replace(config.trainer, max_grad_norm=None, max_steps=max_steps, log_every_n_steps=1)
+    watcher = watcher or Watcher(OverflowingTask())
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    return workload.train(
+        replace(config, trainer=trainer), task=watcher.task, scaler=scaler, callbacks=(watcher,)
+    )
+
+
+def test_an_overflow_skips_the_update_and_the_average_and_halves_the_scale(tmp_path: Path) -> None:
+    watcher = Watcher(OverflowingTask())
+    run(tmp_path, watcher=watcher)
+    assert [r.optimizer_step for r in watcher.reports if r.was_skipped] == [2, 4]
+    for step in (1, 3):
+        assert torch.equal(watcher.weights[step], watcher.weights[step - 1])
+        assert torch.equal(watcher.averages[step], watcher.averages[step - 1])
+    assert not torch.equal(watcher.weights[2], watcher.weights[1])
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    scales = [row["optim/loss_scale"] for row in rows if row["event"] == "train"]
+    assert scales[:5] == [1024.0, 512.0, 512.0, 256.0, 256.0]
+    assert [row["optimizer_step"] for row in rows if "optim/skipped_steps" in row] == [2, 4]
+
+
+def test_the_loss_scale_is_part_of_the_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path / "whole")
+    for max_steps in (2, 4, None):
+        run(tmp_path / "parts", max_steps=max_steps)
+    exports = [(tmp_path / name / "export" / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert exports[0] == exports[1]
+
+
+def test_bfloat16_trains_float32_weights_and_resumes_exactly(tmp_path: Path) -> None:
+    def train(name: str, max_steps: int | None) -> None:
+        config = workload.make_config(tmp_path / name)
+        changes: dict[str, Any] = {"trainer": replace(config.trainer, max_steps=max_steps)}
+        runtime = RuntimeConfig(num_threads=1, mixed_precision="bf16")
+        workload.train(replace(config, runtime=runtime, **changes))
+
+    train("whole", None)
+    train("parts", 3)
+    train("parts", None)
+    weights = [load_file(tmp_path / name / "export" / "model.safetensors") for name in ("whole", "parts")]
+    assert all(tensor.dtype == torch.float32 for tensor in weights[0].values())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
