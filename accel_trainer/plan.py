@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated
 
 import tyro
@@ -43,7 +44,7 @@ class BatchPlan:
                 f"set --global-batch-size to a multiple of {self.num_processes}",
             )
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         """Optimizer steps in one epoch."""
         full, rest = divmod(self.num_samples, self.global_batch_size)

@@ -18,18 +18,15 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def _mix_int(x: int) -> int:
-    x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & _MASK
-    x = ((x ^ (x >> 15)) * _MULTIPLIER_2) & _MASK
-    return x ^ (x >> 16)
-
-
 def fold(*keys: int) -> int:
     """Hash any integers into one key in [0, 2**32)."""
     key = _INCREMENT
     for value in keys:
         while True:  # 32 bits at a time, so that large seeds do not alias
-            key = _mix_int((key ^ (value & _MASK)) + _INCREMENT & _MASK)
+            key = (key ^ (value & _MASK)) + _INCREMENT & _MASK
+            key = ((key ^ (key >> 16)) * _MULTIPLIER_1) & _MASK  # `_mix` for a Python integer
+            key = ((key ^ (key >> 15)) * _MULTIPLIER_2) & _MASK
+            key ^= key >> 16
             value >>= 32
             if value in (0, -1):
                 break
