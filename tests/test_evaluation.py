@@ -113,18 +113,31 @@ def check_buffers() -> None:
         assert model[0].running_mean.tolist() == [0.5] * 5
 
 
-class Given:
-    """Gives chosen ids, and says that there are `num_samples`."""
+class NeedsRows(nn.Module):
+    """Like layers of torch that refuse a batch of no rows."""
 
-    def __init__(self, ids: list[int], *, num_samples: int) -> None:
-        self.num_samples, self._ids, self._samples = (
-            num_samples,
-            torch.tensor(ids, dtype=torch.int64),
-            Samples(10),
-        )
+    def forward(self, features: Tensor) -> Tensor:
+        if len(features) == 0:
+            raise ValueError("no rows")
+        return features
+
+
+def test_an_empty_batch_is_not_evaluated() -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    model = nn.Sequential(NeedsRows(), make_model())
+    result = evaluate(model, Given([], list(range(10)), [], num_samples=10), accelerator)
+    assert result == plain_loop(make_model(), Samples(10))
+
+
+class Given:
+    """Gives batches of chosen ids, and says that there are `num_samples`."""
+
+    def __init__(self, *batches: list[int], num_samples: int) -> None:
+        self.num_samples, self._samples = num_samples, Samples(10)
+        self._batches = [torch.tensor(ids, dtype=torch.int64) for ids in batches]
 
     def batches(self) -> Iterator[Batch]:
-        for ids in self._ids.split(4):
+        for ids in self._batches:
             yield Batch(self._samples.features[ids], self._samples.labels[ids], ids)
 
 
