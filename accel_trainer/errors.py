@@ -66,3 +66,17 @@ class DivergedError(UserError):
     """A loss, gradient or weight is NaN or inf."""
 
     exit_code = ExitCode.DIVERGED
+
+
+class Preempted(UserError):
+    """A signal came before there was anything to save."""
+
+    exit_code = ExitCode.PREEMPTED
+
+
+class ProcessError(UserError):
+    """A process of the run failed, was killed or is stuck: the message names `rank`, the exit code is its own."""
+
+    def __init__(self, code: str, message: str, rank: int, exit_code: int) -> None:
+        super().__init__(code, message)
+        self.rank, self.exit_code = rank, ExitCode(exit_code)

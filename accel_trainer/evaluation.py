@@ -10,7 +10,12 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
+from .preemption import StopFlag
 from .types import EvalLoader, Metric, Task
+
+
+class EvaluationStopped(Exception):
+    """A signal ended an evaluation early, on all processes: it has no result."""
 
 
 class Evaluator:
@@ -21,12 +26,13 @@ class Evaluator:
     ) -> None:
         self.loader, self.task, self.metrics, self.accelerator = loader, task, metrics, accelerator
 
-    def run(self, model: nn.Module) -> dict[str, Any]:
+    def run(self, model: nn.Module, *, stop_flag: StopFlag | None = None) -> dict[str, Any]:
         """Return the metrics of the unwrapped `model` over all samples. **Collective. Host sync** (one).
 
         `model` must not be wrapped in DDP: its forward would wait for processes whose share is shorter.
 
         Raises:
+            EvaluationStopped: some process had raised `stop_flag`, by a signal.
             RuntimeError: the processes together did not count each sample once.
         """
         device = self.accelerator.device
@@ -35,8 +41,9 @@ class Evaluator:
         _share_buffers(model, self.accelerator)
         num_local = 0
         parts = [metric.empty(device) for metric in self.metrics]
+        batches = self.loader.batches()
         with torch.inference_mode(), self.accelerator.autocast():
-            for batch in self.loader.batches():
+            for batch in batches if stop_flag is None else stop_flag.until_preempted(batches):
                 if len(batch) == 0:
                     continue
                 output = self.task.eval_step(model, batch)
@@ -44,6 +51,8 @@ class Evaluator:
                 for metric, sums in zip(self.metrics, parts, strict=True):
                     metric.update(sums, batch, output)
         model.train(was_training)
+        if stop_flag is not None and stop_flag.agreed.is_preemption:
+            raise EvaluationStopped
         count, *merged = self._merge(
             [torch.tensor(float(num_local), dtype=torch.float64, device=device), *parts]
         )

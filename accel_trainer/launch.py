@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 from .config import parse_config
-from .errors import ExitCode, UserError
+from .errors import ExitCode, ProcessError, UserError
+from .preemption import ignore_signals
 from .run import RecipeConfig
 from .trainer import RunResult
 
@@ -25,16 +27,36 @@ def main(
 ) -> NoReturn:
     """Run `train` on the config that the command line asks for, and exit with a code a scheduler can act on.
 
-    A `UserError` becomes one line on stderr, from the main process; with `--debug` a traceback.
+    An error becomes one line on stderr; its traceback is in the run folder's `logs`, with `--debug` also here.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     is_debug = "--debug" in (sys.argv if argv is None else argv)
     try:
         result = train(parse_config(config_class, argv, description=description))
-    except UserError as error:
-        if is_debug:
-            raise
-        if int(os.environ.get("RANK", 0)) == 0:
-            print(f"accel_trainer: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+    except Exception as error:
+        _report(error, is_debug=is_debug)
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            # Closed sockets tell the others at once; to close the process group in order would wait for them.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_exit_code(error))
+        sys.exit(_exit_code(error))
+    ignore_signals()  # all is saved: a late signal must not change the exit code
     sys.exit(ExitCode.PREEMPTED if result.state == "preempted" else ExitCode.DONE)
+
+
+def _exit_code(error: Exception) -> int:
+    return int(error.exit_code if isinstance(error, UserError) else ExitCode.INTERNAL)
+
+
+def _report(error: Exception, *, is_debug: bool) -> None:
+    """Say what happened, on one process: the main one, or the next if it is the main one that failed."""
+    rank = int(os.environ.get("RANK", 0))
+    if rank == 0 or (rank == 1 and isinstance(error, ProcessError) and error.rank == 0):
+        notes = getattr(error, "__notes__", None)
+        if is_debug or not (notes or isinstance(error, UserError)):
+            traceback.print_exception(error)  # before the run folder is known, it is in no log
+        line = (
+            str(error) if isinstance(error, UserError) else f"error[INTERNAL]: {notes[0] if notes else error}"
+        )
+        print(f"accel_trainer: {line}", file=sys.stderr)

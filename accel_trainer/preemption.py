@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
+from .errors import Preempted
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
-
 TIME_LIMIT = 100  # above every signal number
+_NOTHING = 1000  # as it travels: the smallest code wins, and a signal is smaller than the time limit
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,13 +51,19 @@ class StopFlag:
     A process raises the flag at any time. `poll` is called once per step by every process and sets
     `agreed` once *any* of them had raised it. With several processes that is one step later: the
     reduction runs while the next step computes, so that no step waits for it.
+
+    `num_polls` counts: whoever watches from another thread sees by it that the process moves. While
+    `may_leave` is set, there is nothing to save, and a signal raises `Preempted` where it arrives.
     """
 
     def __init__(self, *, num_processes: int = 1) -> None:
         self.agreed = Stop()
+        self.num_polls = 0
+        self.may_leave = False
         self._code, self._num_processes = 0, num_processes
-        self._reduced = torch.zeros(1, dtype=torch.int32)
+        self._reduced = torch.zeros(2, dtype=torch.int32)  # smallest code; whether all have run out
         self._pending: dist.Work | None = None
+        self._have_all_run_out = False
 
     @property
     def is_raised(self) -> bool:
@@ -60,43 +71,74 @@ class StopFlag:
         return self._code != 0
 
     def request(self, code: int) -> None:
-        """Ask for a stop by signal number or `TIME_LIMIT`; the first is kept. Safe in a signal handler."""
-        self._code = self._code or code
+        """Ask for a stop by signal number or `TIME_LIMIT`; the first signal is kept. Safe in a signal handler."""
+        if not Stop(self._code).is_preemption:
+            self._code = code
 
-    def poll(self) -> bool:
+    def poll(self, *, has_run_out: bool = False) -> bool:
         """Return whether to stop now, the same on every process. **Collective** (asynchronous)."""
+        self.num_polls += 1
         if self._num_processes == 1:
-            self.agreed = Stop(self._code)
+            self.agreed, self._have_all_run_out = Stop(self._code), has_run_out
         else:
-            if self._pending is not None:
-                self._pending.wait()
-                self.agreed = Stop(int(self._reduced))
-            if not self.agreed:
-                self._reduced.fill_(self._code)
-                self._pending = dist.all_reduce(self._reduced, op=dist.ReduceOp.MAX, async_op=True)
+            self.drain()
+            if not (self.agreed.is_preemption or self._have_all_run_out):
+                self._reduced[0], self._reduced[1] = self._code or _NOTHING, has_run_out
+                self._pending = dist.all_reduce(self._reduced, op=dist.ReduceOp.MIN, async_op=True)
         return bool(self.agreed)
 
     def drain(self) -> None:
-        """Wait for a reduction in flight: a process must not leave while others reduce."""
+        """Wait for a reduction in flight: a process must not leave while others reduce. **Collective.**"""
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
+            self.agreed = Stop(int(self._reduced[0]) % _NOTHING)
+            self._have_all_run_out = bool(self._reduced[1])
+
+    def agree(self) -> bool:
+        """Return whether any process wants to stop, as of now. **Collective.**"""
+        self.poll()
+        self.drain()
+        return bool(self.agreed)
+
+    def until_preempted(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield `items` until they end, or a signal is agreed. **Collective**: all leave after the same round.
+
+        Processes may have different numbers of items: one that has run out keeps answering the
+        others, until all have.
+        """
+        for item in items:
+            self.poll()
+            if self.agreed.is_preemption:
+                return
+            yield item
+        while not (self._have_all_run_out or self.agreed.is_preemption):
+            self.poll(has_run_out=True)
+        self._have_all_run_out = False
 
 
 @contextmanager
 def stop_on_signals(flag: StopFlag) -> Iterator[None]:
     """Raise `flag` on the first TERM, INT, USR1 or HUP inside the block; a second INT leaves at once with 130.
 
-    Outside the main thread, where Python allows no handlers, the block runs without them.
+    A signal that was ignored stays ignored, as under nohup. Outside the main thread, where Python
+    allows no handlers, the block runs without them.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and flag.is_raised:
             os._exit(128 + signal.SIGINT)
         flag.request(number)
+        if flag.may_leave:
+            flag.may_leave = False  # once: a second signal must not interrupt the way out
+            raise Preempted(
+                "PREEMPTED",
+                f"{signal.Signals(number).name} before training began, nothing is lost: run the same command again",
+            )
 
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     try:
-        previous = {number: signal.signal(number, handle) for number in SIGNALS}
+        previous = {number: signal.signal(number, handle) for number in heard}
     except ValueError:
         yield
         return
@@ -107,7 +149,7 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def ignore_signals(worker_id: int) -> None:
-    """Let a data worker outlive a signal to its process group: the main process decides when it ends."""
+def ignore_signals(worker_id: int = 0) -> None:
+    """Let a process outlive a signal to its group: a data worker, which main ends, or one that is done."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

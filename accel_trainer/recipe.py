@@ -101,6 +101,7 @@ def build_trainer(
             before_commit=history.sync if history is not None else lambda: None,
         ),
         seed=config.seed,
+        watchdog=run.watchdog,
         callbacks=[
             *_stopping(run),
             log,
@@ -141,6 +142,8 @@ def _check_data(run: Run, data_fingerprint: str) -> None:
 
 def _load_weights(model: nn.Module, path: Path) -> None:
     """Load weights alone: of a safetensors file, a checkpoint, or a run's newest one. Its EMA, if it has one."""
+    if not path.exists():
+        raise CheckpointError("INIT_FROM", f"--init-from {path} does not exist: check the path")
     weights: Mapping[str, Tensor]
     try:
         if path.is_file():

@@ -22,14 +22,17 @@ from .checkpoint_files import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
 from .checkpoint_folder import find_checkpoint, has_checkpoints
 from .collectives import broadcast_files, leave, run_on_main
 from .config import config_to_dict, diff_config, save_config
-from .errors import CheckpointError, ConfigError, OutputError
+from .errors import CheckpointError, ConfigError, OutputError, UserError
 from .optimizer import OptimizerConfig
 from .plan import BatchConfig
+from .preemption import StopFlag, stop_on_signals
 from .run_folder import RunLock, prepare_directory
-from .runtime import RuntimeConfig, start_accelerator
+from .runtime import RuntimeConfig, find_launcher, start_accelerator
 from .schedule import ScheduleConfig
 from .seeding import seed_everything
+from .status import reported
 from .trainer import TrainerConfig
+from .watchdog import Watchdog
 
 _logger = logging.getLogger(__name__)
 
@@ -91,6 +94,7 @@ class Run:
     folder: Path
     checkpoint: LoadedCheckpoint | None
     config_sha256: str
+    watchdog: Watchdog
 
 
 @contextmanager
@@ -105,10 +109,14 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     accelerator = start_accelerator(config.runtime)
     seed_everything(config.seed)
     lock: list[RunLock] = []
+    created: list[Path] = []
     global_batch_size = config.batch.resolved_global_batch_size(accelerator.num_processes)
 
     def open_folder() -> bytes:
-        folder = _choose_folder(config, recipe)
+        wanted = _choose_folder(config, recipe)
+        if not wanted.exists():
+            created.append(wanted)
+        folder = prepare_directory(wanted)
         lock.append(RunLock(folder / "run.lock"))
         storage.sweep(folder)
         source = _source(folder, config.run)
@@ -124,15 +132,34 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         where = None if source is None else [str(source.run), source.checkpoint]
         return json.dumps([str(folder), where, resolved.batch.global_batch_size]).encode()
 
+    rank, num_processes = accelerator.process_index, accelerator.num_processes
+    stop_flag = StopFlag(num_processes=num_processes)
+    watchdog = Watchdog(stop_flag, timeout_s=config.runtime.timeout_s, launcher_pid=find_launcher())
     try:
-        path, where, global_batch_size = json.loads(run_on_main(open_folder, accelerator))
-        resolved = replace(config, batch=replace(config.batch, global_batch_size=global_batch_size))
-        checkpoint = _read_checkpoint(where, accelerator)
-        yield Run(resolved, accelerator, Path(path), checkpoint, _identity_sha256(resolved))
-        leave(accelerator)
+        with stop_on_signals(stop_flag), watchdog:
+            stop_flag.may_leave = True  # until there is something to save
+            path, where, global_batch_size = json.loads(run_on_main(open_folder, accelerator))
+            folder = Path(path)
+            resolved = replace(config, batch=replace(config.batch, global_batch_size=global_batch_size))
+            with reported(folder, watchdog, rank=rank, num_processes=num_processes):
+                checkpoint = _read_checkpoint(where, accelerator)
+                yield Run(resolved, accelerator, folder, checkpoint, _identity_sha256(resolved), watchdog)
+                leave(accelerator)
+    except UserError:
+        for folder in created:
+            _remove_unused(folder)
+        raise
     finally:
         for held in lock:
             held.release()
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove the folder of a run that was refused before it wrote a row or a checkpoint."""
+    history = folder / "metrics.jsonl"
+    is_empty = not history.exists() or history.stat().st_size == 0
+    if folder.is_dir() and is_empty and not has_checkpoints(folder / "checkpoints"):
+        storage.remove_directories([folder])
 
 
 @dataclass(frozen=True)
@@ -144,19 +171,19 @@ class _Source:
 
 
 def _choose_folder(config: RecipeConfig, recipe: str) -> Path:
-    """Return the run folder, created and proven writable."""
+    """Return the run folder, which need not exist."""
     run = config.run
     if run.output_dir is not None:
-        return prepare_directory(run.output_dir)
+        return run.output_dir
     if run.resume == "auto":
         for folder in sorted(run.runs_dir.glob(f"{recipe}-*"), reverse=True):
             if _is_unfinished(folder, config):
-                return prepare_directory(folder)
+                return folder
     name = f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = run.runs_dir / name, 1
     while folder.exists():
         folder, number = run.runs_dir / f"{name}-{number}", number + 1
-    return prepare_directory(folder)
+    return folder
 
 
 def _is_unfinished(folder: Path, config: RecipeConfig) -> bool:

@@ -95,6 +95,16 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
     return accelerator
 
 
+def find_launcher() -> int | None:
+    """Return the process id of the launcher that this process must not outlive; None: nothing launched it.
+
+    accelerate's launcher leaves its one process behind when it is stopped, and every process when it is
+    killed (accelerate 1.15). A shell that ends, as with nohup, is no launcher.
+    """
+    is_launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND"} & os.environ.keys()
+    return int(os.environ.get("ACCEL_TRAINER_LAUNCHER", os.getppid())) if is_launched else None
+
+
 def _pin(config: RuntimeConfig, accelerator: Accelerator) -> None:
     """Fix what changes the bits of a result and would otherwise depend on the launcher."""
     local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))

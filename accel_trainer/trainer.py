@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Annotated, Any, Literal
@@ -23,7 +23,7 @@ from .checkpoint_folder import BestCheckpoint
 from .collectives import run_on_main
 from .ema import Ema
 from .errors import ConfigError
-from .evaluation import Evaluator
+from .evaluation import EvaluationStopped, Evaluator
 from .optimizer import set_learning_rate
 from .preemption import StopFlag, stop_on_signals
 from .schedule import Schedule
@@ -31,6 +31,7 @@ from .seeding import seed_forward
 from .state import TrainState
 from .training_state import Pieces, TrainingState
 from .types import Loader, StepReport, Task, Window
+from .watchdog import Watchdog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +113,7 @@ class Trainer:
         evaluator: Evaluator,
         checkpointer: Checkpointer,
         seed: int,
+        watchdog: Watchdog | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config, self.accelerator, self.task, self.loader = config, accelerator, task, loader
@@ -120,7 +122,8 @@ class Trainer:
         self.state = TrainState()
         self.best: BestCheckpoint | None = None
         self.metrics: Mapping[str, Any] = {}
-        self.stop_flag = StopFlag(num_processes=accelerator.num_processes)
+        self.watchdog = watchdog or Watchdog(StopFlag(num_processes=accelerator.num_processes))
+        self.watchdog.position, self.stop_flag = self.state, self.watchdog.stop_flag
         self._evaluated_step: int | None = None
         self._requested_stop: str | None = None
         self._share, self._loss_gradient = 0.0, torch.empty(0)
@@ -147,6 +150,9 @@ class Trainer:
         state = self.state
         with stop_on_signals(self.stop_flag), self._errors_observed():
             self._notify("on_fit_start")
+            self.stop_flag.may_leave = False
+            self.stop_flag.agree()  # a signal may have come to one process during the start
+            self.watchdog.phase = "training"
             while not (self.is_finished or self.stop_flag.agreed):
                 self.model.train()
                 for window in self._windows():
@@ -159,8 +165,10 @@ class Trainer:
                 if self._is_epoch_end and not self.stop_flag.agreed:
                     self._end_epoch()
             self.save()  # a position that is already saved is not saved again
-            self.checkpointer.wait(must_succeed=True)
+            with self.watchdog.during("save"):
+                self.checkpointer.wait(must_succeed=True)
             result = self._result()
+            self.watchdog.phase = result.state
             self._notify("on_fit_end", result)
         return result
 
@@ -202,12 +210,17 @@ class Trainer:
         )
 
     def evaluate(self) -> dict[str, Any]:
-        """Return the metrics of the model as `eval/...` and of its EMA as `eval_ema/...`. **Collective. Host sync.**"""
-        metrics = {f"eval/{name}": value for name, value in self.evaluator.run(self.raw_model).items()}
-        if self.ema is not None:
-            metrics |= {
-                f"eval_ema/{name}": value for name, value in self.evaluator.run(self.ema.model).items()
-            }
+        """Return the metrics of the model as `eval/...` and of its EMA as `eval_ema/...`. **Collective. Host sync.**
+
+        Raises:
+            EvaluationStopped: a signal came, to whichever process.
+        """
+        models = {"eval": self.raw_model} | ({} if self.ema is None else {"eval_ema": self.ema.model})
+        metrics: dict[str, Any] = {}
+        with self.watchdog.during("evaluation"):
+            for group, model in models.items():
+                values = self.evaluator.run(model, stop_flag=self.stop_flag)
+                metrics |= {f"{group}/{name}": value for name, value in values.items()}
         return metrics
 
     def request_stop(self, reason: str) -> None:
@@ -216,9 +229,10 @@ class Trainer:
 
     def save(self) -> None:
         """Hand a checkpoint of the current position to the writer. **Collective.**"""
-        pieces = self._pieces()
-        if self.accelerator.is_main_process:
-            self.checkpointer.save(self.state, pieces, best=self.best)
+        with self.watchdog.during("save"):
+            pieces = self._pieces()
+            if self.accelerator.is_main_process:
+                self.checkpointer.save(self.state, pieces, best=self.best)
         self._notify("on_checkpoint", checkpoint_name(self.state))
 
     def restore(self, pieces: Pieces) -> None:
@@ -278,12 +292,15 @@ class Trainer:
         return islice(self.loader.windows(self.state.epoch, self.state.step_in_epoch), left)
 
     def _end_epoch(self) -> None:
-        """Evaluate if it is due, and move on to the next epoch."""
+        """Evaluate if it is due, and move on to the next epoch, unless a signal ends the evaluation."""
         state, config = self.state, self.config
         epoch = state.epoch + 1
         is_best = False
         if epoch % config.evaluate_every_n_epochs == 0 or epoch == config.num_epochs:
-            self.metrics, self._evaluated_step = self.evaluate(), state.optimizer_step
+            try:
+                self.metrics, self._evaluated_step = self.evaluate(), state.optimizer_step
+            except EvaluationStopped:
+                return  # saved as not yet evaluated: a resume evaluates again
             is_best = self._take_best()
             self._notify("on_evaluate_end", self.metrics)
         state.finish_epoch()
@@ -349,15 +366,17 @@ class Trainer:
     def _result(self) -> RunResult:
         """Return how the run ended, with an evaluation of the final weights unless it was preempted. **Collective.**"""
         self.stop_flag.drain()
-        stop, metrics = self.stop_flag.agreed, self.metrics
-        if self._evaluated_step != self.state.optimizer_step and not stop.is_preemption:
-            metrics = self.evaluate()
+        metrics, is_evaluated = self.metrics, self._evaluated_step == self.state.optimizer_step
+        if not (is_evaluated or self.stop_flag.agreed.is_preemption):
+            with suppress(EvaluationStopped):
+                metrics, is_evaluated = self.evaluate(), True
+        stop = self.stop_flag.agreed
         reason = self._requested_stop or stop.reason
         if reason is None:
             is_last_epoch = self.state.epoch >= self.config.num_epochs
             reason = "num_epochs reached" if is_last_epoch else "max_steps reached"
         kind: Literal["done", "stopped", "preempted"] = "done"
-        if not self.is_finished:
+        if not (self.is_finished and is_evaluated):
             kind = "preempted" if stop.is_preemption else "stopped"
         return RunResult(kind, reason, replace(self.state), metrics, self.best)
 
@@ -367,6 +386,8 @@ class Trainer:
             yield
         except BaseException as error:
             self._notify("on_error", error)
+            with suppress(Exception):
+                self.checkpointer.wait()  # a save in flight holds good state: let it end
             raise
 
     def _notify(self, hook: str, *arguments: Any) -> None:

@@ -25,8 +25,8 @@ LAYERS = (
         "sync_batch_norm", "tensor_file",
     },
     {
-        "checkpoint", "checkpoint_files", "checkpoint_folder", "evaluation", "loader",
-        "profiling", "runtime", "tasks", "training_state", "vision",
+        "checkpoint", "checkpoint_files", "checkpoint_folder", "evaluation", "failures", "loader",
+        "profiling", "runtime", "status", "tasks", "training_state", "vision", "watchdog",
     },
     {"callbacks", "trainer"},
     {"hub", "launch", "recipe", "run", "tools"},
@@ -44,6 +44,7 @@ SIBLINGS = {
     "recipe": {"run"},
     "run_folder": {"storage"},
     "snapshot": {"encoding"},
+    "status": {"checkpoint_files", "failures", "watchdog"},
     "tensor_file": {"strict_json"},
     "tools": {"hub", "launch", "recipe", "run"},
     "trainer": {"callbacks"},
@@ -317,12 +318,15 @@ RULES = {
     ),
     "reads the environment": Rule(
         mentions("os.environ", "os.getenv", "os.putenv"),
-        {"runtime", "launch", "tools.doctor"},
+        {"runtime", "launch", "tools.doctor", "tools.launch"},
         "os.environ['RANK']",
     ),
     "installs a signal handler": Rule(
         calls("signal.signal", "signal.set_wakeup_fd", ".add_signal_handler"),
-        {"preemption"},
+        {
+            "preemption",
+            "tools.launch",  # hands signals on to the processes it starts
+        },
         "signal.signal(signal.SIGTERM, handle)",
     ),
     "prints": Rule(

@@ -1,0 +1,98 @@
+"""Who failed first: each process of a launch leaves a record in the run folder that the others read."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from . import storage
+
+_MAX_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a process failed, and where it was then."""
+
+    rank: int
+    phase: str
+    optimizer_step: int
+    exit_code: int
+    error: str
+    time_s: float
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, step {self.optimizer_step}, {self.phase}: {self.error}"
+
+
+class Records:
+    """The processes of a launch as they see each other: `rank-NNNNN.json`, and stacks in `rank-NNNNN.log`."""
+
+    def __init__(self, folder: Path, *, rank: int, num_processes: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._others = [other for other in range(num_processes) if other != rank]
+        with suppress(FileExistsError):  # another process of this machine was faster
+            storage.make_directory(folder)
+        self._write(None)  # forget an earlier launch
+
+    def log(self, rank: int) -> Path:
+        """Return where the stacks of a process go."""
+        return self._folder / f"rank-{rank:05d}.log"
+
+    def leave(self, failure: Failure, stacks: str) -> None:
+        """Record why this process fails. A full disk must not hide the error itself."""
+        with suppress(OSError):
+            self._write(failure)
+            log = storage.AppendFile(self.log(self._rank))
+            log.append(f"{failure}\n{stacks}\n".encode())
+            log.close()
+
+    def first(self, mine: Failure) -> Failure:
+        """Return the earliest failure that has been recorded, or `mine`."""
+        return min([mine, *self._failures()], key=lambda failure: failure.time_s)
+
+    def find_culprit(self, mine: Failure, *, patience_s: float) -> Failure:
+        """Return why another process was lost, of which `mine` is the consequence.
+
+        Its record may come late, and a process that was killed leaves none.
+        """
+        deadline_s = time.monotonic() + patience_s
+        while not (failures := self._failures()) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        if failures:
+            return min(failures, key=lambda failure: failure.time_s)
+        gone = [rank for rank in self._others if len(self._others) == 1 or _is_gone(self._read(rank))]
+        if not gone:
+            return mine
+        return replace(mine, rank=gone[0], error="gone without a word: killed, perhaps for lack of memory")
+
+    def _failures(self) -> list[Failure]:
+        records = [self._read(rank) for rank in self._others]
+        return [Failure(**record["failure"]) for record in records if record.get("failure")]
+
+    def _write(self, failure: Failure | None) -> None:
+        mine = {"pid": os.getpid(), "host": os.uname().nodename, "failure": failure and asdict(failure)}
+        path = self.log(self._rank).with_suffix(".json")
+        storage.write_file_atomic(path, json.dumps(mine).encode())
+
+    def _read(self, rank: int) -> dict[str, Any]:
+        try:
+            path = self.log(rank).with_suffix(".json")
+            return dict(json.loads(storage.read_file(path, max_bytes=_MAX_BYTES)))
+        except (OSError, ValueError):
+            return {}  # not there: on another machine's disk
+
+
+def _is_gone(record: dict[str, Any]) -> bool:
+    if record.get("host") != os.uname().nodename:
+        return False
+    try:
+        os.kill(record["pid"], 0)
+    except ProcessLookupError:
+        return True
+    return False

@@ -1,0 +1,91 @@
+"""How a run is doing, for others to read: `status.json`, and one line with the first error when it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import storage
+from .checkpoint_files import list_checkpoints
+from .errors import ExitCode, ProcessError, UserError
+from .failures import Failure, Records
+from .watchdog import Watchdog
+
+# What a collective says when another process is gone or does not answer (torch 2.6 to 2.13).
+_SAID_OF_PEERS = ("gloo", "nccl", "by peer", "timed out", "timeout")
+_EXIT_CODES = {"done": ExitCode.DONE, "stopped": ExitCode.DONE, "preempted": ExitCode.PREEMPTED}
+_STATES = {ExitCode.PREEMPTED: "preempted", ExitCode.DIVERGED: "diverged"}
+
+
+@contextmanager
+def reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int) -> Iterator[None]:
+    """Say in `status.json` that the block runs and how it ends; on an error, find the process to blame.
+
+    Raises:
+        ProcessError: when another process failed first, naming it.
+    """
+    records = Records(folder / "logs", rank=rank, num_processes=num_processes)
+
+    def describe(error: str, exit_code: int) -> Failure:
+        step = watchdog.position.optimizer_step
+        return Failure(rank, watchdog.phase, step, int(exit_code), error, time.time())
+
+    def write(state: str, exit_code: int | None = None, error: str | None = None) -> None:
+        if rank == 0:
+            _write_status(folder, state, exit_code, error, watchdog.position.optimizer_step)
+
+    def on_stuck(stuck_s: float, stacks: str) -> str:
+        failure = describe(f"stuck, no progress for {stuck_s:.0f} s", ExitCode.INTERNAL)
+        records.leave(failure, stacks)
+        write("failed", failure.exit_code, str(failure))
+        return f"error[STUCK]: {failure}: see {records.log(rank)}"
+
+    watchdog.on_stuck = on_stuck
+    write("running")
+    try:
+        yield
+        write(watchdog.phase, _EXIT_CODES.get(watchdog.phase))
+    except BaseException as error:
+        is_own = isinstance(error, UserError) or not isinstance(error, Exception)
+        mine = describe(
+            str(error.args[0]) if isinstance(error, UserError) else f"{type(error).__name__}: {error}",
+            error.exit_code if isinstance(error, UserError) else ExitCode.INTERNAL,
+        )
+        has_lost_peer = not is_own and any(word in str(error).lower() for word in _SAID_OF_PEERS)
+        if has_lost_peer and num_processes > 1:
+            # A process that is stuck says so a little after the timeout that the others met.
+            patience_s = 8.0 if "time" in str(error).lower() else 2.0
+            first = records.find_culprit(mine, patience_s=patience_s)
+        else:
+            first = records.first(mine)
+        records.leave(first, traceback.format_exc())
+        write(_STATES.get(ExitCode(first.exit_code), "failed"), first.exit_code, str(first))
+        if first is mine:
+            if not is_own:
+                # As `add_note` of Python 3.11 does: it is shown with a traceback.
+                vars(error).setdefault("__notes__", []).append(f"{mine}: see {records.log(rank)}")
+            raise
+        raise ProcessError(
+            "PROCESS", f"{first}: see {records.log(first.rank)}", first.rank, first.exit_code
+        ) from error
+
+
+def _write_status(
+    folder: Path, state: str, exit_code: int | None, error: str | None, optimizer_step: int
+) -> None:
+    checkpoints = list_checkpoints(folder / "checkpoints")
+    status = {
+        "state": state,
+        "exit_code": exit_code,
+        "optimizer_step": optimizer_step,
+        "last_commit": checkpoints[-1].name if checkpoints else None,
+        "error": error,
+        "pid": os.getpid(),
+        "host": os.uname().nodename,
+    }
+    storage.write_file_atomic(folder / "status.json", json.dumps(status, indent=1).encode())

@@ -1,0 +1,83 @@
+"""`accel-trainer launch`: accelerate's launcher, with signals handed on and the run's own exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from ..errors import ExitCode
+from ..preemption import SIGNALS
+
+_SHUTDOWN_TIMEOUT_S = 300  # torch allows 30 s, which cut a checkpoint of 40 s short
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Launch what `accelerate launch` would with the same arguments; return the code of the first process to fail."""
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    options = launch_command_parser().parse_args(argv)
+    options.signals_to_handle = "SIGQUIT"  # torch would take the others, and with them the exit codes
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_TIMEOUT_S))
+    os.environ["ACCEL_TRAINER_LAUNCHER"] = str(os.getpid())
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the run says it in one line
+    with _signals_handed_on() as received:
+        try:
+            launch_command(options)
+        except subprocess.CalledProcessError as error:
+            return _exit_code(0, error.returncode, received)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            return _exit_code(rank, failure.exitcode, received)
+    return ExitCode.DONE
+
+
+@contextmanager
+def _signals_handed_on() -> Iterator[list[int]]:
+    """Send to every child what this process gets inside the block; yield the numbers received.
+
+    A first INT goes on as TERM: a terminal sends INT to the children as well, and the second one that
+    a process gets makes it leave at once.
+    """
+    received: list[int] = []
+    children: list[subprocess.Popen[Any]] = []
+    start = subprocess.Popen.__init__
+
+    def start_and_remember(self: subprocess.Popen[Any], *args: Any, **options: Any) -> None:
+        start(self, *args, **options)
+        children.append(self)
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        is_first = number not in received
+        received.append(number)
+        for child in children:
+            if child.returncode is None:
+                child.send_signal(signal.SIGTERM if number == signal.SIGINT and is_first else number)
+
+    previous = {number: signal.signal(number, hand_on) for number in SIGNALS}
+    subprocess.Popen.__init__ = start_and_remember  # type: ignore[method-assign]
+    try:
+        yield received
+    finally:
+        subprocess.Popen.__init__ = start  # type: ignore[method-assign]
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _exit_code(rank: int, code: int, received: Sequence[int]) -> int:
+    """Return the code to leave with, as a shell counts; name a process that could not speak for itself."""
+    if code >= 0:
+        return code
+    if received and -code in (*received, signal.SIGTERM):
+        return ExitCode.PREEMPTED  # it had no handlers yet, and so nothing to lose
+    name = signal.Signals(-code).name
+    cause = " (out of memory?)" if -code == signal.SIGKILL else ""
+    print(f"accel_trainer: error[KILLED]: rank {rank} was killed by {name}{cause}", file=sys.stderr)
+    return 128 - code

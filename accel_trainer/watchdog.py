@@ -1,0 +1,83 @@
+"""A thread beside the training that notices what the training cannot: that it is stuck, or its launcher dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from .errors import ExitCode
+from .preemption import StopFlag
+from .state import TrainState
+
+_INTERVAL_S = 0.5
+# How long to wait for others is limited by the collectives' timeout. A little later, those that wait
+# have ended with that error, and a process that still does not move is the one they waited for.
+_GRACE_S = 3.0
+_WATCHED = ("training", "evaluation", "save")  # start and end may decode or export for as long as it takes
+
+
+class Watchdog:
+    """Ends a process that makes no progress for `timeout_s`, and stops it in good order if its launcher dies.
+
+    The training says where it is by setting `phase`, once per epoch, and `position`, once; progress is seen by the
+    count of the stop flag's polls, one per step and evaluated batch. It so costs the step nothing.
+    `on_stuck` gets the stacks of all threads and returns the last line of a process that is stuck.
+    """
+
+    def __init__(
+        self, stop_flag: StopFlag, *, timeout_s: float = float("inf"), launcher_pid: int | None = None
+    ) -> None:
+        self.stop_flag = stop_flag
+        self.phase = "start"
+        self.position = TrainState()
+        self.on_stuck: Callable[[float, str], str] = lambda stuck_s, stacks: stacks
+        self._timeout_s, self._launcher_pid = timeout_s + _GRACE_S, launcher_pid
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Name what the block does. After an error the name stays: that is where it happened."""
+        before, self.phase = self.phase, phase
+        yield
+        self.phase = before
+
+    def _watch(self) -> None:
+        seen, idle_s = (self.phase, 0), 0.0
+        while not self._is_over.wait(_INTERVAL_S):
+            if self._launcher_pid not in (None, os.getppid()):
+                self._launcher_pid = None
+                os.kill(os.getpid(), signal.SIGTERM)
+            now = (self.phase, self.stop_flag.num_polls)
+            # Counted in own intervals, not by a clock: while the whole process is suspended, none passes.
+            idle_s = idle_s + _INTERVAL_S if now == seen and self.phase in _WATCHED else 0.0
+            seen = now
+            if idle_s > self._timeout_s:
+                line = self.on_stuck(idle_s, _stacks())
+                os.write(sys.stderr.fileno(), f"accel_trainer: {line}\n".encode())
+                os._exit(ExitCode.INTERNAL)
+
+
+def _stacks() -> str:
+    """Return where each thread of this process is; the main thread last."""
+    frames: dict[int, FrameType] = sys._current_frames()
+    threads = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    return "\n".join(
+        f"thread {threads.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sorted(frames.items(), key=lambda item: item[0] == main)
+    )
