@@ -39,7 +39,7 @@ class Evaluator:
         was_training = model.training
         model.eval()
         _share_buffers(model, self.accelerator)
-        num_local = 0
+        coverage = torch.zeros(2, dtype=torch.float64, device=device)  # samples, sum of their ids
         parts = [metric.empty(device) for metric in self.metrics]
         batches = self.loader.batches()
         with torch.inference_mode(), self.accelerator.autocast():
@@ -47,25 +47,29 @@ class Evaluator:
                 if len(batch) == 0:
                     continue
                 output = self.task.eval_step(model, batch)
-                num_local += len(batch)
+                coverage[0] += len(batch)
+                coverage[1] += batch.sample_ids.sum()
                 for metric, sums in zip(self.metrics, parts, strict=True):
                     metric.update(sums, batch, output)
         model.train(was_training)
         if stop_flag is not None and stop_flag.agreed.is_preemption:
             raise EvaluationStopped
-        count, *merged = self._merge(
-            [torch.tensor(float(num_local), dtype=torch.float64, device=device), *parts]
-        )
-        num_counted = int(count.item())
-        if num_counted != self.loader.num_samples:
-            raise RuntimeError(
-                f"evaluation counted {num_counted} samples of {self.loader.num_samples}: "
-                "the evaluation loader must give each sample to exactly one process"
-            )
+        covered, *merged = self._merge([coverage, *parts])
+        self._check_each_once(*covered.tolist())
         results: dict[str, Any] = {}
         for metric, sums in zip(self.metrics, merged, strict=True):
             results.update(metric.compute(sums))
         return results
+
+    def _check_each_once(self, num_counted: float, id_sum: float) -> None:
+        num_samples = self.loader.num_samples
+        if num_counted != num_samples:
+            fact = f"evaluation counted {num_counted:.0f} samples of {num_samples}"
+        elif id_sum != num_samples * (num_samples - 1) // 2:
+            fact = f"evaluation counted some of {num_samples} samples twice and left others out"
+        else:
+            return
+        raise RuntimeError(f"{fact}: the evaluation loader must give each sample to exactly one process")
 
     def _merge(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Add up all sums over the processes in one collective; return them on the CPU."""

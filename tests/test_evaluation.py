@@ -150,6 +150,12 @@ def test_a_loader_that_gives_a_sample_twice_or_not_at_all_is_found_out(ids: list
         evaluate(make_model(), Given(ids, num_samples=10), accelerator)
 
 
+def test_a_sample_given_twice_in_the_place_of_another_is_found_out() -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    with pytest.raises(RuntimeError, match="counted some of 10 samples twice and left others out"):
+        evaluate(make_model(), Given([0, 1, 2, 3, 4, 5, 6, 7, 8, 8], num_samples=10), accelerator)
+
+
 def test_a_sample_that_two_processes_are_given_is_found_out_by_both(tmp_path: Path) -> None:
     processes.run(check_overlap, num_processes=2, folder=tmp_path)
 

@@ -1,0 +1,169 @@
+"""The recipes as people start them: every launcher, and every mistake they make."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from safetensors.torch import load_file
+
+from accel_trainer import ExitCode, main
+from recipes import cifar
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+
+
+def arguments(folder: Path, *extra: str) -> list[str]:
+    small = ["--dataset", "digits", "--model", "resnet8", "--model.norm", "group", "--epochs", "1"]
+    small += ["--augment.crop-padding", "1"]
+    pinned = [
+        "--runtime.num-threads",
+        "1",
+        "--cache-dir",
+        str(folder / "cache"),
+        "--output-dir",
+        str(folder / "run"),
+    ]
+    return [*small, *pinned, *extra]
+
+
+def launch(folder: Path, *command: str, batch_size: int) -> dict[str, Any]:
+    """Run the recipe for four steps of a global batch of 32, and return its result."""
+    extra = ("--batch-size", str(batch_size), "--max-steps", "4", "--lr", "0.01")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        [*command, "recipes/cifar.py", *arguments(folder, *extra)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("done:") == 1, "one process speaks for all"
+    return dict(json.loads((folder / "run" / "result.json").read_text()))
+
+
+MULTI_CPU = ("accelerate", "launch", "--config_file", "accelerate_configs/multi_cpu.yaml")
+
+
+def test_every_launcher_trains_the_same_model(tmp_path: Path) -> None:
+    one = launch(tmp_path / "python", sys.executable, batch_size=32)
+    assert one["state"] == "done"
+    assert one["num_eval_samples"] == 359
+    assert sum(map(sum, one["metrics"]["eval/confusion_matrix"])) == 359
+    expected = load_file(tmp_path / "python" / "run" / "export" / "model.safetensors")
+    commands = {
+        "accelerate": (("accelerate", "launch", "--config_file", "accelerate_configs/cpu.yaml"), 32),
+        "multi_cpu": (MULTI_CPU, 16),
+        "torchrun": (("torchrun", "--nproc_per_node", "2"), 16),
+    }
+    for name, (command, batch_size) in commands.items():
+        result = launch(tmp_path / name, *command, batch_size=batch_size)
+        assert result["metrics"]["eval/loss"] == pytest.approx(one["metrics"]["eval/loss"], abs=1e-5)
+        weights = load_file(tmp_path / name / "run" / "export" / "model.safetensors")
+        for key, tensor in expected.items():
+            assert float((tensor - weights[key]).abs().max()) <= 1e-6, f"{name}: {key}"
+
+
+def test_the_minimal_recipe_is_short_and_learns(tmp_path: Path) -> None:
+    source = (ROOT / "recipes" / "minimal.py").read_text()
+    assert len(source.splitlines()) <= 40
+    command = [sys.executable, "recipes/minimal.py", "--epochs", "3", "--output-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    assert json.loads((tmp_path / "result.json").read_text())["metrics"]["eval/accuracy"] > 0.9
+
+
+def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Path:
+    """A folder of parquet with 4x4 noise for training; its test split is fine."""
+
+    def column(labels: list[int]) -> pa.Table:
+        encoded = []
+        for index, _ in enumerate(labels):
+            data = io.BytesIO()
+            noise = np.random.default_rng(index).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(data, "png")
+            encoded.append({"bytes": data.getvalue()[: 40 if index == broken else None], "path": None})
+        image = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+        return pa.table({"img": pa.array(encoded, image), "label": pa.array(labels, pa.int64())})
+
+    folder.mkdir(parents=True)
+    pq.write_table(column(labels), folder / "train.parquet")
+    pq.write_table(column([0, 1, 2]), folder / "test.parquet")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (["--epoch", "3"], ExitCode.USAGE, "unknown flag --epoch: did you mean --epochs?"),
+        (["--model", "resnet21"], ExitCode.USAGE, "no model 'resnet21': did you mean resnet"),
+        (["--dataset", "digitz"], ExitCode.USAGE, "no data set 'digitz': did you mean digits?"),
+        (["--dataset", "cifar10"], ExitCode.DATA, "--dataset digits which needs no download"),
+        (["--batch-size", "0"], ExitCode.USAGE, "--batch-size is 0: set it to 1 or more"),
+        (["--batch-size", "5000"], ExitCode.USAGE, "larger than the 1438 training samples"),
+        (["--lr", "-0.1"], ExitCode.USAGE, "learning_rate is -0.1: set it to at least 0"),
+        (["--lr", "fast"], ExitCode.USAGE, "--lr fast: expected a float"),
+        (["--mixed-precision", "fp16"], ExitCode.USAGE, "needs a GPU"),
+        (["--resume", "nowhere"], ExitCode.CHECKPOINT, "neither a checkpoint nor a run"),
+        (["--init-from", "nowhere"], ExitCode.CHECKPOINT, "--init-from nowhere"),
+        (["--output-dir", "/dev/null/run"], ExitCode.OUTPUT, "choose a folder for --output-dir"),
+        (["--config", "nowhere.yaml"], ExitCode.USAGE, "nowhere.yaml"),
+    ],
+)
+def test_a_mistake_is_one_line_before_any_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: ExitCode, message: str
+) -> None:
+    expect_refusal(tmp_path, capsys, flags, code, message)
+
+
+def test_bad_data_is_named_before_any_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out_of_range = images(tmp_path / "labels", [0, 1, 2, -1])
+    expect_refusal(tmp_path, capsys, ["--dataset", str(out_of_range)], ExitCode.DATA, "row 3 of")
+    corrupt = images(tmp_path / "corrupt", [0, 1, 2, 0], broken=2)
+    expect_refusal(tmp_path, capsys, ["--dataset", str(corrupt)], ExitCode.DATA, "row 2 of")
+    empty = images(tmp_path / "empty", [])
+    expect_refusal(
+        tmp_path, capsys, ["--dataset", str(empty)], ExitCode.DATA, "the train split has no images"
+    )
+
+
+def expect_refusal(
+    folder: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: ExitCode, message: str
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(cifar.train, cifar.Config, description="", argv=arguments(folder, *flags))
+    captured = capsys.readouterr()
+    assert error.value.code == code
+    assert captured.err.count("\n") == 1, captured.err
+    assert captured.err.startswith("accel_trainer: error[")
+    assert message in captured.err
+    assert "step" not in captured.out
+    assert not (folder / "run").exists(), "a run that never began leaves no folder"
+
+
+def test_debug_shows_the_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--dataset", "nowhere", "--debug"]
+    with pytest.raises(SystemExit):
+        main(cifar.train, cifar.Config, description="", argv=arguments(tmp_path, *flags))
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_real_cifar_trains_if_it_is_here(tmp_path: Path) -> None:
+    source = os.environ.get("ACCEL_TRAINER_CIFAR10")
+    if source is None:
+        pytest.skip("set ACCEL_TRAINER_CIFAR10 to a folder with CIFAR-10 as parquet")
+    flags = ["--dataset", source, "--model", "resnet8", "--max-steps", "20"]
+    with pytest.raises(SystemExit) as error:
+        main(cifar.train, cifar.Config, description="", argv=arguments(tmp_path, *flags))
+    assert error.value.code == 0
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["num_eval_samples"] == 10_000
+    shutil.rmtree(tmp_path)
