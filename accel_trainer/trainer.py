@@ -129,10 +129,12 @@ class Trainer:
         self._share, self._loss_gradient = 0.0, torch.empty(0)
         self._observers = _observers(callbacks)
         self.raw_model = model
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        # The average refers to the model's tensors, so it comes after `prepare`, which moves the model
+        # once more: `.to("cpu:0")` puts new buffers into it each time (torch 2.13).
         self.ema = None if config.ema_decay is None else Ema(model, decay=config.ema_decay)
         ema_model = None if self.ema is None else self.ema.model
         self._training_state = TrainingState(model, optimizer, ema_model, accelerator.scaler)
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
         # accelerate's wrappers cost 75 us (step), 25 us (backward) and 10 us (zero_grad) a step and, without
         # a GradScaler or an engine of their own, call exactly these (measured, accelerate 1.15).
         engines = (

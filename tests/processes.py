@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.workload"])
+# The first optimizer step imports torch._dynamo, most of a second, in every process that is not given it.
+_context.set_forkserver_preload(["tests.workload", "torch._dynamo"])
 
 
 @dataclass
