@@ -22,7 +22,7 @@ from .checkpoint_files import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
 from .checkpoint_folder import find_checkpoint, has_checkpoints
 from .collectives import broadcast_files, leave, run_on_main
 from .config import config_to_dict, diff_config, save_config
-from .errors import CheckpointError, ConfigError, OutputError, UserError
+from .errors import CheckpointError, ConfigError, OutputError, Preempted, ProcessError, UserError
 from .optimizer import OptimizerConfig
 from .plan import BatchConfig
 from .preemption import StopFlag, stop_on_signals
@@ -145,6 +145,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
                 checkpoint = _read_checkpoint(where, accelerator)
                 yield Run(resolved, accelerator, folder, checkpoint, _identity_sha256(resolved), watchdog)
                 leave(accelerator)
+    except (Preempted, ProcessError):
+        raise  # the folder says why
     except UserError:
         for folder in created:
             _remove_unused(folder)
