@@ -86,6 +86,11 @@ class Placement:
         """Return the placements at `ids` [B]."""
         return Placement(self.rows[ids], self.columns[ids], None if self.flips is None else self.flips[ids])
 
+    def between(self, start: int, stop: int) -> Placement:
+        """Return the placements from `start` up to `stop`, as views."""
+        flips = None if self.flips is None else self.flips[start:stop]
+        return Placement(self.rows[start:stop], self.columns[start:stop], flips)
+
 
 def draw_placement(config: AugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Placement:
     """Draw crop and flip for samples [B], on their device."""

@@ -61,11 +61,11 @@ class _Pixels:
 class _LazyBatches(Sequence[Batch]):
     """Micro-batches that are made when asked for, so that a long accumulation keeps one in memory."""
 
-    def __init__(self, make: Callable[[Tensor], Batch], ids: Sequence[Tensor]) -> None:
-        self._make, self._ids = make, ids
+    def __init__(self, make: Callable[[range], Batch], shares: Sequence[range]) -> None:
+        self._make, self._shares = make, shares
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._shares)
 
     @overload
     def __getitem__(self, index: int) -> Batch: ...
@@ -73,8 +73,8 @@ class _LazyBatches(Sequence[Batch]):
     def __getitem__(self, index: slice) -> Sequence[Batch]: ...
     def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
         if isinstance(index, slice):
-            return _LazyBatches(self._make, self._ids[index])
-        return self._make(self._ids[index])
+            return _LazyBatches(self._make, self._shares[index])
+        return self._make(self._shares[index])
 
 
 class ImageLoader:
@@ -127,29 +127,25 @@ class ImageLoader:
         # on an accelerator 40 kernel launches a step.
         everyone = torch.arange(self.plan.num_samples, device=order.device)
         placements = draw_placement(self._augment, everyone, seed=self._seed, epoch=epoch)
+        in_order = placements.of(order)  # so that a batch's are slices, which cost nothing
 
-        def make(ids: Tensor) -> Batch:
-            return self._batch(ids, placements, epoch)
+        def make(share: range) -> Batch:
+            ids = order[share.start : share.stop]
+            images = self._augmented(ids, in_order.between(share.start, share.stop), epoch)
+            targets = self._pixels.labels[ids]
+            if self._augment.mixes:
+                images, targets = self._mixed(images, targets, ids, placements, epoch)
+            return self._pixels.batch(images, targets, ids)
 
         for step in range(first_step, self.plan.steps_per_epoch):
             shares = self.plan.micro_batches(step, self._process_index)
-            ids = [order[share.start : share.stop] for share in shares]
-            yield Window(_LazyBatches(make, ids), num_items=self.plan.window_size(step))
-
-    def _batch(self, ids: Tensor, placements: Placement, epoch: int) -> Batch:
-        images, targets = self._augmented(ids, placements, epoch), self._pixels.labels[ids]
-        if self._augment.mixes:
-            images, targets = self._mixed(images, targets, ids, placements, epoch)
-        return self._pixels.batch(images, targets, ids)
+            yield Window(_LazyBatches(make, shares), num_items=self.plan.window_size(step))
 
     def _augmented(self, ids: Tensor, placements: Placement, epoch: int) -> Tensor:
+        """Crop, flip, normalise and cut the images at `ids` [B], each at its place."""
         augment = self._augment
         crops = crop(
-            self._pixels.images,
-            ids,
-            placements.of(ids),
-            padding=augment.crop_padding,
-            mode=augment.crop_mode,
+            self._pixels.images, ids, placements, padding=augment.crop_padding, mode=augment.crop_mode
         )
         images = self._pixels.normalized(crops)
         return cut_out(augment, images, ids.to(images.device), seed=self._seed, epoch=epoch)
@@ -163,7 +159,7 @@ class ImageLoader:
         pixel_weights, shares = draw_mix(
             self._augment, ids, height=height, width=width, seed=self._seed, epoch=epoch
         )
-        others = self._augmented(partners, placements, epoch)
+        others = self._augmented(partners, placements.of(partners), epoch)
         images = torch.lerp(others, images, pixel_weights.to(images.device))
         targets = shares.new_zeros((len(ids), self._num_classes))
         targets.scatter_add_(1, labels[:, None], shares[:, None])
