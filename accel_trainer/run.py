@@ -22,6 +22,7 @@ from .checkpoint_files import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
 from .checkpoint_folder import find_checkpoint, has_checkpoints
 from .collectives import broadcast_files, leave, run_on_main
 from .config import config_to_dict, diff_config, save_config
+from .environment import describe_environment
 from .errors import CheckpointError, ConfigError, OutputError, Preempted, ProcessError, UserError
 from .optimizer import OptimizerConfig
 from .plan import BatchConfig
@@ -118,7 +119,9 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             created.append(wanted)
         folder = prepare_directory(wanted)
         lock.append(RunLock(folder / "run.lock"))
-        storage.sweep(folder)
+        for part in (folder, folder / "logs", folder / "export"):
+            if part.is_dir():
+                storage.sweep(part)
         source = _source(folder, config.run)
         stored = None if source is None else _stored_config(source)
         resolved = _with_global_batch(config, stored, global_batch_size)
@@ -129,6 +132,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
                     folder / "metrics.jsonl", (source.run / "metrics.jsonl").read_bytes()
                 )
         storage.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
+        environment = json.dumps(describe_environment(accelerator), indent=1)
+        storage.write_file_atomic(folder / "environment.json", environment.encode())
         where = None if source is None else [str(source.run), source.checkpoint]
         return json.dumps([str(folder), where, resolved.batch.global_batch_size]).encode()
 

@@ -68,7 +68,6 @@ class RunRecord(Callback):
         weights, source = _weights_to_export(trainer, result)
         folder = self._folder / "export"
         storage.make_directory(folder)
-        storage.sweep(folder)
         storage.write_file_atomic(folder / "model.safetensors", safetensors.torch.save(weights))
         config = {**self._export_config, "weights": source}
         storage.write_file_atomic(folder / "config.json", json.dumps(config, indent=1).encode())
