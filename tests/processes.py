@@ -40,8 +40,13 @@ class Job:
         return (self.folder / f"rank-{rank}.log").read_text()
 
 
-def start(target: Callable[..., Any], *arguments: Any, num_processes: int, folder: Path) -> Job:
-    """Start `target(*arguments)` in processes that find each other like those of torchrun; logs go to `folder`."""
+def start(
+    target: Callable[..., Any], *arguments: Any, num_processes: int, folder: Path, has_workers: bool = False
+) -> Job:
+    """Start `target(*arguments)` in processes that find each other like those of torchrun; logs go to `folder`.
+
+    They end with the test run, unless they have data workers: Python gives a daemon no children.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -60,7 +65,9 @@ def start(target: Callable[..., Any], *arguments: Any, num_processes: int, folde
                 "ACCELERATE_USE_CPU": "true",
             }
         log = folder / f"rank-{rank}.log"
-        process = _context.Process(target=_child, args=(log, environment, target, arguments), daemon=True)
+        process = _context.Process(
+            target=_child, args=(log, environment, target, arguments), daemon=not has_workers
+        )
         process.start()
         job.processes.append(process)
     return job

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +14,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from accel_trainer import BatchConfig, OptimizerConfig
+from accel_trainer import BatchConfig, Callback, OptimizerConfig, RunResult, StepReport, Trainer
 
 from . import processes, workload
 
 
 def final_files(folder: Path) -> dict[str, bytes]:
-    """The bytes of the newest checkpoint that decide what happens next, and of the history without times."""
+    """What a run's newest checkpoint holds, and its history, without times."""
     newest = max((folder / "checkpoints").glob("step-*"))
-    names = ("model.safetensors", "ema.safetensors", "optimizer.safetensors", "optimizer.json")
-    files = {f"{newest.name}/{name}": (newest / name).read_bytes() for name in names}
-    trainer = json.loads((newest / "trainer.json").read_text())
+    files = {path.name: path.read_bytes() for path in newest.iterdir()}
+    del files["manifest.json"], files["COMMIT"]
+    trainer = json.loads(files.pop("trainer.json"))
     trainer["callbacks"]["MetricsLog"].pop("history_bytes")  # throughput numbers vary in length
-    return files | {"trainer": json.dumps(trainer).encode(), "history": json.dumps(history(folder)).encode()}
+    progress = {"newest": newest.name, "trainer": trainer, "history": history(folder)}
+    return files | {"progress": json.dumps(progress).encode()}
 
 
 def history(folder: Path) -> list[dict[str, Any]]:
@@ -92,16 +95,30 @@ def run_split(folder: Path, micro: int, accumulation: int, options: dict[str, An
     workload.train(workload.make_config(folder, batch=batch), **options)
 
 
+LOADERS = {"images in memory": None, "a dataset": 0, "a dataset with workers": 2}
+NUM_TRAIN, STEPS_PER_EPOCH, NUM_STEPS = 44, 3, 6  # the last window of an epoch is short
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("ema_decay", [None, 0.9])
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_resume_after_every_step_is_bitwise_equal(
     tmp_path: Path, optimizer: str, ema_decay: float | None, accumulation: int
 ) -> None:
-    processes.run(resume_everywhere, tmp_path, optimizer, ema_decay, accumulation, folder=tmp_path / "logs")
+    jobs = [
+        processes.start(
+            resume_everywhere, tmp_path / name, optimizer, ema_decay, accumulation, num_workers,
+            num_processes=1, folder=tmp_path / f"logs {name}", has_workers=bool(num_workers),
+        )
+        for name, num_workers in LOADERS.items()
+    ]  # fmt: skip
+    for job in jobs:
+        assert job.wait() == [0], job.output()
 
 
-def resume_everywhere(folder: Path, optimizer: str, ema_decay: float | None, accumulation: int) -> None:
+def resume_everywhere(
+    folder: Path, optimizer: str, ema_decay: float | None, accumulation: int, num_workers: int | None
+) -> None:
     """Stop after each step of a 2-epoch run in turn and go on; then stop after every single step of one run."""
     base = workload.make_config(
         folder,
@@ -116,17 +133,58 @@ def resume_everywhere(folder: Path, optimizer: str, ema_decay: float | None, acc
         for max_steps in (*stops, None):
             trainer = replace(base.trainer, max_steps=max_steps)
             config = replace(base, trainer=trainer, run=replace(base.run, output_dir=folder / name))
-            workload.train(config, dropout=0.2)
-        newest = max((folder / name / "checkpoints").glob("step-*"))
-        files = {path.name: path.read_bytes() for path in newest.glob("*.safetensors")}
-        return files | {"history": json.dumps(history(folder / name)).encode()}
+            workload.train(config, num_train=NUM_TRAIN, dropout=0.2, num_workers=num_workers)
+        return final_files(folder / name)
 
+    folder.mkdir()
     undisturbed = run("undisturbed")
-    num_steps = 10
-    for step in range(1, num_steps + 1):
+    for step in range(1, NUM_STEPS + 1):
         assert run(f"stop-{step}", step) == undisturbed, f"stopped after step {step}"
-    assert run("stop-always", *range(1, num_steps + 1)) == undisturbed
+    assert run("stop-always", *range(1, NUM_STEPS + 1)) == undisturbed
     assert run("undisturbed") == undisturbed  # a finished run has nothing left to do
+
+
+def test_a_preemption_at_any_step_leaves_out_no_evaluation(tmp_path: Path) -> None:
+    """At an epoch's last step the evaluation is still to come: the resumed run makes it, and no step."""
+    processes.run(preempt_everywhere, tmp_path, folder=tmp_path / "logs")
+
+
+def preempt_everywhere(folder: Path) -> None:
+    def run(name: str, preempted_at: int | None = None) -> RunResult:
+        config = workload.make_config(folder / name)
+        callbacks = () if preempted_at is None else (Preempt(preempted_at),)
+        return workload.train(config, num_train=NUM_TRAIN, dropout=0.2, callbacks=callbacks)
+
+    assert run("undisturbed").state == "done"
+    undisturbed = final_files(folder / "undisturbed")
+    for step in range(1, NUM_STEPS + 1):
+        name = f"preempted-{step}"
+        first = run(name, preempted_at=step)
+        assert (first.state, first.position.optimizer_step) == ("preempted", step)
+        num_evaluations = len([row for row in history(folder / name) if row["event"] == "eval"])
+        assert num_evaluations == (step - 1) // STEPS_PER_EPOCH
+        assert run(name).state == "done"
+        assert final_files(folder / name) == undisturbed, f"preempted at step {step}"
+
+
+class Preempt(Callback):
+    """A scheduler that wants its machine back."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        if report.optimizer_step == self._step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_finished_run_says_so_and_exits_with_0(tmp_path: Path) -> None:
+    arguments = (tmp_path / "run", 16, 1, {"num_train": NUM_TRAIN})
+    processes.run(run_split, *arguments, folder=tmp_path / "first")
+    before = final_files(tmp_path / "run")
+    again = processes.run(run_split, *arguments, folder=tmp_path / "second")
+    assert f"this run is finished: nothing left to train after step {NUM_STEPS}" in again.output()
+    assert final_files(tmp_path / "run") == before
 
 
 def test_a_run_continues_on_fewer_processes_with_the_same_trajectory(tmp_path: Path) -> None:

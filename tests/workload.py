@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +16,8 @@ from accel_trainer import (
     CheckpointConfig,
     ClassificationTask,
     ConfusionMatrix,
+    DatasetLoader,
+    Loader,
     MeanLoss,
     OptimizerConfig,
     RecipeConfig,
@@ -60,6 +64,22 @@ def make_images(num_train: int, num_test: int = 37) -> ImageDataset:
     )
 
 
+class Bars:
+    """The same images as a map-style dataset whose augmentation draws from all three global generators."""
+
+    def __init__(self, split: ImageSplit) -> None:
+        self._images, self._labels = split.images.float() / 255, split.labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = self._images[index]
+        image = image.flip(-1) if random.random() < 0.5 else image
+        image = image.roll(int(np.random.randint(-1, 2)), dims=-2)
+        return image + 0.1 * torch.randn(image.shape), self._labels[index]
+
+
 class SmallNet(nn.Module):
     """Two convolutions with a norm and dropout: [B, 3, H, W] -> [B, K]."""
 
@@ -104,26 +124,41 @@ def train(
     callbacks: tuple[object, ...] = (),
     task: Task | None = None,
     scaler: torch.amp.GradScaler | None = None,
+    num_workers: int | None = None,
 ) -> RunResult:
-    """Train the small net; called in every process of a launch."""
+    """Train the small net; called in every process of a launch.
+
+    Its images lie in memory, or come from a dataset by `num_workers` (0: in this process).
+    """
     augment = AugmentConfig(crop_padding=1, crop_mode="reflect", flip="random", mixup=0.2)
     images = make_images(num_train)
     with start_run(config, recipe="workload") as run:
         accelerator = run.accelerator
         accelerator.scaler = scaler
         where = {"process_index": accelerator.process_index, "device": accelerator.device, "dtype": dtype}
+        plan = run.config.batch.plan(num_train, num_processes=accelerator.num_processes)
+        loader: Loader = ImageLoader(
+            images.train,
+            plan=plan,
+            seed=config.seed,
+            augment=augment,
+            normalization=images.normalization,
+            **where,
+        )
+        if num_workers is not None:
+            loader = DatasetLoader(
+                Bars(images.train),
+                plan,
+                seed=config.seed,
+                device=accelerator.device,
+                process_index=accelerator.process_index,
+                num_workers=num_workers,
+            )
         trainer = build_trainer(
             run,
             model=SmallNet(norm=norm, dropout=dropout).to(dtype),
             task=task or ClassificationTask(),
-            loader=ImageLoader(
-                images.train,
-                plan=run.config.batch.plan(num_train, num_processes=accelerator.num_processes),
-                seed=config.seed,
-                augment=augment,
-                normalization=images.normalization,
-                **where,
-            ),
+            loader=loader,
             eval_loader=ImageEvalLoader(
                 images.test,
                 batch_size=config.batch.eval_batch_size,
