@@ -119,9 +119,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             created.append(wanted)
         folder = prepare_directory(wanted)
         lock.append(RunLock(folder / "run.lock"))
-        for part in (folder, folder / "logs", folder / "export"):
-            if part.is_dir():
-                storage.sweep(part)
+        _sweep(folder)
         source = _source(folder, config.run)
         stored = None if source is None else _stored_config(source)
         resolved = _with_global_batch(config, stored, global_batch_size)
@@ -175,6 +173,13 @@ class _Source:
 
     run: Path
     checkpoint: str | None
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what attempts that were killed left half-written; the checkpointer sweeps its own folder."""
+    for part in (folder, folder / "logs", folder / "export"):
+        if part.is_dir():
+            storage.sweep(part)
 
 
 def _choose_folder(config: RecipeConfig, recipe: str) -> Path:
