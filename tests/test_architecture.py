@@ -20,8 +20,8 @@ PACKAGE = "accel_trainer"
 LAYERS = (
     {"errors", "state", "types"},
     {
-        "collectives", "config", "ema", "encoding", "history", "meters", "metrics", "optimizer", "plan",
-        "preemption", "run_folder", "schedule", "seeding", "snapshot", "storage", "strict_json",
+        "collectives", "config", "ema", "encoding", "environment", "history", "meters", "metrics", "optimizer",
+        "plan", "preemption", "run_folder", "schedule", "seeding", "snapshot", "storage", "strict_json",
         "sync_batch_norm", "tensor_file",
     },
     {
@@ -51,7 +51,7 @@ SIBLINGS = {
 }
 
 # What only tools and recipes may know; the engine never does.
-APART_FROM_THE_ENGINE = {"vision", "tools"}
+APART_FROM_THE_ENGINE = {"vision", "tools", "hub"}
 
 
 @dataclass(frozen=True)

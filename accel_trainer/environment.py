@@ -1,0 +1,59 @@
+"""What a run ran with and cannot be seen in its config: packages, hardware, and the commit of its recipe."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+_PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
+_GIT_TIMEOUT_S = 10
+
+
+def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
+    """Return what is needed to compare two runs or to repeat one, as JSON values."""
+    device = accelerator.device
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "hardware": {
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "num_cpus": os.cpu_count(),
+            "num_threads": torch.get_num_threads(),
+            "num_processes": accelerator.num_processes,
+        },
+        "mixed_precision": accelerator.mixed_precision,
+        "code": _code(Path(sys.argv[0]).resolve()),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _code(recipe: Path) -> dict[str, Any]:
+    """Return the recipe's name and the git commit it is from, if it is from one, with what was changed since."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(recipe.parent), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S)
+        return done.stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no")
+        return {"recipe": recipe.name, "git_commit": git("rev-parse", "HEAD"), "is_changed": bool(changed)}
+    except (OSError, subprocess.SubprocessError):
+        return {"recipe": recipe.name, "git_commit": None, "is_changed": None}
