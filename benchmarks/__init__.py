@@ -1,0 +1,1 @@
+"""What the README's numbers come from. `python -m benchmarks` runs all; every file is also a command of its own."""

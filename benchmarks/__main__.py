@@ -1,0 +1,32 @@
+"""Run all benchmarks, or those that are named: `python -m benchmarks [NAME ...]`. Their options: `--help` of each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from .results import write_readme
+
+NAMES = (
+    "overhead",
+    "input_pipeline",
+    "evaluation",
+    "checkpointing",
+    "startup",
+    "cpu_cifar",
+    "gpu_cifar",
+)
+
+
+def main() -> None:
+    unknown = [name for name in sys.argv[1:] if name not in NAMES]
+    if unknown:
+        sys.exit(f"no benchmark {unknown[0]!r}: name some of {', '.join(NAMES)}")
+    for name in sys.argv[1:] or NAMES:
+        print(f"{name}", flush=True)
+        subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
+    write_readme()
+
+
+if __name__ == "__main__":
+    main()

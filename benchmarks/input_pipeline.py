@@ -1,0 +1,208 @@
+"""Images a second, cropped, flipped and normalised: ours, and what people write with `datasets` and PIL."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from accel_trainer import BatchPlan
+from accel_trainer.vision import AugmentConfig, ImageDataset, ImageLoader, load_images
+
+from . import results
+
+BATCH_SIZE, PADDING, SIZE = 128, 4, 32
+Clock = Callable[[], float]
+
+
+def write_noise(folder: Path, *, num_train: int = 10_000, num_test: int = 100) -> None:
+    """Write parquet files like those of CIFAR-10 on the hub, of noise."""
+    import datasets
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
+    for split, num in (("train", num_train), ("test", num_test)):
+        pixels = random.integers(0, 256, (num, SIZE, SIZE, 3), dtype=np.uint8)
+        columns = {"img": [Image.fromarray(image) for image in pixels], "label": [i % 10 for i in range(num)]}
+        datasets.Dataset.from_dict(columns, features=features).to_parquet(str(folder / f"{split}.parquet"))
+
+
+class PilTransform:
+    """Zero-padded random crop, flip and normalisation of one PIL image, as in the usual recipes."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        self._mean = torch.tensor(mean)[:, None, None]
+        self._std = torch.tensor(std)[:, None, None]
+
+    def __call__(self, image: Any) -> Tensor:
+        from PIL import Image, ImageOps
+
+        row, column, flip = (int(torch.randint(high, ())) for high in (2 * PADDING + 1, 2 * PADDING + 1, 2))
+        image = ImageOps.expand(image.convert("RGB"), PADDING)
+        image = image.crop((column, row, column + SIZE, row + SIZE))
+        if flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)
+        result: Tensor = (pixels.float() / 255 - self._mean) / self._std
+        return result
+
+    def of_batch(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return {"img": [self(image) for image in rows["img"]], "label": rows["label"]}
+
+
+class PerItem(Dataset[Any]):
+    """A data set that reads, decodes and transforms one sample at a time."""
+
+    def __init__(self, rows: Any, transform: PilTransform) -> None:
+        self._rows, self._transform = rows, transform
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        row = self._rows[index]
+        return self._transform(row["img"]), row["label"]
+
+
+def collate(rows: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+    return torch.stack([row["img"] for row in rows]), torch.tensor([row["label"] for row in rows])
+
+
+def hf_loader(rows: Any, transform: PilTransform, *, is_batched: bool, num_workers: int) -> Iterator[Any]:
+    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": num_workers}
+    if is_batched:
+        return iter(DataLoader(rows.with_transform(transform.of_batch), collate_fn=collate, **options))
+    return iter(DataLoader(PerItem(rows, transform), **options))
+
+
+def our_loader(images: ImageDataset, crop_mode: Any) -> Iterator[Any]:
+    num_samples = len(images.train)
+    loader = ImageLoader(
+        images.train,
+        plan=BatchPlan(
+            num_samples=num_samples,
+            global_batch_size=BATCH_SIZE,
+            per_device_batch_size=BATCH_SIZE,
+            drop_last=True,
+        ),
+        process_index=0,
+        seed=0,
+        augment=AugmentConfig(crop_padding=PADDING, crop_mode=crop_mode),
+        normalization=images.normalization,
+        device=torch.device("cpu"),
+    )
+    return (
+        batch
+        for epoch in range(1000)
+        for window in loader.windows(epoch, 0)
+        for batch in window.micro_batches
+    )
+
+
+def images_per_s(batches: Iterator[Any], num_batches: int, clock: Clock) -> float:
+    """Return the steady rate: the first batches, in which workers start, are not counted."""
+    for _ in islice(batches, 4):
+        pass
+    start = clock()
+    for _ in islice(batches, num_batches):
+        pass
+    return num_batches * BATCH_SIZE / (clock() - start)
+
+
+def copied_bytes_per_s() -> float:
+    """Return the memory bandwidth of one core: bytes read and written by a large copy."""
+    source, target = torch.ones(2**28, dtype=torch.uint8), torch.zeros(2**28, dtype=torch.uint8)
+    rates = []
+    for _ in range(5):
+        start = time.thread_time()
+        target.copy_(source)
+        rates.append(2 * len(source) / (time.thread_time() - start))
+    return max(rates)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--dataset", type=Path, help="a folder with train.parquet and test.parquet; default: noise"
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    import datasets
+
+    datasets.disable_progress_bars()
+    torch.set_num_threads(1)
+    started = results.environment()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.dataset or Path(scratch)
+        if options.dataset is None:
+            write_noise(folder)
+        train_file = str(folder / "train.parquet")
+        rows = datasets.load_dataset(
+            "parquet", data_files=train_file, cache_dir=f"{scratch}/hf", split="train"
+        )
+        images = load_images(str(folder), cache_dir=Path(scratch) / "cache")
+        transform = PilTransform(images.normalization.mean, images.normalization.std)
+
+        def run(name: str) -> results.Row:
+            if name.startswith("ours"):
+                rate = images_per_s(our_loader(images, name.split()[-1]), 380, time.thread_time)
+            else:
+                num_workers = options.workers if "workers" in name else 0
+                loader = hf_loader(rows, transform, is_batched="batched" in name, num_workers=num_workers)
+                rate = images_per_s(loader, 24, time.perf_counter if num_workers else time.thread_time)
+            return {"rate": rate, "bandwidth": copied_bytes_per_s() if name.startswith("ours") else None}
+
+        workers = f"{options.workers} workers, wall"
+        names = ["ours, crop reflect", "ours, crop zero", "HF + PIL batched", "HF + PIL per item"]
+        names += [f"HF + PIL batched, {workers}", f"HF + PIL per item, {workers}"]
+        measured = results.interleave(names, run, repeats=options.repeats)
+    table = []
+    for name in names:
+        rates = [row["rate"] for row in measured[name]]
+        ratios = [
+            mine / other["rate"] for mine, other in zip(rates, measured["HF + PIL batched"], strict=True)
+        ]
+        table.append(
+            {
+                "pipeline": name,
+                "images/s": statistics.median(rates),
+                "lowest": min(rates),
+                "highest": max(rates),
+                "of HF + PIL batched": statistics.median(ratios),
+                "n": len(rates),
+                "samples": rates,
+            }
+        )
+    # Read as uint8, written as float32.
+    shares = [row["rate"] * SIZE * SIZE * 3 * 5 / row["bandwidth"] for row in measured["ours, crop reflect"]]
+    results.write(
+        "input_pipeline",
+        title="Input pipeline",
+        how=f"CIFAR-sized images ({'real, JPEG' if options.dataset else 'noise, PNG'}), batches of {BATCH_SIZE}, crop "
+        "(padding 4), flip, normalise, float32. Images per second of the thread's CPU time; with workers, of wall "
+        "time. HF + PIL pads with zeros; ours is decoded once beforehand.",
+        tables={"One core": table},
+        goals=[
+            f"At least 200,000 images/s per core: {table[0]['images/s']:,.0f} (best {table[0]['highest']:,.0f}).",
+            f"At least 25 times batched HF + PIL: {table[0]['of HF + PIL batched']:.0f} times.",
+            "Share of the memory bandwidth that one core reaches in a plain copy "
+            f"({measured['ours, crop reflect'][0]['bandwidth'] / 1e9:.0f} GB/s): {statistics.median(shares):.0%}.",
+        ],
+        started=started,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,358 @@
+"""The same few steps through each toolkit: same model, data, optimizer. One loop per process, run by `overhead`.
+
+Each is written as its own documentation shows, and imports its toolkit itself: a start-up belongs to one.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+_WALL_S = time.time()
+
+import torch  # noqa: E402  # the clock of the start-up runs before it
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
+
+BATCH_SIZE, LEARNING_RATE, MOMENTUM = 128, 0.1, 0.9
+
+
+class Stamped(nn.Module):
+    """A model that notes the time at which each training forward begins."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.inner = model
+        self.cpu_ns: list[int] = []
+        self.start: tuple[float, float] | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            if len(self.cpu_ns) == 1:  # the first step is done
+                self.start = time.time() - _WALL_S, time.process_time()
+            self.cpu_ns.append(time.thread_time_ns())
+        result: Tensor = self.inner(inputs)
+        return result
+
+
+class Batches(Dataset[tuple[Tensor, Tensor]]):
+    """Ready-made batches, so that only the loop costs something."""
+
+    def __init__(self, shape: tuple[int, ...], num_steps: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._num_steps = num_steps
+        self._batches = [
+            (
+                torch.randn(BATCH_SIZE, *shape, generator=generator),
+                torch.randint(0, 10, (BATCH_SIZE,), generator=generator),
+            )
+            for _ in range(4)
+        ]
+
+    def __len__(self) -> int:
+        return self._num_steps
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self._batches[index % 4]
+
+
+def make_model(name: str) -> Stamped:
+    torch.manual_seed(0)
+    if name == "tiny":
+        return Stamped(nn.Linear(32, 10))
+    from accel_trainer.vision import ModelConfig, build_model
+
+    return Stamped(build_model(ModelConfig(name=name), in_channels=3, num_classes=10))
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+
+
+Loop = Callable[[Stamped, "DataLoader[Any]", int], None]
+
+
+def raw(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
+    optimizer = make_optimizer(model)
+    model.train()
+    for inputs, targets in batches:
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def raw_with_schedule_and_mean_loss(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
+    optimizer = make_optimizer(model)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
+    model.train()
+    total = torch.zeros(())
+    for inputs, targets in batches:
+        loss = F.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        total += loss.detach()
+
+
+def accelerate(
+    model: Stamped, batches: DataLoader[Any], num_steps: int, *, accumulates: bool = False
+) -> None:
+    from contextlib import nullcontext
+
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    plain = make_optimizer(model)
+    module, optimizer, loader, schedule = accelerator.prepare(
+        model, plain, batches, torch.optim.lr_scheduler.CosineAnnealingLR(plain, num_steps)
+    )
+    module.train()
+    for inputs, targets in loader:
+        with accelerator.accumulate(module) if accumulates else nullcontext():
+            accelerator.backward(F.cross_entropy(module(inputs), targets))
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+
+
+def accelerate_accumulate(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
+    accelerate(model, batches, num_steps, accumulates=True)
+
+
+def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_fused: bool = False) -> None:
+    """With a cosine schedule, the mean loss logged every 50 steps, checkpoints, and a callback on every event."""
+    from accelerate import Accelerator
+
+    from accel_trainer import (
+        Batch,
+        BatchPlan,
+        Callback,
+        CheckpointConfig,
+        ClassificationTask,
+        Evaluator,
+        MeanLoss,
+        OptimizerConfig,
+        ScheduleConfig,
+        Trainer,
+        TrainerConfig,
+        Window,
+        build_optimizer,
+        build_schedule,
+    )
+    from accel_trainer.callbacks.log import MetricsLog
+    from accel_trainer.checkpoint import Checkpointer
+
+    sample_ids = torch.arange(BATCH_SIZE)
+
+    class Loader:
+        """The same DataLoader, as windows."""
+
+        num_samples = BATCH_SIZE
+        plan = BatchPlan(
+            num_samples=BATCH_SIZE * num_steps,
+            global_batch_size=BATCH_SIZE,
+            per_device_batch_size=BATCH_SIZE,
+        )
+
+        def windows(self, epoch: int, first_step: int) -> Iterator[Window]:
+            for inputs, targets in batches:
+                yield Window([Batch(inputs, targets, sample_ids)], BATCH_SIZE)
+
+        def batches(self) -> Iterator[Batch]:
+            yield Batch(*next(iter(batches)), sample_ids)
+
+    class EveryEvent(Callback):
+        """Observes all and does nothing."""
+
+    def observe(*arguments: Any) -> None:
+        pass
+
+    for name in vars(Callback):
+        if name.startswith("on_"):
+            setattr(EveryEvent, name, observe)
+
+    accelerator = Accelerator(cpu=True)
+    task, loader = ClassificationTask(), Loader()
+    config = OptimizerConfig(learning_rate=LEARNING_RATE, momentum=MOMENTUM, nesterov=False, weight_decay=0.0)
+    trainer = Trainer(
+        TrainerConfig(num_epochs=1, monitor="eval/loss", monitor_mode="min"),
+        accelerator=accelerator,
+        model=model,
+        optimizer=build_optimizer(model, config) if is_fused else make_optimizer(model),
+        learning_rate_at=build_schedule(
+            ScheduleConfig(),
+            peak_learning_rate=LEARNING_RATE,
+            total_steps=num_steps,
+            steps_per_epoch=num_steps,
+        ),
+        task=task,
+        loader=loader,
+        evaluator=Evaluator(loader, task=task, metrics=[MeanLoss()], accelerator=accelerator),
+        checkpointer=Checkpointer(Path(tempfile.mkdtemp()) / "c", config=CheckpointConfig(), metadata={}),
+        seed=0,
+        callbacks=[MetricsLog(accelerator, history=None, every_n_steps=50), EveryEvent()],
+    )
+    trainer.prepare_checkpoints()
+    trainer.fit()
+
+
+def ours_fused(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
+    """With the optimizer that `build_optimizer` makes."""
+    ours(model, batches, num_steps, is_fused=True)
+
+
+def fabric(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
+    from lightning.fabric import Fabric
+
+    engine = Fabric(accelerator="cpu", devices=1)
+    engine.launch()
+    module, optimizer = engine.setup(model, make_optimizer(model))
+    loader = engine.setup_dataloaders(batches)
+    module.train()
+    for inputs, targets in loader:
+        engine.backward(F.cross_entropy(module(inputs), targets))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def lightning(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_minimal: bool = False) -> None:
+    import lightning as L
+
+    class Module(L.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            loss = F.cross_entropy(self.model(batch[0]), batch[1])
+            if not is_minimal:
+                self.log("loss", loss)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            optimizer = make_optimizer(self)
+            if is_minimal:
+                return optimizer
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    quiet: dict[str, Any] = dict.fromkeys(names, False) if is_minimal else {}
+    trainer = L.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, default_root_dir=tempfile.mkdtemp(), **quiet
+    )
+    trainer.fit(Module(), batches)
+
+
+def lightning_minimal(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
+    lightning(model, batches, num_steps, is_minimal=True)
+
+
+def pytorch_accelerated(
+    model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_minimal: bool = False
+) -> None:
+    from pytorch_accelerated import Trainer as PeerTrainer
+
+    class Trainer(PeerTrainer):  # type: ignore[misc]  # published without types
+        def create_train_dataloader(self, *arguments: Any, **options: Any) -> DataLoader[Any]:
+            # It writes to its loader's batch sampler, so there must be one.
+            return DataLoader(batches.dataset, batch_size=1, collate_fn=lambda samples: samples[0])
+
+    options: dict[str, Any] = {"callbacks": ()} if is_minimal else {}
+    trainer = Trainer(model, loss_func=F.cross_entropy, optimizer=make_optimizer(model), **options)
+    trainer.train(
+        train_dataset=batches.dataset,
+        num_epochs=1,
+        per_device_batch_size=BATCH_SIZE,
+        create_scheduler_fn=None
+        if is_minimal
+        else lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps),
+    )
+
+
+def pytorch_accelerated_minimal(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
+    pytorch_accelerated(model, batches, num_steps, is_minimal=True)
+
+
+def hf_trainer(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
+    from transformers import Trainer as PeerTrainer
+    from transformers import TrainingArguments
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            return {"loss": F.cross_entropy(self.model(inputs), labels)}
+
+    class Named(Dataset[Any]):
+        def __len__(self) -> int:
+            return num_steps
+
+        def __getitem__(self, index: int) -> dict[str, Tensor]:
+            inputs, labels = batches.dataset[index]
+            return {"inputs": inputs, "labels": labels}
+
+    class Trainer(PeerTrainer):  # type: ignore[misc]  # published without types
+        def get_train_dataloader(self) -> Any:
+            return self.accelerator.prepare(DataLoader(Named(), batch_size=None))
+
+    wrapped = Model()
+    arguments = TrainingArguments(
+        output_dir=tempfile.mkdtemp(), max_steps=num_steps, use_cpu=True, report_to=[], save_strategy="no",
+        logging_steps=50, lr_scheduler_type="cosine", max_grad_norm=0.0, disable_tqdm=True,
+    )  # fmt: skip
+    Trainer(wrapped, arguments, train_dataset=Named(), optimizers=(make_optimizer(wrapped), None)).train()
+
+
+LOOPS: dict[str, Loop] = {
+    "raw": raw,
+    "raw, schedule + mean loss": raw_with_schedule_and_mean_loss,
+    "ours, all on": ours,
+    "ours, its fused optimizer": ours_fused,
+    "Fabric": fabric,
+    "accelerate": accelerate,
+    "accelerate + accumulate": accelerate_accumulate,
+    "pytorch-accelerated, minimal": pytorch_accelerated_minimal,
+    "pytorch-accelerated": pytorch_accelerated,
+    "Lightning, minimal": lightning_minimal,
+    "Lightning": lightning,
+    "HF Trainer": hf_trainer,
+}
+
+
+def main() -> None:
+    loop, model_name, num_steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    torch.set_num_threads(1)
+    model = make_model(model_name)
+    shape = (32,) if model_name == "tiny" else (3, 32, 32)
+    LOOPS[loop](model, DataLoader(Batches(shape, num_steps), batch_size=None), num_steps)
+    stamps = model.cpu_ns[:num_steps]
+    if len(stamps) != num_steps or model.start is None:
+        raise RuntimeError(f"{loop} made {len(stamps)} steps of {num_steps}")
+    first = num_steps // 4  # warm-up
+    steps = sorted(later - now for now, later in zip(stamps[first:], stamps[first + 1 :], strict=False))
+    print()
+    print(
+        json.dumps(
+            {
+                "step_us": steps[len(steps) // 2] / 1000,
+                "start_wall_s": model.start[0],
+                "start_cpu_s": model.start[1],
+                "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
