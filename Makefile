@@ -33,7 +33,8 @@ crash-test: setup ## Kill runs at many points, twenty times as many as `make tes
 fuzz-test: setup ## Feed damaged and hostile files, twenty times as many
 	@$(REPEATEDLY) -m fuzz $(ARGS)
 
-signal-test: setup ## Send signals to runs, twenty times as many
+signal-test: setup ## Send every signal in every phase to every receiver, and let processes die, twenty times as often
+	@$(BIN)/python -m tests.faults.signals
 	@$(REPEATEDLY) -m signal $(ARGS)
 
 bench: setup ## Measure what the README reports, also of other toolkits

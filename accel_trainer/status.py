@@ -56,6 +56,7 @@ def reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int)
             str(error.args[0]) if isinstance(error, UserError) else f"{type(error).__name__}: {error}",
             error.exit_code if isinstance(error, UserError) else ExitCode.INTERNAL,
         )
+        watchdog.phase = "end"  # finding out is no longer watched
         has_lost_peer = not is_own and any(word in str(error).lower() for word in _SAID_OF_PEERS)
         if has_lost_peer and num_processes > 1:
             # A process that is stuck says so a little after the timeout that the others met.

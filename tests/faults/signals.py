@@ -1,0 +1,250 @@
+"""Every signal in every phase to every receiver: nothing is lost, nothing is left behind, the run goes on.
+
+A run pauses in a phase, gets a signal there and goes on; it is then judged by what it leaves.
+
+    python -m tests.faults.signals [--receiver launcher] [--num-processes 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel_trainer import Callback, ClassificationTask, RecipeConfig, checkpoint, main
+from accel_trainer.vision import ImageLoader
+from tests import processes, workload
+from tests.test_exactness import final_files
+
+SIGNALS = ("TERM", "INT", "USR1", "HUP")
+PHASES = ("start", "data", "step", "evaluation", "save")
+RECEIVERS = ("rank", "launcher", "group")
+PAUSE_AT_STEP = 4  # of 10 with one process, of 6 with two
+GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Case:
+    signal: str
+    phase: str
+    receiver: str
+    num_processes: int
+
+    def __str__(self) -> str:
+        return f"{self.signal}-{self.phase}-{self.receiver}-{self.num_processes}"
+
+
+ALL_CASES = [Case(*values) for values in itertools.product(SIGNALS, PHASES, RECEIVERS, (1, 2))]
+
+
+def some_cases() -> list[Case]:
+    """Each signal in each phase once, receivers in turn; and each signal to a launcher in a phase of its own."""
+    pairs = itertools.product(SIGNALS, PHASES)
+    cases = [Case(*pair, ("rank", "group")[i % 2], 1 + i // 2 % 2) for i, pair in enumerate(pairs)]
+    launched = zip(SIGNALS, ("start", "evaluation", "save", "step"), (1, 2, 2, 1), strict=True)
+    return cases + [Case(number, phase, "launcher", count) for number, phase, count in launched]
+
+
+# --- inside the run ---
+
+
+class StepLog(Callback):
+    """Writes down each finished step at once, so that a lost one shows."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "steps"
+
+    def on_step_end(self, trainer: Any, report: Any) -> None:
+        if trainer.accelerator.is_main_process:
+            with self._path.open("a") as file:
+                file.write(f"{report.optimizer_step}\n")
+
+
+def child(folder: str, phase: str | None, in_group: bool = False) -> None:
+    """Run the workload, in the process of one rank, pausing once in `phase`."""
+    for number in SIGNALS:  # whoever runs the tests may ignore some, as a background job does
+        signal.signal(getattr(signal, f"SIG{number}"), signal.SIG_DFL)
+    run, control = Path(folder) / "run", Path(folder)
+    rank = int(os.environ.get("RANK", 0))
+    if in_group:
+        join_group(control, rank)
+    if phase is not None:
+        pause_in(phase, lambda: pause(control, rank))
+    main(
+        lambda _: workload.train(workload.make_config(run), dropout=0.1, callbacks=(StepLog(control),)),
+        RecipeConfig,
+        description="",
+        argv=[],
+    )
+
+
+def join_group(control: Path, rank: int) -> None:
+    leader = control / "leader"
+    if rank == 0:
+        os.setpgid(0, 0)
+        leader.write_text(str(os.getpid()))
+    wait_for(lambda: leader.exists() and leader.read_text() != "")
+    os.setpgid(0, int(leader.read_text()))
+
+
+def pause(control: Path, rank: int) -> None:
+    (control / f"ready-{rank}").write_text(str(os.getpid()))
+    wait_for((control / "go").exists)
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+
+
+def pause_in(phase: str, act: Callable[[], None]) -> None:
+    """Call `act` the moment the run is in `phase`."""
+    owner, name, number = {
+        "start": (workload, "SmallNet", 1),
+        "data": (ImageLoader, "_augmented", PAUSE_AT_STEP),
+        "step": (ClassificationTask, "train_step", PAUSE_AT_STEP),
+        "evaluation": (ClassificationTask, "eval_step", 2),
+        "save": (checkpoint, "write_checkpoint", PAUSE_AT_STEP),
+    }[phase]
+    counter, function = itertools.count(1), getattr(owner, name)
+
+    def acting(*args: Any, **options: Any) -> Any:
+        if next(counter) == number:
+            act()
+        return function(*args, **options)
+
+    setattr(owner, name, acting)
+
+
+# --- outside ---
+
+
+def start(case: Case, folder: Path) -> processes.Job:
+    if case.receiver == "launcher":
+        return processes.start(launch, case, str(folder), num_processes=1, folder=folder / "logs")
+    arguments = (str(folder), case.phase, case.receiver == "group")
+    return processes.start(child, *arguments, num_processes=case.num_processes, folder=folder / "logs")
+
+
+def launch(case: Case, folder: str) -> None:
+    from accel_trainer.tools import launch
+
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    shape = (
+        ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"] if case.num_processes > 1 else []
+    )
+    sys.exit(launch.main([*shape, "-m", "tests.faults.signals", "--child", folder, "--phase", case.phase]))
+
+
+def run_case(case: Case, folder: Path, undisturbed: dict[str, bytes]) -> float:
+    """Run it and assert all that is promised; return the seconds from the end of the pause to the end of the job."""
+    folder.mkdir()
+    job = start(case, folder)
+    # Only the main process saves: in that phase it alone pauses.
+    ranks = range(1 if case.phase == "save" else case.num_processes)
+    ready = [folder / f"ready-{rank}" for rank in ranks]
+    try:
+        wait_for(lambda: all(path.exists() and path.read_text() for path in ready))
+    except AssertionError:
+        raise AssertionError(job.output()) from None
+    number = getattr(signal, f"SIG{case.signal}")
+    if case.receiver == "group":
+        os.killpg(int((folder / "leader").read_text()), number)
+    else:
+        os.kill(job.processes[-1].pid or 0, number)  # the launcher, or the last rank
+    time.sleep(0.2)
+    (folder / "go").touch()
+    began = time.monotonic()
+    codes = job.wait(30)
+    took_s = time.monotonic() - began
+    output = "\n".join(job.output(rank) for rank in range(len(codes)))
+
+    assert codes == [75] * len(codes), f"{codes}\n{output}"
+    assert took_s < GRACE_S, f"{took_s:.1f} s"
+    status = json.loads((folder / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("preempted", 75), status
+    done = (folder / "steps").read_text().split() if (folder / "steps").exists() else ["0"]
+    last_commit = status["last_commit"] or "step-0-"
+    assert int(last_commit.split("-")[1]) == int(done[-1]) == status["optimizer_step"], (done, status)
+    assert not [p for p in (int(path.read_text()) for path in ready) if is_alive(p)]
+    processes.run(child, str(folder), None, num_processes=case.num_processes, folder=folder / "resume-logs")
+    assert final_files(folder / "run") == undisturbed
+    return took_s
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process still runs 5 seconds from now; a dead one that nobody has collected does not."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return False
+        except OSError:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def run_undisturbed(folder: Path, num_processes: int) -> dict[str, bytes]:
+    folder.mkdir()
+    processes.run(child, str(folder), None, num_processes=num_processes, folder=folder / "logs")
+    return final_files(folder / "run")
+
+
+def run_matrix(cases: list[Case]) -> int:
+    """Run the cases and print a table; return the number that failed."""
+    passed: Counter[tuple[str, str]] = Counter()
+    total: Counter[tuple[str, str]] = Counter()
+    slowest: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        undisturbed = {n: run_undisturbed(Path(scratch) / f"whole-{n}", n) for n in (1, 2)}
+        for case in cases:
+            cell = (case.phase, f"{case.receiver} x{case.num_processes}")
+            total[cell] += 1
+            try:
+                took_s = run_case(case, Path(scratch) / str(case), undisturbed[case.num_processes])
+            except AssertionError as error:
+                print(f"FAILED {case}: {error}", flush=True)
+                continue
+            passed[cell] += 1
+            slowest[case.phase] = max(slowest.get(case.phase, 0), took_s)
+    columns = sorted({column for _, column in total})
+    print("phase       " + "".join(f"{column:>14}" for column in columns) + "   slowest end")
+    for phase in PHASES:
+        cells = "".join(f"{passed[phase, column]:>11}/{total[phase, column]}" + " " for column in columns)
+        print(f"{phase:<12}{cells}   {slowest.get(phase, float('nan')):6.2f} s")
+    print(f"{passed.total()} of {total.total()} cases passed")
+    return total.total() - passed.total()
+
+
+def command_line() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--child")
+    parser.add_argument("--phase")
+    parser.add_argument("--receiver", choices=RECEIVERS)
+    parser.add_argument("--num-processes", type=int)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, options.phase)
+    cases = [
+        case
+        for case in ALL_CASES
+        if options.receiver in (None, case.receiver) and options.num_processes in (None, case.num_processes)
+    ]
+    sys.exit(1 if run_matrix(cases) else 0)
+
+
+if __name__ == "__main__":
+    command_line()

@@ -1,0 +1,105 @@
+"""One process of two fails, is killed, leaves or hangs: the job ends soon and says who, where and why."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel_trainer import RecipeConfig, main
+from tests import processes, workload
+from tests.faults.signals import PAUSE_AT_STEP, pause_in
+from tests.test_exactness import final_files
+
+pytestmark = pytest.mark.signal
+
+TIMEOUT_S = 4.0
+SAYS = {
+    "raise": "ValueError: a fault",
+    "kill": "gone without a word",
+    "exit": "gone without a word",
+    "hang": "stuck, no progress for",
+}
+PHASES = {"step": "training", "evaluation": "evaluation", "save": "save"}
+
+
+def fault(kind: str) -> None:
+    if kind == "raise":
+        raise ValueError("a fault")
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "exit":
+        os._exit(0)
+    time.sleep(600)
+
+
+def child(folder: Path, kind: str | None, phase: str, rank: int) -> None:
+    if kind is not None and rank == int(os.environ["RANK"]):
+        if phase == "save":  # where a process hands over its state, before the writer's thread takes it
+            fail_in_save(kind)
+        else:
+            pause_in(phase, lambda: fault(kind))
+    config = workload.make_config(folder / "run")
+    config = replace(config, runtime=replace(config.runtime, timeout_s=TIMEOUT_S))
+    main(lambda _: workload.train(config, dropout=0.1), RecipeConfig, description="", argv=[])
+
+
+def fail_in_save(kind: str) -> None:
+    from accel_trainer import Trainer
+
+    counter, pieces = itertools.count(1), Trainer._pieces
+
+    def failing(self: Trainer) -> dict[str, Any]:
+        if next(counter) == PAUSE_AT_STEP:
+            fault(kind)
+        return pieces(self)
+
+    Trainer._pieces = failing  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("whole")
+    processes.run(child, folder, None, "", 0, num_processes=2, folder=folder / "logs")
+    return final_files(folder / "run")
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("kind", SAYS)
+def test_the_job_ends_names_the_process_and_resumes_exactly(
+    tmp_path: Path, effort: int, kind: str, phase: str, undisturbed: dict[str, bytes]
+) -> None:
+    for trial in range(effort):
+        # Odd and even trials fail on either rank; in the first, the kinds are spread over both.
+        rank = (trial + list(SAYS).index(kind) + list(PHASES).index(phase)) % 2
+        folder = tmp_path / str(trial)
+        job = processes.start(child, folder, kind, phase, rank, num_processes=2, folder=folder / "logs")
+        began = time.monotonic()
+        codes = job.wait(60)
+        took_s = time.monotonic() - began
+        outputs = [job.output(one) for one in (0, 1)]
+        said = "\n".join(outputs)
+        # Starting and the steps before the fault take some seconds too.
+        limit_s = 12 + (TIMEOUT_S + 10 if kind == "hang" else 0)
+        assert took_s < limit_s, f"{took_s:.1f} s\n{said}"
+        assert 0 not in codes or kind == "exit", codes
+        assert None not in codes, said
+        last_lines = [output.splitlines()[-1] for output in outputs if "accel_trainer: error" in output]
+        assert last_lines, said
+        for line in last_lines:
+            assert f"rank {rank}, step " in line, said
+            assert SAYS[kind] in line, said
+            # Of a process that left no word, the phase is that in which it was missed.
+            assert kind in ("kill", "exit") or f", {PHASES[phase]}: " in line, said
+        logs = {path.name for path in (folder / "run" / "logs").glob("*.log")}
+        expected = {0, 1} if kind in ("raise", "hang") else {1 - rank}
+        assert logs == {f"rank-{one:05d}.log" for one in expected}, said
+        processes.run(child, folder, None, "", 0, num_processes=2, folder=folder / "resume-logs")
+        assert final_files(folder / "run") == undisturbed

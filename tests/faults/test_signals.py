@@ -1,0 +1,130 @@
+"""Signals to real runs and to their launchers: some cases of `signals`, and what those leave out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from accel_trainer import RecipeConfig, main
+from tests import processes, workload
+from tests.faults import signals
+from tests.faults.signals import Case, is_alive, wait_for
+
+pytestmark = pytest.mark.signal
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, bytes]]:
+    folder = tmp_path_factory.mktemp("whole")
+    return {n: signals.run_undisturbed(folder / str(n), n) for n in (1, 2)}
+
+
+@pytest.mark.parametrize("case", signals.some_cases(), ids=str)
+def test_a_signal_loses_nothing_and_leaves_nothing(
+    case: Case, tmp_path: Path, undisturbed: dict[int, dict[str, bytes]]
+) -> None:
+    signals.run_case(case, tmp_path / "case", undisturbed[case.num_processes])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_run_whose_launcher_dies_saves_and_ends(tmp_path: Path, number: int, num_processes: int) -> None:
+    """Accelerate's own launcher leaves its processes behind: killed, all of them; terminated, a single one."""
+    shape = ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"] if num_processes > 1 else []
+    command = [sys.executable, "-m", "accelerate.commands.launch", *shape, "-m", "tests.faults.signals"]
+    with (tmp_path / "log").open("w") as log:
+        launcher = subprocess.Popen(
+            [*command, "--child", str(tmp_path), "--phase", "step"],
+            cwd=ROOT,
+            env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=log,
+        )
+        ready = [tmp_path / f"ready-{rank}" for rank in range(num_processes)]
+        wait_for(lambda: all(path.exists() and path.read_text() for path in ready))
+        launcher.send_signal(number)
+        # The pause is in a step: the watchdog looks twice a second.
+        time.sleep(1.2)
+        (tmp_path / "go").touch()
+        assert not [path for path in ready if is_alive(int(path.read_text()))], (tmp_path / "log").read_text()
+        launcher.wait(10)
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("preempted", 75)
+    assert status["optimizer_step"] < 6
+
+
+def test_without_a_launcher_the_end_of_the_parent_is_no_signal(tmp_path: Path) -> None:
+    """As under nohup: the shell that started the run has gone."""
+    shell = subprocess.run(
+        f"{sys.executable} -m tests.faults.signals --child {tmp_path} --phase step > {tmp_path}/log 2>&1 &",
+        shell=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
+    assert shell.returncode == 0
+    wait_for((tmp_path / "ready-0").exists)
+    time.sleep(1.2)
+    (tmp_path / "go").touch()
+    wait_for((tmp_path / "run" / "result.json").exists)
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["state"] == "done"
+
+
+def test_a_signal_before_a_rank_has_handlers_is_a_preemption_for_the_launcher(tmp_path: Path) -> None:
+    job = processes.start(launch_sleeper, str(tmp_path), num_processes=1, folder=tmp_path)
+    wait_for((tmp_path / "up").exists)
+    os.kill(job.processes[0].pid or 0, signal.SIGUSR1)
+    assert job.wait(20) == [75]
+
+
+def launch_sleeper(folder: str) -> None:
+    from accel_trainer.tools import launch
+
+    script = Path(folder) / "sleeper.py"
+    script.write_text(f"import time\nopen('{folder}/up', 'w')\ntime.sleep(60)\n")
+    sys.exit(launch.main([str(script)]))
+
+
+@pytest.mark.parametrize("code", [0, 3, 65])
+def test_the_launcher_ends_with_the_code_of_the_run(tmp_path: Path, code: int) -> None:
+    job = processes.start(launch_exit, str(tmp_path), code, num_processes=1, folder=tmp_path)
+    assert job.wait(30) == [code]
+
+
+def launch_exit(folder: str, code: int) -> None:
+    from accel_trainer.tools import launch
+
+    script = Path(folder) / "script.py"
+    script.write_text(f"import sys\nsys.exit({code})\n")
+    sys.exit(launch.main([str(script)]))
+
+
+def test_a_signal_to_the_process_group_leaves_data_workers_alive_until_the_step_is_done(
+    tmp_path: Path,
+) -> None:
+    job = processes.start(train_with_workers, tmp_path, num_processes=1, folder=tmp_path / "logs")
+    wait_for((tmp_path / "ready-0").exists)
+    os.killpg(int((tmp_path / "ready-0").read_text()), signal.SIGTERM)
+    time.sleep(0.2)
+    (tmp_path / "go").touch()
+    assert job.wait(20) == [75], job.output()
+
+
+def train_with_workers(folder: Path) -> None:
+    os.setpgid(0, 0)
+    signals.pause_in("step", lambda: signals.pause(folder, 0))
+    main(
+        lambda _: workload.train(workload.make_config(folder / "run"), num_workers=2),
+        RecipeConfig,
+        description="",
+        argv=[],
+    )
