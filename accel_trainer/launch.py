@@ -27,7 +27,7 @@ def main(
 ) -> NoReturn:
     """Run `train` on the config that the command line asks for, and exit with a code a scheduler can act on.
 
-    An error becomes one line on stderr; its traceback is in the run folder's `logs`, with `--debug` also here.
+    An error of the user's becomes one line on stderr; a bug, and anything with `--debug`, has a traceback too.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     is_debug = "--debug" in (sys.argv if argv is None else argv)
@@ -50,13 +50,14 @@ def _exit_code(error: Exception) -> int:
 
 
 def _report(error: Exception, *, is_debug: bool) -> None:
-    """Say what happened, on one process: the main one, or the next if it is the main one that failed."""
+    """Say in one line what happened, on one process: the main one, or the next if it is the main one that failed.
+
+    A bug has its traceback before that line, from the process that met it.
+    """
+    is_bug = not isinstance(error, UserError)
+    if is_debug or is_bug:
+        traceback.print_exception(error)
     rank = int(os.environ.get("RANK", 0))
     if rank == 0 or (rank == 1 and isinstance(error, ProcessError) and error.rank == 0):
-        notes = getattr(error, "__notes__", None)
-        if is_debug or not (notes or isinstance(error, UserError)):
-            traceback.print_exception(error)  # before the run folder is known, it is in no log
-        line = (
-            str(error) if isinstance(error, UserError) else f"error[INTERNAL]: {notes[0] if notes else error}"
-        )
-        print(f"accel_trainer: {line}", file=sys.stderr)
+        notes = getattr(error, "__notes__", [error])
+        print(f"accel_trainer: {f'error[INTERNAL]: {notes[0]}' if is_bug else error}", file=sys.stderr)
