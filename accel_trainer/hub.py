@@ -1,0 +1,79 @@
+"""An exported model, back as a module: the weights and what they expect of an image. Runs no code of the folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from torch import nn
+
+from . import storage
+from .errors import CheckpointError, ConfigError
+from .training_state import check_weights
+from .vision import ModelConfig, build_model
+from .vision.images import Normalization
+
+_MAX_CONFIG_BYTES = 2**24
+_MAX_WEIGHTS_BYTES = 2**36
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """What `config.json` beside exported weights says."""
+
+    model: ModelConfig
+    in_channels: int
+    class_names: tuple[str, ...]
+    normalization: Normalization
+
+
+def from_pretrained(folder: Path | str) -> nn.Module:
+    """Return the exported model in `folder`, an export or a finished run, on the CPU and in evaluation mode.
+
+    Raises:
+        CheckpointError: there is no export, it is damaged, or its model is not one of ours.
+    """
+    folder = find_export(folder)
+    config = read_export_config(folder)
+    model = build_model(config.model, in_channels=config.in_channels, num_classes=len(config.class_names))
+    path = folder / "model.safetensors"
+    try:
+        weights = load_safetensors(storage.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError("EXPORT", f"{path} cannot be read ({error}): export the run again") from error
+    check_weights("model", model.state_dict(), weights)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def find_export(folder: Path | str) -> Path:
+    """Return the folder with the exported weights: the given one, or `export` in a run."""
+    for place in (Path(folder), Path(folder) / "export"):
+        if (place / "model.safetensors").is_file():
+            return place
+    raise CheckpointError(
+        "EXPORT", f"{folder} holds no model.safetensors: give a finished run or an exported model"
+    )
+
+
+def read_export_config(folder: Path) -> ExportConfig:
+    """Read `config.json` in an export."""
+    path = folder / "config.json"
+    try:
+        content: dict[str, Any] = json.loads(storage.read_file(path, max_bytes=_MAX_CONFIG_BYTES))
+        mean_and_std = {name: tuple(values) for name, values in content["normalization"].items()}
+        return ExportConfig(
+            model=ModelConfig(**content["model"]),
+            in_channels=int(content["in_channels"]),
+            class_names=tuple(content["class_names"]),
+            normalization=Normalization(**mean_and_std),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else error
+        raise CheckpointError(
+            "EXPORT", f"{path} does not describe a model of accel_trainer.vision ({reason})"
+        ) from error

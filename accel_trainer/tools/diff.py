@@ -1,0 +1,76 @@
+"""`accel-trainer diff RUN_A RUN_B`: what two runs do not have in common, and what came of it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..config import diff_config
+from .run_reader import RunReader, read_run
+from .tables import format_number
+
+# Where a run lives and when it began: always different, and never the reason of a result.
+_EVERY_RUN_ITS_OWN = ("run.", "cache_dir", "started")
+_RESULTS = ("optimizer_step", "images_per_s", "wall_s")
+_EXAMPLE = "example: accel-trainer diff runs/baseline runs/more-augmentation"
+
+Change = tuple[str, Any, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the differences, grouped; a group without any is left out."""
+    parser = argparse.ArgumentParser(prog="accel-trainer diff", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, nargs=2, help="a run folder")
+    options = parser.parse_args(argv)
+    first, second = (read_run(folder) for folder in options.run)
+    print(f"{first.name} -> {second.name}")
+    groups = compare(first, second)
+    for title, changes in groups.items():
+        if changes:
+            print(title)
+            width = max(len(name) for name, _, _ in changes)
+            for name, old, new in changes:
+                print(f"  {name.ljust(width)}  {_show(name, old)} -> {_show(name, new)}")
+    if not any(groups.values()):
+        print("no difference")
+    return 0
+
+
+def compare(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
+    """Return the differences by kind: of the config, the data, code and versions, and the results."""
+    data = {"data_fingerprint": first.data_fingerprint}, {"data_fingerprint": second.data_fingerprint}
+    return {
+        "config": _changes(first.config, second.config),
+        "data": _changes(*data) if all(_is_known(side) for side in data) else [],
+        "environment": _changes(first.environment, second.environment)
+        if first.environment and second.environment
+        else [],
+        "results": _changes(_results(first), _results(second)),
+    }
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    return [change for change in diff_config(old, new) if not change[0].startswith(_EVERY_RUN_ITS_OWN)]
+
+
+def _is_known(side: Mapping[str, Any]) -> bool:
+    return None not in side.values()
+
+
+def _results(run: RunReader) -> dict[str, Any]:
+    """Return what the run ended with, and its evaluations at the end; matrices are for the report."""
+    numbers = {name: run.result.get(name) for name in _RESULTS}
+    metrics = {
+        name: value for name, value in run.result.get("metrics", {}).items() if isinstance(value, float)
+    }
+    return {"state": run.state, **metrics, **numbers}
+
+
+def _show(name: str, value: Any) -> str:
+    if isinstance(value, float) and "/" in name:
+        return format_number(name, value)
+    if isinstance(value, float) and name in _RESULTS:
+        return f"{value:,.1f}"
+    return str(value)

@@ -1,0 +1,105 @@
+"""Pictures for a report: what the model got wrong and was sure of, and what it saw in training.
+
+Shapes: N images, B batch, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..hub import from_pretrained
+from ..plan import BatchConfig
+from ..vision import AugmentConfig, ImageDataset, ImageEvalLoader, ImageLoader, load_images
+from ..vision.images import ImageSplit
+from .run_reader import RunReader
+
+_NUM_PICTURES = 16
+_MAX_EXAMINED = 2_000  # test images; some seconds on a CPU
+
+Picture = Mapping[str, Any]
+
+
+def load_run_images(run: RunReader) -> ImageDataset | None:
+    """Return the data set of a run; None if it has none of images, or it is not here."""
+    name, cache_dir = run.config.get("dataset"), run.config.get("run", {}).get("cache_dir")
+    if not isinstance(name, str):
+        return None
+    try:
+        return load_images(name, cache_dir=Path(cache_dir or "~/.cache/accel_trainer").expanduser())
+    except (UserError, OSError):
+        return None
+
+
+@torch.inference_mode()
+def find_mistakes(run: RunReader, images: ImageDataset) -> list[Picture]:
+    """Return the test images that the exported model gets most confidently wrong; none without an export."""
+    try:
+        model = from_pretrained(run.folder)
+    except UserError:
+        return []
+    test = images.test
+    split = ImageSplit(
+        images=test.images[:_MAX_EXAMINED], labels=test.labels[:_MAX_EXAMINED], num_classes=test.num_classes
+    )
+    loader = ImageEvalLoader(
+        split,
+        batch_size=250,
+        num_processes=1,
+        process_index=0,
+        normalization=images.normalization,
+        device=torch.device("cpu"),
+    )
+    probabilities = torch.cat([model(batch.inputs).softmax(1) for batch in loader.batches()])  # [N, K]
+    confidences, predictions = probabilities.max(1)
+    wrong = (predictions != split.labels).nonzero()[:, 0]
+    surest = wrong[confidences[wrong].argsort(descending=True)][:_NUM_PICTURES]
+    names = images.class_names
+    return [
+        {
+            "src": _encode(split.images[index]),
+            "label": names[int(predictions[index])],
+            "truth": names[int(split.labels[index])],
+            "confidence": f"{float(confidences[index]):.0%}",
+        }
+        for index in surest.tolist()
+    ]
+
+
+def draw_samples(run: RunReader, images: ImageDataset) -> list[Picture]:
+    """Return the first training images of the first epoch, augmented as the model saw them."""
+    loader = ImageLoader(
+        images.train,
+        plan=BatchConfig(per_device_batch_size=_NUM_PICTURES).plan(len(images.train), num_processes=1),
+        process_index=0,
+        seed=int(run.config.get("seed", 0)),
+        augment=AugmentConfig(**run.config.get("augment", {})),
+        normalization=images.normalization,
+        device=torch.device("cpu"),
+    )
+    batch = next(loader.windows(0, 0)).micro_batches[0]
+    mean = torch.tensor(images.normalization.mean)[:, None, None]
+    std = torch.tensor(images.normalization.std)[:, None, None]
+    pixels = ((batch.inputs * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)  # [B, C, H, W]
+    targets = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)
+    return [
+        {"src": _encode(image), "label": images.class_names[target]}
+        for image, target in zip(pixels, targets.tolist(), strict=True)
+    ]
+
+
+def _encode(image: Tensor) -> str:
+    """Return uint8 [C, H, W] as a PNG within an address."""
+    from PIL import Image
+
+    pixels = image.permute(1, 2, 0).numpy()
+    data = io.BytesIO()
+    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(data, "png")
+    return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"

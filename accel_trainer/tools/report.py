@@ -1,0 +1,168 @@
+"""`accel-trainer report RUN [RUN ...]`: one HTML file that shows how runs went; it needs nothing but a browser."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from .. import storage
+from ..config import config_to_dict, diff_config
+from ..errors import OutputError
+from ..run import RecipeConfig
+from ..tasks import ClassificationConfig
+from ..vision import AugmentConfig, ModelConfig
+from .pictures import draw_samples, find_mistakes, load_run_images
+from .run_reader import RunReader, read_run
+from .tables import format_duration, format_number
+
+# Where a run lives and how it is cut into saves says nothing about what was trained.
+_NOT_TRAINING = ("run.", "checkpoint.")
+_EXAMPLE = "example: accel-trainer report runs/first runs/second --to report.html"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the report and print where it is."""
+    parser = argparse.ArgumentParser(prog="accel-trainer report", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, nargs="+", help="a run folder")
+    parser.add_argument("--to", type=Path, help="the file to write; default: report.html in the first run")
+    options = parser.parse_args(argv)
+    path = options.to or options.run[0] / "report.html"
+    page = render([read_run(folder) for folder in options.run])
+    try:
+        storage.write_file_atomic(path, page.encode())
+    except OSError as error:
+        raise OutputError(
+            "REPORT", f"{path} cannot be written ({error.strerror}): choose another --to"
+        ) from error
+    print(path)
+    return 0
+
+
+def render(runs: Sequence[RunReader]) -> str:
+    """Return the report as an HTML page."""
+    try:
+        import jinja2
+
+        from .charts import draw_curves
+    except ImportError as error:
+        raise OutputError(
+            "REPORT", f"a report needs {error.name}: pip install 'accel-trainer[report]'"
+        ) from error
+    template = resources.files(__package__).joinpath("report.html.jinja").read_text()
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(template).render(
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
+        runs=[_describe(run) for run in runs],
+        charts=draw_curves(runs),
+        differences=_differences(runs),
+    )
+
+
+def _describe(run: RunReader) -> dict[str, Any]:
+    """Return what the page shows of one run."""
+    images = load_run_images(run)
+    return {
+        "name": run.name,
+        "state": run.state,
+        "stop_reason": run.result.get("stop_reason"),
+        "subtitle": _subtitle(run),
+        "facts": _facts(run),
+        "matrices": _matrices(run),
+        "mistakes": [] if images is None else find_mistakes(run, images),
+        "samples": [] if images is None else draw_samples(run, images),
+        "changed": _changed(run),
+        "config": list(_flat(run.config).items()),
+        "environment": list(_flat(run.environment).items()),
+    }
+
+
+def _subtitle(run: RunReader) -> str:
+    dataset = str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2]
+    model = run.config.get("model", {}).get("name", "")
+    return " on ".join(part for part in (model, dataset) if part)
+
+
+def _facts(run: RunReader) -> list[dict[str, str]]:
+    """Return the numbers to see first, the headline before all others."""
+    metric, best, result = run.headline(), run.best_evaluation(), run.result
+    shown = []
+    if metric is not None:
+        place = f"best, epoch {best['epoch']}"
+        shown.append(
+            (
+                metric.replace("eval_ema/", "averaged ").replace("eval/", ""),
+                format_number(metric, best[metric]),
+                place,
+            )
+        )
+        loss = metric.partition("/")[0] + "/loss"
+        if loss in best and loss != metric:
+            shown.append(("loss", format_number(loss, best[loss]), "at the same step"))
+    epochs = run.config.get("trainer", {}).get("num_epochs")
+    if "optimizer_step" in result:
+        shown.append(("steps", f"{result['optimizer_step']:,}", f"{result['epoch']} of {epochs} epochs"))
+    if result.get("images_per_s"):
+        shown.append(
+            ("images per second", f"{result['images_per_s']:,.0f}", f"{result['samples_seen']:,} seen")
+        )
+    if "wall_s" in result:
+        memory = (result.get("peak_memory_bytes") or 0) / 2**30
+        shown.append(("time", format_duration(result["wall_s"]), f"{memory:.1f} GiB at most"))
+    return [dict(zip(("name", "value", "note"), fact, strict=True)) for fact in shown]
+
+
+def _matrices(run: RunReader) -> list[dict[str, str]]:
+    """Return the confusion matrix and the accuracy of each class, of the averaged weights if there are any."""
+    from .charts import draw_class_accuracy, draw_confusion
+
+    metrics = run.result.get("metrics", {})
+    group = "eval_ema" if "eval_ema/confusion_matrix" in metrics else "eval"
+    counts = metrics.get(f"{group}/confusion_matrix")
+    if counts is None:
+        return []
+    names = [str(number) for number in range(len(counts))]
+    export = run.folder / "export" / "config.json"
+    if export.exists():
+        names = _class_names(export) or names
+    accuracies = metrics[f"{group}/per_class_accuracy"]
+    hardest = "The hardest classes" if len(names) > 20 else "Accuracy by class"
+    return [
+        {"title": "Confusion", "svg": draw_confusion(counts, names, title=f"{run.name} confusion")},
+        {"title": hardest, "svg": draw_class_accuracy(accuracies, names, title=f"{run.name} classes")},
+    ]
+
+
+def _class_names(path: Path) -> list[str]:
+    return [str(name) for name in json.loads(path.read_bytes()).get("class_names", [])]
+
+
+def _defaults() -> dict[str, Any]:
+    """Return the default of every value that has one in the package; a recipe's own have none."""
+    parts = {"model": ModelConfig(), "augment": AugmentConfig(), "task": ClassificationConfig()}
+    return config_to_dict(RecipeConfig()) | {name: config_to_dict(part) for name, part in parts.items()}
+
+
+def _changed(run: RunReader) -> list[tuple[str, Any, Any]]:
+    """Return name, default and value of what differs from the defaults; a config of an older version lacks some."""
+    changes = diff_config(_defaults(), run.config)
+    return [change for change in changes if change[0] in _flat(run.config) and _is_training(change[0])]
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, _, value in diff_config({}, values)}
+
+
+def _is_training(name: str) -> bool:
+    return not name.startswith(_NOT_TRAINING)
+
+
+def _differences(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
+    """Return the config values that are not the same in all runs."""
+    configs = [_flat(run.config) for run in runs]
+    names = dict.fromkeys(name for config in configs for name in config if _is_training(name))
+    rows = [{"name": name, "values": [config.get(name) for config in configs]} for name in names]
+    return [row for row in rows if any(value != row["values"][0] for value in row["values"])]
