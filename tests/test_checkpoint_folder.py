@@ -4,7 +4,6 @@ import errno
 import json
 import logging
 import shutil
-from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -229,10 +228,16 @@ def test_a_report_shows_each_file_and_tensor_and_which_would_be_used(directory: 
     (first, second), used = inspect_checkpoints(directory)
     assert used == first.name == name_at(1)
     assert first.problem is None
-    assert first.tensors["model"] == OrderedDict(
-        [("layer.weight", "float32 [2, 3]"), ("layer.num_batches_tracked", "int64 []")]
-    )
-    assert first.tensors["optimizer"] == {"optimizer.state[0].momentum_buffer": "float32 [2, 3]"}
+    assert first.contents["model"] == {
+        "layer.weight": "float32 [2, 3]",
+        "layer.num_batches_tracked": "int64 []",
+    }
+    assert first.contents["optimizer"] == {
+        "state[0].momentum_buffer": "float32 [2, 3]",
+        "param_groups[0].lr": "0.1",
+        "param_groups[0].betas": "(0.9, 0.99)",
+    }
+    assert (first.manifest["optimizer_step"], second.contents) == (1, {})
     assert "sha256" in str(second.problem)
     assert [file.name for file in second.files if file.problem is not None] == ["model.safetensors"]
     assert len(second.files) == 5

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from ..checkpoint_files import decode_files, list_checkpoints, read_listed_file, read_manifest
-from ..encoding import encode
 from ..errors import CheckpointError
+
+_MAX_VALUE_LENGTH = 60
 
 
 @dataclass(frozen=True)
@@ -25,17 +27,27 @@ class FileReport:
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """A checkpoint; `tensors` holds per piece and key the shape and dtype, and is empty if it is damaged."""
+    """A checkpoint. `manifest` is empty if it cannot be read; `contents` is empty if anything is damaged.
+
+    `contents` holds per piece and path (`state[0].momentum_buffer`) a tensor's dtype and shape, or a value.
+    """
 
     name: str
     problem: str | None
+    manifest: Mapping[str, Any]
     files: tuple[FileReport, ...]
-    tensors: Mapping[str, Mapping[str, str]]
+    contents: Mapping[str, Mapping[str, str]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the listed files."""
+        return sum(file.num_bytes for file in self.files)
 
 
 def inspect_checkpoint(path: Path) -> CheckpointReport:
     """Return what is in the checkpoint at `path` and what is wrong with it."""
     reports: list[FileReport] = []
+    manifest: dict[str, Any] = {}
     try:
         files, manifest = read_manifest(path)
         for name, entry in manifest["files"].items():
@@ -49,11 +61,8 @@ def inspect_checkpoint(path: Path) -> CheckpointReport:
         pieces = decode_files(files).pieces if problem is None else {}
     except CheckpointError as error:
         problem, pieces = error.args[0], {}
-    tensors = {
-        piece: {key: _describe(tensor) for key, tensor in encode(value, name=piece).tensors.items()}
-        for piece, value in pieces.items()
-    }
-    return CheckpointReport(path.name, problem, tuple(reports), tensors)
+    contents = {piece: dict(_describe(value, "")) for piece, value in pieces.items()}
+    return CheckpointReport(path.name, problem, manifest, tuple(reports), contents)
 
 
 def inspect_checkpoints(directory: Path) -> tuple[list[CheckpointReport], str | None]:
@@ -62,5 +71,17 @@ def inspect_checkpoints(directory: Path) -> tuple[list[CheckpointReport], str | 
     return reports, next((report.name for report in reversed(reports) if report.problem is None), None)
 
 
-def _describe(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+def _describe(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and a short text of each tensor and plain value in `value`."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            name = key if isinstance(key, str) else f"[{key!r}]"
+            yield from _describe(item, f"{path}.{name}" if path and isinstance(key, str) else f"{path}{name}")
+    elif isinstance(value, list) and any(isinstance(item, dict | list | Tensor) for item in value):
+        for index, item in enumerate(value):
+            yield from _describe(item, f"{path}[{index}]")
+    elif isinstance(value, Tensor):
+        yield path, f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    else:
+        text = repr(value)
+        yield path, text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 3]}..."

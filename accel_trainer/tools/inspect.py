@@ -1,0 +1,103 @@
+"""`accel-trainer inspect RUN_OR_CHECKPOINT`: every piece of state, what is damaged, what a resume would use.
+
+Reads only. The exit code is 74 if nothing whole is there to resume from, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ..checkpoint_folder import best_name
+from ..errors import CheckpointError, ExitCode
+from ..storage import TEMPORARY_NAME
+from .checkpoint_report import CheckpointReport, inspect_checkpoint, inspect_checkpoints
+
+_TENSOR = re.compile(r"[a-z]+\d* \[[\d, ]*\]")
+_POSITION = ("optimizer_step", "epoch", "step_in_epoch", "samples_seen")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print what is at a path; return the exit code."""
+    parser = argparse.ArgumentParser(prog="accel-trainer inspect", description=__doc__)
+    parser.add_argument("path", type=Path, help="a run folder, or one of its checkpoints")
+    parser.add_argument(
+        "--full", action="store_true", help="list every tensor and value of a run's checkpoint"
+    )
+    options = parser.parse_args(argv)
+    path = options.path.resolve()
+    if (path / "checkpoints").is_dir():
+        return _inspect_run(path, is_full=options.full)
+    if not (path / "manifest.json").exists() and not (path / "COMMIT").exists():
+        raise CheckpointError("CKPT_NOT_FOUND", f"{path} is neither a run nor a checkpoint: check the path")
+    report = inspect_checkpoint(path)
+    print("\n".join(_describe_checkpoint(report, is_full=True)))
+    return ExitCode.DONE if report.problem is None else ExitCode.CHECKPOINT
+
+
+def _inspect_run(run: Path, *, is_full: bool) -> int:
+    directory = run / "checkpoints"
+    reports, usable = inspect_checkpoints(directory)
+    best = best_name(directory)
+    rows = []
+    for report in reports:
+        marks = [mark for mark, name in (("best", best), ("resumes here", usable)) if name == report.name]
+        state = "whole" if report.problem is None else "DAMAGED"
+        rows.append([report.name, state, f"{report.num_bytes:,}", ", ".join(marks)])
+    print(f"run {run}")
+    print(_table(["checkpoint", "state", "bytes", ""], rows))
+    for report in reports:
+        if report.problem is not None:
+            print(f"damaged: {report.problem}")
+    known = {report.name for report in reports}
+    for other in sorted(
+        path.name for path in directory.iterdir() if path.is_dir() and path.name not in known
+    ):
+        kind = (
+            "left by a killed save, swept at the next start"
+            if TEMPORARY_NAME.fullmatch(other)
+            else "set aside"
+        )
+        print(f"not used: {other} ({kind})")
+    if usable is None:
+        print("a resume would find nothing whole" if reports else "there is no checkpoint yet")
+        return ExitCode.CHECKPOINT
+    print(f"a resume would use {usable}\n")
+    chosen = next(report for report in reports if report.name == usable)
+    print("\n".join(_describe_checkpoint(chosen, is_full=is_full)))
+    return ExitCode.DONE
+
+
+def _describe_checkpoint(report: CheckpointReport, *, is_full: bool) -> Iterable[str]:
+    manifest = report.manifest
+    yield f"checkpoint {report.name}: {'whole' if report.problem is None else f'DAMAGED: {report.problem}'}"
+    if manifest:
+        yield "position: " + ", ".join(f"{name.replace('_', ' ')} {manifest[name]:,}" for name in _POSITION)
+    for name, value in manifest.items():
+        if name not in ("files", *_POSITION):
+            text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+            yield f"{name}: {text}"
+    rows = [[f.name, f"{f.num_bytes:,}", f.sha256[:16], f.problem or "whole"] for f in report.files]
+    yield "\n" + _table(["file", "bytes", "sha256", "state"], rows)
+    for piece, contents in report.contents.items():
+        tensors = [text for text in contents.values() if _TENSOR.fullmatch(text)]
+        yield f"\n{piece}: {len(tensors)} tensors, {len(contents) - len(tensors)} values"
+        if is_full:
+            yield _table([], [[f"  {path}", text] for path, text in contents.items()] or [["  empty"]])
+    if report.contents and not is_full:
+        yield "\n--full lists every tensor and value."
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows in aligned columns, sizes to the right."""
+    lines = [head, *rows] if head else rows
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    size_column = list(head).index("bytes") if head else None
+
+    def aligned(line: Sequence[str]) -> str:
+        cells = enumerate(zip(line, widths, strict=True))
+        return "  ".join(c.rjust(w) if i == size_column else c.ljust(w) for i, (c, w) in cells).rstrip()
+
+    return "\n".join(aligned(line) for line in lines)

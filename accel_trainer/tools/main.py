@@ -1,0 +1,66 @@
+"""The one door to the commands of `accel-trainer`. It imports only the one that is called."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, cast
+
+from ..errors import ConfigError, UserError
+
+_PACKAGE = __name__.rpartition(".")[0]
+_SUMMARY = re.compile(r"`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`: (?P<text>.+)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that `argv` names and return its exit code; without one, list them.
+
+    A `UserError` becomes one line on stderr and its exit code.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            print(_overview())
+            return 0
+        return int(_find(argv[0]).main(argv[1:]))
+    except UserError as error:
+        print(f"accel_trainer: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stderr.close()
+        return 0
+
+
+def _find(name: str) -> Any:
+    commands = _commands()
+    if name not in commands:
+        near = difflib.get_close_matches(name, commands, n=1)
+        fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(commands)}"
+        raise ConfigError("USAGE", f"{name[:40]!r} is not a command: {fix}")
+    return importlib.import_module(commands[name][0])
+
+
+def _overview() -> str:
+    lines = ["usage: accel-trainer COMMAND ...", ""]
+    lines += [f"  {name + usage}\n      {text}" for name, (_, usage, text) in _commands().items()]
+    return "\n".join([*lines, "", "accel-trainer COMMAND --help says more."])
+
+
+def _commands() -> dict[str, tuple[str, str, str]]:
+    """Return, by name, the module, arguments and summary of each command, read without importing it.
+
+    A module is a command if its docstring starts like "`accel-trainer status RUN`: how a run is doing".
+    """
+    commands = {}
+    for module in pkgutil.iter_modules(sys.modules[_PACKAGE].__path__, f"{_PACKAGE}."):
+        loader = cast(Any, importlib.util.find_spec(module.name)).loader
+        docstring = ast.get_docstring(ast.parse(loader.get_source(module.name))) or ""
+        if match := _SUMMARY.match(docstring):
+            commands[match["name"]] = (module.name, match["arguments"], match["text"])
+    return dict(sorted(commands.items()))
