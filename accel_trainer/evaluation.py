@@ -39,7 +39,7 @@ class Evaluator:
         was_training = model.training
         model.eval()
         _share_buffers(model, self.accelerator)
-        coverage = torch.zeros(2, dtype=torch.float64, device=device)  # samples, sum of their ids
+        num_local, id_sum = 0, torch.zeros((), dtype=torch.int64, device=device)
         parts = [metric.empty(device) for metric in self.metrics]
         batches = self.loader.batches()
         with torch.inference_mode(), self.accelerator.autocast():
@@ -47,13 +47,14 @@ class Evaluator:
                 if len(batch) == 0:
                     continue
                 output = self.task.eval_step(model, batch)
-                coverage[0] += len(batch)
-                coverage[1] += batch.sample_ids.sum()
+                num_local += len(batch)
+                id_sum += batch.sample_ids.sum()
                 for metric, sums in zip(self.metrics, parts, strict=True):
                     metric.update(sums, batch, output)
         model.train(was_training)
         if stop_flag is not None and stop_flag.agreed.is_preemption:
             raise EvaluationStopped
+        coverage = torch.stack([torch.full_like(id_sum, num_local), id_sum]).double()
         covered, *merged = self._merge([coverage, *parts])
         self._check_each_once(*covered.tolist())
         results: dict[str, Any] = {}
