@@ -29,6 +29,8 @@ class ExportConfig:
     in_channels: int
     class_names: tuple[str, ...]
     normalization: Normalization
+    image_size: tuple[int, int] | None
+    """Height and width of the images it was trained on; None: not recorded, and any will do."""
 
 
 def from_pretrained(folder: Path | str) -> nn.Module:
@@ -71,6 +73,7 @@ def read_export_config(folder: Path) -> ExportConfig:
             in_channels=int(content["in_channels"]),
             class_names=tuple(content["class_names"]),
             normalization=Normalization(**mean_and_std),
+            image_size=tuple(content["image_size"]) if "image_size" in content else None,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error

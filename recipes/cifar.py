@@ -53,6 +53,7 @@ def train(config: Config) -> RunResult:
             export_config={
                 "model": asdict(config.model),
                 "in_channels": images.num_channels,
+                "image_size": list(images.train.images.shape[2:]),
                 "class_names": images.class_names,
                 "normalization": asdict(images.normalization),
             },

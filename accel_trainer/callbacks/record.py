@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -68,8 +69,9 @@ class RunRecord(Callback):
         weights, source = _weights_to_export(trainer, result)
         folder = self._folder / "export"
         storage.make_directory(folder)
-        storage.write_file_atomic(folder / "model.safetensors", safetensors.torch.save(weights))
-        config = {**self._export_config, "weights": source}
+        data = safetensors.torch.save(weights)
+        storage.write_file_atomic(folder / "model.safetensors", data)
+        config = {**self._export_config, "weights": source, "sha256": hashlib.sha256(data).hexdigest()}
         storage.write_file_atomic(folder / "config.json", json.dumps(config, indent=1).encode())
 
 

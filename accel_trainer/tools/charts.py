@@ -29,7 +29,7 @@ _RIGHT, _WRONG = (0.23, 0.45, 0.85), (0.90, 0.45, 0.13)
 
 _SIZE = (5.0, 2.8)  # inches; about the width of a phone at its font size
 _STYLE: dict[str, Any] = {
-    "svg.fonttype": "none", "font.size": 9.5, "text.color": INK, "axes.labelcolor": MUTED,
+    "svg.fonttype": "none", "font.size": 10, "text.color": INK, "axes.labelcolor": MUTED,
     "axes.edgecolor": LINE, "xtick.color": LINE, "ytick.color": LINE, "xtick.labelcolor": MUTED,
     "ytick.labelcolor": MUTED, "axes.spines.top": False, "axes.spines.right": False,
     "axes.spines.left": False, "ytick.left": False, "axes.grid": True, "axes.grid.axis": "y",
@@ -110,7 +110,11 @@ def draw_confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], 
         axes.tick_params(length=0)
         if is_named:
             ticks = range(num_classes)
-            axes.set_xticks(ticks, class_names, rotation=45, ha="right", rotation_mode="anchor")
+            is_long = max(map(len, class_names)) > 3
+            turned: dict[str, Any] = (
+                {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
+            )
+            axes.set_xticks(ticks, class_names, **turned)
             axes.set_yticks(ticks, class_names)
             for row, line in enumerate(counts):
                 for column, count in enumerate(line):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Annotated, TypedDict
+from functools import partial
+from typing import Annotated, Any, TypedDict
 
 import tyro
 from torch import nn
@@ -73,6 +74,12 @@ class _Shared(TypedDict):
 
 def build_model(config: ModelConfig, *, in_channels: int, num_classes: int) -> nn.Module:
     """Build the model that maps [B, C, H, W], C = `in_channels`, to logits [B, K], K = `num_classes`."""
+    model: nn.Module = model_call(config, in_channels=in_channels, num_classes=num_classes)()
+    return model
+
+
+def model_call(config: ModelConfig, *, in_channels: int, num_classes: int) -> partial[Any]:
+    """Return the class of a model with all its arguments, as a call that builds it."""
     shared: _Shared = {
         "norm": config.norm,
         "dropout": config.dropout,
@@ -81,12 +88,12 @@ def build_model(config: ModelConfig, *, in_channels: int, num_classes: int) -> n
         "num_classes": num_classes,
     }
     if config.name == "resnet9":
-        return ResNet9(width=config.width or 64, **shared)
+        return partial(ResNet9, width=config.width or 64, **shared)
     if config.name in _WIDE:
         depth, factor = _WIDE[config.name]
-        return WideResNet(depth=depth, factor=factor, width=config.width or 16, **shared)
+        return partial(WideResNet, depth=depth, factor=factor, width=config.width or 16, **shared)
     if config.name in _IMAGENET_STAGES:
         stages, block = _IMAGENET_STAGES[config.name]
-        return ResNet(stages, block=block, width=config.width or 64, shortcut="projection", **shared)
+        return partial(ResNet, stages, block=block, width=config.width or 64, shortcut="projection", **shared)
     stages = (_CIFAR_BLOCKS[config.name],) * 3
-    return ResNet(stages, block=BasicBlock, width=config.width or 16, shortcut="pad", **shared)
+    return partial(ResNet, stages, block=BasicBlock, width=config.width or 16, shortcut="pad", **shared)

@@ -1,0 +1,119 @@
+"""`accel-trainer verify EXPORT_OR_RUN`: whether the exported weights give the reported numbers without this package.
+
+It runs `model.py` of the export in a process that cannot import accel_trainer: verify what you trust to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save as save_safetensors
+
+from .. import storage
+from ..errors import CheckpointError, DataError, ExitCode
+from ..hub import find_export
+from ..vision import load_images
+from .export import export
+from .run_reader import read_run
+from .tables import format_number, is_share
+
+_SCRIPT = Path(__file__).with_name("plain_evaluation.py")
+_FAILED = 1
+_EXAMPLE = "example: accel-trainer verify model --dataset cifar10"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print each number as reported and as measured; return 1 if one differs or a weight was changed."""
+    parser = argparse.ArgumentParser(prog="accel-trainer verify", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("folder", type=Path, help="what `export` wrote, or a finished run")
+    parser.add_argument("--dataset", help="name or folder; default: what the model was trained on")
+    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"))
+    parser.add_argument(
+        "--tolerance", type=float, default=5e-4,
+        help="how far numbers may lie apart: 0.0005 is 5 of 10,000 images, and 0.05 %% of a loss",
+    )  # fmt: skip
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, dataset = options.folder, options.dataset
+        if (folder / "config.yaml").exists():
+            run = read_run(folder)
+            folder, dataset = Path(scratch) / "export", dataset or run.config.get("dataset")
+            export(run, folder)
+        reported = read_reported(folder)
+        data = _write_test_images(
+            dataset or reported["dataset"], reported["fingerprint"], options.cache_dir, Path(scratch)
+        )
+        measured = evaluate_apart(find_export(folder), data)
+        has_weights = _check_weights(folder)
+    return (
+        ExitCode.DONE if _compare(reported["metrics"], measured, options.tolerance) & has_weights else _FAILED
+    )
+
+
+def read_reported(folder: Path) -> dict[str, Any]:
+    """Return the metrics that the card in `folder` reports, and the data they were measured on."""
+    from huggingface_hub import ModelCard
+
+    try:
+        results = ModelCard.load(folder / "README.md").data.eval_results or []
+        metrics = {result.metric_type: float(result.metric_value) for result in results}
+        first = results[0]
+    except (OSError, ValueError, TypeError, IndexError) as error:
+        raise CheckpointError(
+            "EXPORT", f"{folder}/README.md reports no numbers ({error}): export the run again"
+        ) from error
+    return {"metrics": metrics, "dataset": first.dataset_type, "fingerprint": first.dataset_revision}
+
+
+def _write_test_images(dataset: str, fingerprint: str | None, cache_dir: Path, scratch: Path) -> Path:
+    images = load_images(dataset, cache_dir=cache_dir.expanduser())
+    if fingerprint not in (None, images.fingerprint):
+        raise DataError(
+            "DATA_CHANGED",
+            f"{dataset} is not the data that was reported on ({str(fingerprint)[:12]}, here "
+            f"{images.fingerprint[:12]}): give that one with --dataset",
+        )
+    tensors = {"images": images.test.images.contiguous(), "labels": images.test.labels.contiguous()}
+    path = scratch / "test.safetensors"
+    storage.write_file_atomic(path, save_safetensors(tensors))
+    return path
+
+
+def evaluate_apart(folder: Path, data: Path) -> dict[str, float]:
+    """Evaluate the model in `folder` in a process of its own, which cannot import this package."""
+    command = [sys.executable, "-I", str(_SCRIPT), str(folder.resolve()), str(data.resolve())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise CheckpointError("EXPORT", f"{folder} cannot be evaluated: {reason}")
+    return dict(json.loads(done.stdout))
+
+
+def _check_weights(folder: Path) -> bool:
+    """Say whether the weights are those that the run wrote; runs of older versions left no hash to compare."""
+    place = find_export(folder)
+    expected = json.loads((place / "config.json").read_bytes()).get("sha256")
+    found = hashlib.sha256((place / "model.safetensors").read_bytes()).hexdigest()
+    is_same = expected in (None, found)
+    verdict = "ok" if expected == found else "CHANGED" if expected else "no hash was recorded"
+    print(f"model.safetensors  sha256 {found[:16]}  {verdict}")
+    return is_same
+
+
+def _compare(reported: Mapping[str, float], measured: Mapping[str, float], tolerance: float) -> bool:
+    verdicts = []
+    for name in sorted(reported.keys() & measured.keys()):
+        distance = abs(reported[name] - measured[name]) / (1.0 if is_share(name) else abs(measured[name]))
+        verdicts.append(distance <= tolerance)
+        values = (format_number(name, value) for value in (reported[name], measured[name]))
+        line = "{}  reported {}  measured {}".format(name.ljust(17), *values)
+        print(f"{line}  {'ok' if verdicts[-1] else 'DIFFERS'}")
+    return bool(verdicts) and all(verdicts)

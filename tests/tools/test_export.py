@@ -1,0 +1,284 @@
+"""`accel-trainer export`, `verify` and `predict` on a real run, also when somebody changed something."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from accel_trainer.errors import CheckpointError
+from accel_trainer.hub import ExportConfig, from_pretrained
+from accel_trainer.tools.plain_model import write_source
+from accel_trainer.tools.verify import evaluate_apart
+from accel_trainer.vision import MODEL_NAMES, ModelConfig, Normalization, build_model, load_images
+from tests.tools.conftest import run_command
+
+
+@pytest.fixture
+def model(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """A fresh export of a run."""
+    assert run_command(capsys, ["export", runs / "fast", "--to", tmp_path / "model"])[0] == 0
+    return tmp_path / "model"
+
+
+def verify(folder: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code, out, err = run_command(capsys, ["verify", folder, "--cache-dir", runs.parent / "cache"])
+    return code, out + err
+
+
+def digit(runs: Path, path: Path) -> torch.Tensor:
+    """Write the first test image to `path` and return it."""
+    image = load_images("digits", cache_dir=runs.parent / "cache").test.images[0]
+    Image.fromarray(image[0].numpy()).save(path)
+    return image
+
+
+# --- export ---
+
+
+def test_an_export_loads_back_as_the_module_that_was_trained(runs: Path, model: Path) -> None:
+    assert sorted(path.name for path in model.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.py",
+        "model.safetensors",
+    ]
+    expected = load_file(runs / "fast" / "export" / "model.safetensors")
+    for place in (model, str(model), runs / "fast"):
+        loaded = from_pretrained(place)
+        assert not loaded.training
+        weights = loaded.state_dict()
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_the_card_reports_the_numbers_of_the_run(runs: Path, model: Path) -> None:
+    data = ModelCard.load(model / "README.md").data
+    best = json.loads((runs / "fast" / "result.json").read_text())["best"]
+    reported = {result.metric_type: result for result in data.eval_results}
+    assert reported["accuracy"].metric_value == best["value"]
+    assert reported["accuracy"].dataset_type == "digits"
+    assert (
+        reported["accuracy"].dataset_revision
+        == load_images("digits", cache_dir=runs.parent / "cache").fingerprint
+    )
+    assert data.pipeline_tag == "image-classification"
+    assert f"| accuracy | {best['value']:.2%} |" in (model / "README.md").read_text()
+
+
+def test_the_code_in_the_card_runs_without_this_package(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = re.search(r"```python\n(.*?)```", (model / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    digit(runs, model / "image.png")
+    script = "import sys; sys.modules['accel_trainer'] = None; sys.path.insert(0, '.')\n" + code[1]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script], cwd=model, capture_output=True, text=True, check=True
+    )
+    _, out, _ = run_command(capsys, ["predict", model, model / "image.png"])
+    assert out.split()[1:] == done.stdout.split(), "the card and `predict` see the same"
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_the_source_in_an_export_builds_the_same_model(name: str, tmp_path: Path) -> None:
+    config = ModelConfig(name=name, width=8, norm="group" if name.endswith("8") else "batch")
+    normalization = Normalization(mean=(0.5,), std=(0.5,))
+    described = ExportConfig(config, 3, ("a", "b", "c"), normalization, None)
+    (tmp_path / "model.py").write_text(write_source(described))
+    assert "accel_trainer" not in (tmp_path / "model.py").read_text()
+    module = load_module(tmp_path / "model.py")
+    with torch.device("meta"):
+        plain, ours = module.build_model(), build_model(config, in_channels=3, num_classes=3)
+    shapes = [{key: value.shape for key, value in net.state_dict().items()} for net in (plain, ours)]
+    assert shapes[0] == shapes[1]
+    assert str(plain) == str(ours)
+
+
+def load_module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_export_is_pushed_whole_and_private(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pushed: dict[str, Any] = {}
+
+    class Hub:
+        def create_repo(self, repository: str, *, private: bool, exist_ok: bool) -> None:
+            pushed["repository"] = (repository, private, exist_ok)
+
+        def upload_folder(self, *, repo_id: str, folder_path: Path) -> str:
+            pushed["files"] = sorted(path.name for path in folder_path.iterdir())
+            return f"hub of {repo_id}"
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert run_command(capsys, ["export", runs / "fast", "--hub", "me/digits"])[:2] == (
+        0,
+        "hub of me/digits\n",
+    )
+    assert pushed["repository"] == ("me/digits", True, True)
+    assert pushed["files"] == ["README.md", "config.json", "model.py", "model.safetensors"]
+
+
+def test_without_a_network_a_push_is_refused_in_one_line(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run_command(capsys, ["export", runs / "fast", "--hub", "me/digits"])
+    assert code == 73
+    assert err.startswith("accel_trainer: error[HUB]: --hub me/digits: ")
+    assert err.count("\n") == 1
+
+
+# --- verify ---
+
+
+def test_an_export_and_a_run_are_verified(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in (model, runs / "fast"):
+        code, text = verify(folder, runs, capsys)
+        assert code == 0, text
+        assert len(text.splitlines()) == 4, "the weights and three numbers"
+        assert all(line.endswith("  ok") for line in text.splitlines())
+
+
+def test_one_changed_weight_fails(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, path in ((model, model), (copy(runs, model), model.parent / "run" / "export")):
+        data = bytearray((path / "model.safetensors").read_bytes())
+        data[-1] ^= 1
+        (path / "model.safetensors").write_bytes(data)
+        code, text = verify(folder, runs, capsys)
+        assert code == 1
+        assert "CHANGED" in text
+
+
+def test_other_weights_fail_also_with_their_own_hash(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = load_file(model / "model.safetensors")
+    weights["head.weight"] = weights["head.weight"].flip(0)
+    save_file(weights, model / "model.safetensors")
+    config = json.loads((model / "config.json").read_text())
+    config["sha256"] = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+    (model / "config.json").write_text(json.dumps(config))
+    code, text = verify(model, runs, capsys)
+    assert code == 1
+    assert "CHANGED" not in text
+    assert re.search(r"accuracy .* DIFFERS", text)
+
+
+def test_a_better_number_in_the_card_fails(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = (model / "README.md").read_text()
+    accuracy = re.search(r"type: accuracy\n +value: (\S+)", card)
+    assert accuracy is not None
+    better = float(accuracy[1]) + 1 / 359
+    (model / "README.md").write_text(card.replace(accuracy[1], str(better)))
+    code, text = verify(model, runs, capsys)
+    assert code == 1, "a single image more"
+    assert [line.split()[0] for line in text.splitlines() if "DIFFERS" in line] == ["accuracy"]
+
+
+def test_a_better_number_in_a_run_fails(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = copy(runs, model)
+    result = json.loads((folder / "result.json").read_text())
+    result["best"]["value"] += 0.01
+    (folder / "result.json").write_text(json.dumps(result))
+    code, text = verify(folder, runs, capsys)
+    assert code == 73
+    assert "error[RUN_CHANGED]" in text
+
+
+def test_other_data_than_reported_on_are_refused(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = model / "README.md"
+    card.write_text(re.sub(r"revision: \w+", "revision: " + "a" * 64, card.read_text()))
+    code, text = verify(model, runs, capsys)
+    assert code == 65
+    assert "digits is not the data that was reported on (aaaaaaaaaaaa, here " in text
+
+
+def test_the_process_that_verifies_cannot_import_this_package(model: Path, tmp_path: Path) -> None:
+    source = (model / "model.py").read_text()
+    future = "from __future__ import annotations\n"
+    (model / "model.py").write_text(source.replace(future, future + "import accel_trainer.hub\n"))
+    with pytest.raises(CheckpointError, match="No module named .accel_trainer.hub"):
+        evaluate_apart(model, tmp_path / "data")
+
+
+def test_the_evaluation_apart_imports_torch_and_safetensors_only() -> None:
+    tree = ast.parse((Path(evaluate_apart.__code__.co_filename).parent / "plain_evaluation.py").read_text())
+    named = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    named |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    outside = {name.partition(".")[0] for name in named} - set(sys.stdlib_module_names)
+    assert outside == {"torch", "safetensors"}
+
+
+def copy(runs: Path, model: Path) -> Path:
+    shutil.copytree(runs / "fast", model.parent / "run", dirs_exist_ok=True)
+    return model.parent / "run"
+
+
+# --- predict ---
+
+
+def test_a_picture_gets_its_labels_and_how_sure_they_are(
+    runs: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = digit(runs, tmp_path / "digit.png")
+    images = load_images("digits", cache_dir=runs.parent / "cache")
+    mean, std = (float(value[0]) for value in vars(images.normalization).values())
+    with torch.inference_mode():
+        expected = from_pretrained(model)(((image / 255 - mean) / std)[None])[0].softmax(0)
+    Image.fromarray(np.full((40, 30, 3), 200, dtype=np.uint8)).save(tmp_path / "large.jpg")
+    _, out, _ = run_command(
+        capsys, ["predict", runs / "fast", tmp_path / "digit.png", tmp_path / "large.jpg", "--top", "3"]
+    )
+    first, second = (line.split("  ") for line in out.splitlines())
+    assert first[1] == f"{int(expected.argmax())} {float(expected.max()):.1%}"
+    assert len(first) == len(second) == 4, "the path and three labels, also of a colour image of another size"
+
+
+def test_what_is_not_a_picture_or_a_model_is_named(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.png").write_text("no image")
+    code, _, err = run_command(capsys, ["predict", runs / "fast", tmp_path / "text.png"])
+    assert code == 65
+    assert "text.png cannot be read as an image" in err
+    code, _, err = run_command(capsys, ["predict", tmp_path, tmp_path / "text.png"])
+    assert code == 74
+    assert "holds no model.safetensors: give a finished run or an exported model" in err
+
+
+def test_a_model_of_somebody_elses_is_refused_by_name(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copy(runs, model)
+    (folder / "export" / "config.json").write_text('{"weights": "model after step 46"}')
+    code, _, err = run_command(capsys, ["export", folder, "--to", model.parent / "again"])
+    assert code == 74
+    assert "does not describe a model of accel_trainer.vision (no 'normalization')" in err
+    assert not (model.parent / "again").exists()

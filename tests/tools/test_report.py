@@ -1,0 +1,98 @@
+"""`accel-trainer report` on real runs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+
+from accel_trainer.tools.report import render
+from accel_trainer.tools.run_reader import read_run
+from tests.tools.conftest import run_command
+
+
+class Page(HTMLParser):
+    """Counts the elements of a page, gathers its headings and every address it would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.addresses: list[str] = []
+        self.headings: list[str] = []
+        self._is_heading = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self._is_heading = tag in ("h1", "h2", "h3")
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_data(self, data: str) -> None:
+        if self._is_heading and data.strip():
+            self.headings.append(data.strip())
+
+
+def test_a_report_is_one_file_that_loads_nothing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run_command(capsys, ["report", runs / "fast"])
+    assert code == 0
+    text = Path(out.strip()).read_text()
+    page = Page(text)
+    assert not re.search(r"https?://|@import|url\((?!#)", text)
+    assert page.addresses
+    assert all(address.startswith(("data:image/png;base64,", "#")) for address in page.addresses)
+    assert "script" not in page.counts
+    assert "link" not in page.counts
+
+
+def test_a_report_shows_curves_classes_pictures_and_settings(runs: Path) -> None:
+    page = Page(render([read_run(runs / "fast")]))
+    assert page.headings == [
+        "fast", "Curves", "Loss", "Accuracy", "Top5 accuracy", "Grad norm", "Learning rate", "Images per second",
+        "Classes", "Confusion", "Accuracy by class", "Most confident mistakes",
+        "Training images, as the network saw them", "Settings", "What differs from the defaults", "Environment",
+    ]  # fmt: skip
+    assert page.counts["svg"] == 8
+    assert page.counts["img"] > 16, "samples and mistakes"
+
+
+def test_the_colours_of_charts_are_those_of_the_page(runs: Path) -> None:
+    text = render([read_run(runs / "fast")])
+    used, defined = (set(re.findall(pattern, text)) for pattern in (r"var\(--([\w-]+)\)", r"--([\w-]+): #"))
+    assert used <= defined
+    assert {"series-1", "series-2", "series-3", "ink", "muted", "line"} <= used
+    assert not re.search(r"#0[a1-4]0[a1-4]0\d", text), "no placeholder is left"
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_several_runs_share_their_charts_and_the_table_names_what_differs(runs: Path) -> None:
+    text = render([read_run(runs / "fast"), read_run(runs / "slow")])
+    assert Page(text).counts["svg"] == 6 + 2 * 2
+    header = re.search(r"<thead>.*?</thead>", text, re.DOTALL)
+    assert header is not None
+    assert "optimizer.learning_rate" in header[0]
+    assert "augment" not in header[0]
+
+
+def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "fast", tmp_path / "run")
+    for name in ("result.json", "environment.json"):
+        (tmp_path / "run" / name).unlink()
+    shutil.rmtree(tmp_path / "run" / "export")
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()) | {"dataset": "/gone"}
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    page = Page(render([read_run(tmp_path / "run")]))
+    assert page.counts["svg"] == 6
+    assert "img" not in page.counts
+
+
+def test_names_from_a_run_are_text_and_not_markup(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "<script>alert(1)</script>"
+    shutil.copytree(runs / "fast", tmp_path / "run")
+    (tmp_path / "<script>alert(1)<").mkdir()
+    shutil.move(tmp_path / "run", folder)
+    text = render([read_run(folder), read_run(runs / "slow")])
+    assert "<script" not in text
