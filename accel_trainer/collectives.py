@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast
+from torch import Tensor
 
 from . import errors
 from .errors import UserError
@@ -52,6 +54,24 @@ def broadcast_files(files: Mapping[str, bytes] | None, accelerator: Accelerator)
         return dict(files or {})
     names = json.loads(broadcast_bytes(json.dumps(list(files or {})).encode(), accelerator))
     return {name: broadcast_bytes(files[name] if files else None, accelerator) for name in names}
+
+
+def gather_rows(rows: Tensor, accelerator: Accelerator) -> Tensor:
+    """Return the rows [N, K] of all processes on the CPU; N may differ. **Collective. Host sync.**
+
+    The first column must be the process, or another number that is not negative.
+    """
+    if accelerator.num_processes > 1:
+        padded = accelerator.pad_across_processes(rows.to(accelerator.device), dim=0, pad_index=-1)
+        rows = accelerator.gather(padded)
+    return rows[rows[:, 0] >= 0].cpu()
+
+
+def differing_processes(value: bytes, accelerator: Accelerator) -> list[int]:
+    """Return the processes whose `value` is not the main process's, the same on all. **Collective. Host sync.**"""
+    digest = torch.frombuffer(bytearray(hashlib.sha256(value).digest()), dtype=torch.uint8)
+    digests = accelerator.gather(digest[None].to(accelerator.device))
+    return [index for index, other in enumerate(digests) if not torch.equal(other, digests[0])]
 
 
 _last_operations: list[dist.Work | None] = []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from . import storage
@@ -16,18 +16,21 @@ from .callbacks.progress import Progress
 from .callbacks.record import RunRecord
 from .callbacks.stop import EarlyStopping, TimeLimit
 from .checkpoint import Checkpointer
-from .checkpoint_files import decode_files, read_checkpoint
+from .checkpoint_files import LoadedCheckpoint, decode_files, read_checkpoint
 from .checkpoint_folder import find_checkpoint
 from .errors import CheckpointError
 from .evaluation import Evaluator
 from .history import History
 from .optimizer import build_optimizer
 from .run import Run
-from .runtime import describe_machine, place_model
+from .runtime import describe_machine, library_versions, place_model
 from .schedule import build_schedule, scale_learning_rate
+from .tensor_file import unpack_tensors
 from .trainer import Trainer
 from .training_state import check_weights
 from .types import EvalLoader, Loader, Metric, Task
+
+_logger = logging.getLogger(__name__)
 
 _MAX_WEIGHTS_BYTES = 2**36
 
@@ -97,6 +100,7 @@ def build_trainer(
                 "data_fingerprint": data_fingerprint,
                 "num_processes": accelerator.num_processes,
                 "global_batch_size": plan.global_batch_size,
+                "versions": library_versions(),
             },
             before_commit=history.sync if history is not None else lambda: None,
         ),
@@ -113,6 +117,7 @@ def build_trainer(
     trainer.prepare_checkpoints()
     if run.checkpoint is not None:
         _check_data(run, data_fingerprint)
+        _note_versions(run.checkpoint)
         trainer.restore(run.checkpoint.pieces)
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
@@ -140,6 +145,23 @@ def _check_data(run: Run, data_fingerprint: str) -> None:
         )
 
 
+def _note_versions(checkpoint: LoadedCheckpoint) -> None:
+    """Say which versions are not those of the checkpoint: the run goes on, but maybe not with the same bits."""
+    versions = library_versions()
+    stored = dict(checkpoint.manifest.get("versions") or {})
+    changed = [
+        f"{name} {stored[name]} -> {versions.get(name)}"
+        for name in stored
+        if stored[name] != versions.get(name)
+    ]
+    if changed:
+        _logger.warning(
+            "%s was saved with other versions (%s): the results may differ in the last bits",
+            checkpoint.name,
+            ", ".join(changed),
+        )
+
+
 def _load_weights(model: nn.Module, path: Path) -> None:
     """Load weights alone: of a safetensors file, a checkpoint, or a run's newest one. Its EMA, if it has one."""
     if not path.exists():
@@ -147,7 +169,7 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     weights: Mapping[str, Tensor]
     try:
         if path.is_file():
-            weights = load_safetensors(storage.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
+            weights = unpack_tensors(storage.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
         else:
             is_run = (path / "checkpoints").is_dir()
             files = find_checkpoint(path / "checkpoints") if is_run else read_checkpoint(path)

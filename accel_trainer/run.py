@@ -20,7 +20,7 @@ from . import storage
 from .checkpoint import CheckpointConfig
 from .checkpoint_files import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
 from .checkpoint_folder import find_checkpoint, has_checkpoints
-from .collectives import broadcast_files, leave, run_on_main
+from .collectives import broadcast_files, differing_processes, leave, run_on_main
 from .config import config_to_dict, diff_config, save_config
 from .environment import describe_environment
 from .errors import CheckpointError, ConfigError, OutputError, Preempted, ProcessError, UserError
@@ -28,7 +28,7 @@ from .optimizer import OptimizerConfig
 from .plan import BatchConfig
 from .preemption import StopFlag, stop_on_signals
 from .run_folder import RunLock, prepare_directory
-from .runtime import RuntimeConfig, find_launcher, start_accelerator
+from .runtime import RuntimeConfig, find_launcher, library_versions, start_accelerator
 from .schedule import ScheduleConfig
 from .seeding import seed_everything
 from .status import reported
@@ -38,10 +38,11 @@ from .watchdog import Watchdog
 _logger = logging.getLogger(__name__)
 
 # What may differ between two commands of the same run: where it writes, how long it goes on, what it
-# shows, and how the global batch is split. Everything else decides what is trained.
+# shows, what it does when it diverges, and how the global batch is split. Everything else decides what is trained.
 FREE = (
-    "run.", "checkpoint.", "trainer.max_steps", "trainer.max_time_s", "batch.per_device_batch_size",
-    "batch.accumulation_steps", "batch.eval_batch_size", "runtime.num_threads", "runtime.timeout_s",
+    "run.", "checkpoint.", "trainer.max_steps", "trainer.max_time_s", "trainer.on_nonfinite",
+    "batch.per_device_batch_size", "batch.accumulation_steps", "batch.eval_batch_size",
+    "runtime.num_threads", "runtime.timeout_s",
 )  # fmt: skip
 
 
@@ -135,6 +136,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         where = None if source is None else [str(source.run), source.checkpoint]
         return json.dumps([str(folder), where, resolved.batch.global_batch_size]).encode()
 
+    _check_same_everywhere(config, accelerator)
     rank, num_processes = accelerator.process_index, accelerator.num_processes
     stop_flag = StopFlag(num_processes=num_processes)
     watchdog = Watchdog(stop_flag, timeout_s=config.runtime.timeout_s, launcher_pid=find_launcher())
@@ -173,6 +175,17 @@ class _Source:
 
     run: Path
     checkpoint: str | None
+
+
+def _check_same_everywhere(config: RecipeConfig, accelerator: Accelerator) -> None:
+    """Raise on all processes if some have other versions or another config than main. **Collective.**"""
+    mine = json.dumps([library_versions(), _identity_sha256(config)]).encode()
+    if others := differing_processes(mine, accelerator):
+        raise ConfigError(
+            "PROCESSES_DIFFER",
+            f"processes {', '.join(map(str, others))} have other versions of Python, torch, accelerate or "
+            "accel_trainer, or another config, than process 0: install the same and start all with the same command",
+        )
 
 
 def _sweep(folder: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import metadata
 from typing import Annotated, Any, Literal
 
+import accelerate
 import torch
 import tyro
 from accelerate import Accelerator
@@ -144,6 +147,16 @@ def describe_machine(accelerator: Accelerator) -> str:
         f"{accelerator.num_processes} x {device.type} ({name}), precision {accelerator.mixed_precision}, "
         f"torch {torch.__version__}"
     )
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions that decide the bits of a result."""
+    return {
+        "accel_trainer": metadata.version("accel-trainer"),
+        "accelerate": accelerate.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def peak_memory_bytes(accelerator: Accelerator) -> int:

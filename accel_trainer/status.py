@@ -7,7 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from . import storage
@@ -64,8 +64,11 @@ def reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int)
             first = records.find_culprit(mine, patience_s=patience_s)
         else:
             first = records.first(mine)
-        records.leave(first, traceback.format_exc())
-        write(_STATES.get(ExitCode(first.exit_code), "failed"), first.exit_code, str(first))
+            if first.error == mine.error:  # all processes found it, in the same step
+                first = mine
+        with suppress(OSError):  # the folder may be what failed: that error is the one to report
+            records.leave(first, traceback.format_exc())
+            write(_STATES.get(ExitCode(first.exit_code), "failed"), first.exit_code, str(first))
         if first is mine:
             if not is_own:
                 # As `add_note` of Python 3.11 does: it is shown with a traceback.

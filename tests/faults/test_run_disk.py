@@ -1,0 +1,142 @@
+"""What happens to a whole run when its folder, its disk or its processes are not what they should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from accel_trainer import Callback, CheckpointError, StepReport, Trainer
+from accel_trainer.errors import ExitCode
+from accel_trainer.launch import main
+from accel_trainer.run import RecipeConfig
+from tests import processes, workload
+
+
+class AtStep(Callback):
+    """Calls `act` after a step."""
+
+    def __init__(self, step: int, act: object) -> None:
+        self._step, self._act = step, act
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        if report.optimizer_step == self._step:
+            self._act()
+
+
+def exit_code(folder: Path, *callbacks: Callback) -> int:
+    """The exit code of a command that trains in `folder`."""
+
+    def train(config: RecipeConfig) -> object:
+        return workload.train(
+            workload.make_config(folder, run=replace(config.run, output_dir=folder)), callbacks=callbacks
+        )
+
+    with pytest.raises(SystemExit) as raised:
+        main(train, RecipeConfig, description="a run", argv=[])
+    return int(str(raised.value))
+
+
+@pytest.mark.parametrize("what", ["", "checkpoints"])
+def test_a_folder_that_disappears_ends_the_run_with_74_and_is_not_made_again(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run" / what
+    unmount = AtStep(4, lambda: folder.rename(tmp_path / "gone"))
+    assert exit_code(tmp_path / "run", unmount) == ExitCode.CHECKPOINT
+    assert "the folder is gone" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_no_room_for_a_checkpoint_ends_the_run_with_74_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accel_trainer.checkpoint.free_bytes", lambda path: 40)
+    steps: list[int] = []
+    assert exit_code(tmp_path / "run", AtStep(1, lambda: steps.append(1))) == ExitCode.CHECKPOINT
+    assert "error[CKPT_PREFLIGHT]" in capsys.readouterr().err
+    assert steps == []
+
+
+def test_a_folder_reached_by_a_symlink_is_resolved_once_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "other").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "real")
+
+    def point_elsewhere() -> None:
+        link.unlink()
+        link.symlink_to(tmp_path / "other")
+
+    assert exit_code(link, AtStep(4, point_elsewhere)) == ExitCode.DONE
+    assert f"run folder {tmp_path / 'real'}" in capsys.readouterr().out
+    assert (tmp_path / "real" / "result.json").exists()
+    assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_another_torch_than_the_checkpoints_is_a_notice_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = workload.make_config(tmp_path)
+    stopped = replace(config, trainer=replace(config.trainer, max_steps=3))
+    workload.train(stopped)
+    monkeypatch.setattr(torch, "__version__", "99.0")
+    assert workload.train(config).state == "done"
+    assert "was saved with other versions (torch 2." in caplog.text
+    assert "-> 99.0): the results may differ in the last bits" in caplog.text
+
+
+def test_processes_with_other_versions_are_named_before_anything_is_written(tmp_path: Path) -> None:
+    job = processes.start(train_with_other_torch, tmp_path / "run", num_processes=3, folder=tmp_path / "logs")
+    assert job.wait() == [1, 1, 1]
+    for rank in range(3):
+        assert "PROCESSES_DIFFER]: processes 2 have other versions of" in job.output(rank)
+    assert not (tmp_path / "run").exists()
+
+
+def train_with_other_torch(folder: Path) -> None:
+    import os
+
+    if os.environ["RANK"] == "2":
+        torch.__version__ = "99.0"  # type: ignore[assignment]
+    workload.train(workload.make_config(folder))
+
+
+@pytest.mark.parametrize("kind", ["file", "checkpoint", "run"])
+def test_a_new_run_starts_with_the_weights_of_another_and_nothing_else_of_it(
+    tmp_path: Path, kind: str
+) -> None:
+    workload.train(workload.make_config(tmp_path / "first"))
+    newest = max((tmp_path / "first" / "checkpoints").glob("step-*"))
+    source = {"file": newest / "ema.safetensors", "checkpoint": newest, "run": tmp_path / "first"}[kind]
+    started: list[dict[str, torch.Tensor]] = []
+
+    class Look(Callback):
+        def on_fit_start(self, trainer: Trainer) -> None:
+            assert (trainer.state.optimizer_step, trainer.best) == (0, None)
+            assert not trainer.optimizer.state
+            started.append({name: value.clone() for name, value in trainer.raw_model.state_dict().items()})
+
+    config = workload.make_config(tmp_path / "second")
+    config = replace(config, run=replace(config.run, init_from=source))
+    workload.train(config, callbacks=(Look(),))
+    from safetensors.torch import load_file
+
+    expected = load_file(newest / "ema.safetensors")  # the averaged weights are the ones to use
+    assert all(torch.equal(started[0][name], value) for name, value in expected.items())
+
+
+def test_weights_that_do_not_fit_or_cannot_be_read_start_nothing(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"layers.0.weight": torch.zeros(1)}, tmp_path / "other.safetensors")
+    (tmp_path / "noise.safetensors").write_bytes(b"noise")
+    (tmp_path / "pickle.pt").write_bytes(b"\x80\x04.")
+    config = workload.make_config(tmp_path / "run")
+    for name in ("other.safetensors", "noise.safetensors", "pickle.pt", "missing"):
+        with pytest.raises(CheckpointError, match=r"error\[(CKPT_WEIGHTS|INIT_FROM|CKPT_DAMAGED)\]"):
+            workload.train(replace(config, run=replace(config.run, init_from=tmp_path / name)))
