@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from accel_trainer.errors import Preempted
 from accel_trainer.preemption import SIGNALS, TIME_LIMIT, Stop, StopFlag, stop_on_signals
 
 from . import processes
@@ -178,3 +179,46 @@ def ignore_all() -> None:
     ignore_signals(0)
     for number in SIGNALS:
         os.kill(os.getpid(), number)
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    """Under nohup the end of a session is no reason to stop."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        flag = StopFlag()
+        with stop_on_signals(flag):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not flag.is_raised
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_before_there_is_anything_to_save_leaves_at_once() -> None:
+    flag = StopFlag()
+    flag.may_leave = True
+    with stop_on_signals(flag), pytest.raises(Preempted, match="SIGUSR1 before training"):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert flag.is_raised  # whoever catches it stops before the first step
+
+
+@pytest.mark.parametrize(("stops_at", "num_seen"), [(None, [9, 2, 0]), (3, [5, 2, 0])])
+def test_processes_with_unequal_shares_go_through_them_together(
+    tmp_path: Path, stops_at: int | None, num_seen: list[int]
+) -> None:
+    """The process that asks for the stop has the most to do, and one item more until that is agreed."""
+    processes.run(go_through, tmp_path, stops_at, num_processes=3, folder=tmp_path / "logs")
+    assert [int((tmp_path / str(rank)).read_text()) for rank in range(3)] == num_seen
+
+
+def go_through(folder: Path, stops_at: int | None) -> None:
+    with joined_processes() as accelerator:
+        rank = accelerator.process_index
+        flag, seen = StopFlag(num_processes=3), 0
+        assert not flag.poll()  # a step of training before, and one after
+        for item in flag.until_preempted(range([9, 2, 0][rank])):
+            seen += 1
+            if item == stops_at:
+                flag.request(signal.SIGTERM)
+        assert flag.agreed.is_preemption is (stops_at is not None)
+        assert flag.agree() is (stops_at is not None)
+        (folder / str(rank)).write_text(str(seen))

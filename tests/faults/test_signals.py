@@ -111,7 +111,9 @@ def launch_exit(folder: str, code: int) -> None:
 def test_a_signal_to_the_process_group_leaves_data_workers_alive_until_the_step_is_done(
     tmp_path: Path,
 ) -> None:
-    job = processes.start(train_with_workers, tmp_path, num_processes=1, folder=tmp_path / "logs")
+    job = processes.start(
+        train_with_workers, tmp_path, num_processes=1, folder=tmp_path / "logs", has_workers=True
+    )
     wait_for((tmp_path / "ready-0").exists)
     os.killpg(int((tmp_path / "ready-0").read_text()), signal.SIGTERM)
     time.sleep(0.2)
@@ -128,3 +130,18 @@ def train_with_workers(folder: Path) -> None:
         description="",
         argv=[],
     )
+
+
+def test_ctrl_c_on_a_terminal_reaches_launcher_and_run_and_counts_once(tmp_path: Path) -> None:
+    job = processes.start(launch_in_own_group, tmp_path, num_processes=1, folder=tmp_path / "logs")
+    wait_for((tmp_path / "ready-0").exists)
+    os.killpg(job.processes[0].pid or 0, signal.SIGINT)
+    time.sleep(0.2)
+    (tmp_path / "go").touch()
+    assert job.wait(20) == [75], job.output()
+
+
+def launch_in_own_group(folder: Path) -> None:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signals.launch(Case("INT", "step", "launcher", 1), str(folder))
