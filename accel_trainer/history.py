@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,40 @@ _logger = logging.getLogger(__name__)
 
 
 class History:
-    """The rows of a run. Its length is part of every checkpoint, so that no row is ever there twice."""
+    """The rows of a run. Its length is part of every checkpoint, so that no row is ever there twice.
+
+    Rows that a failing disk does not take are kept and written with the next: training goes on, and
+    no checkpoint is committed (`sync` comes before that) until they are on the disk.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = AppendFile(path)
+        self._unwritten = b""
+        self._lock = threading.Lock()  # a row is appended while the thread that saves syncs
 
     @property
     def size(self) -> int:
-        """Length in bytes."""
-        return self._file.size
+        """Length in bytes, with the rows that are not written yet."""
+        with self._lock:
+            return self._file.size + len(self._unwritten)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write a row. NaN and inf are written as strings: JSON has neither."""
         values = {name: _json_value(value) for name, value in row.items()}
-        self._file.append(json.dumps(values, allow_nan=False).encode() + b"\n")
+        with self._lock:
+            is_first = not self._unwritten
+            self._unwritten += json.dumps(values, allow_nan=False).encode() + b"\n"
+            try:
+                self._write()
+            except OSError as error:
+                if is_first:
+                    _logger.warning("a row of %s is kept for later: %s", self._path, error.strerror)
+
+    def _write(self) -> None:
+        if self._unwritten:
+            self._file.append(self._unwritten)
+            self._unwritten = b""
 
     def truncate(self, size: int) -> None:
         """Drop the rows after the first `size` bytes."""
@@ -44,8 +64,10 @@ class History:
         self._file.truncate(size)
 
     def sync(self) -> None:
-        """Make the rows durable (fsync)."""
-        self._file.sync()
+        """Make all rows durable (fsync). Raises OSError."""
+        with self._lock:
+            self._write()
+            self._file.sync()
 
     def close(self) -> None:
         """Close the file."""

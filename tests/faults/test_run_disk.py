@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import logging
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +17,8 @@ from accel_trainer.errors import ExitCode
 from accel_trainer.launch import main
 from accel_trainer.run import RecipeConfig
 from tests import processes, workload
+from tests.faults.crash import NamingDisk, Operation, outcome
+from tests.faults.disks import installed
 
 
 class AtStep(Callback):
@@ -60,6 +66,42 @@ def test_no_room_for_a_checkpoint_ends_the_run_with_74_before_the_first_step(
     assert steps == []
 
 
+class FailingAt(NamingDisk):
+    """A disk that is full for one change."""
+
+    def __init__(self, folder: Path, failing: Operation) -> None:
+        super().__init__(folder)
+        self._failing = failing
+
+    def meet(self, operation: Operation, act: Any, act_half: Any) -> Any:
+        if operation != self._failing:
+            return act()
+        act_half()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "nth", "num_warnings"),
+    [
+        ("write", "metrics.jsonl", 1, 1),
+        ("write", "metrics.jsonl", 3, 1),
+        ("sync", "metrics.jsonl", 2, 1),
+        ("write", "checkpoints/.tmp-step-0000000004-epoch-00000/model.safetensors", 2, 1),
+        ("rename", "checkpoints/.tmp-step-0000000004-epoch-00000", 1, 1),
+        ("rename", "checkpoints/.tmp-best.json", 1, 1),
+    ],
+)
+def test_a_disk_that_is_full_for_a_moment_costs_a_warning_and_no_row(
+    tmp_path: Path, kind: str, path: str, nth: int, num_warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    workload.train(workload.make_config(tmp_path / "whole"))
+    folder = tmp_path / "starved"
+    with installed(FailingAt(folder, Operation(kind, path, nth))):
+        assert workload.train(workload.make_config(folder)).state == "done"
+    assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == num_warnings
+    assert outcome(folder) == outcome(tmp_path / "whole")
+
+
 def test_a_folder_reached_by_a_symlink_is_resolved_once_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,8 +141,6 @@ def test_processes_with_other_versions_are_named_before_anything_is_written(tmp_
 
 
 def train_with_other_torch(folder: Path) -> None:
-    import os
-
     if os.environ["RANK"] == "2":
         torch.__version__ = "99.0"  # type: ignore[assignment]
     workload.train(workload.make_config(folder))
