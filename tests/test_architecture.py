@@ -285,6 +285,7 @@ RULES = {
             "meters", "evaluation",
             "metrics",  # computes from merged sums, which are on the host
             "collectives",  # sizes and messages, never in a step
+            "nonfinite",  # once it has found one
             "snapshot",  # the copy that a checkpoint is written from
             "loader", "vision",  # index lists and images, which are on the host
             "tools", "recipes",
@@ -304,11 +305,13 @@ RULES = {
         any_of(
             calls("os.rename", "os.replace", "os.unlink", "os.remove", "os.rmdir", "os.mkdir", "os.makedirs",
                   ".write_text", ".write_bytes", ".unlink", ".rename", ".rmdir", ".mkdir", ".touch"),
-            calls("shutil.copy", "shutil.copyfile", "shutil.copytree", "shutil.move", "shutil.rmtree"),
+            calls("shutil.copy", "shutil.copyfile", "shutil.copytree", "shutil.move", "shutil.rmtree",
+                  "shutil.unpack_archive", ".extract", ".extractall"),
             imports("tempfile"),
         ),
         {
             "storage",
+            "tools.replay",  # works in a temporary folder
             "vision.cache",  # makes the folder that users name
         },
         "Path('x').write_text('')",
@@ -391,6 +394,7 @@ def test_a_line_in_another_room_is_found(rule: Rule) -> None:
         ("reads a tensor on the host", "(a + b).sum().item()"),
         ("changes files", "os.replace(a, b)"),
         ("changes files", "shutil.rmtree(path)"),
+        ("changes files", "tarfile.open(path).extractall(folder)"),
         ("reads the environment", "os.getenv('RANK')"),
         ("touches randomness", "np.random.shuffle(ids)"),
         ("trains", "with accelerator.no_sync(model): pass"),
