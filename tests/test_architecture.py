@@ -313,6 +313,7 @@ RULES = {
             "storage",
             "tools.replay",  # works in a temporary folder
             "vision.cache",  # makes the folder that users name
+            "tools.export", "tools.verify",  # scratch folders
         },
         "Path('x').write_text('')",
     ),

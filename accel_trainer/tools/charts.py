@@ -42,6 +42,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "eval": {"marker": "o", "markersize": 3.2},
     "eval_ema": {"marker": "o", "markersize": 3.2, "linestyle": (0, (4, 2))},
 }
+_KIND_COLORS = {"train": MUTED, "eval": SERIES[0], "eval_ema": SERIES[1]}  # of several runs, each has its own
 _KIND_NAMES = {"train": "training", "eval": "evaluation", "eval_ema": "averaged weights"}
 _MAX_NAMED_CLASSES = 20
 
@@ -67,10 +68,12 @@ def _title(chart: str) -> str:
 def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> str:
     with _figure(chart, _SIZE) as (axes, svg):
         for run_number, run in enumerate(runs):
-            for name_number, name in enumerate(names):
+            for name in names:
                 steps, values = run.series(name)
                 kind = name.partition("/")[0]
-                color = SERIES[(run_number if len(runs) > 1 else name_number) % len(SERIES)]
+                color = (
+                    SERIES[run_number % len(SERIES)] if len(runs) > 1 else _KIND_COLORS.get(kind, SERIES[0])
+                )
                 label = run.name if len(runs) > 1 else _KIND_NAMES.get(kind, "")
                 is_first = name == names[-1] or len(runs) == 1
                 style = dict(_KINDS.get(kind, {}))

@@ -15,6 +15,7 @@ from typing import Any
 from .. import storage
 from ..errors import OutputError
 from ..hub import ExportConfig, find_export, read_export_config
+from ..run_folder import prepare_directory
 from .plain_model import write_source
 from .run_reader import RunReader, read_run
 from .tables import format_number
@@ -65,8 +66,8 @@ def export(run: RunReader, folder: Path) -> None:
         "model.py": write_source(described).encode(),
         "README.md": _card(run, described, config, metrics).encode(),
     }
+    prepare_directory(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, data in files.items():
             storage.write_file_atomic(folder / name, data)
     except OSError as error:

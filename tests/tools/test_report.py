@@ -63,7 +63,7 @@ def test_the_colours_of_charts_are_those_of_the_page(runs: Path) -> None:
     text = render([read_run(runs / "fast")])
     used, defined = (set(re.findall(pattern, text)) for pattern in (r"var\(--([\w-]+)\)", r"--([\w-]+): #"))
     assert used <= defined
-    assert {"series-1", "series-2", "series-3", "ink", "muted", "line"} <= used
+    assert {"series-1", "series-2", "ink", "muted", "line"} <= used
     assert not re.search(r"#0[a1-4]0[a1-4]0\d", text), "no placeholder is left"
     assert "prefers-color-scheme: dark" in text
 
