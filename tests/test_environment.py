@@ -1,0 +1,53 @@
+"""A run records what it ran with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from accel_trainer.environment import describe_environment
+from tests.workload import make_config, train
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_run_leaves_its_environment_in_its_folder(tmp_path: Path) -> None:
+    train(make_config(tmp_path / "run"))
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["packages"]["torch"] == torch.__version__
+    assert environment["hardware"] | {"num_cpus": None} == {
+        "device": "cpu", "num_cpus": None, "num_threads": 1, "num_processes": 1
+    }  # fmt: skip
+    assert environment["mixed_precision"] == "no"
+
+
+def test_the_commit_of_the_recipe_is_recorded_and_whether_it_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "train.py"
+    monkeypatch.setattr(sys, "argv", [str(recipe), "--epochs", "3"])
+    accelerator = Accelerator(cpu=True)
+
+    def code() -> object:
+        return describe_environment(accelerator)["code"]
+
+    recipe.write_text("one")
+    assert code() == {"recipe": "train.py", "git_commit": None, "is_changed": None}, "not in a repository"
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "train.py")
+    git(tmp_path, "commit", "--quiet", "-m", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "notes.txt").write_text("not part of it")
+    assert code() == {"recipe": "train.py", "git_commit": commit, "is_changed": False}
+    recipe.write_text("two")
+    assert code() == {"recipe": "train.py", "git_commit": commit, "is_changed": True}
