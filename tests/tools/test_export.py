@@ -21,10 +21,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from accel_trainer.errors import CheckpointError
-from accel_trainer.hub import ExportConfig, from_pretrained
+from accel_trainer.hub import ExportConfig, from_pretrained, read_export_config
 from accel_trainer.tools.plain_model import write_source
+from accel_trainer.tools.predict import read_image
 from accel_trainer.tools.verify import evaluate_apart
-from accel_trainer.vision import MODEL_NAMES, ModelConfig, Normalization, build_model, load_images
+from accel_trainer.vision import (
+    MODEL_NAMES,
+    ImageEvalLoader,
+    ModelConfig,
+    Normalization,
+    build_model,
+    load_images,
+)
 from tests.tools.conftest import run_command
 
 
@@ -260,6 +268,18 @@ def test_a_picture_gets_its_labels_and_how_sure_they_are(
     first, second = (line.split("  ") for line in out.splitlines())
     assert first[1] == f"{int(expected.argmax())} {float(expected.max()):.1%}"
     assert len(first) == len(second) == 4, "the path and three labels, also of a colour image of another size"
+
+
+def test_a_picture_is_read_as_an_evaluation_reads_it(runs: Path, model: Path, tmp_path: Path) -> None:
+    digit(runs, tmp_path / "digit.png")
+    images = load_images("digits", cache_dir=runs.parent / "cache")
+    loader = ImageEvalLoader(
+        images.test, batch_size=1, num_processes=1, process_index=0,
+        normalization=images.normalization, device=torch.device("cpu"),
+    )  # fmt: skip
+    expected = next(iter(loader.batches())).inputs[0]
+    read = read_image(tmp_path / "digit.png", read_export_config(model))
+    torch.testing.assert_close(read, expected, rtol=0, atol=1e-6)
 
 
 def test_what_is_not_a_picture_or_a_model_is_named(
