@@ -11,8 +11,8 @@ from ..config import diff_config
 from .run_reader import RunReader, read_run
 from .tables import format_number
 
-# Where a run lives and when it began: always different, and never the reason of a result.
-_EVERY_RUN_ITS_OWN = ("run.", "cache_dir", "started")
+# Where a run lives, when and by what command it began: always different, and never the reason of a result.
+_EVERY_RUN_ITS_OWN = ("run.", "cache_dir", "started", "command")
 _RESULTS = ("optimizer_step", "images_per_s", "wall_s")
 _EXAMPLE = "example: accel-trainer diff runs/baseline runs/more-augmentation"
 

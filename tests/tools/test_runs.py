@@ -89,6 +89,7 @@ def test_a_changed_environment_and_other_data_are_shown(
     shutil.copytree(runs / "fast", tmp_path / "other")
     path = tmp_path / "other" / "environment.json"
     changed = json.loads(path.read_text())
+    changed["command"] = "another, which is in the config already"
     changed["packages"]["torch"], changed["code"]["git_commit"] = "1.0", "0" * 40
     path.write_text(json.dumps(changed))
     lines = run_command(capsys, ["diff", runs / "fast", tmp_path / "other"])[1].splitlines()
