@@ -118,6 +118,11 @@ def pause_in(phase: str, act: Callable[[], None]) -> None:
         "evaluation": (ClassificationTask, "eval_step", 2),
         "save": (checkpoint, "write_checkpoint", PAUSE_AT_STEP),
     }[phase]
+    act_in_call(owner, name, number, act)
+
+
+def act_in_call(owner: Any, name: str, number: int, act: Callable[[], None]) -> None:
+    """Call `act` before a function of `owner`, in its call of that number in a process."""
     counter, function = itertools.count(1), getattr(owner, name)
 
     def acting(*args: Any, **options: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -63,16 +64,14 @@ def test_a_run_whose_launcher_dies_saves_and_ends(tmp_path: Path, number: int, n
 
 
 def test_without_a_launcher_the_end_of_the_parent_is_no_signal(tmp_path: Path) -> None:
-    """As under nohup: the shell that started the run has gone."""
-    shell = subprocess.run(
-        f"{sys.executable} -m tests.faults.signals --child {tmp_path} --phase step > {tmp_path}/log 2>&1 &",
-        shell=True,
+    """As under nohup: the shell that started the run ends in the middle of it."""
+    run = f"{sys.executable} -m tests.faults.signals --child {tmp_path} --phase step > {tmp_path}/log 2>&1"
+    subprocess.run(
+        ["bash", "-c", f"{run} & until [ -e {tmp_path}/ready-0 ]; do sleep 0.1; done"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=True,
     )
-    assert shell.returncode == 0
-    wait_for((tmp_path / "ready-0").exists)
     time.sleep(1.2)
     (tmp_path / "go").touch()
     wait_for((tmp_path / "run" / "result.json").exists)
@@ -111,11 +110,12 @@ def launch_exit(folder: str, code: int) -> None:
 def test_a_signal_to_the_process_group_leaves_data_workers_alive_until_the_step_is_done(
     tmp_path: Path,
 ) -> None:
+    """A worker holds back the batch that the step waits for."""
     job = processes.start(
         train_with_workers, tmp_path, num_processes=1, folder=tmp_path / "logs", has_workers=True
     )
     wait_for((tmp_path / "ready-0").exists)
-    os.killpg(int((tmp_path / "ready-0").read_text()), signal.SIGTERM)
+    os.killpg(job.processes[0].pid or 0, signal.SIGTERM)
     time.sleep(0.2)
     (tmp_path / "go").touch()
     assert job.wait(20) == [75], job.output()
@@ -123,7 +123,8 @@ def test_a_signal_to_the_process_group_leaves_data_workers_alive_until_the_step_
 
 def train_with_workers(folder: Path) -> None:
     os.setpgid(0, 0)
-    signals.pause_in("step", lambda: signals.pause(folder, 0))
+    multiprocessing.set_start_method("fork", force=True)  # so that workers have the pause
+    signals.act_in_call(workload.Bars, "__getitem__", 20, lambda: signals.pause(folder, 0))
     main(
         lambda _: workload.train(workload.make_config(folder / "run"), num_workers=2),
         RecipeConfig,
