@@ -30,7 +30,6 @@ from tests import processes, workload
 from tests.faults.disks import InterceptedDisk, When, installed
 
 KEEP_LAST_N = 2
-NUM_SECOND_KILLS = 3
 WHENS: tuple[When, ...] = ("before", "half", "after")
 TIMES_AND_SIZES = {"images_per_s", "wall_s", "peak_memory_bytes"}
 # As a launcher does, the campaign ends a rank that outlives its peer: in the rendezvous none can notice.
@@ -309,22 +308,22 @@ Case = tuple[str, int, list[Kill]]
 """The kind of case, its number of processes, and the kill of each attempt."""
 
 
-def cases(one: Reference, two: Reference | None, effort: int, draw: random.Random) -> Iterator[Case]:
+def cases(one: Reference, two: Reference, effort: int, draw: random.Random) -> Iterator[Case]:
     """Yield the campaign; `effort` 20 meets every operation before, half-way and after."""
     every = [Kill(operation, when) for operation in one.operations for when in WHENS]
     num_kills = min(len(every), 75 * effort)
     for index in range(num_kills):
         yield "at a change of the disk", 1, [every[index * len(every) // num_kills]]
     for _ in range(30 * effort):
-        yield "at a random time", 1, [Kill(draw.uniform(0, one.seconds))]
+        yield "at a random time", 1, [Kill(draw.uniform(0, 0.8 * one.seconds))]
     for index in range(5 * effort):
         resume = one.resume_operations[index % len(one.resume_operations)]
         again = Kill(resume, WHENS[index % 3])
         timed = Kill(draw.uniform(0, one.seconds))
         yield "in a save, in the resume, again", 1, [draw.choice(every), again, timed]
-    for index in range(2 * effort if two else 0):
+    for index in range(3 * effort):
         victims = ((0,), (1,), (0, 1))[index % 3]
-        at = draw.uniform(0, two.seconds) if index % 2 else draw.choice(two.operations)
+        at = draw.uniform(0, 0.8 * two.seconds) if index % 2 else draw.choice(two.operations)
         name = "both" if len(victims) == 2 else f"rank {victims[0]}"
         yield f"2 processes, {name}", 2, [Kill(at, draw.choice(WHENS), victims)]
 
