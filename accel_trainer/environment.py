@@ -33,6 +33,7 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
             "num_processes": accelerator.num_processes,
         },
         "mixed_precision": accelerator.mixed_precision,
+        "command": {"arguments": sys.argv, "directory": str(Path.cwd())},
         "code": _code(Path(sys.argv[0]).resolve()),
     }
 

@@ -28,10 +28,10 @@ class Meters:
     def _clear(self) -> None:
         self._pending: list[StepReport] = []
         self._local: dict[str, Tensor] = {}
-        self._num_items = self._num_steps = self._num_skipped = 0
+        self._num_items = self._num_updates = self._num_skipped = 0
 
     def update(self, report: StepReport) -> None:
-        """Take a step into the sums."""
+        """Take a step into the sums; of one that was skipped, only that it was."""
         self._pending.append(report)
         if len(self._pending) >= _FOLD_AFTER:
             self._fold()
@@ -39,14 +39,16 @@ class Meters:
     def _fold(self) -> None:
         if not self._pending:
             return
-        reports, self._pending = self._pending, []
+        # A skipped step's loss may be NaN, which would be all that the mean says.
+        reports = [report for report in self._pending if not report.was_skipped]
+        self._num_skipped += len(self._pending) - len(reports)
+        self._pending = []
+        if not reports:
+            return
         columns = {"loss": [report.loss_sum for report in reports]}
         for name in reports[0].sums:
             columns[name] = [report.sums[name] for report in reports]
-        norms = [
-            report.grad_norm for report in reports if report.grad_norm is not None and not report.was_skipped
-        ]
-        if norms:
+        if norms := [report.grad_norm for report in reports if report.grad_norm is not None]:
             columns["grad_norm"] = norms
         for name, column in columns.items():
             total = torch.stack(column).double().sum()
@@ -54,8 +56,7 @@ class Meters:
                 total.zero_()  # every process has the same norm: it is counted once
             self._local[name] = self._local[name] + total if name in self._local else total
         self._num_items += sum(report.num_items for report in reports)
-        self._num_steps += len(reports)
-        self._num_skipped += sum(report.was_skipped for report in reports)
+        self._num_updates += len(reports)
 
     def _global_sums(self) -> dict[str, float]:
         """**Collective. Host sync.**"""
@@ -68,12 +69,11 @@ class Meters:
     def read(self) -> dict[str, float]:
         """Return the means since the last read, over all processes, and start anew. **Collective. Host sync.**"""
         sums, means = self._global_sums(), {}  # first: this counts the steps that are pending
-        num_updates = self._num_steps - self._num_skipped
         for name, value in sums.items():
-            if name != "grad_norm":
+            if name == "grad_norm":
+                means["optim/grad_norm"] = value / self._num_updates
+            else:
                 means[f"train/{name}"] = value / max(1, self._num_items)
-            elif num_updates:
-                means["optim/grad_norm"] = value / num_updates
         if self._num_skipped:
             means["optim/skipped_steps"] = float(self._num_skipped)
         self._clear()
@@ -85,7 +85,7 @@ class Meters:
         return {
             "sums": sums,
             "num_items": self._num_items,
-            "num_steps": self._num_steps,
+            "num_updates": self._num_updates,
             "num_skipped": self._num_skipped,
         }
 
@@ -98,5 +98,5 @@ class Meters:
             name: torch.tensor(share * value, dtype=torch.float64, device=device)
             for name, value in state["sums"].items()
         }
-        self._num_items, self._num_steps = state["num_items"], state["num_steps"]
+        self._num_items, self._num_updates = state["num_items"], state["num_updates"]
         self._num_skipped = state["num_skipped"]

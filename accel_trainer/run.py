@@ -23,7 +23,15 @@ from .checkpoint_folder import find_checkpoint, has_checkpoints
 from .collectives import broadcast_files, differing_processes, leave, run_on_main
 from .config import config_to_dict, diff_config, save_config
 from .environment import describe_environment
-from .errors import CheckpointError, ConfigError, OutputError, Preempted, ProcessError, UserError
+from .errors import (
+    CheckpointError,
+    ConfigError,
+    DivergedError,
+    OutputError,
+    Preempted,
+    ProcessError,
+    UserError,
+)
 from .optimizer import OptimizerConfig
 from .plan import BatchConfig
 from .preemption import StopFlag, stop_on_signals
@@ -150,7 +158,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
                 checkpoint = _read_checkpoint(where, accelerator)
                 yield Run(resolved, accelerator, folder, checkpoint, _identity_sha256(resolved), watchdog)
                 leave(accelerator)
-    except (Preempted, ProcessError):
+    except (DivergedError, Preempted, ProcessError):
         raise  # the folder says why
     except UserError:
         for folder in created:

@@ -24,6 +24,7 @@ from .collectives import run_on_main
 from .ema import Ema
 from .errors import ConfigError
 from .evaluation import EvaluationStopped, Evaluator
+from .nonfinite import Attempt, NonfiniteGuard
 from .optimizer import set_learning_rate
 from .preemption import StopFlag, stop_on_signals
 from .schedule import Schedule
@@ -32,6 +33,8 @@ from .state import TrainState
 from .training_state import Pieces, TrainingState
 from .types import Loader, StepReport, Task, Window
 from .watchdog import Watchdog
+
+_MIN_LOSS_SCALE = 1e-3  # what still overflows below it is no overflow of float16, but NaN or inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,9 @@ class TrainerConfig:
     """Stop after this many seconds; the same command continues the run. None: no limit."""
     max_grad_norm: float | None = None
     """Scale gradients down to this global L2 norm, and log the norm; None: neither."""
+    on_nonfinite: Annotated[Literal["stop", "skip"], tyro.conf.arg(aliases=["--on-nonfinite"])] = "stop"
+    """What to do about a gradient that is NaN or inf: end the run, or leave the step out. It is never applied, so
+    that `skip` goes on with the weights that a way back to a checkpoint and around the step would come to."""
     ema_decay: Annotated[float | None, tyro.conf.arg(aliases=["--ema"])] = None
     """Keep, evaluate and export an exponential moving average of the weights with this decay; None: none."""
     evaluate_every_n_epochs: int = 1
@@ -146,6 +152,15 @@ class Trainer:
         self._is_plain = accelerator.scaler is None and accelerator.distributed_type not in engines
         if self._is_plain:
             self.optimizer = optimizer
+        self._guard = NonfiniteGuard(
+            may_skip=config.on_nonfinite == "skip",
+            accelerator=accelerator,
+            model=model,
+            optimizer=optimizer,
+            task=task,
+            seed=seed,
+            folder=checkpointer.directory.parent,
+        )
 
     def fit(self) -> RunResult:
         """Train from `self.state` to the end; on a restored state this is an exact resume. **Collective.**"""
@@ -179,6 +194,7 @@ class Trainer:
         state, accelerator = self.state, self.accelerator
         learning_rate = self.learning_rate_at(state.optimizer_step)
         set_learning_rate(self.optimizer, learning_rate)
+        self._guard.remember_buffers()
         share = accelerator.num_processes / window.num_items  # DDP averages gradients over the processes
         losses, sums = [], []
         for index, batch in enumerate(window.micro_batches):
@@ -195,7 +211,7 @@ class Trainer:
             losses.append(output.loss_sum.detach())
             sums.append(output.sums)
         grad_norm = self._clip_gradients()
-        was_skipped = self._update()
+        was_skipped = self._update(Attempt(state, window, losses), grad_norm)
         self._drop_gradients()
         state.advance(window.num_items)
         if self.ema is not None and not was_skipped:
@@ -231,6 +247,7 @@ class Trainer:
 
     def save(self) -> None:
         """Hand a checkpoint of the current position to the writer. **Collective.**"""
+        self._guard.settle()
         with self.watchdog.during("save"):
             pieces = self._pieces()
             if self.accelerator.is_main_process:
@@ -249,6 +266,7 @@ class Trainer:
         self.best = None if progress["best"] is None else BestCheckpoint(**progress["best"])
         self.metrics, self._evaluated_step = progress["metrics"], progress["evaluated_step"]
         self._requested_stop = progress["requested_stop"]
+        self._guard.skipped_steps = progress["skipped_steps"]
         for callback in self.callbacks:
             if type(callback).__name__ in progress["callbacks"]:
                 callback.load_state_dict(progress["callbacks"][type(callback).__name__])
@@ -272,6 +290,7 @@ class Trainer:
             "metrics": dict(self.metrics),
             "evaluated_step": self._evaluated_step,
             "requested_stop": self._requested_stop,
+            "skipped_steps": self._guard.skipped_steps,
             "callbacks": {name: state for name, state in states.items() if state},
         }
         return {**self._training_state.pieces(), "trainer": progress}
@@ -338,25 +357,33 @@ class Trainer:
         else:
             self.accelerator.backward(loss_sum, gradient=self._loss_gradient)
 
-    def _update(self) -> bool:
-        """Step the optimizer; return whether an overflow of float16 made it skip. **Host sync** with loss scaling."""
+    def _update(self, attempt: Attempt, grad_norm: Tensor | None) -> bool:
+        """Step the optimizer, or skip: return whether NaN, inf or an overflow did. **Host sync** with loss scaling."""
         scaler = self.accelerator.scaler
         if scaler is None:
+            if self._guard.refuses(attempt, grad_norm):
+                return True
             self.optimizer.step()
             return False
         # A fused optimizer skips inside its kernel, which accelerate 1.15 does not notice: the scale tells.
-        scale = scaler.get_scale()
+        scale, is_first = scaler.get_scale(), not self.optimizer.state
         self.optimizer.step()
-        return bool(scaler.get_scale() < scale)
+        was_skipped = bool(scaler.get_scale() < scale)
+        if was_skipped:
+            self._guard.restore_buffers()
+            if is_first:  # fused SGD made its momentum of uninitialised memory (torch 2.13)
+                self.optimizer.state.clear()
+            if scaler.get_scale() < _MIN_LOSS_SCALE:
+                self._guard.tell(attempt, must_stop=True)
+        return was_skipped
 
     def _drop_gradients(self) -> None:
         if not self._is_plain:
             self.optimizer.zero_grad(set_to_none=True)
             return
         # What `zero_grad` does, without the profiler's hooks around it: 1 us instead of 10 us.
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        for parameter in self._guard.parameters:
+            parameter.grad = None
 
     def _clip_gradients(self) -> Tensor | None:
         """Clip by the global norm; return the norm before, [], on the device."""

@@ -82,7 +82,8 @@ class StepReport:
 
     `optimizer_step` is the step just finished (the first is 1). `loss_sum` [] and `sums` cover this
     process's samples; `num_items` all processes'. `grad_norm` [] is the global norm before clipping,
-    None when nothing asked for it. `was_skipped` marks an fp16 overflow: the weights did not move.
+    None when nothing asked for it. `was_skipped`: by an fp16 overflow, NaN or inf, so that the
+    weights did not move.
     """
 
     optimizer_step: int

@@ -330,7 +330,7 @@ RULES = {
     ),
     "reads the environment": Rule(
         mentions("os.environ", "os.getenv", "os.putenv"),
-        {"runtime", "launch", "tools.doctor", "tools.launch"},
+        {"runtime", "launch", "tools.doctor", "tools.launch", "tools.replay"},
         "os.environ['RANK']",
     ),
     "installs a signal handler": Rule(

@@ -1,0 +1,209 @@
+"""A gradient that is NaN or inf: found on all processes before the update, and told with the samples behind it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import storage
+from .collectives import gather_rows
+from .errors import DivergedError
+from .state import TrainState
+from .types import Batch, Task, Window
+
+_logger = logging.getLogger(__name__)
+
+_MAX_IN_A_ROW, _MAX_RECENT, _RECENT_STEPS = 3, 10, 1000
+
+
+class Attempt(NamedTuple):
+    """An update to be made: the position before it, its window, and the loss sums [] of the micro-batches."""
+
+    position: TrainState
+    window: Window
+    losses: Sequence[Tensor]
+
+
+class NonfiniteGuard:
+    """Keeps an update whose gradient is NaN or inf from being made, and says which samples it came from.
+
+    The gradients are averaged over the processes before: what one process meets, all find in the same
+    step, and none has to ask. Then the run ends, or, with `may_skip`, goes on unless it happens too
+    often. `skipped_steps` are the latest steps left out, a part of the checkpoint; what is known of
+    each is in `folder`.
+
+    The scan takes 3 to 5 us of a step of 160 us (a tiny model on a CPU), 2.5 us if there is a norm for
+    clipping to look at instead. On CUDA the fused optimizer skips the update by itself; so that the
+    host need not wait for the flag, it is read a step later, unless the run is to go on.
+    """
+
+    def __init__(
+        self, *, may_skip: bool, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, task: Task,
+        seed: int, folder: Path,
+    ) -> None:  # fmt: skip
+        self.skipped_steps: list[int] = []
+        self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._may_skip, self._accelerator, self._model, self._optimizer = (
+            may_skip,
+            accelerator,
+            model,
+            optimizer,
+        )
+        self._task, self._seed, self._folder = task, seed, folder
+        self._buffers = list(model.buffers())
+        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+        self._found = torch.zeros((), device=accelerator.device)
+        self._one = torch.ones((), device=accelerator.device)
+        self._is_sharded = accelerator.distributed_type in ("FSDP", "MEGATRON_LM")
+        is_fused = all(group.get("fused") for group in optimizer.param_groups)
+        is_async = accelerator.device.type == "cuda" and is_fused
+        self._may_defer = is_async and not (may_skip or self._is_sharded)
+        self._pending: tuple[Attempt, Callable[[], bool]] | None = None
+
+    def remember_buffers(self) -> None:
+        """Note the running statistics before the forwards of a step change them."""
+        if self._buffers:
+            torch._foreach_copy_(self._buffers_before, self._buffers)
+
+    def restore_buffers(self) -> None:
+        """Put the running statistics back: a step that is skipped leaves no trace."""
+        if self._buffers:
+            torch._foreach_copy_(self._buffers, self._buffers_before)
+
+    def refuses(self, attempt: Attempt, grad_norm: Tensor | None) -> bool:
+        """Return whether the update must be left out. **Host sync**, but for what is put off on CUDA.
+
+        Raises:
+            DivergedError: it must, and so the run must end.
+        """
+        # The norm is NaN or inf if any gradient is.
+        gradients = (
+            [p.grad for p in self.parameters if p.grad is not None] if grad_norm is None else [grad_norm]
+        )
+        found = self._found
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, self._one)
+        if self._is_sharded:
+            found = self._accelerator.reduce(found)
+        # Of a first update that its kernel skips, fused SGD keeps uninitialised memory as momentum (torch 2.13).
+        if self._may_defer and self._optimizer.state:
+            self.settle()
+            self._optimizer.found_inf = found  # type: ignore[attr-defined]
+            self._pending = attempt._replace(position=replace(attempt.position)), _sent_to_host(found)
+            return False
+        if not found:
+            return False
+        self._found.zero_()
+        self.tell(attempt, must_stop=not self._may_skip)
+        return True
+
+    def settle(self) -> None:
+        """Read the flag of the last update, if it was put off. Raises DivergedError."""
+        pending, self._pending = self._pending, None
+        if pending is not None and pending[1]():
+            self.tell(pending[0], must_stop=True)
+
+    def tell(self, attempt: Attempt, *, must_stop: bool) -> None:
+        """Write down what is known of a non-finite step, and warn or raise DivergedError. **Collective. Host sync.**"""
+        self.restore_buffers()
+        record = self._describe(attempt)
+        step, ids = record["optimizer_step"], record["nonfinite_sample_ids"]
+        path = self._folder / f"nonfinite-step-{step:010d}.json"
+        if self._accelerator.is_main_process:
+            with suppress(OSError):  # a full disk must not hide the error itself
+                storage.write_file_atomic(path, json.dumps(record, indent=1).encode())
+        samples = (
+            f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}"
+            if ids
+            else "no sample alone"
+        )
+        fact = (
+            f"step {step}, epoch {attempt.position.epoch + 1}: the gradient is NaN or inf and is not applied "
+            f"(loss {record['loss']}, {samples}, see {path.name})"
+        )
+        steps = self.skipped_steps = [*self.skipped_steps, step][-_MAX_RECENT:]
+        if must_stop:
+            fix = "mend the data, lower the learning rate, or leave such steps out with --on-nonfinite skip"
+            raise DivergedError("NONFINITE", f"{fact}: {fix}")
+        if are_too_many(steps):
+            raise DivergedError("NONFINITE", f"{fact}, as happened too often: lower the learning rate")
+        if self._accelerator.is_main_process:
+            _logger.warning("%s; training goes on", fact)
+
+    def _describe(self, attempt: Attempt) -> dict[str, Any]:
+        """Return the micro-batches of all processes and their losses, as JSON values. **Collective. Host sync.**"""
+        tables = []
+        for index, batch in enumerate(attempt.window.micro_batches):
+            loss_sum = attempt.losses[index]
+            table = torch.zeros(len(batch), 5, dtype=torch.float64)
+            columns = self._accelerator.process_index, index, batch.sample_ids, loss_sum
+            for column, values in enumerate([*columns, self._are_suspect(batch, loss_sum)]):
+                table[:, column] = values
+            tables.append(table)
+        rows = gather_rows(torch.cat(tables), self._accelerator).tolist()
+        # Norms carry a NaN to samples and processes that are sound. One that none is the cause of comes of all.
+        blamed = [row for row in rows if row[4]] or [row for row in rows if not math.isfinite(row[3])]
+        sample_ids: dict[tuple[int, int], list[int]] = {}
+        for process, index, sample_id, _, _ in rows:
+            sample_ids.setdefault((int(process), int(index)), []).append(int(sample_id))
+        loss_sums = {(int(row[0]), int(row[1])): row[3] for row in rows}
+        return {
+            "optimizer_step": attempt.position.optimizer_step + 1,
+            "position": asdict(attempt.position),
+            "seed": self._seed,
+            "loss": _plain(sum(loss_sums.values()) / attempt.window.num_items),
+            "nonfinite_sample_ids": sorted(int(row[2]) for row in blamed),
+            "micro_batches": [
+                {
+                    "process": key[0],
+                    "micro_batch": key[1],
+                    "loss_sum": _plain(loss_sums[key]),
+                    "sample_ids": ids,
+                }
+                for key, ids in sample_ids.items()
+            ],
+        }
+
+    def _are_suspect(self, batch: Batch, loss_sum: Tensor) -> Tensor:
+        """Return which samples [B] of a micro-batch whose loss is NaN or inf are the cause, each looked at alone."""
+        if torch.isfinite(loss_sum):
+            return torch.zeros(len(batch))
+        self._model.eval()  # no norm mixes the samples then
+        with torch.no_grad(), self._accelerator.autocast():
+            losses = self._task.eval_step(self._model, batch).losses
+        self._model.train()
+        return ~torch.isfinite(losses)
+
+
+def are_too_many(steps: Sequence[int]) -> bool:
+    """Whether a run that left out `steps`, the latest last, should end: 3 in a row, or 10 of 1000."""
+    is_in_a_row = len(steps) >= _MAX_IN_A_ROW and steps[-_MAX_IN_A_ROW] == steps[-1] - _MAX_IN_A_ROW + 1
+    return is_in_a_row or (len(steps) >= _MAX_RECENT and steps[-_MAX_RECENT] > steps[-1] - _RECENT_STEPS)
+
+
+def _plain(value: float) -> float | str:
+    """JSON has neither NaN nor inf."""
+    return value if math.isfinite(value) else str(value)
+
+
+def _sent_to_host(flag: Tensor) -> Callable[[], bool]:
+    """Start to copy `flag` to the host; what is returned waits for it, and not for what comes after."""
+    copy = flag.to("cpu", non_blocking=True, copy=True)
+    arrived = torch.cuda.current_stream().record_event() if flag.is_cuda else None
+
+    def read() -> bool:
+        if arrived is not None:
+            arrived.synchronize()
+        return bool(copy)
+
+    return read
