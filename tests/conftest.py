@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -28,6 +29,17 @@ def effort(request: pytest.FixtureRequest) -> int:
 def one_torch_thread() -> None:
     """The number of threads changes the last bits of a sum, and tests compare bits."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def same_signal_handlers() -> Iterator[None]:
+    """A recipe's `main` ends its process and so ignores late signals: a test that calls it goes on."""
+    from accel_trainer.preemption import SIGNALS
+
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -53,9 +53,12 @@ def test_a_run_whose_launcher_dies_saves_and_ends(tmp_path: Path, number: int, n
         ready = [tmp_path / f"ready-{rank}" for rank in range(num_processes)]
         wait_for(lambda: all(path.exists() and path.read_text() for path in ready))
         launcher.send_signal(number)
+        if num_processes == 1 or number == signal.SIGKILL:
+            launcher.wait(60)  # two processes are waited for by a launcher that is terminated
         # The pause is in a step: the watchdog looks twice a second.
-        time.sleep(1.2)
+        time.sleep(2)
         (tmp_path / "go").touch()
+        wait_for(lambda: not any(is_alive(int(path.read_text())) for path in ready))
         assert not [path for path in ready if is_alive(int(path.read_text()))], (tmp_path / "log").read_text()
         launcher.wait(10)
     status = json.loads((tmp_path / "run" / "status.json").read_text())
