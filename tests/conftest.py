@@ -36,6 +36,9 @@ def same_signal_handlers() -> Iterator[None]:
     """A recipe's `main` ends its process and so ignores late signals: a test that calls it goes on."""
     from accel_trainer.preemption import SIGNALS
 
+    for number in SIGNALS:
+        if signal.getsignal(number) is signal.SIG_IGN:  # the tests themselves run under nohup
+            signal.signal(number, signal.SIG_DFL)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in handlers.items():
