@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 import torch
 import tyro
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .callbacks.base import Callback
+from .callbacks.observers import Observers
 from .checkpoint import Checkpointer
 from .checkpoint_files import checkpoint_name
 from .checkpoint_folder import BestCheckpoint
@@ -24,17 +24,15 @@ from .collectives import run_on_main
 from .ema import Ema
 from .errors import ConfigError
 from .evaluation import EvaluationStopped, Evaluator
-from .nonfinite import Attempt, NonfiniteGuard
-from .optimizer import set_learning_rate
+from .nonfinite import NonfiniteGuard
 from .preemption import StopFlag, stop_on_signals
 from .schedule import Schedule
 from .seeding import seed_forward
 from .state import TrainState
 from .training_state import Pieces, TrainingState
 from .types import Loader, StepReport, Task, Window
+from .update import WeightUpdate
 from .watchdog import Watchdog
-
-_MIN_LOSS_SCALE = 1e-3  # what still overflows below it is no overflow of float16, but NaN or inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +122,7 @@ class Trainer:
     ) -> None:
         self.config, self.accelerator, self.task, self.loader = config, accelerator, task, loader
         self.learning_rate_at, self.evaluator, self.checkpointer = learning_rate_at, evaluator, checkpointer
-        self.callbacks, self.seed = callbacks, seed
+        self.seed = seed
         self.state = TrainState()
         self.best: BestCheckpoint | None = None
         self.metrics: Mapping[str, Any] = {}
@@ -132,26 +130,12 @@ class Trainer:
         self.watchdog.position, self.stop_flag = self.state, self.watchdog.stop_flag
         self._evaluated_step: int | None = None
         self._requested_stop: str | None = None
-        self._share, self._loss_gradient = 0.0, torch.empty(0)
-        self._observers = _observers(callbacks)
-        self.raw_model = model
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self._observers = Observers(callbacks)
+        self.raw_model, self.optimizer = model, optimizer
+        self.model, prepared_optimizer = accelerator.prepare(model, optimizer)
         # The average refers to the model's tensors, so it comes after `prepare`, which moves the model
         # once more: `.to("cpu:0")` puts new buffers into it each time (torch 2.13).
         self.ema = None if config.ema_decay is None else Ema(model, decay=config.ema_decay)
-        ema_model = None if self.ema is None else self.ema.model
-        self._training_state = TrainingState(model, optimizer, ema_model, accelerator.scaler)
-        # accelerate's wrappers cost 75 us (step), 25 us (backward) and 10 us (zero_grad) a step and, without
-        # a GradScaler or an engine of their own, call exactly these (measured, accelerate 1.15).
-        engines = (
-            DistributedType.DEEPSPEED,
-            DistributedType.MEGATRON_LM,
-            DistributedType.XLA,
-            DistributedType.FSDP,
-        )
-        self._is_plain = accelerator.scaler is None and accelerator.distributed_type not in engines
-        if self._is_plain:
-            self.optimizer = optimizer
         self._guard = NonfiniteGuard(
             may_skip=config.on_nonfinite == "skip",
             accelerator=accelerator,
@@ -161,6 +145,16 @@ class Trainer:
             seed=seed,
             folder=checkpointer.directory.parent,
         )
+        self._update = WeightUpdate(
+            accelerator=accelerator,
+            model=self.model,
+            optimizer=optimizer,
+            prepared_optimizer=prepared_optimizer,
+            guard=self._guard,
+            max_grad_norm=config.max_grad_norm,
+        )
+        ema_model = None if self.ema is None else self.ema.model
+        self._training_state = TrainingState(model, optimizer, ema_model, accelerator.scaler)
 
     def fit(self) -> RunResult:
         """Train from `self.state` to the end; on a restored state this is an exact resume. **Collective.**"""
@@ -193,8 +187,7 @@ class Trainer:
         """Take one optimizer step: the gradient of the mean loss over all samples of the window, on all processes."""
         state, accelerator = self.state, self.accelerator
         learning_rate = self.learning_rate_at(state.optimizer_step)
-        set_learning_rate(self.optimizer, learning_rate)
-        self._guard.remember_buffers()
+        self._update.begin(learning_rate)
         share = accelerator.num_processes / window.num_items  # DDP averages gradients over the processes
         losses, sums = [], []
         for index, batch in enumerate(window.micro_batches):
@@ -207,12 +200,10 @@ class Trainer:
             is_last = index == len(window.micro_batches) - 1
             with nullcontext() if is_last else accelerator.no_sync(self.model):
                 output = self.task.train_step(self.model, batch)
-                self._backward(output.loss_sum, share)
+                self._update.add_gradients(output.loss_sum, share)
             losses.append(output.loss_sum.detach())
             sums.append(output.sums)
-        grad_norm = self._clip_gradients()
-        was_skipped = self._update(Attempt(state, window, losses), grad_norm)
-        self._drop_gradients()
+        grad_norm, was_skipped = self._update.apply(state, window, losses)
         state.advance(window.num_items)
         if self.ema is not None and not was_skipped:
             self.ema.update(optimizer_step=state.optimizer_step)
@@ -267,9 +258,7 @@ class Trainer:
         self.metrics, self._evaluated_step = progress["metrics"], progress["evaluated_step"]
         self._requested_stop = progress["requested_stop"]
         self._guard.skipped_steps = progress["skipped_steps"]
-        for callback in self.callbacks:
-            if type(callback).__name__ in progress["callbacks"]:
-                callback.load_state_dict(progress["callbacks"][type(callback).__name__])
+        self._observers.load_state_dict(progress["callbacks"])
 
     def prepare_checkpoints(self) -> None:
         """Check, before any work, that a checkpoint can be stored and has room. **Collective.**"""
@@ -283,7 +272,6 @@ class Trainer:
 
     def _pieces(self) -> dict[str, Any]:
         """Return the state of the whole run, as references to live tensors. **Collective.**"""
-        states = {type(callback).__name__: callback.state_dict() for callback in self.callbacks}
         progress = {
             "position": self.state.state_dict(),
             "best": None if self.best is None else asdict(self.best),
@@ -291,7 +279,7 @@ class Trainer:
             "evaluated_step": self._evaluated_step,
             "requested_stop": self._requested_stop,
             "skipped_steps": self._guard.skipped_steps,
-            "callbacks": {name: state for name, state in states.items() if state},
+            "callbacks": self._observers.state_dict(),
         }
         return {**self._training_state.pieces(), "trainer": progress}
 
@@ -344,54 +332,6 @@ class Trainer:
         self.best = BestCheckpoint(checkpoint_name(after_epoch), name, value)
         return True
 
-    def _backward(self, loss_sum: Tensor, share: float) -> None:
-        """Add the gradients of `loss_sum * share`.
-
-        The share enters as the gradient of the sum, kept for the next step: the product and its own
-        backward would take 11 us more of a step of 140 us (a tiny model on a CPU).
-        """
-        if share != self._share:
-            self._share, self._loss_gradient = share, torch.full_like(loss_sum, share)
-        if self._is_plain:
-            loss_sum.backward(self._loss_gradient)
-        else:
-            self.accelerator.backward(loss_sum, gradient=self._loss_gradient)
-
-    def _update(self, attempt: Attempt, grad_norm: Tensor | None) -> bool:
-        """Step the optimizer, or skip: return whether NaN, inf or an overflow did. **Host sync** with loss scaling."""
-        scaler = self.accelerator.scaler
-        if scaler is None:
-            if self._guard.refuses(attempt, grad_norm):
-                return True
-            self.optimizer.step()
-            return False
-        # A fused optimizer skips inside its kernel, which accelerate 1.15 does not notice: the scale tells.
-        scale, is_first = scaler.get_scale(), not self.optimizer.state
-        self.optimizer.step()
-        was_skipped = bool(scaler.get_scale() < scale)
-        if was_skipped:
-            self._guard.restore_buffers()
-            if is_first:  # fused SGD made its momentum of uninitialised memory (torch 2.13)
-                self.optimizer.state.clear()
-            if scaler.get_scale() < _MIN_LOSS_SCALE:
-                self._guard.tell(attempt, must_stop=True)
-        return was_skipped
-
-    def _drop_gradients(self) -> None:
-        if not self._is_plain:
-            self.optimizer.zero_grad(set_to_none=True)
-            return
-        # What `zero_grad` does, without the profiler's hooks around it: 1 us instead of 10 us.
-        for parameter in self._guard.parameters:
-            parameter.grad = None
-
-    def _clip_gradients(self) -> Tensor | None:
-        """Clip by the global norm; return the norm before, [], on the device."""
-        if self.config.max_grad_norm is None:
-            return None
-        norm: Tensor = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-        return norm
-
     def _result(self) -> RunResult:
         """Return how the run ended, with an evaluation of the final weights unless it was preempted. **Collective.**"""
         self.stop_flag.drain()
@@ -420,17 +360,7 @@ class Trainer:
             raise
 
     def _notify(self, hook: str, *arguments: Any) -> None:
-        for observe in self._observers[hook]:
-            observe(self, *arguments)
-
-
-def _observers(callbacks: Sequence[Callback]) -> dict[str, list[Any]]:
-    """Return, by hook, the bound methods of the callbacks that define it: a step calls no empty ones."""
-    hooks = [name for name in vars(Callback) if name.startswith("on_")]
-    return {
-        hook: [getattr(c, hook) for c in callbacks if getattr(type(c), hook) is not getattr(Callback, hook)]
-        for hook in hooks
-    }
+        self._observers.notify(hook, self, *arguments)
 
 
 def _total(values: Sequence[Tensor]) -> Tensor:

@@ -28,7 +28,7 @@ LAYERS = (
         "checkpoint", "checkpoint_files", "checkpoint_folder", "evaluation", "failures", "loader", "nonfinite",
         "profiling", "runtime", "status", "tasks", "training_state", "vision", "watchdog",
     },
-    {"callbacks", "trainer"},
+    {"callbacks", "trainer", "update"},
     {"hub", "launch", "recipe", "run", "tools"},
     {"__init__"},
     {"recipes"},
@@ -47,7 +47,7 @@ SIBLINGS = {
     "status": {"checkpoint_files", "failures", "watchdog"},
     "tensor_file": {"strict_json"},
     "tools": {"hub", "launch", "recipe", "run"},
-    "trainer": {"callbacks"},
+    "trainer": {"callbacks", "update"},
 }
 
 # What only tools and recipes may know; the engine never does.
@@ -276,7 +276,7 @@ RULES = {
     "trains": Rule(
         calls(".backward", ".zero_grad", ".no_sync", ".clip_grad_norm_", ".optimizer.step", "optimizer.step",
               ".scaler.step"),
-        {"trainer"},
+        {"trainer", "update"},
         "self.optimizer.step()",
     ),
     "reads a tensor on the host": Rule(
@@ -461,7 +461,7 @@ def test_the_engine_can_be_read_in_an_afternoon() -> None:
     paths = [
         path
         for path in (ROOT / PACKAGE).rglob("*.py")
-        if path.relative_to(ROOT / PACKAGE).parts[0] not in APART_FROM_THE_ENGINE
+        if path.relative_to(ROOT / PACKAGE).with_suffix("").parts[0] not in APART_FROM_THE_ENGINE
     ]
     # The aim is about 3,000: what stops, survives and explains a dying run took it past that.
     assert sum(count_code_lines(path.read_text()) for path in paths) <= 3500

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from accel_trainer import Callback, ConfigError, RunResult, StepReport, Trainer, TrainerConfig
+from accel_trainer import Callback, ConfigError, RunResult, StepReport, Trainer, TrainerConfig, UserError
+from accel_trainer.checkpoint_folder import find_checkpoint
 from accel_trainer.preemption import TIME_LIMIT
 
 from . import workload
@@ -76,15 +77,45 @@ def test_observers_see_the_moments_of_a_run_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_an_error_in_an_observer_is_seen_and_raised(tmp_path: Path) -> None:
-    class Broken(Callback):
-        def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+class Broken(Callback):
+    def __init__(self, error: Exception) -> None:
+        self.error, self.num_calls = error, 0
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        self.num_calls += 1
+        raise self.error
+
+
+def test_an_observer_that_fails_is_told_of_once_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, recorder = Broken(ZeroDivisionError("by zero")), Recorder()
+    assert run(tmp_path, broken, recorder).state == "done"
+    assert broken.num_calls == 3
+    first, second = [record.getMessage() for record in caplog.records if "Broken" in record.message]
+    assert "Broken.on_step_end failed (ZeroDivisionError: by zero)" in first
+    assert "not called any more" in second
+    assert recorder.events[-1] == "fit_end"
+
+
+def test_an_observer_whose_state_cannot_be_saved_costs_no_checkpoint(tmp_path: Path) -> None:
+    class Stateless(Callback):
+        def state_dict(self) -> dict[str, Any]:
             raise ZeroDivisionError
 
-    recorder = Recorder()
-    with pytest.raises(ZeroDivisionError):
-        run(tmp_path, Broken(), recorder)
-    assert recorder.events[-1] == "ZeroDivisionError"
+    assert run(tmp_path, Stateless()).state == "done"
+    assert find_checkpoint(tmp_path / "checkpoints") is not None
+
+
+@pytest.mark.parametrize("error", [UserError("MEANT", "stop here"), ZeroDivisionError()])
+def test_an_error_that_is_meant_or_of_an_essential_observer_ends_the_run(
+    tmp_path: Path, error: Exception
+) -> None:
+    broken, recorder = Broken(error), Recorder()
+    broken.is_essential = not isinstance(error, UserError)
+    with pytest.raises(type(error)):
+        run(tmp_path, broken, recorder)
+    assert recorder.events[-1] == type(error).__name__
 
 
 def test_max_steps_stops_inside_an_epoch_and_still_evaluates(tmp_path: Path) -> None:

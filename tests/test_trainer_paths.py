@@ -96,9 +96,10 @@ def train(
         checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
         seed=5,
     )
-    assert trainer._is_plain == (way != "with a scaler")
+    update = trainer._update
+    assert update.is_plain == (way != "with a scaler")
     if way == "long":
-        trainer._is_plain, trainer.optimizer = False, accelerator.prepare_optimizer(trainer.optimizer)
+        update.is_plain, update.optimizer = False, accelerator.prepare_optimizer(update.optimizer)
     model.train()
     for window in loader.windows(0, 0):
         trainer.train_window(window)

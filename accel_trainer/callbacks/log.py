@@ -26,6 +26,8 @@ class MetricsLog(Callback):
     never repeats. Rows are the same whether or not the run was interrupted, but for `perf/...`.
     """
 
+    is_essential = True
+
     def __init__(
         self,
         accelerator: Accelerator,

@@ -29,6 +29,8 @@ class RunRecord(Callback):
     beside `export/model.safetensors`.
     """
 
+    is_essential = True
+
     def __init__(self, folder: Path, *, log: MetricsLog, export_config: Mapping[str, Any]) -> None:
         self._folder, self._log, self._export_config = folder, log, export_config
         self._start_s, self._first_step = time.perf_counter(), 0

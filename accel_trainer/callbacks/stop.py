@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class EarlyStopping(Callback):
     """Stops when the monitored metric has not improved for `patience` evaluations in a row."""
 
+    is_essential = True
+
     def __init__(self, *, patience: int) -> None:
         if patience < 1:
             raise ConfigError(
@@ -49,6 +51,8 @@ class EarlyStopping(Callback):
 
 class TimeLimit(Callback):
     """Stops after `max_seconds` of this attempt; the same command continues the run."""
+
+    is_essential = True
 
     def __init__(self, *, max_seconds: float) -> None:
         if not max_seconds > 0:

@@ -1,0 +1,119 @@
+"""The update of the weights: gradients of a window in, new weights out, or none if they are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .nonfinite import Attempt, NonfiniteGuard
+from .optimizer import set_learning_rate
+from .state import TrainState
+from .types import Window
+
+_MIN_LOSS_SCALE = 1e-3  # what still overflows below it is no overflow of float16, but NaN or inf
+_ENGINES = (
+    DistributedType.DEEPSPEED,
+    DistributedType.MEGATRON_LM,
+    DistributedType.XLA,
+    DistributedType.FSDP,
+)
+
+
+class Outcome(NamedTuple):
+    """What became of an update: the norm [] before clipping, if it was asked for, and whether it was left out."""
+
+    grad_norm: Tensor | None
+    was_skipped: bool
+
+
+class WeightUpdate:
+    """Steps the optimizer by the gradients that were added, in the shortest way that is exact.
+
+    accelerate's wrappers cost 75 us (step), 25 us (backward) and 10 us (zero_grad) a step and, without
+    a GradScaler or an engine of their own, call exactly what is called here (measured, accelerate 1.15):
+    then, `is_plain`, they are left out.
+    """
+
+    def __init__(
+        self, *, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer,
+        prepared_optimizer: Optimizer, guard: NonfiniteGuard, max_grad_norm: float | None,
+    ) -> None:  # fmt: skip
+        self._accelerator, self._model, self._guard = accelerator, model, guard
+        self._max_grad_norm = max_grad_norm
+        self._share, self._loss_gradient = 0.0, torch.empty(0)
+        self.is_plain = accelerator.scaler is None and accelerator.distributed_type not in _ENGINES
+        self.optimizer = optimizer if self.is_plain else prepared_optimizer
+
+    def begin(self, learning_rate: float) -> None:
+        """Set the learning rate, and note what the forwards of a step change."""
+        set_learning_rate(self.optimizer, learning_rate)
+        self._guard.remember_buffers()
+
+    def add_gradients(self, loss_sum: Tensor, share: float) -> None:
+        """Add the gradients of `loss_sum * share`.
+
+        The share enters as the gradient of the sum, kept for the next step: the product and its own
+        backward would take 11 us more of a step of 140 us (a tiny model on a CPU).
+        """
+        if share != self._share:
+            self._share, self._loss_gradient = share, torch.full_like(loss_sum, share)
+        if self.is_plain:
+            loss_sum.backward(self._loss_gradient)
+        else:
+            self._accelerator.backward(loss_sum, gradient=self._loss_gradient)
+
+    def apply(self, position: TrainState, window: Window, losses: Sequence[Tensor]) -> Outcome:
+        """Clip, step and drop the gradients. **Host sync** with loss scaling.
+
+        Raises:
+            DivergedError: the gradients are NaN or inf, and so the run must end.
+        """
+        grad_norm = self._clip_gradients()
+        was_skipped = self._step(Attempt(position, window, losses), grad_norm)
+        self._drop_gradients()
+        return Outcome(grad_norm, was_skipped)
+
+    def undo(self) -> None:
+        """Forget the gradients and running statistics of a window that did not come to its end."""
+        self._drop_gradients()
+        self._guard.restore_buffers()
+
+    def _clip_gradients(self) -> Tensor | None:
+        if self._max_grad_norm is None:
+            return None
+        norm: Tensor = self._accelerator.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
+        return norm
+
+    def _step(self, attempt: Attempt, grad_norm: Tensor | None) -> bool:
+        """Step the optimizer, or skip: return whether NaN, inf or an overflow did."""
+        scaler = self._accelerator.scaler
+        if scaler is None:
+            if self._guard.refuses(attempt, grad_norm):
+                return True
+            self.optimizer.step()
+            return False
+        # A fused optimizer skips inside its kernel, which accelerate 1.15 does not notice: the scale tells.
+        scale, is_first = scaler.get_scale(), not self.optimizer.state
+        self.optimizer.step()
+        was_skipped = bool(scaler.get_scale() < scale)
+        if was_skipped:
+            self._guard.restore_buffers()
+            if is_first:  # fused SGD made its momentum of uninitialised memory (torch 2.13)
+                self.optimizer.state.clear()
+            if scaler.get_scale() < _MIN_LOSS_SCALE:
+                self._guard.tell(attempt, must_stop=True)
+        return was_skipped
+
+    def _drop_gradients(self) -> None:
+        if not self.is_plain:
+            self.optimizer.zero_grad(set_to_none=True)
+            return
+        # What `zero_grad` does, without the profiler's hooks around it: 1 us instead of 10 us.
+        for parameter in self._guard.parameters:
+            parameter.grad = None
