@@ -11,7 +11,8 @@ from .metrics import ConfusionMatrix, EvaluateMetric, MeanLoss, TopKAccuracy
 from .optimizer import OptimizerConfig, build_optimizer
 from .plan import BatchConfig, BatchPlan
 from .recipe import build_trainer
-from .run import RecipeConfig, Run, RunConfig, start_run
+from .run import Run, start_run
+from .run_config import RecipeConfig, RunConfig
 from .runtime import RuntimeConfig
 from .schedule import Schedule, ScheduleConfig, build_schedule
 from .state import TrainState

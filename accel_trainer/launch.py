@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 from .config import parse_config
 from .errors import ExitCode, ProcessError, UserError
 from .preemption import ignore_signals
-from .run import RecipeConfig
+from .run_config import RecipeConfig
 from .trainer import RunResult
 
 C = TypeVar("C", bound=RecipeConfig)

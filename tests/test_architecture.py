@@ -29,7 +29,7 @@ LAYERS = (
         "profiling", "runtime", "status", "tasks", "training_state", "vision", "watchdog",
     },
     {"callbacks", "trainer", "update"},
-    {"hub", "launch", "recipe", "run", "tools"},
+    {"hub", "launch", "recipe", "resume", "run", "run_config", "tools"},
     {"__init__"},
     {"recipes"},
 )  # fmt: skip
@@ -40,13 +40,15 @@ SIBLINGS = {
     "checkpoint_folder": {"checkpoint_files"},
     "encoding": {"strict_json", "tensor_file"},
     "history": {"storage"},
-    "launch": {"run"},
+    "launch": {"run_config"},
     "recipe": {"run"},
+    "resume": {"run_config"},
+    "run": {"resume", "run_config"},
     "run_folder": {"storage"},
     "snapshot": {"encoding"},
     "status": {"checkpoint_files", "failures", "watchdog"},
     "tensor_file": {"strict_json"},
-    "tools": {"hub", "launch", "recipe", "run"},
+    "tools": {"hub", "launch", "recipe", "resume", "run", "run_config"},
     "trainer": {"callbacks", "update"},
 }
 
@@ -322,7 +324,7 @@ RULES = {
         {
             "storage",
             "config",  # the file that a user names
-            "run", "tools", "recipes",  # what an earlier run wrote
+            "resume", "run", "tools", "recipes",  # what an earlier run wrote
             "run_folder",  # a lock is an open file
             "vision",  # data sets
         },

@@ -12,7 +12,7 @@ from typing import Any
 from .. import storage
 from ..config import config_to_dict, diff_config
 from ..errors import OutputError
-from ..run import RecipeConfig
+from ..run_config import RecipeConfig
 from ..tasks import ClassificationConfig
 from ..vision import AugmentConfig, ModelConfig
 from .pictures import draw_samples, find_mistakes, load_run_images

@@ -15,7 +15,7 @@ import torch
 from accel_trainer import Callback, CheckpointError, StepReport, Trainer
 from accel_trainer.errors import ExitCode
 from accel_trainer.launch import main
-from accel_trainer.run import RecipeConfig
+from accel_trainer.run_config import RecipeConfig
 from tests import processes, workload
 from tests.faults.crash import NamingDisk, Operation, outcome
 from tests.faults.disks import installed

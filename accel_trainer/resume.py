@@ -1,0 +1,134 @@
+"""Where a run lives and continues from: its folder, another run, a checkpoint; and whether it may."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from accelerate import Accelerator
+
+from .checkpoint_files import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
+from .checkpoint_folder import find_checkpoint, has_checkpoints
+from .collectives import broadcast_files, run_on_main
+from .config import config_to_dict
+from .errors import CheckpointError, ConfigError, OutputError
+from .run_config import RecipeConfig, RunConfig, diff_training
+from .run_folder import RunLock
+
+R = TypeVar("R", bound=RecipeConfig)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The run to continue, and its checkpoint's name; None: the newest valid one."""
+
+    run: Path
+    checkpoint: str | None
+
+
+def choose_folder(config: RecipeConfig, recipe: str) -> Path:
+    """Return the run folder, which need not exist."""
+    run = config.run
+    if run.output_dir is not None:
+        return run.output_dir
+    if run.resume == "auto":
+        for folder in sorted(run.runs_dir.glob(f"{recipe}-*"), reverse=True):
+            if _is_unfinished(folder, config):
+                return folder
+    name = f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = run.runs_dir / name, 1
+    while folder.exists():
+        folder, number = run.runs_dir / f"{name}-{number}", number + 1
+    return folder
+
+
+def _is_unfinished(folder: Path, config: RecipeConfig) -> bool:
+    """Whether `folder` holds a run of the same config that is neither done nor running."""
+    try:
+        stored = yaml.safe_load((folder / "config.yaml").read_text())
+        resolved = with_global_batch(config, stored, None)
+        if diff_training(stored, config_to_dict(resolved)) or not has_checkpoints(folder / "checkpoints"):
+            return False
+        RunLock(folder / "run.lock").release()
+        result = folder / "result.json"
+        return not (result.exists() and json.loads(result.read_bytes())["state"] == "done")
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, OutputError):
+        return False
+
+
+def find_source(folder: Path, run: RunConfig) -> Source | None:
+    """Return what to continue from. A run's own checkpoints win, so that the same command always goes on."""
+    if has_checkpoints(folder / "checkpoints"):
+        if run.resume == "never":
+            raise OutputError(
+                "RUN_EXISTS",
+                f"{folder} already has checkpoints and --resume is never: choose another --output-dir",
+            )
+        return Source(folder, None)
+    if run.resume in ("auto", "never"):
+        return None
+    path = Path(run.resume).resolve()
+    if CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir():
+        return Source(path.parent.parent, path.name)
+    if has_checkpoints(path / "checkpoints"):
+        return Source(path, None)
+    raise CheckpointError(
+        "CKPT_NOT_FOUND", f"--resume {run.resume} is neither a checkpoint nor a run with one: check the path"
+    )
+
+
+def read_stored_config(source: Source) -> dict[str, Any]:
+    """Return the config that the run to continue was made with. Raises CheckpointError."""
+    try:
+        stored = yaml.safe_load((source.run / "config.yaml").read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise CheckpointError(
+            "RUN_CONFIG", f"{source.run / 'config.yaml'} cannot be read ({error}): restore it"
+        ) from error
+    if not isinstance(stored, dict):
+        raise CheckpointError("RUN_CONFIG", f"{source.run / 'config.yaml'} is not a config: restore it")
+    return stored
+
+
+def with_global_batch(config: R, stored: Mapping[str, Any] | None, fallback: int | None) -> R:
+    """Return `config` with its global batch: as given, else of the run that is continued, else `fallback`."""
+    given = config.batch.global_batch_size
+    kept = (stored or {}).get("batch", {}).get("global_batch_size")
+    return replace(config, batch=replace(config.batch, global_batch_size=given or kept or fallback))
+
+
+def check_unchanged(
+    stored: Mapping[str, Any], config: RecipeConfig, allowed: tuple[str, ...], folder: Path
+) -> None:
+    """Raise ConfigError if the config decides another training than the stored one, beyond what is `allowed`."""
+    names = {name.replace("-", "_") for name in allowed}
+    changes = [change for change in diff_training(stored, config_to_dict(config)) if change[0] not in names]
+    if changes:
+        listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in changes)
+        flags = " ".join(name for name, _, _ in changes)
+        raise ConfigError(
+            "CONFIG_CHANGED",
+            f"{folder} was made with another config ({listed}): choose another --output-dir, or continue it on "
+            f"purpose with --allow-change {flags}",
+        )
+
+
+def read_checkpoint(
+    where: tuple[str, str | None] | None, accelerator: Accelerator
+) -> LoadedCheckpoint | None:
+    """Return the checkpoint to start from: read and verified by the main process, decoded by all. **Collective.**"""
+    if where is None:
+        return None
+    files: dict[str, bytes] = {}
+
+    def read() -> bytes:
+        files.update(find_checkpoint(Path(where[0]) / "checkpoints", where[1]) or {})
+        return b""
+
+    run_on_main(read, accelerator)
+    return decode_files(broadcast_files(files, accelerator))
