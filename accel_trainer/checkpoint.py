@@ -65,6 +65,12 @@ class CheckpointConfig:
             if value is not None and value < low:
                 raise ConfigError("CONFIG", f"checkpoint.{name} is {value}: set it to {low} or more")
 
+    def is_due(self, position: TrainState) -> bool:
+        """Whether a checkpoint is to be saved at `position`."""
+        is_epoch_due = position.step_in_epoch == 0 and position.epoch % self.every_n_epochs == 0
+        is_step_due = self.every_n_steps is not None and position.optimizer_step % self.every_n_steps == 0
+        return position.optimizer_step > 0 and (is_epoch_due or is_step_due)
+
 
 class Checkpointer:
     """Saves, finds and deletes the checkpoints of one run in `directory`.
@@ -126,10 +132,7 @@ class Checkpointer:
 
     def is_due(self, position: TrainState) -> bool:
         """Whether the config asks for a checkpoint at `position`."""
-        every_n_steps, every_n_epochs = self.config.every_n_steps, self.config.every_n_epochs
-        is_epoch_due = position.step_in_epoch == 0 and position.epoch % every_n_epochs == 0
-        is_step_due = every_n_steps is not None and position.optimizer_step % every_n_steps == 0
-        return position.optimizer_step > 0 and (is_epoch_due or is_step_due)
+        return self.config.is_due(position)
 
     def save(
         self,

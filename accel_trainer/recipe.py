@@ -22,9 +22,11 @@ from .errors import CheckpointError
 from .evaluation import Evaluator
 from .history import History
 from .optimizer import build_optimizer
+from .plan import BatchPlan
 from .run import Run
+from .run_config import RecipeConfig
 from .runtime import describe_machine, library_versions, place_model
-from .schedule import build_schedule, scale_learning_rate
+from .schedule import Schedule, build_schedule, scale_learning_rate
 from .tensor_file import unpack_tensors
 from .trainer import Trainer
 from .training_state import check_weights
@@ -60,12 +62,7 @@ def build_trainer(
         _load_weights(model, config.run.init_from)
     model = place_model(model, accelerator, config.runtime)
     plan = loader.plan
-    peak_learning_rate = scale_learning_rate(
-        config.optimizer.learning_rate,
-        rule=config.optimizer.learning_rate_scaling,
-        global_batch_size=plan.global_batch_size,
-        base_batch_size=config.optimizer.base_batch_size,
-    )
+    peak_learning_rate, learning_rate_at = plan_learning_rate(config, plan)
     total_steps = config.trainer.num_epochs * plan.steps_per_epoch
     banner = (
         f"{describe_machine(accelerator)}\n{plan.describe()}, {config.trainer.num_epochs} epochs, {total_steps} steps\n"
@@ -83,12 +80,7 @@ def build_trainer(
         accelerator=accelerator,
         model=model,
         optimizer=build_optimizer(model, config.optimizer),
-        learning_rate_at=build_schedule(
-            config.schedule,
-            peak_learning_rate=peak_learning_rate,
-            total_steps=total_steps,
-            steps_per_epoch=plan.steps_per_epoch,
-        ),
+        learning_rate_at=learning_rate_at,
         task=task,
         loader=loader,
         evaluator=Evaluator(eval_loader, task=task, metrics=metrics, accelerator=accelerator),
@@ -122,6 +114,22 @@ def build_trainer(
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
     return trainer
+
+
+def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
+    """Return the peak learning rate, scaled to the global batch, and the learning rate of every step."""
+    peak_learning_rate = scale_learning_rate(
+        config.optimizer.learning_rate,
+        rule=config.optimizer.learning_rate_scaling,
+        global_batch_size=plan.global_batch_size,
+        base_batch_size=config.optimizer.base_batch_size,
+    )
+    return peak_learning_rate, build_schedule(
+        config.schedule,
+        peak_learning_rate=peak_learning_rate,
+        total_steps=config.trainer.num_epochs * plan.steps_per_epoch,
+        steps_per_epoch=plan.steps_per_epoch,
+    )
 
 
 def _stopping(run: Run) -> list[Callback]:

@@ -60,15 +60,18 @@ class ScheduleConfig:
                 "schedule.warmup_epochs has no meaning with triangular: set schedule.peak_fraction instead",
             )
 
+    def warmup_steps(self, *, total_steps: int, steps_per_epoch: int) -> int:
+        """Return how many steps the learning rate rises for."""
+        if self.shape == "triangular":
+            return round(self.peak_fraction * total_steps)
+        return round(self.warmup_epochs * steps_per_epoch)
+
 
 def build_schedule(
     config: ScheduleConfig, *, peak_learning_rate: float, total_steps: int, steps_per_epoch: int
 ) -> Schedule:
     """Return the learning rate as a function of the completed optimizer steps."""
-    if config.shape == "triangular":
-        warmup_steps = round(config.peak_fraction * total_steps)
-    else:
-        warmup_steps = round(config.warmup_epochs * steps_per_epoch)
+    warmup_steps = config.warmup_steps(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     if warmup_steps > total_steps > 0:
         raise ConfigError(
             "CONFIG",

@@ -41,7 +41,7 @@ SIBLINGS = {
     "encoding": {"strict_json", "tensor_file"},
     "history": {"storage"},
     "launch": {"run_config"},
-    "recipe": {"run"},
+    "recipe": {"run", "run_config"},
     "resume": {"run_config"},
     "run": {"resume", "run_config"},
     "run_folder": {"storage"},
