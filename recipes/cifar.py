@@ -21,7 +21,14 @@ from accel_trainer import (
     main,
     start_run,
 )
-from accel_trainer.vision import AugmentConfig, ModelConfig, build_image_loaders, build_model, load_images
+from accel_trainer.vision import (
+    AugmentConfig,
+    BadImageConfig,
+    ModelConfig,
+    build_image_loaders,
+    build_model,
+    load_images,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +37,7 @@ class Config(RecipeConfig):
 
     dataset: str = "cifar10"
     """`cifar10`, `cifar100` (from the hub), `digits` (embedded), or a folder of parquet, images or CIFAR binary."""
+    bad_images: BadImageConfig = field(default_factory=BadImageConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     task: ClassificationConfig = field(default_factory=ClassificationConfig)
@@ -38,7 +46,8 @@ class Config(RecipeConfig):
 def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process of the launch."""
     with start_run(config, recipe="cifar") as run:
-        images = load_images(config.dataset, cache_dir=config.run.cache_dir.expanduser())
+        cache_dir = config.run.cache_dir.expanduser()
+        images = load_images(config.dataset, cache_dir=cache_dir, bad_images=config.bad_images)
         loader, eval_loader = build_image_loaders(
             images, run.config.batch, augment=config.augment, seed=config.seed, accelerator=run.accelerator
         )

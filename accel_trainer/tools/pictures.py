@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..hub import from_pretrained
 from ..plan import BatchConfig
 from ..vision import AugmentConfig, ImageDataset, ImageEvalLoader, ImageLoader, load_images
+from ..vision.bad_images import WHATEVER_WAS_KEPT
 from ..vision.images import ImageSplit
 from .run_reader import RunReader
 
@@ -33,7 +34,8 @@ def load_run_images(run: RunReader) -> ImageDataset | None:
     if not isinstance(name, str):
         return None
     try:
-        return load_images(name, cache_dir=Path(cache_dir or "~/.cache/accel_trainer").expanduser())
+        cache_dir = Path(cache_dir or "~/.cache/accel_trainer").expanduser()
+        return load_images(name, cache_dir=cache_dir, bad_images=WHATEVER_WAS_KEPT)
     except (UserError, OSError):
         return None
 

@@ -21,6 +21,7 @@ from .. import storage
 from ..errors import CheckpointError, DataError, ExitCode
 from ..hub import find_export
 from ..vision import load_images
+from ..vision.bad_images import WHATEVER_WAS_KEPT
 from .export import export
 from .run_reader import read_run
 from .tables import format_number, is_share
@@ -74,7 +75,7 @@ def read_reported(folder: Path) -> dict[str, Any]:
 
 
 def _write_test_images(dataset: str, fingerprint: str | None, cache_dir: Path, scratch: Path) -> Path:
-    images = load_images(dataset, cache_dir=cache_dir.expanduser())
+    images = load_images(dataset, cache_dir=cache_dir.expanduser(), bad_images=WHATEVER_WAS_KEPT)
     if fingerprint not in (None, images.fingerprint):
         raise DataError(
             "DATA_CHANGED",

@@ -1,6 +1,7 @@
 """Images: data sets, augmentation, loaders and models. The engine never imports this package."""
 
 from .augment import AugmentConfig
+from .bad_images import BadImageConfig
 from .build import build_image_loaders
 from .datasets import load_images
 from .images import ImageDataset, ImageSplit, Normalization
@@ -12,6 +13,7 @@ __all__ = [
     "DATASET_NAMES",
     "MODEL_NAMES",
     "AugmentConfig",
+    "BadImageConfig",
     "ImageDataset",
     "ImageEvalLoader",
     "ImageLoader",

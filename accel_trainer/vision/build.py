@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+
 from accelerate import Accelerator
 
 from ..plan import BatchConfig
 from .augment import AugmentConfig
-from .images import ImageDataset
+from .images import ImageDataset, ImageSplit
 from .loader import ImageEvalLoader, ImageLoader
+
+_logger = logging.getLogger(__name__)
 
 
 def build_image_loaders(
     images: ImageDataset, batch: BatchConfig, *, augment: AugmentConfig, seed: int, accelerator: Accelerator
 ) -> tuple[ImageLoader, ImageEvalLoader]:
     """Return the training and the evaluation loader of this process, with the images on its device."""
+    if accelerator.is_main_process:
+        for name, split in (("train", images.train), ("test", images.test)):
+            _warn_of_left_out(name, split)
     train = ImageLoader(
         images.train,
         plan=batch.plan(len(images.train), num_processes=accelerator.num_processes),
@@ -32,3 +39,10 @@ def build_image_loaders(
         device=accelerator.device,
     )
     return train, evaluation
+
+
+def _warn_of_left_out(name: str, split: ImageSplit) -> None:
+    if split.left_out:
+        total = len(split) + len(split.left_out)
+        listed = "; ".join(bad.message for bad in split.left_out)
+        _logger.warning("%d of %d %s images are left out: %s", len(split.left_out), total, name, listed)

@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from ..errors import OutputError
 from ..storage import create_file, new_directory, read_file, remove_directories, sweep
+from .bad_images import BadImage, BadImageConfig
 from .images import ImageDataset, ImageSplit, Normalization
 from .raw import RawImages, RawSplit, Source, checked_class_names
 
@@ -31,13 +33,24 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 _MANIFEST, _IMAGES, _LABELS = "images.json", "_images.u8", "_labels.i64"
-_MAX_MANIFEST_BYTES = 1 << 22
+_LEFT_OUT = "left_out"
+_MAX_MANIFEST_BYTES = 1 << 24
 _CHUNK_IMAGES = 256
 _MIN_STD = 1 / 255  # an all-black channel must not become a division by zero
 
 
-def open_or_build(source: Source, *, cache_dir: Path) -> ImageDataset:
-    """Return the decoded data set, from the cache if it is there and intact, else decoding it now."""
+def open_or_build(source: Source, *, cache_dir: Path, bad_images: BadImageConfig) -> ImageDataset:
+    """Return the decoded data set, from the cache if it is there and intact, else decoding it now.
+
+    The cache knows what was left out of it, so that `bad_images` is obeyed whoever built it.
+    """
+    dataset = _open_or_build(source, cache_dir, bad_images)
+    for split in (dataset.train, dataset.test):
+        bad_images.check(split.left_out, num_images=len(split) + len(split.left_out))
+    return dataset
+
+
+def _open_or_build(source: Source, cache_dir: Path, bad_images: BadImageConfig) -> ImageDataset:
     digest = hashlib.sha256(f"{_FORMAT}:{source.key}".encode()).hexdigest()
     folder = cache_dir / f"{source.name}-{digest[:16]}"
     dataset = _open(folder)
@@ -52,7 +65,7 @@ def open_or_build(source: Source, *, cache_dir: Path) -> ImageDataset:
                     logger.warning("the image cache %s is damaged and is built again", folder)
                     remove_directories([folder])
                 logger.info("decoding %s into %s, once", source.name, folder)
-                _build(folder, source.read())
+                _build(folder, source.read(), bad_images)
                 dataset = _open(folder)
     except OSError as error:
         raise OutputError(
@@ -81,9 +94,10 @@ def _sole_writer(cache_dir: Path) -> Iterator[None]:
         os.close(descriptor)  # this also unlocks
 
 
-def _build(folder: Path, raw: RawImages) -> None:
+def _build(folder: Path, raw: RawImages, bad_images: BadImageConfig) -> None:
     class_names = checked_class_names(raw)
-    shape = raw.train.image_at(0).shape
+    _, first = next(bad_images.usable(raw.train, []))
+    shape = first.shape
     needed = int(np.prod(shape)) * (len(raw.train.labels) + len(raw.test.labels))
     free = shutil.disk_usage(folder.parent).free
     if needed > free:
@@ -93,21 +107,28 @@ def _build(folder: Path, raw: RawImages) -> None:
             f"{free / 2**30:.2f} GiB free: choose another cache folder, or smaller images",
         )
     with new_directory(folder) as temporary:
-        train = _write_split(temporary, "train", raw.train)
-        test = _write_split(temporary, "test", raw.test)
-        manifest = {"shape": shape, "class_names": class_names, "train": train, "test": test}
-        create_file(temporary / _MANIFEST, [json.dumps(manifest, indent=1).encode()])
+        left_out: dict[str, list[BadImage]] = {"train": [], "test": []}
+        train = _write_split(temporary, "train", raw.train, bad_images, left_out["train"])
+        test = _write_split(temporary, "test", raw.test, bad_images, left_out["test"])
+        manifest: dict[str, Any] = {"shape": shape, "class_names": class_names, "train": train, "test": test}
+        if any(left_out.values()):
+            manifest[_LEFT_OUT] = left_out
+        create_file(temporary / _MANIFEST, [_encoded(manifest)])
 
 
-def _write_split(folder: Path, name: str, split: RawSplit) -> dict[str, Any]:
-    """Write one split's images and labels; return what the manifest keeps about them."""
+def _write_split(
+    folder: Path, name: str, split: RawSplit, bad_images: BadImageConfig, left_out: list[BadImage]
+) -> dict[str, Any]:
+    """Write one split's usable images and their labels; return what the manifest keeps about them."""
     digest = hashlib.sha256()
+    kept: list[int] = []
     sums: list[NDArray[np.int64]] = []  # [2, C]: of the pixels and of their squares, exact in integers
 
     def chunks() -> Iterator[bytes]:
-        for start in range(0, len(split.labels), _CHUNK_IMAGES):
-            stop = min(start + _CHUNK_IMAGES, len(split.labels))
-            images = np.stack([split.image_at(index) for index in range(start, stop)])  # [n, H, W, C]
+        usable = bad_images.usable(split, left_out)
+        while some := list(islice(usable, _CHUNK_IMAGES)):
+            kept.extend(index for index, _ in some)
+            images = np.stack([image for _, image in some])  # [n, H, W, C]
             pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
             sums.append(np.stack([pixels.sum(0), (pixels**2).sum(0)]))
             chunk = images.tobytes()
@@ -115,14 +136,18 @@ def _write_split(folder: Path, name: str, split: RawSplit) -> dict[str, Any]:
             yield chunk
 
     create_file(folder / f"{name}{_IMAGES}", chunks())
-    labels = split.labels.tobytes()
+    labels = split.labels[kept].tobytes()
     create_file(folder / f"{name}{_LABELS}", [labels])
     return {
-        "num_samples": len(split.labels),
+        "num_samples": len(kept),
         "images_sha256": digest.hexdigest(),
         "labels_sha256": hashlib.sha256(labels).hexdigest(),
         "pixel_sums": np.sum(sums, axis=0).tolist(),
     }
+
+
+def _encoded(manifest: dict[str, Any]) -> bytes:
+    return json.dumps(manifest, indent=1).encode()
 
 
 def _open(folder: Path) -> ImageDataset | None:
@@ -130,10 +155,13 @@ def _open(folder: Path) -> ImageDataset | None:
     try:
         text = read_file(folder / _MANIFEST, max_bytes=_MAX_MANIFEST_BYTES)
         manifest = json.loads(text)
+        left_out = manifest.pop(_LEFT_OUT, {"train": [], "test": []})
         shape = [int(size) for size in manifest["shape"]]  # [H, W, C]
         class_names = tuple(str(name) for name in manifest["class_names"])
-        train = _open_split(folder, "train", manifest["train"], shape, len(class_names))
-        test = _open_split(folder, "test", manifest["test"], shape, len(class_names))
+        train, test = (
+            _open_split(folder, name, manifest[name], shape, len(class_names), left_out[name])
+            for name in ("train", "test")
+        )
         normalization = _normalization(manifest["train"], shape)
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.debug("no usable image cache in %s: %s", folder, error)
@@ -143,11 +171,13 @@ def _open(folder: Path) -> ImageDataset | None:
         test=test,
         class_names=class_names,
         normalization=normalization,
-        fingerprint=hashlib.sha256(text).hexdigest(),  # the manifest holds the hashes of all else
+        fingerprint=hashlib.sha256(_encoded(manifest)).hexdigest(),  # it holds the hashes of all else
     )
 
 
-def _open_split(folder: Path, name: str, entry: Any, shape: list[int], num_classes: int) -> ImageSplit:
+def _open_split(
+    folder: Path, name: str, entry: Any, shape: list[int], num_classes: int, left_out: Any
+) -> ImageSplit:
     num_samples = int(entry["num_samples"])
     images = _mapped(
         folder / f"{name}{_IMAGES}", [num_samples, *shape], dtype=torch.uint8, sha256=entry["images_sha256"]
@@ -155,7 +185,12 @@ def _open_split(folder: Path, name: str, entry: Any, shape: list[int], num_class
     labels = _mapped(
         folder / f"{name}{_LABELS}", [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"]
     )
-    return ImageSplit(images=images.permute(0, 3, 1, 2), labels=labels, num_classes=num_classes)
+    return ImageSplit(
+        images=images.permute(0, 3, 1, 2),
+        labels=labels,
+        num_classes=num_classes,
+        left_out=tuple(BadImage(str(code), str(message)) for code, message in left_out),
+    )
 
 
 def _mapped(path: Path, shape: list[int], *, dtype: torch.dtype, sha256: str) -> Tensor:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from .bad_images import BadImageConfig
 from .cache import open_or_build
 from .images import ImageDataset
 from .sources import find_source
 
 
-def load_images(name_or_path: str, *, cache_dir: Path) -> ImageDataset:
+def load_images(
+    name_or_path: str, *, cache_dir: Path, bad_images: BadImageConfig | None = None
+) -> ImageDataset:
     """Load a data set by name (`cifar10`, `cifar100`, `digits`) or from a folder.
 
     The first call decodes it into a cache below `cache_dir`; later ones map the cache after checking its
@@ -17,7 +20,10 @@ def load_images(name_or_path: str, *, cache_dir: Path) -> ImageDataset:
 
     Raises:
         ConfigError: an unknown name.
-        DataError: missing, damaged or inconsistent data, with the sample's name.
+        DataError: missing, damaged or inconsistent data, with the sample's name; more of it than
+            `bad_images` allows, which by default is none.
         OutputError: the cache cannot be written.
     """
-    return open_or_build(find_source(name_or_path), cache_dir=cache_dir)
+    return open_or_build(
+        find_source(name_or_path), cache_dir=cache_dir, bad_images=bad_images or BadImageConfig()
+    )

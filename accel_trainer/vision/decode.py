@@ -33,8 +33,8 @@ class EncodedSplit:
 
 
 def decoded(train: EncodedSplit, test: EncodedSplit, *, class_names: tuple[str, ...] | None) -> RawImages:
-    """Decode both splits on demand. All images must have the size and mode of the first training image."""
-    decoder = Decoder.like(train.encoded_at(0), name=train.name_of(0)) if len(train.labels) else None
+    """Decode both splits on demand. All images must have the size and mode of the first that opens in training."""
+    decoder = _decoder_for(train) if len(train.labels) else None
 
     def raw(split: EncodedSplit) -> RawSplit:
         def image_at(index: int) -> NDArray[np.uint8]:
@@ -44,6 +44,17 @@ def decoded(train: EncodedSplit, test: EncodedSplit, *, class_names: tuple[str, 
         return RawSplit(labels=split.labels, image_at=image_at, name_of=split.name_of)
 
     return RawImages(train=raw(train), test=raw(test), class_names=class_names)
+
+
+def _decoder_for(split: EncodedSplit) -> Decoder:
+    refused: DataError | None = None
+    for index in range(len(split.labels)):
+        try:
+            return Decoder.like(split.encoded_at(index), name=split.name_of(index))
+        except DataError as error:
+            refused = refused or error
+    assert refused is not None
+    raise refused
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .bad_images import BadImage
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSplit:
     """`images` uint8 [N, C, H, W], channels last in memory, and their `labels` int64 [N] below `num_classes`.
 
-    The images are a file mapped into memory: the processes of one machine share its pages.
+    The images are a file mapped into memory: the processes of one machine share its pages. `left_out`
+    are the images of its source that could not be used.
     """
 
     images: Tensor
     labels: Tensor
     num_classes: int
+    left_out: tuple[BadImage, ...] = ()
 
     def __len__(self) -> int:
         return self.labels.shape[0]

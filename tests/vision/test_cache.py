@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from multiprocessing.queues import Queue
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from accel_trainer.errors import OutputError
-from accel_trainer.vision import ImageDataset, cache, load_images
+from accel_trainer.vision import BadImageConfig, ImageDataset, cache, load_images
 from accel_trainer.vision.raw import RawImages
 
 from .make_data import png, random_images, write_image_folder, write_parquet_folder
@@ -34,7 +35,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that were decoded into, one entry each time."""
     folders: list[Path] = []
     build = cache._build
-    monkeypatch.setattr(cache, "_build", lambda folder, raw: (folders.append(folder), build(folder, raw)))
+    monkeypatch.setattr(cache, "_build", lambda folder, *rest: (folders.append(folder), build(folder, *rest)))
     return folders
 
 
@@ -197,10 +198,10 @@ def test_processes_that_load_at_once_get_the_same_and_decode_once(
     builders: Queue[int] = context.Queue()
     build = cache._build
 
-    def build_slowly(folder: Path, raw: RawImages) -> None:
+    def build_slowly(folder: Path, raw: RawImages, bad_images: BadImageConfig) -> None:
         builders.put(os.getpid())
         time.sleep(0.3)  # long enough for all others to arrive
-        build(folder, raw)
+        build(folder, raw, bad_images)
 
     monkeypatch.setattr(cache, "_build", build_slowly)
     processes = [context.Process(target=load_in_process, args=(root, results)) for _ in range(4)]
@@ -223,11 +224,11 @@ def test_without_locks_a_second_writer_is_tolerated(root: Path, monkeypatch: pyt
     write = cache._write_split
     nested: list[ImageDataset | None] = []
 
-    def write_while_another_does(folder: Path, name: str, split: object) -> object:
+    def write_while_another_does(*arguments: Any) -> object:
         if not nested:
             nested.append(None)
             nested[0] = load(root)
-        return write(folder, name, split)  # type: ignore[arg-type]
+        return write(*arguments)
 
     monkeypatch.setattr(cache, "_write_split", write_while_another_does)
     found = load(root)
