@@ -1,4 +1,4 @@
-"""Optimizers with decay and no-decay groups. The learning rate is set from outside, each step."""
+"""Optimizers, with a group of parameters for each decay and scale. The learning rate is set from outside, each step."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from .errors import ConfigError
+from .muon import Muon
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """The optimizer and its learning rate."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    """`sgd` with momentum, or `adamw`."""
+    name: Literal["sgd", "adamw", "muon"] = "sgd"
+    """`sgd` with momentum, `adamw`, or `muon` for the filters of convolutions with `sgd` for all else."""
     learning_rate: Annotated[float, tyro.conf.arg(aliases=["--lr"])] = 0.1
     """Peak learning rate, before the scaling below."""
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate follows global batch size / `base_batch_size`."""
     base_batch_size: int = 256
     """The global batch size that `learning_rate` was tuned at; used by the scaling alone."""
+    bias_learning_rate_scale: float = 1.0
+    """Factor on the learning rate of vectors and scalars. Their weight decay is divided by it: they decay as fast."""
+    linear_learning_rate_scale: float = 1.0
+    """The same for the matrices of linear layers, such as the head."""
     momentum: float = 0.9
     """Momentum of `sgd`."""
+    filter_momentum: float = 0.6
+    """Momentum of the filters under `muon`."""
     nesterov: bool = True
     """Nesterov's momentum, for `sgd`."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -42,6 +49,7 @@ class OptimizerConfig:
         for name, high in (
             ("learning_rate", math.inf),
             ("momentum", 1.0),
+            ("filter_momentum", 1.0),
             ("betas", 1.0),
             ("eps", math.inf),
             ("weight_decay", math.inf),
@@ -51,28 +59,44 @@ class OptimizerConfig:
                 raise ConfigError(
                     "CONFIG", f"optimizer.{name} is {value}: set it to at least 0 and below {high}"
                 )
+        for name in ("bias_learning_rate_scale", "linear_learning_rate_scale"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError("CONFIG", f"optimizer.{name} is {getattr(self, name)}: set it above 0")
         if self.base_batch_size < 1:
             raise ConfigError(
                 "CONFIG", f"optimizer.base_batch_size is {self.base_batch_size}: set it to 1 or more"
             )
 
 
-def parameter_groups(
-    model: nn.Module, *, weight_decay: float, decay_norms_and_biases: bool
-) -> list[dict[str, Any]]:
-    """Split the trainable parameters into a group that decays and one that does not.
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Split the trainable parameters into groups of equal settings, by their number of dimensions.
 
     Weights of matrices and filters decay; vectors and scalars (norms, biases) do not, unless asked.
     """
-    groups: dict[float, list[tuple[str, Tensor]]] = {}
+    groups: dict[tuple[tuple[str, Any], ...], list[tuple[str, Tensor]]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            decays = parameter.ndim > 1 or decay_norms_and_biases
-            groups.setdefault(weight_decay if decays else 0.0, []).append((name, parameter))
+            settings = tuple(_settings(parameter.ndim, config).items())
+            groups.setdefault(settings, []).append((name, parameter))
     return [
-        {"params": [p for _, p in named], "param_names": [n for n, _ in named], "weight_decay": decay}
-        for decay, named in groups.items()
+        {"params": [p for _, p in named], "param_names": [n for n, _ in named], **dict(settings)}
+        for settings, named in groups.items()
     ]
+
+
+def _settings(num_dimensions: int, config: OptimizerConfig) -> dict[str, Any]:
+    """Return what a parameter's group sets apart from the optimizer's defaults."""
+    if config.name == "muon" and num_dimensions > 2:
+        return {
+            "weight_decay": 0.0,
+            "momentum": 0.0,
+            "nesterov": False,
+            "filter_momentum": config.filter_momentum,
+        }
+    by_dimensions = {2: config.linear_learning_rate_scale, 1: config.bias_learning_rate_scale}
+    scale = by_dimensions.get(max(1, num_dimensions), 1.0)
+    decays = num_dimensions > 1 or config.decay_norms_and_biases
+    return {"weight_decay": config.weight_decay / scale if decays else 0.0, "learning_rate_scale": scale}
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
@@ -80,14 +104,13 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
 
     Fused where torch has a fused kernel (10 us instead of 30 us a step for a tiny model on the CPU).
     """
-    groups = parameter_groups(
-        model, weight_decay=config.weight_decay, decay_norms_and_biases=config.decay_norms_and_biases
-    )
+    groups = parameter_groups(model, config)
     fused = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in model.parameters())
     if config.name == "adamw":
         return AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=fused)
     nesterov = config.nesterov and config.momentum > 0
-    return SGD(groups, lr=config.learning_rate, momentum=config.momentum, nesterov=nesterov, fused=fused)
+    sgd = Muon if config.name == "muon" else SGD
+    return sgd(groups, lr=config.learning_rate, momentum=config.momentum, nesterov=nesterov, fused=fused)
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:

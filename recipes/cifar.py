@@ -28,6 +28,7 @@ from accel_trainer.vision import (
     build_image_loaders,
     build_model,
     load_images,
+    whiten,
 )
 
 
@@ -51,9 +52,10 @@ def train(config: Config) -> RunResult:
         loader, eval_loader = build_image_loaders(
             images, run.config.batch, augment=config.augment, seed=config.seed, accelerator=run.accelerator
         )
+        model = build_model(config.model, in_channels=images.num_channels, num_classes=images.num_classes)
         trainer = build_trainer(
             run,
-            model=build_model(config.model, in_channels=images.num_channels, num_classes=images.num_classes),
+            model=whiten(model, images),
             task=ClassificationTask(config.task),
             loader=loader,
             eval_loader=eval_loader,

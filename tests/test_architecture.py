@@ -20,7 +20,7 @@ PACKAGE = "accel_trainer"
 LAYERS = (
     {"errors", "state", "types"},
     {
-        "collectives", "config", "ema", "encoding", "environment", "history", "meters", "metrics", "optimizer",
+        "collectives", "config", "ema", "encoding", "environment", "history", "meters", "metrics", "muon", "optimizer",
         "plan", "preemption", "run_folder", "schedule", "seeding", "snapshot", "storage", "strict_json",
         "sync_batch_norm", "tensor_file",
     },
@@ -44,6 +44,7 @@ SIBLINGS = {
     "recipe": {"run", "run_config"},
     "resume": {"run_config"},
     "run": {"resume", "run_config"},
+    "optimizer": {"muon"},
     "run_folder": {"storage"},
     "snapshot": {"encoding"},
     "status": {"checkpoint_files", "failures", "watchdog"},

@@ -37,7 +37,7 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 
 def test_matrices_and_filters_decay_and_vectors_do_not() -> None:
     model = small_net()
-    groups = parameter_groups(model, weight_decay=0.1, decay_norms_and_biases=False)
+    groups = parameter_groups(model, OptimizerConfig(weight_decay=0.1))
     named = {group["weight_decay"]: group["param_names"] for group in groups}
     assert named == {
         0.1: ["layers.0.weight", "layers.3.weight", "layers.9.weight"],
@@ -51,7 +51,9 @@ def test_matrices_and_filters_decay_and_vectors_do_not() -> None:
 @pytest.mark.parametrize(("weight_decay", "decay_all"), [(0.1, True), (0.0, False)])
 def test_parameters_with_one_decay_are_one_group(weight_decay: float, decay_all: bool) -> None:
     model = small_net()
-    (group,) = parameter_groups(model, weight_decay=weight_decay, decay_norms_and_biases=decay_all)
+    (group,) = parameter_groups(
+        model, OptimizerConfig(weight_decay=weight_decay, decay_norms_and_biases=decay_all)
+    )
     assert group["weight_decay"] == weight_decay
     assert group["param_names"] == [name for name, _ in model.named_parameters()]
 
@@ -59,7 +61,7 @@ def test_parameters_with_one_decay_are_one_group(weight_decay: float, decay_all:
 def test_frozen_parameters_are_left_out() -> None:
     model = small_net()
     model.layers[0].requires_grad_(False)
-    groups = parameter_groups(model, weight_decay=0.1, decay_norms_and_biases=False)
+    groups = parameter_groups(model, OptimizerConfig(weight_decay=0.1))
     assert "layers.0.weight" not in [name for group in groups for name in group["param_names"]]
 
 
@@ -109,7 +111,7 @@ def test_the_fused_optimizer_equals_the_plain_loop_of_torch(name: str) -> None:
     model, twin = small_net(), small_net()
     optimizer = build_optimizer(model, config)
     assert all(group["fused"] for group in optimizer.param_groups)
-    groups = parameter_groups(twin, weight_decay=config.weight_decay, decay_norms_and_biases=False)
+    groups = parameter_groups(twin, config)
     train(model, optimizer, range(20))
     train(twin, reference(groups), range(20))
     theirs = weights(twin)

@@ -15,10 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from accel_trainer import ExitCode, main
+from accel_trainer import ExitCode, build_optimizer, load_config, main
+from accel_trainer.vision import build_model
 from recipes import cifar
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +82,17 @@ def test_the_minimal_recipe_is_short_and_learns(tmp_path: Path) -> None:
     command = [sys.executable, "recipes/minimal.py", "--epochs", "3", "--output-dir", str(tmp_path)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     assert json.loads((tmp_path / "result.json").read_text())["metrics"]["eval/accuracy"] > 0.9
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "recipes" / "configs").glob("*.yaml")), ids=lambda path: path.stem
+)
+def test_every_config_is_one_that_the_recipe_takes(path: Path) -> None:
+    config = load_config(cifar.Config, path.read_text(), source=str(path))
+    with torch.device("meta"):
+        model = build_model(config.model, in_channels=3, num_classes=10)
+    build_optimizer(model, config.optimizer)
+    assert f"--config recipes/configs/{path.name}" in path.read_text(), "the command stands at the top"
 
 
 def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Path:

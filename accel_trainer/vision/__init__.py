@@ -7,6 +7,7 @@ from .datasets import load_images
 from .images import ImageDataset, ImageSplit, Normalization
 from .loader import ImageEvalLoader, ImageLoader
 from .sources import DATASET_NAMES
+from .whitening import whiten
 from .zoo import MODEL_NAMES, ModelConfig, build_model
 
 __all__ = [
@@ -23,4 +24,5 @@ __all__ = [
     "build_image_loaders",
     "build_model",
     "load_images",
+    "whiten",
 ]

@@ -14,6 +14,7 @@ import tyro
 from torch import nn
 
 from ..errors import ConfigError
+from .airbench import Airbench
 from .blocks import Norm
 from .resnet import BasicBlock, BottleneckBlock, ResNet
 from .resnet9 import ResNet9
@@ -26,8 +27,14 @@ _IMAGENET_STAGES: dict[str, tuple[tuple[int, ...], type[BasicBlock] | type[Bottl
     "resnet50": ((3, 4, 6, 3), BottleneckBlock),
 }
 _WIDE = {f"wrn{d}_{f}": (d, f) for d, f in ((16, 2), (16, 4), (16, 8), (28, 2), (28, 10), (40, 2), (40, 4))}
+# Channels of the groups as multiples of the first, the usual width of that; shortcuts or none; the share
+# of a batch in the running statistics.
+_AIRBENCH: dict[str, tuple[tuple[int, ...], int, bool, float]] = {
+    "airbench94": ((1, 4, 4), 64, False, 0.4),
+    "airbench96": ((1, 3, 4), 128, True, 0.1),
+}
 
-MODEL_NAMES: tuple[str, ...] = (*_CIFAR_BLOCKS, "resnet9", *_IMAGENET_STAGES, *_WIDE)
+MODEL_NAMES: tuple[str, ...] = (*_CIFAR_BLOCKS, "resnet9", *_AIRBENCH, *_IMAGENET_STAGES, *_WIDE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +44,7 @@ class ModelConfig:
     name: Annotated[str, tyro.conf.arg(aliases=["--model"])] = "resnet20"
     """Architecture, one of `MODEL_NAMES`."""
     width: int | None = None
-    """Channels of the stem; every other layer scales with it. None: what the paper has."""
+    """Channels of the first trained layer; every other layer scales with it. None: what the paper has."""
     norm: Norm = "batch"
     """`batch`, or `group` (in groups of channels): the same training whatever the micro-batch is."""
     dropout: float = 0.0
@@ -89,6 +96,12 @@ def model_call(config: ModelConfig, *, in_channels: int, num_classes: int) -> pa
     }
     if config.name == "resnet9":
         return partial(ResNet9, width=config.width or 64, **shared)
+    if config.name in _AIRBENCH:
+        factors, width, is_residual, norm_momentum = _AIRBENCH[config.name]
+        widths = tuple(factor * (config.width or width) for factor in factors)
+        return partial(
+            Airbench, widths=widths, is_residual=is_residual, norm_momentum=norm_momentum, **shared
+        )
     if config.name in _WIDE:
         depth, factor = _WIDE[config.name]
         return partial(WideResNet, depth=depth, factor=factor, width=config.width or 16, **shared)

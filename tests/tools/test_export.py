@@ -112,7 +112,7 @@ def test_the_source_in_an_export_builds_the_same_model(name: str, tmp_path: Path
     module = load_module(tmp_path / "model.py")
     plain, ours = module.build_model().eval(), build_model(config, in_channels=3, num_classes=3).eval()
     plain.load_state_dict(ours.state_dict())
-    image = torch.arange(3 * 8 * 8).reshape(1, 3, 8, 8) / 192
+    image = torch.arange(3 * 16 * 16).reshape(1, 3, 16, 16) / 768
     with torch.inference_mode():
         assert torch.equal(plain(image), ours(image))
     assert str(plain) == str(ours)
