@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from . import storage
+from .callbacks.attempts import AttemptLog
 from .callbacks.base import Callback
 from .callbacks.log import MetricsLog
 from .callbacks.progress import Progress
@@ -102,6 +103,7 @@ def build_trainer(
             *_stopping(run),
             log,
             progress,
+            AttemptLog(run.folder / "attempts.jsonl"),
             RunRecord(run.folder, log=log, export_config=export_config or {}),
             *callbacks,
         ],

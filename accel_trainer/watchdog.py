@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,7 +35,9 @@ class Watchdog:
         self, stop_flag: StopFlag, *, timeout_s: float = float("inf"), launcher_pid: int | None = None
     ) -> None:
         self.stop_flag = stop_flag
-        self.phase = "start"
+        self.phase_s: dict[str, float] = {}
+        """Seconds spent in each phase that has ended."""
+        self._phase, self._phase_start_s = "start", time.monotonic()
         self.position = TrainState()
         self.on_stuck: Callable[[float, str], str] = lambda stuck_s, stacks: stacks
         self._timeout_s, self._launcher_pid = timeout_s + _GRACE_S, launcher_pid
@@ -48,6 +51,17 @@ class Watchdog:
     def __exit__(self, *unused: object) -> None:
         self._is_over.set()
         self._thread.join()
+
+    @property
+    def phase(self) -> str:
+        """What the training is doing."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        now_s = time.monotonic()
+        self.phase_s[self._phase] = self.phase_s.get(self._phase, 0.0) + now_s - self._phase_start_s
+        self._phase, self._phase_start_s = phase, now_s
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:

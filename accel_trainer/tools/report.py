@@ -1,9 +1,14 @@
-"""`accel-trainer report RUN [RUN ...]`: one HTML file that shows how runs went; it needs nothing but a browser."""
+"""`accel-trainer report RUN [RUN ...]`: one HTML file that shows how runs went, and its charts as PNG beside it.
+
+The page needs nothing but a browser: it loads nothing and runs no script.
+"""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -15,6 +20,7 @@ from ..errors import OutputError
 from ..run_config import RecipeConfig
 from ..tasks import ClassificationConfig
 from ..vision import AugmentConfig, ModelConfig
+from .figures import DARK, LIGHT, NUM_SERIES, Chart
 from .pictures import draw_samples, find_mistakes, load_run_images
 from .run_reader import RunReader, read_run
 from .tables import format_duration, format_number
@@ -25,41 +31,50 @@ _EXAMPLE = "example: accel-trainer report runs/first runs/second --to report.htm
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report and print where it is."""
+    """Write the page and its charts, and print where they are."""
     parser = argparse.ArgumentParser(prog="accel-trainer report", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder")
     parser.add_argument("--to", type=Path, help="the file to write; default: report.html in the first run")
     options = parser.parse_args(argv)
     path = options.to or options.run[0] / "report.html"
-    page = render([read_run(folder) for folder in options.run])
+    charts = path.with_suffix("")
+    page, files = render([read_run(folder) for folder in options.run])
     try:
         storage.write_file_atomic(path, page.encode())
+        storage.make_directory(charts)
+        for name, data in files.items():
+            storage.write_file_atomic(charts / name, data)
     except OSError as error:
         raise OutputError(
             "REPORT", f"{path} cannot be written ({error.strerror}): choose another --to"
         ) from error
-    print(path)
+    print(f"{path}\n{charts}{os.sep}  {len(files)} charts")
     return 0
 
 
-def render(runs: Sequence[RunReader]) -> str:
-    """Return the report as an HTML page."""
+def render(runs: Sequence[RunReader]) -> tuple[str, dict[str, bytes]]:
+    """Return the report as an HTML page, and its charts as PNG by the names of their files."""
     try:
         import jinja2
 
         from .charts import draw_curves
+
+        curves, classes = draw_curves(runs), [_class_charts(run) for run in runs]
     except ImportError as error:
         raise OutputError(
             "REPORT", f"a report needs {error.name}: pip install 'accel-trainer[report]'"
         ) from error
     template = resources.files(__package__).joinpath("report.html.jinja").read_text()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(template).render(
+    page = environment.from_string(template).render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
-        runs=[_describe(run) for run in runs],
-        charts=draw_curves(runs),
+        runs=[_describe(run) | {"classes": charts} for run, charts in zip(runs, classes, strict=True)],
+        curves=curves,
         differences=_differences(runs),
+        palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
+        num_series=NUM_SERIES,
     )
+    return page, {f"{chart.name}.png": chart.png for chart in itertools.chain(curves, *classes)}
 
 
 def _describe(run: RunReader) -> dict[str, Any]:
@@ -71,12 +86,18 @@ def _describe(run: RunReader) -> dict[str, Any]:
         "stop_reason": run.result.get("stop_reason"),
         "subtitle": _subtitle(run),
         "facts": _facts(run),
-        "matrices": _matrices(run),
+        "restarts": run.restarts,
+        "num_killed": run.num_killed,
         "mistakes": [] if images is None else find_mistakes(run, images),
         "samples": [] if images is None else draw_samples(run, images),
         "changed": _changed(run),
         "config": list(_flat(run.config).items()),
-        "environment": list(_flat(run.environment).items()),
+        "origins": run.environment.get("config_origins", {}),
+        "environment": [
+            (name, value)
+            for name, value in _flat(run.environment).items()
+            if not name.startswith("config_origins.")
+        ],
     }
 
 
@@ -115,7 +136,7 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
     return [dict(zip(("name", "value", "note"), fact, strict=True)) for fact in shown]
 
 
-def _matrices(run: RunReader) -> list[dict[str, str]]:
+def _class_charts(run: RunReader) -> list[Chart]:
     """Return the confusion matrix and the accuracy of each class, of the averaged weights if there are any."""
     from .charts import draw_class_accuracy, draw_confusion
 
@@ -128,11 +149,9 @@ def _matrices(run: RunReader) -> list[dict[str, str]]:
     export = run.folder / "export" / "config.json"
     if export.exists():
         names = _class_names(export) or names
-    accuracies = metrics[f"{group}/per_class_accuracy"]
-    hardest = "The hardest classes" if len(names) > 20 else "Accuracy by class"
     return [
-        {"title": "Confusion", "svg": draw_confusion(counts, names, title=f"{run.name} confusion")},
-        {"title": hardest, "svg": draw_class_accuracy(accuracies, names, title=f"{run.name} classes")},
+        draw_confusion(f"{run.name}-confusion", counts, names),
+        draw_class_accuracy(f"{run.name}-classes", metrics[f"{group}/per_class_accuracy"], names),
     ]
 
 

@@ -25,6 +25,7 @@ class RunReader:
     rows: Sequence[Mapping[str, Any]]
     result: Mapping[str, Any]
     environment: Mapping[str, Any]
+    attempts: Sequence[Mapping[str, Any]] = ()
 
     @property
     def name(self) -> str:
@@ -48,6 +49,24 @@ class RunReader:
             except CheckpointError:
                 continue
         return None
+
+    @property
+    def restarts(self) -> list[int]:
+        """The steps after which it went on from a checkpoint, in order."""
+        starts = [row["optimizer_step"] for row in self.attempts if row["event"] == "start"]
+        return [step for step in starts if step]
+
+    @cached_property
+    def phase_s(self) -> dict[str, float]:
+        """The seconds of each phase, over the attempts that ended in good order."""
+        phases = [row["phase_s"] for row in self.attempts if row["event"] == "end"]
+        return {name: sum(phase.get(name, 0.0) for phase in phases) for phase in phases for name in phase}
+
+    @property
+    def num_killed(self) -> int:
+        """How many attempts were killed, so that nothing is known of their time."""
+        starts = [number for number, row in enumerate(self.attempts) if row["event"] == "start"]
+        return sum(self.attempts[after - 1]["event"] == "start" for after in starts[1:])
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
         """Return the optimizer steps and the values of a metric, in the order in which they were measured."""
@@ -98,12 +117,12 @@ def read_run(folder: Path) -> RunReader:
     """
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text())
-        rows = _read_rows(folder / "metrics.jsonl")
+        rows, attempts = (_read_rows(folder / name) for name in ("metrics.jsonl", "attempts.jsonl"))
         result, environment = (_read_json(folder / name) for name in ("result.json", "environment.json"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = "there is no config.yaml" if isinstance(error, FileNotFoundError) else error
         raise OutputError("NOT_A_RUN", f"{folder} is not a run ({reason}): check the path") from error
-    return RunReader(folder, dict(config or {}), rows, result, environment)
+    return RunReader(folder, dict(config or {}), rows, result, environment, attempts)
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from accel_trainer.tools.report import render
-from accel_trainer.tools.run_reader import read_run
+from accel_trainer.tools.run_reader import RunReader, read_run
 from tests.tools.conftest import run_command
 
 
@@ -39,7 +41,7 @@ class Page(HTMLParser):
 def test_a_report_is_one_file_that_loads_nothing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run_command(capsys, ["report", runs / "fast"])
     assert code == 0
-    text = Path(out.strip()).read_text()
+    text = Path(out.splitlines()[0]).read_text()
     page = Page(text)
     assert not re.search(r"https?://|@import|url\((?!#)", text)
     assert page.addresses
@@ -49,18 +51,18 @@ def test_a_report_is_one_file_that_loads_nothing(runs: Path, capsys: pytest.Capt
 
 
 def test_a_report_shows_curves_classes_pictures_and_settings(runs: Path) -> None:
-    page = Page(render([read_run(runs / "fast")]))
+    page = Page(render([read_run(runs / "fast")])[0])
     assert page.headings == [
-        "fast", "Curves", "Loss", "Accuracy", "Top5 accuracy", "Grad norm", "Learning rate", "Images per second",
-        "Classes", "Confusion", "Accuracy by class", "Most confident mistakes",
+        "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Grad norm", "Learning rate", "Images per second",
+        "Where the time went", "Classes", "Confusion", "Accuracy by class", "Most confident mistakes",
         "Training images, as the network saw them", "Settings", "What differs from the defaults", "Environment",
     ]  # fmt: skip
-    assert page.counts["svg"] == 8
+    assert page.counts["svg"] == 9
     assert page.counts["img"] > 16, "samples and mistakes"
 
 
 def test_the_colours_of_charts_are_those_of_the_page(runs: Path) -> None:
-    text = render([read_run(runs / "fast")])
+    text, _ = render([read_run(runs / "fast")])
     used, defined = (set(re.findall(pattern, text)) for pattern in (r"var\(--([\w-]+)\)", r"--([\w-]+): #"))
     assert used <= defined
     assert {"series-1", "series-2", "ink", "muted", "line"} <= used
@@ -68,9 +70,59 @@ def test_the_colours_of_charts_are_those_of_the_page(runs: Path) -> None:
     assert "prefers-color-scheme: dark" in text
 
 
+def test_each_chart_lies_beside_the_page_as_a_picture(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
+    assert code == 0
+    assert out.splitlines() == [f"{tmp_path}/page.html", f"{tmp_path}/page/  9 charts"]
+    for path in (tmp_path / "page").iterdir():
+        with Image.open(path) as image:
+            assert image.size[0] == 1000
+            assert image.convert("RGB").getpixel((1, 1)) == (255, 255, 255), "light, also without a page"
+    loss = (tmp_path / "page" / "loss.png").read_bytes()
+    run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
+    assert (tmp_path / "page" / "loss.png").read_bytes() == loss, "the same run, the same bytes"
+
+
+def test_restarts_are_marked_and_the_times_of_all_attempts_added(runs: Path, tmp_path: Path) -> None:
+    run = attempted(runs, tmp_path, [0, 10, 10, 30])
+    assert run.restarts == [10, 10, 30]
+    assert run.num_killed == 1
+    assert run.phase_s == {"start": 3.0, "training": 30.0}
+    text, _ = render([run])
+    assert "Interrupted, and continued from the checkpoint at step 10, 10, 30 (dotted); 1 of its 4" in text
+    undisturbed, _ = render([read_run(runs / "fast")])
+    assert "Interrupted" not in undisturbed
+
+
+def attempted(runs: Path, tmp_path: Path, steps: list[int]) -> RunReader:
+    """A run that started at each of `steps`; the second attempt was killed."""
+    shutil.copytree(runs / "fast", tmp_path / "run")
+    rows: list[dict[str, object]] = []
+    for number, step in enumerate(steps):
+        rows.append({"event": "start", "optimizer_step": step})
+        if number != 1:
+            rows.append({"event": "end", "phase_s": {"start": 1.0, "training": 10.0}})
+    (tmp_path / "run" / "attempts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_run(tmp_path / "run")
+
+
+def test_a_value_says_where_it_came_from_if_the_run_knows(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "fast", tmp_path / "run")
+    path = tmp_path / "run" / "environment.json"
+    origins = {"optimizer.learning_rate": "flag", "model.name": "file", "seed": "default"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"config_origins": origins}))
+    text, _ = render([read_run(tmp_path / "run")])
+    assert '0.1 <span class="origin">flag</span>' in text
+    assert '<span class="origin">file</span>' in text
+    assert '<span class="origin">default</span>' not in text
+    assert "config_origins" not in text, "not a fact of the environment"
+
+
 def test_several_runs_share_their_charts_and_the_table_names_what_differs(runs: Path) -> None:
-    text = render([read_run(runs / "fast"), read_run(runs / "slow")])
-    assert Page(text).counts["svg"] == 6 + 2 * 2
+    text, files = render([read_run(runs / "fast"), read_run(runs / "slow")])
+    assert Page(text).counts["svg"] == len(files) == 7 + 2 * 2
     header = re.search(r"<thead>.*?</thead>", text, re.DOTALL)
     assert header is not None
     assert "optimizer.learning_rate" in header[0]
@@ -84,8 +136,8 @@ def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(runs: Path
     shutil.rmtree(tmp_path / "run" / "export")
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()) | {"dataset": "/gone"}
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
-    page = Page(render([read_run(tmp_path / "run")]))
-    assert page.counts["svg"] == 6
+    page = Page(render([read_run(tmp_path / "run")])[0])
+    assert page.counts["svg"] == 7
     assert "img" not in page.counts
 
 
@@ -94,5 +146,5 @@ def test_names_from_a_run_are_text_and_not_markup(runs: Path, tmp_path: Path) ->
     shutil.copytree(runs / "fast", tmp_path / "run")
     (tmp_path / "<script>alert(1)<").mkdir()
     shutil.move(tmp_path / "run", folder)
-    text = render([read_run(folder), read_run(runs / "slow")])
+    text, _ = render([read_run(folder), read_run(runs / "slow")])
     assert "<script" not in text
