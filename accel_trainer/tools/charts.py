@@ -109,7 +109,7 @@ def _draw_time(runs: Sequence[RunReader], *, colors: Sequence[int]) -> Chart:
                 seconds = run.phase_s.get(phase, 0.0)
                 place = row + (number - (len(runs) - 1) / 2) * height
                 axes.barh(place, seconds, color=color, height=height)
-                text = f"{format_duration(seconds)}  {seconds / total_s:.0%}"
+                text = f"{format_duration(seconds)}, {seconds / total_s:.0%}"
                 axes.text(seconds + longest * 0.015, place, text, va="center", color=palette.muted)
         axes.set_yticks(range(len(_PHASES)), list(_PHASES.values()))
         axes.invert_yaxis()

@@ -9,6 +9,7 @@ import argparse
 import itertools
 import json
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -93,11 +94,7 @@ def _describe(run: RunReader) -> dict[str, Any]:
         "changed": _changed(run),
         "config": list(_flat(run.config).items()),
         "origins": run.environment.get("config_origins", {}),
-        "environment": [
-            (name, value)
-            for name, value in _flat(run.environment).items()
-            if not name.startswith("config_origins.")
-        ],
+        "environment": _environment(run),
     }
 
 
@@ -132,7 +129,8 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
         )
     if "wall_s" in result:
         memory = (result.get("peak_memory_bytes") or 0) / 2**30
-        shown.append(("time", format_duration(result["wall_s"]), f"{memory:.1f} GiB at most"))
+        seconds = sum(run.phase_s.values()) or result["wall_s"]
+        shown.append(("time", format_duration(seconds), f"{memory:.1f} GiB at most"))
     return [dict(zip(("name", "value", "note"), fact, strict=True)) for fact in shown]
 
 
@@ -173,6 +171,14 @@ def _changed(run: RunReader) -> list[tuple[str, Any, Any]]:
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, _, value in diff_config({}, values)}
+
+
+def _environment(run: RunReader) -> list[tuple[str, Any]]:
+    """Return name and value of what the run ran with; its command as one types it."""
+    values = _flat({name: value for name, value in run.environment.items() if name != "config_origins"})
+    if "command.arguments" in values:
+        values["command.arguments"] = shlex.join(values["command.arguments"])
+    return list(values.items())
 
 
 def _is_training(name: str) -> bool:

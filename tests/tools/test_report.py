@@ -91,7 +91,7 @@ def test_restarts_are_marked_and_the_times_of_all_attempts_added(runs: Path, tmp
     assert run.num_killed == 1
     assert run.phase_s == {"start": 3.0, "training": 30.0}
     text, _ = render([run])
-    assert "Interrupted, and continued from the checkpoint at step 10, 10, 30 (dotted); 1 of its 4" in text
+    assert "Interrupted, and continued after step 10, 10, 30 (dotted); 1 of its 4" in text
     undisturbed, _ = render([read_run(runs / "fast")])
     assert "Interrupted" not in undisturbed
 
