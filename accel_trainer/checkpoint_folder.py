@@ -147,12 +147,7 @@ def _read_best(directory: Path) -> bytes:
 
 
 def delete_old(
-    directory: Path,
-    newest: str,
-    *,
-    pinned: Collection[str],
-    keep_last_n: int,
-    keep_every_n_steps: int | None,
+    directory: Path, newest: str, *, pinned: Collection[str], keep_last_n: int, keep_every_n_steps: int | None
 ) -> None:
     """Delete what is not kept, now that `newest` is committed: only whole checkpoints of ours.
 

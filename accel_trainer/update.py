@@ -17,12 +17,7 @@ from .state import TrainState
 from .types import Window
 
 _MIN_LOSS_SCALE = 1e-3  # what still overflows below it is no overflow of float16, but NaN or inf
-_ENGINES = (
-    DistributedType.DEEPSPEED,
-    DistributedType.MEGATRON_LM,
-    DistributedType.XLA,
-    DistributedType.FSDP,
-)
+_ENGINES = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA, DistributedType.FSDP)
 
 
 class Outcome(NamedTuple):

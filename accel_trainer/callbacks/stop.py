@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError
 from ..preemption import TIME_LIMIT
 from ..types import StepReport
 from .base import Callback
@@ -21,10 +20,6 @@ class EarlyStopping(Callback):
     is_essential = True
 
     def __init__(self, *, patience: int) -> None:
-        if patience < 1:
-            raise ConfigError(
-                "CONFIG", f"--trainer.patience is {patience}: set it to 1 or more, or None for no limit"
-            )
         self.patience = patience
         self.num_bad_evaluations = 0
         self.best_checkpoint: str | None = None
@@ -55,10 +50,6 @@ class TimeLimit(Callback):
     is_essential = True
 
     def __init__(self, *, max_seconds: float) -> None:
-        if not max_seconds > 0:
-            raise ConfigError(
-                "CONFIG", f"--trainer.max-time-s is {max_seconds}: set it above 0, or None for no limit"
-            )
         self._deadline_s = time.monotonic() + max_seconds
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
