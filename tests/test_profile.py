@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,10 +37,7 @@ def test_a_profile_is_a_trace_and_a_table_and_changes_nothing_that_is_trained(tm
     assert final_files(tmp_path / "profiled") == final_files(tmp_path / "plain")
     assert not (tmp_path / "plain" / "profile").exists()
     table = (tmp_path / "profiled" / "profile" / "table.txt").read_text()
-    rows = {
-        name: float(value)
-        for name, value in (line.split()[:2] for line in table.splitlines()[1:9] if " ms " in line)
-    }
+    rows = {name: float(ms) for name, ms in re.findall(r"^  (.+?) +([\d.-]+) ms", table, flags=re.MULTILINE)}
     assert all(rows[name] > 0 for name in ("data", "forward", "backward", "optimizer", "step")), table
     assert "evaluation" in table
     assert "GFLOP an image" in table
