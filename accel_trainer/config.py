@@ -107,15 +107,16 @@ def config_sha256(config: Any) -> str:
 
 def diff_config(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return `(dotted name, old, new)` of the values that differ; an absent one is None."""
-    before, after = dict(_flatten(old)), dict(_flatten(new))
+    before, after = dict(flatten_config(old)), dict(flatten_config(new))
     pairs = {name: (before.get(name), after.get(name)) for name in before | after}
     return [(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
 
 
-def _flatten(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten_config(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield `(dotted name, value)` of nested dicts."""
     for key, value in mapping.items():
         if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten_config(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -176,7 +177,7 @@ def _read_file(config_class: Any, paths: Sequence[str]) -> Iterator[_Given]:
 def _read_yaml(config_class: Any, text: str, *, source: str) -> Iterator[_Given]:
     try:
         content = yaml.safe_load(text) or {}
-        values = list(_flatten(content)) if isinstance(content, Mapping) else None
+        values = list(flatten_config(content)) if isinstance(content, Mapping) else None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date of month 13 is a ValueError
         reason = " ".join(str(getattr(error, "problem", None) or error).split())
         mark = getattr(error, "problem_mark", None)

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,13 @@ class History:
         if self._unwritten:
             self._file.append(self._unwritten)
             self._unwritten = b""
+
+    def read(self, start: int) -> Iterator[tuple[dict[str, Any], int]]:
+        """Yield the rows on the disk after the first `start` bytes, each with the position behind it."""
+        for line in self._file.read(start).splitlines(keepends=True):
+            start += len(line)
+            if line.endswith(b"\n"):
+                yield json.loads(line), start
 
     def truncate(self, size: int) -> None:
         """Drop the rows after the first `size` bytes."""

@@ -13,13 +13,14 @@ from . import storage
 from .callbacks.attempts import AttemptLog
 from .callbacks.base import Callback
 from .callbacks.log import MetricsLog
-from .callbacks.profile import Profile, ProfiledTask
 from .callbacks.progress import Progress
 from .callbacks.record import RunRecord
 from .callbacks.stop import EarlyStopping, TimeLimit
+from .callbacks.trackers import Trackers
 from .checkpoint import Checkpointer
 from .checkpoint_files import LoadedCheckpoint, decode_files, read_checkpoint
 from .checkpoint_folder import find_checkpoint
+from .config import config_to_dict
 from .errors import CheckpointError
 from .evaluation import Evaluator
 from .history import History
@@ -74,17 +75,20 @@ def build_trainer(
     is_main = accelerator.is_main_process
     progress = Progress(banner=banner, is_quiet=not is_main)
     history = History(run.folder / "metrics.jsonl") if is_main else None
+    trackers = Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(config))
     log = MetricsLog(
-        accelerator, history=history, every_n_steps=config.trainer.log_every_n_steps, sinks=[progress.show]
+        accelerator,
+        history=history,
+        every_n_steps=config.trainer.log_every_n_steps,
+        sinks=[progress.show, trackers.show],
     )
-    profile = Profile(run.folder / "profile", log=log, show=progress.tell)
     trainer = Trainer(
         config.trainer,
         accelerator=accelerator,
         model=model,
         optimizer=build_optimizer(model, config.optimizer),
         learning_rate_at=learning_rate_at,
-        task=ProfiledTask(task) if config.run.profile else task,
+        task=task,
         loader=loader,
         evaluator=Evaluator(eval_loader, task=task, metrics=metrics, accelerator=accelerator),
         checkpointer=Checkpointer(
@@ -107,7 +111,7 @@ def build_trainer(
             progress,
             AttemptLog(run.folder / "attempts.jsonl"),
             RunRecord(run.folder, log=log, export_config=export_config or {}),
-            *([profile] if config.run.profile else []),
+            trackers,
             *callbacks,
         ],
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from accelerate import Accelerator
 
 from . import storage
+from .callbacks.trackers import check_trackers
 from .checkpoint_files import LoadedCheckpoint
 from .checkpoint_folder import has_checkpoints
 from .collectives import differing_processes, leave, run_on_main
@@ -65,6 +66,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     global_batch_size = config.batch.resolved_global_batch_size(accelerator.num_processes)
 
     def open_folder() -> bytes:
+        check_trackers(config.run.track)
         wanted = choose_folder(config, recipe)
         if not wanted.exists():
             created.append(wanted)

@@ -24,7 +24,6 @@ from .trainer import TrainerConfig
 FREE = (
     "run.", "checkpoint.", "trainer.max_steps", "trainer.max_time_s", "trainer.on_nonfinite",
     "batch.per_device_batch_size", "batch.accumulation_steps", "batch.eval_batch_size",
-    "batch.num_workers",
     "runtime.num_threads", "runtime.timeout_s",
 )  # fmt: skip
 
@@ -41,12 +40,13 @@ class RunConfig:
     """A checkpoint, run or safetensors file whose weights a new run starts with; nothing else of it is used."""
     allow_change: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--allow-change"])] = ()
     """Config values (dotted names, or `data`) that may differ from the run that is resumed."""
+    track: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--track"])] = ()
+    """Trackers to copy `metrics.jsonl` into, offline: `tensorboard`, `wandb`, `mlflow`, `trackio`, or another that
+    accelerate knows. Their own environment variables, such as WANDB_MODE=online, still count."""
     runs_dir: Path = Path("runs")
     """Where run folders without an explicit `output_dir` are made."""
     cache_dir: Annotated[Path, tyro.conf.arg(aliases=["--cache-dir"])] = Path("~/.cache/accel_trainer")
     """Where decoded data is kept, for all runs."""
-    profile: Annotated[bool, tyro.conf.arg(aliases=["--profile"])] = False
-    """Trace some steps and write where the time goes into `profile/` of the run folder."""
     debug: Annotated[bool, tyro.conf.arg(aliases=["--debug"])] = False
     """Show a traceback with an error."""
 

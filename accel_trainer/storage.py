@@ -234,6 +234,10 @@ class AppendFile:
         """Bytes in the file."""
         return os.fstat(self._descriptor).st_size
 
+    def read(self, start: int) -> bytes:
+        """Return what lies beyond the first `start` bytes; another thread may append meanwhile."""
+        return os.pread(self._descriptor, max(0, self.size - start), start)
+
     def append(self, line: bytes) -> None:
         """Write `line` at the end. It survives a crash of the process at once, a power loss after `sync`."""
         size = self.size
