@@ -23,6 +23,7 @@ from .checkpoint_files import (
     LoadedCheckpoint,
     checkpoint_name,
     decode_files,
+    list_checkpoints,
     write_checkpoint,
 )
 from .checkpoint_folder import BestCheckpoint, find_checkpoint
@@ -108,7 +109,7 @@ class Checkpointer:
         """Make the directory ready before the first step, under the run lock; `pieces` as for `save`.
 
         Creates it, sweeps the leftovers of crashes, and checks that `pieces` can be stored and fit on
-        the disk. Raises CheckpointError.
+        the disk: twice, since a checkpoint is deleted after the next is written. Raises CheckpointError.
         """
         needed = sum(
             tensor.nbytes
@@ -119,15 +120,16 @@ class Checkpointer:
             storage.make_directory(self.directory)
             storage.sweep(self.directory)
             available = free_bytes(self.directory)
+            num_missing = 1 if list_checkpoints(self.directory) else 2
         except OSError as error:
             raise CheckpointError(
                 "CKPT_PREFLIGHT", f"{self.directory} cannot be used ({error.strerror}): choose another folder"
             ) from error
-        if available < needed:
+        if available < num_missing * needed:
             raise CheckpointError(
                 "CKPT_PREFLIGHT",
-                f"a checkpoint needs {needed} bytes and {self.directory} has {available} free: "
-                "free some space or choose another folder",
+                f"{num_missing} more checkpoints must fit, of {needed} bytes each, and {self.directory} has "
+                f"{available} free: free some space or choose another folder",
             )
 
     def is_due(self, position: TrainState) -> bool:

@@ -67,11 +67,13 @@ def gather_rows(rows: Tensor, accelerator: Accelerator) -> Tensor:
     return rows[rows[:, 0] >= 0].cpu()
 
 
-def differing_processes(value: bytes, accelerator: Accelerator) -> list[int]:
-    """Return the processes whose `value` is not the main process's, the same on all. **Collective. Host sync.**"""
-    digest = torch.frombuffer(bytearray(hashlib.sha256(value).digest()), dtype=torch.uint8)
-    digests = accelerator.gather(digest[None].to(accelerator.device))
-    return [index for index, other in enumerate(digests) if not torch.equal(other, digests[0])]
+def differing_processes(values: Mapping[str, str], accelerator: Accelerator) -> dict[str, list[int]]:
+    """Return by name the processes whose value is not the main process's, on all. **Collective. Host sync.**"""
+    digests = torch.tensor([list(hashlib.sha256(value.encode()).digest()) for value in values.values()])
+    gathered = accelerator.gather(digests[None].to(accelerator.device))  # [processes, names, 32]
+    differs = (gathered != gathered[0]).any(-1).T
+    found = {name: row.nonzero().flatten().tolist() for name, row in zip(values, differs, strict=True)}
+    return {name: processes for name, processes in found.items() if processes}
 
 
 _last_operations: list[dist.Work | None] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,9 @@ from accelerate import Accelerator
 
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
 _GIT_TIMEOUT_S = 10
+_SECRET = re.compile(
+    r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*"
+)
 
 
 def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
@@ -28,14 +32,24 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
         "hardware": {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            "num_cpus": os.cpu_count(),
+            "num_cpus": available_cpus(),
             "num_threads": torch.get_num_threads(),
             "num_processes": accelerator.num_processes,
         },
         "mixed_precision": accelerator.mixed_precision,
-        "command": {"arguments": sys.argv, "directory": str(Path.cwd())},
+        "command": {"arguments": _without_secrets(sys.argv), "directory": str(Path.cwd())},
         "code": _code(Path(sys.argv[0]).resolve()),
     }
+
+
+def _without_secrets(arguments: list[str]) -> list[str]:
+    """Return a command with the values of flags such as `--hub-token` taken out."""
+    return _SECRET.sub(r"\1***", "\0".join(arguments)).split("\0")
+
+
+def available_cpus() -> int:
+    """Return the cores that this process may run on: a scheduler or `taskset` often leaves it some of them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _version(package: str) -> str | None:

@@ -26,7 +26,7 @@ from .evaluation import Evaluator
 from .history import History
 from .optimizer import build_optimizer
 from .plan import BatchPlan
-from .run import Run
+from .run import Run, check_same_everywhere
 from .run_config import RecipeConfig
 from .runtime import describe_machine, library_versions, place_model
 from .schedule import Schedule, build_schedule, scale_learning_rate
@@ -58,9 +58,11 @@ def build_trainer(
     continued on other data. `export_config` goes beside the exported weights as JSON.
 
     Raises:
+        ConfigError: some processes have other data than main.
         CheckpointError: the checkpoint to continue from does not fit, or a checkpoint has no room.
     """
     config, accelerator = run.config, run.accelerator
+    check_same_everywhere({"data": f"{data_fingerprint}, {loader.plan.num_samples} samples"}, accelerator)
     if config.run.init_from is not None and run.checkpoint is None:
         _load_weights(model, config.run.init_from)
     model = place_model(model, accelerator, config.runtime)
@@ -118,7 +120,7 @@ def build_trainer(
     trainer.prepare_checkpoints()
     if run.checkpoint is not None:
         _check_data(run, data_fingerprint)
-        _note_versions(run.checkpoint)
+        _note_changes(run.checkpoint, accelerator.num_processes)
         trainer.restore(run.checkpoint.pieces)
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
@@ -162,18 +164,17 @@ def _check_data(run: Run, data_fingerprint: str) -> None:
         )
 
 
-def _note_versions(checkpoint: LoadedCheckpoint) -> None:
-    """Say which versions are not those of the checkpoint: the run goes on, but maybe not with the same bits."""
-    versions = library_versions()
-    stored = dict(checkpoint.manifest.get("versions") or {})
-    changed = [
-        f"{name} {stored[name]} -> {versions.get(name)}"
-        for name in stored
-        if stored[name] != versions.get(name)
-    ]
+def _note_changes(checkpoint: LoadedCheckpoint, num_processes: int) -> None:
+    """Say what is not as it was for the checkpoint: the run goes on, but maybe not with the same bits."""
+    now = {**library_versions(), "num_processes": num_processes}
+    stored = {
+        **(checkpoint.manifest.get("versions") or {}),
+        "num_processes": checkpoint.manifest["num_processes"],
+    }
+    changed = [f"{name} {old} -> {now.get(name)}" for name, old in stored.items() if old != now.get(name)]
     if changed:
         _logger.warning(
-            "%s was saved with other versions (%s): the results may differ in the last bits",
+            "not as when %s was saved: %s; the results may differ in the last bits",
             checkpoint.name,
             ", ".join(changed),
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from .config import save_config
 from .environment import describe_environment
 from .errors import ConfigError, DivergedError, Preempted, ProcessError, UserError
 from .preemption import StopFlag, stop_on_signals
+from .preflight import Situation, log_warnings, refuse_errors
 from .resume import (
     check_unchanged,
     choose_folder,
@@ -28,7 +31,7 @@ from .resume import (
     with_global_batch,
 )
 from .run_config import RecipeConfig, identity_sha256
-from .run_folder import RunLock, prepare_directory
+from .run_folder import RunLock, prepare_directory, writes_to
 from .runtime import find_launcher, library_versions, start_accelerator
 from .seeding import seed_everything
 from .status import reported
@@ -59,6 +62,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
     """
+    refuse_errors(Situation(config=config))
     accelerator = start_accelerator(config.runtime)
     seed_everything(config.seed)
     lock: list[RunLock] = []
@@ -78,17 +82,18 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         resolved = with_global_batch(config, stored, global_batch_size)
         if source is not None and stored is not None:
             check_unchanged(stored, resolved, config.run.allow_change, source.run)
-            if source.run != folder:
+        environment = json.dumps(describe_environment(accelerator), indent=1)
+        with writes_to(folder):
+            if source is not None and source.run != folder:
                 storage.write_file_atomic(
                     folder / "metrics.jsonl", (source.run / "metrics.jsonl").read_bytes()
                 )
-        storage.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
-        environment = json.dumps(describe_environment(accelerator), indent=1)
-        storage.write_file_atomic(folder / "environment.json", environment.encode())
+            storage.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
+            storage.write_file_atomic(folder / "environment.json", environment.encode())
         where = None if source is None else [str(source.run), source.checkpoint]
         return json.dumps([str(folder), where, resolved.batch.global_batch_size]).encode()
 
-    _check_same_everywhere(config, accelerator)
+    check_same_everywhere(describe_identity(config), accelerator)
     rank, num_processes = accelerator.process_index, accelerator.num_processes
     stop_flag = StopFlag(num_processes=num_processes)
     watchdog = Watchdog(stop_flag, timeout_s=config.runtime.timeout_s, launcher_pid=find_launcher())
@@ -98,6 +103,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             path, where, global_batch_size = json.loads(run_on_main(open_folder, accelerator))
             folder = Path(path)
             resolved = replace(config, batch=replace(config.batch, global_batch_size=global_batch_size))
+            if accelerator.is_main_process:
+                log_warnings(Situation(config=resolved))
             with reported(folder, watchdog, rank=rank, num_processes=num_processes):
                 checkpoint = read_checkpoint(where, accelerator)
                 yield Run(resolved, accelerator, folder, checkpoint, identity_sha256(resolved), watchdog)
@@ -121,14 +128,21 @@ def _remove_unused(folder: Path) -> None:
         storage.remove_directories([folder])
 
 
-def _check_same_everywhere(config: RecipeConfig, accelerator: Accelerator) -> None:
-    """Raise on all processes if some have other versions or another config than main. **Collective.**"""
-    mine = json.dumps([library_versions(), identity_sha256(config)]).encode()
-    if others := differing_processes(mine, accelerator):
+def describe_identity(config: RecipeConfig) -> dict[str, str]:
+    """Return by name what must be the same on all processes: versions, sources and config."""
+    sources = [*sorted(Path(__file__).parent.rglob("*.py")), Path(sys.argv[0])]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources if path.is_file()))
+    return {**library_versions(), "code": digest.hexdigest(), "config": identity_sha256(config)}
+
+
+def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -> None:
+    """Raise on all processes if some have another of the named values than main. **Collective.**"""
+    if differing := differing_processes(values, accelerator):
+        listed = "; ".join(f"{name} on {', '.join(map(str, who))}" for name, who in differing.items())
         raise ConfigError(
             "PROCESSES_DIFFER",
-            f"processes {', '.join(map(str, others))} have other versions of Python, torch, accelerate or "
-            "accel_trainer, or another config, than process 0: install the same and start all with the same command",
+            f"not the same as on process 0: {listed}. Install the same software, copy the same code and data to every "
+            "machine, and start all processes with the same command",
         )
 
 

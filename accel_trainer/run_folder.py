@@ -11,6 +11,8 @@ import shutil
 import socket
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -37,14 +39,21 @@ def prepare_directory(path: Path) -> Path:
                 f"the output folder's part {part[:20]!r}... has {len(os.fsencode(part))} bytes, "
                 f"more than {_MAX_NAME_BYTES}: choose a shorter name",
             )
-    try:
+    with writes_to(path):
         path = path.resolve()
         for missing in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
             storage.make_directory(missing)
         storage.check_writable(path)
-    except OSError as error:
-        raise _unusable(path, error) from error
     return path
+
+
+@contextmanager
+def writes_to(folder: Path) -> Iterator[None]:
+    """Raise an OSError of the block, such as of a full disk, as an OutputError that names `folder`."""
+    try:
+        yield
+    except OSError as error:
+        raise _unusable(folder, error) from error
 
 
 def _unusable(path: Path, error: OSError) -> OutputError:
@@ -55,6 +64,10 @@ def _unusable(path: Path, error: OSError) -> OutputError:
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return OutputError(
             "OUT_DIR_IS_FILE", f"{path} is or lies below a file: choose a folder for --output-dir"
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError(
+            "NO_SPACE", f"{path} cannot be written ({error.strerror}): free some space and start again"
         )
     return OutputError(
         "OUT_DIR_NOT_WRITABLE",
@@ -89,10 +102,8 @@ class RunLock:
         """Take the lock. Raises OutputError if another run has it, or if the file system has no locks."""
         # The kernel drops the lock when the process closes any descriptor of the file, so it is
         # opened once, here, and read and written through this descriptor only.
-        try:
+        with writes_to(path.parent):
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise _unusable(path.parent, error) from error
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -107,8 +118,9 @@ class RunLock:
                 "since": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             }
         ).encode()
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, owner, 0)
+        with writes_to(path.parent):
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, owner, 0)
 
     def release(self) -> None:
         """Let another run have the folder."""

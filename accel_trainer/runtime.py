@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import nn
 
+from .environment import available_cpus
 from .errors import ConfigError
 from .sync_batch_norm import convert_sync_batch_norm
 
@@ -40,7 +41,8 @@ class RuntimeConfig:
     deterministic: bool = True
     """Choose deterministic kernels on CUDA; without them a resumed run is close, but not the same bits."""
     num_threads: int | None = None
-    """CPU threads per process; None: the cores divided by the processes. It changes the last bits of a result."""
+    """CPU threads per process; None: the cores this process may use, divided by the processes. It changes the last bits
+    of a result: set it for a run that may go on with fewer cores, or elsewhere."""
     timeout_s: float = 600.0
     """How long a process waits for the others in a collective before it gives up."""
     find_unused_parameters: bool = False
@@ -111,7 +113,7 @@ def find_launcher() -> int | None:
 def _pin(config: RuntimeConfig, accelerator: Accelerator) -> None:
     """Fix what changes the bits of a result and would otherwise depend on the launcher."""
     local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    torch.set_num_threads(config.num_threads or max(1, (os.cpu_count() or 1) // local_processes))
+    torch.set_num_threads(config.num_threads or max(1, available_cpus() // local_processes))
     if accelerator.device.type == "cuda":
         torch.backends.cudnn.benchmark = not config.deterministic
         torch.backends.cudnn.deterministic = config.deterministic

@@ -14,6 +14,7 @@ from . import storage
 from .checkpoint_files import list_checkpoints
 from .errors import ExitCode, ProcessError, UserError
 from .failures import Failure, Records
+from .run_folder import writes_to
 from .watchdog import Watchdog
 
 # What a collective says when another process is gone or does not answer (torch 2.6 to 2.13).
@@ -29,7 +30,8 @@ def reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int)
     Raises:
         ProcessError: when another process failed first, naming it.
     """
-    records = Records(folder / "logs", rank=rank, num_processes=num_processes)
+    with writes_to(folder):
+        records = Records(folder / "logs", rank=rank, num_processes=num_processes)
 
     def describe(error: str, exit_code: int) -> Failure:
         step = watchdog.position.optimizer_step
@@ -66,7 +68,7 @@ def reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int)
             first = records.first(mine)
             if first.error == mine.error:  # all processes found it, in the same step
                 first = mine
-        with suppress(OSError):  # the folder may be what failed: that error is the one to report
+        with suppress(OSError, UserError):  # the folder may be what failed: that error is the one to report
             records.leave(first, traceback.format_exc())
             write(_STATES.get(ExitCode(first.exit_code), "failed"), first.exit_code, str(first))
         if first is mine:
@@ -92,4 +94,5 @@ def _write_status(
         "pid": os.getpid(),
         "host": os.uname().nodename,
     }
-    storage.write_file_atomic(folder / "status.json", json.dumps(status, indent=1).encode())
+    with writes_to(folder):
+        storage.write_file_atomic(folder / "status.json", json.dumps(status, indent=1).encode())

@@ -21,7 +21,7 @@ LAYERS = (
     {"errors", "state", "types"},
     {
         "collectives", "config", "ema", "encoding", "environment", "history", "meters", "metrics", "muon", "optimizer",
-        "plan", "preemption", "run_folder", "schedule", "seeding", "snapshot", "storage", "strict_json",
+        "plan", "preemption", "preflight", "run_folder", "schedule", "seeding", "snapshot", "storage", "strict_json",
         "sync_batch_norm", "tensor_file",
     },
     {
@@ -334,7 +334,7 @@ RULES = {
     "reads the environment": Rule(
         mentions("os.environ", "os.getenv", "os.putenv"),
         {
-            "runtime", "launch", "tools.doctor", "tools.launch", "tools.replay",
+            "runtime", "launch", "preflight", "tools.launch", "tools.replay",
             "callbacks.trackers",  # theirs say where they store
         },
         "os.environ['RANK']",
@@ -470,7 +470,7 @@ def test_the_engine_can_be_read_in_an_afternoon() -> None:
         if path.relative_to(ROOT / PACKAGE).with_suffix("").parts[0] not in APART_FROM_THE_ENGINE
     ]
     # The aim is about 3,000: what stops, survives and explains a dying run took it past that.
-    assert sum(count_code_lines(path.read_text()) for path in paths) <= 3682
+    assert sum(count_code_lines(path.read_text()) for path in paths) <= 3786
 
 
 def test_importing_the_package_is_light() -> None:

@@ -51,3 +51,14 @@ def test_the_commit_of_the_recipe_is_recorded_and_whether_it_was_changed(
     assert code() == {"recipe": "train.py", "git_commit": commit, "is_changed": False}
     recipe.write_text("two")
     assert code() == {"recipe": "train.py", "git_commit": commit, "is_changed": True}
+
+
+def test_secrets_on_the_command_line_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = (
+        "train.py --hub-token hf_1 --db.password=p=2 --api-key 3 --epochs 4 --num-tokens 5 --use-token --lr 6"
+    )
+    monkeypatch.setattr(sys, "argv", argv.split())
+    shown = " ".join(describe_environment(Accelerator(cpu=True))["command"]["arguments"])
+    assert shown == (
+        "train.py --hub-token *** --db.password=*** --api-key *** --epochs 4 --num-tokens 5 --use-token --lr 6"
+    )

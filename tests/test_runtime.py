@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -77,11 +78,21 @@ def test_the_number_of_threads_is_pinned(num_threads: int) -> None:
 
 
 def test_by_default_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(6))
     for local_processes, expected in ((1, 6), (2, 3), (4, 1), (8, 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_processes))
         start_accelerator(RuntimeConfig())
         assert torch.get_num_threads() == expected
+
+
+def test_a_process_takes_no_more_threads_than_it_was_given_cores(tmp_path: Path) -> None:
+    processes.run(check_threads_on_one_core, num_processes=1, folder=tmp_path)
+
+
+def check_threads_on_one_core() -> None:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    start_accelerator(RuntimeConfig())
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.filterwarnings(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import storage
 from ..errors import CheckpointError
+from ..run_folder import writes_to
 from ..runtime import peak_memory_bytes
 from .base import Callback
 from .log import MetricsLog
@@ -50,6 +51,10 @@ class RunRecord(Callback):
             and result.position.optimizer_step == self._first_step > 0
         ):
             return
+        with writes_to(self._folder):
+            self._write(trainer, result)
+
+    def _write(self, trainer: Trainer, result: RunResult) -> None:
         if result.state != "preempted":
             self._export(trainer, result)
         record = {
@@ -65,7 +70,7 @@ class RunRecord(Callback):
             "wall_s": time.perf_counter() - self._start_s,
             "peak_memory_bytes": peak_memory_bytes(trainer.accelerator),
         }
-        storage.write_file_atomic(path, json.dumps(record, indent=1).encode())
+        storage.write_file_atomic(self._folder / "result.json", json.dumps(record, indent=1).encode())
 
     def _export(self, trainer: Trainer, result: RunResult) -> None:
         weights, source = _weights_to_export(trainer, result)

@@ -51,8 +51,7 @@ def open_or_build(source: Source, *, cache_dir: Path, bad_images: BadImageConfig
 
 
 def _open_or_build(source: Source, cache_dir: Path, bad_images: BadImageConfig) -> ImageDataset:
-    digest = hashlib.sha256(f"{_FORMAT}:{source.key}".encode()).hexdigest()
-    folder = cache_dir / f"{source.name}-{digest[:16]}"
+    folder = cache_folder(source, cache_dir)
     dataset = _open(folder)
     if dataset is not None:
         return dataset
@@ -76,6 +75,12 @@ def _open_or_build(source: Source, cache_dir: Path, bad_images: BadImageConfig) 
     if dataset is None:
         raise OutputError("CACHE_DAMAGED", f"{folder} does not read back as it was written: check the disk")
     return dataset
+
+
+def cache_folder(source: Source, cache_dir: Path) -> Path:
+    """Return where the decoded images of `source` are, or will be."""
+    digest = hashlib.sha256(f"{_FORMAT}:{source.key}".encode()).hexdigest()
+    return cache_dir / f"{source.name}-{digest[:16]}"
 
 
 @contextmanager

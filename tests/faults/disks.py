@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,3 +117,34 @@ class FailingDisk(InterceptedDisk):
             act_half()
             raise OSError(self._error, os.strerror(self._error), str(path))
         return act()
+
+
+def can_mount() -> bool:
+    """Whether a process may have mounts of its own here."""
+    return subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
+
+
+def mount_small_disk(path: Path, *, num_bytes: int) -> None:
+    """Give this process, which must have one thread, a file system of its own at `path`. It ends with the process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    new_user, new_mounts = 0x10000000, 0x20000
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(new_user | new_mounts) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
+        Path(f"/proc/self/{name}").write_text(text)
+    if libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, f"size={num_bytes}".encode()) != 0:
+        raise OSError(ctypes.get_errno(), "mount")
+
+
+def fill(path: Path) -> None:
+    """Write a file until there is no space left."""
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1):
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(size))

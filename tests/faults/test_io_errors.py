@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import resource
 import shutil
 import sys
@@ -127,10 +128,21 @@ def test_a_real_file_size_limit_is_survived(scratch: Path) -> None:
     assert valid_steps(scratch) == [1, STEPS_BEFORE, STEPS_BEFORE + 2]
 
 
-def test_too_little_space_for_a_checkpoint_is_an_error_before_the_first_step(
+def test_too_little_space_for_two_checkpoints_is_an_error_before_the_first_step(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert free_bytes(scratch) > 0
-    monkeypatch.setattr("accel_trainer.checkpoint.free_bytes", lambda path: 40)
-    with pytest.raises(CheckpointError, match=r"CKPT_PREFLIGHT.*needs \d+ bytes.* has 40 free"):
-        make_checkpointer(scratch)
+    def refused_with(num_free_bytes: int) -> str:
+        monkeypatch.setattr("accel_trainer.checkpoint.free_bytes", lambda path: num_free_bytes)
+        with pytest.raises(CheckpointError, match=f"has {num_free_bytes} free") as refused:
+            make_checkpointer(scratch)
+        assert refused.value.code == "CKPT_PREFLIGHT"
+        return str(refused.value)
+
+    needed = int(re.findall(r"2 more checkpoints must fit, of (\d+) bytes each", refused_with(0))[0])
+    assert free_bytes(scratch) > needed > 40
+    refused_with(2 * needed - 1)
+    monkeypatch.setattr("accel_trainer.checkpoint.free_bytes", lambda path: 2 * needed)
+    save(make_checkpointer(scratch), 1)
+    assert "1 more checkpoints must fit" in refused_with(needed - 1)
+    monkeypatch.setattr("accel_trainer.checkpoint.free_bytes", lambda path: needed)
+    make_checkpointer(scratch)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,22 +129,39 @@ def test_another_torch_than_the_checkpoints_is_a_notice_and_the_run_goes_on(
     workload.train(stopped)
     monkeypatch.setattr(torch, "__version__", "99.0")
     assert workload.train(config).state == "done"
-    assert "was saved with other versions (torch 2." in caplog.text
-    assert "-> 99.0): the results may differ in the last bits" in caplog.text
+    assert "not as when step-0000000003-epoch-00000 was saved: torch 2." in caplog.text
+    assert "-> 99.0; the results may differ in the last bits" in caplog.text
 
 
 def test_processes_with_other_versions_are_named_before_anything_is_written(tmp_path: Path) -> None:
-    job = processes.start(train_with_other_torch, tmp_path / "run", num_processes=3, folder=tmp_path / "logs")
+    job = processes.start(train_differently, tmp_path / "run", num_processes=3, folder=tmp_path / "logs")
     assert job.wait() == [1, 1, 1]
     for rank in range(3):
-        assert "PROCESSES_DIFFER]: processes 2 have other versions of" in job.output(rank)
+        assert (
+            "PROCESSES_DIFFER]: not the same as on process 0: torch on 2; code on 1; config on 1, 2. Install"
+            in (job.output(rank))
+        )
     assert not (tmp_path / "run").exists()
 
 
-def train_with_other_torch(folder: Path) -> None:
-    if os.environ["RANK"] == "2":
+def train_differently(folder: Path) -> None:
+    rank = int(os.environ["RANK"])
+    if rank == 1:
+        sys.argv = [str(Path(__file__))]
+    if rank == 2:
         torch.__version__ = "99.0"  # type: ignore[assignment]
-    workload.train(workload.make_config(folder))
+    workload.train(workload.make_config(folder, seed=min(rank, 1)))
+
+
+def test_processes_with_other_data_are_named_before_the_first_step(tmp_path: Path) -> None:
+    job = processes.start(train_on_other_data, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+    assert job.wait() == [1, 1]
+    assert "PROCESSES_DIFFER]: not the same as on process 0: data on 1" in job.output(0)
+    assert not (tmp_path / "run").exists()
+
+
+def train_on_other_data(folder: Path) -> None:
+    workload.train(workload.make_config(folder), num_train=72 + int(os.environ["RANK"]))
 
 
 @pytest.mark.parametrize("kind", ["file", "checkpoint", "run"])

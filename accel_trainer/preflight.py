@@ -1,0 +1,129 @@
+"""Look before leaping: what would fail, or quietly be something else than meant, found before any work.
+
+A rule finds one thing. Those here are cheap and run at every start; `accel-trainer doctor` has more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.distributed as dist
+
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from .run_config import RecipeConfig
+
+_logger = logging.getLogger(__name__)
+
+_LARGE_BATCH = 4  # times the batch that a learning rate was tuned at
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What the rules look at: a config, and as plain values what a test cannot bring about on any machine."""
+
+    config: RecipeConfig
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    num_gpus: int = field(default_factory=torch.cuda.device_count)
+    has_mps: bool = field(default_factory=lambda: torch.backends.mps.is_available())
+    has_nccl: bool = field(default_factory=dist.is_nccl_available)
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of the launch, on all machines."""
+        return int(self.environ.get("WORLD_SIZE", 1))
+
+    @property
+    def num_local_processes(self) -> int:
+        """Processes of the launch on this machine."""
+        return int(self.environ.get("LOCAL_WORLD_SIZE", 1))
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether the launcher asked for the CPU, also where there is a GPU."""
+        return self.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`find` returns what is wrong, its value and its fix in one line, or None; its docstring is what should hold."""
+
+    code: str
+    severity: Literal["error", "warning"]
+    find: Callable[[Situation], str | None]
+
+
+def find_mps_processes(now: Situation) -> str | None:
+    """The GPU of a Mac has one process."""
+    if not now.has_mps or now.is_on_cpu or now.num_processes == 1:
+        return None
+    return (
+        f"{now.num_processes} processes cannot share the GPU of a Mac: launch one with `python`, "
+        "or several on the CPU with ACCELERATE_USE_CPU=true"
+    )
+
+
+def find_nccl(now: Situation) -> str | None:
+    """Several GPUs have NCCL to speak through."""
+    if now.has_nccl or not now.num_gpus or now.is_on_cpu or now.num_processes == 1:
+        return None
+    return (
+        f"{now.num_processes} processes on GPUs, and this torch {torch.__version__} has no NCCL: install torch for "
+        "CUDA on Linux, or launch one process"
+    )
+
+
+def find_idle_gpus(now: Situation) -> str | None:
+    """Every GPU of this machine has a process."""
+    if now.num_gpus <= now.num_local_processes or now.is_on_cpu:
+        return None
+    return (
+        f"{now.num_gpus} GPUs are visible and {now.num_local_processes} is used, since each needs a process: "
+        f"`accelerate launch --multi_gpu --num_processes {now.num_gpus} RECIPE`, or hide them (CUDA_VISIBLE_DEVICES)"
+    )
+
+
+def find_learning_rate(now: Situation) -> str | None:
+    """A batch that grew with the processes has its learning rate scaled and warmed up."""
+    optimizer, schedule = now.config.optimizer, now.config.schedule
+    batch, base = now.config.batch.resolved_global_batch_size(now.num_processes), optimizer.base_batch_size
+    large = f"the global batch {batch} is {batch / base:.3g} times --optimizer.base-batch-size {base}"
+    if now.num_processes == 1 or batch < _LARGE_BATCH * base:
+        return None
+    if optimizer.learning_rate_scaling == "none":
+        rule = "linear" if optimizer.name == "sgd" else "sqrt"
+        return (
+            f"{large} and --lr {optimizer.learning_rate:g} is not scaled: set --optimizer.learning-rate-scaling "
+            f"{rule}, or --optimizer.base-batch-size {batch} if it was tuned for this batch"
+        )
+    if schedule.warmup_epochs == 0 and schedule.shape != "triangular":
+        return f"{large} and the learning rate starts at its peak: set --schedule.warmup-epochs, such as 5"
+    return None
+
+
+RULES = (
+    Rule("MPS_PROCESSES", "error", find_mps_processes),
+    Rule("NCCL_MISSING", "error", find_nccl),
+    Rule("IDLE_GPUS", "warning", find_idle_gpus),
+    Rule("LEARNING_RATE", "warning", find_learning_rate),
+)
+
+
+def refuse_errors(now: Situation) -> None:
+    """Raise ConfigError for what cannot work. Before the processes join, which would hang or fail."""
+    for rule in RULES:
+        if rule.severity == "error" and (message := rule.find(now)):
+            raise ConfigError(rule.code, message)
+
+
+def log_warnings(now: Situation) -> None:
+    """Say what is probably not meant."""
+    for rule in RULES:
+        if rule.severity == "warning" and (message := rule.find(now)):
+            _logger.warning("[%s] %s", rule.code, message)

@@ -1,0 +1,149 @@
+"""Whether the run folder and the data can be used, and what a start in that folder would go on from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ... import storage
+from ...errors import UserError
+from ...preflight import Rule, Situation
+from ...run_folder import RunLock, free_bytes
+from ...vision.cache import cache_folder
+from ...vision.raw import Source
+from ...vision.sources import find_source
+from ..checkpoint_report import inspect_checkpoints
+
+_MIN_FREE_BYTES, _MIN_FREE_FILES = 1 << 30, 1000
+_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
+def find_unusable_folder(now: Situation) -> str | None:
+    """The run folder can be written."""
+    existing = _existing(now)
+    try:
+        storage.check_writable(existing)
+    except NotADirectoryError:
+        return f"{existing} is a file: choose a folder for --output-dir"
+    except OSError as error:
+        return f"cannot write to {existing} ({error.strerror}): choose another --output-dir"
+    return None
+
+
+def find_lock(now: Situation) -> str | None:
+    """No other run is in the run folder."""
+    lock = _folder(now) / "run.lock"
+    try:
+        if lock.exists():
+            RunLock(lock).release()
+    except UserError as error:
+        return str(error.args[0])
+    return None
+
+
+def find_little_space(now: Situation) -> str | None:
+    """The disk has room for checkpoints."""
+    existing = _existing(now)
+    reports, _ = inspect_checkpoints(_folder(now) / "checkpoints")
+    needed = max([_MIN_FREE_BYTES, *(2 * report.num_bytes for report in reports)])
+    free, num_files = free_bytes(existing), os.statvfs(existing).f_favail
+    if free < needed:
+        return (
+            f"{existing} has {free / 2**30:.2f} GiB free, and {needed / 2**30:.2f} GiB is little for two checkpoints: "
+            "free some space, or choose another --output-dir"
+        )
+    if num_files < _MIN_FREE_FILES and os.statvfs(existing).f_files:
+        return f"{existing} has room for {num_files} more files: delete some, or choose another --output-dir"
+    return None
+
+
+def find_damaged_checkpoints(now: Situation) -> str | None:
+    """Every checkpoint in the run folder is whole."""
+    folder = _folder(now)
+    reports, usable = inspect_checkpoints(folder / "checkpoints")
+    damaged = [report for report in reports if report.problem is not None]
+    if not damaged:
+        return None
+    used = f"a start goes on from {usable}" if usable else "none is whole, so that a start is refused"
+    return f"{damaged[-1].problem}; {used}: see `accel-trainer inspect {folder}`"
+
+
+def find_other_num_processes(now: Situation) -> str | None:
+    """The run goes on with as many processes as it had."""
+    reports, usable = inspect_checkpoints(_folder(now) / "checkpoints")
+    before = next((r.manifest.get("num_processes") for r in reports if r.name == usable), now.num_processes)
+    if before == now.num_processes:
+        return None
+    return (
+        f"{usable} was saved by {before} processes and this launch has {now.num_processes}: the global batch and every "
+        "sample stay the same and results agree up to rounding; for the same bits launch as before"
+    )
+
+
+def find_unknown_data(now: Situation) -> str | None:
+    """The data set is there."""
+    try:
+        _source(now)
+    except UserError as error:
+        return str(error.args[0])
+    return None
+
+
+def find_little_memory(now: Situation) -> str | None:
+    """The decoded images fit into memory."""
+    try:
+        source = _source(now)
+    except UserError:
+        return None  # found by another rule
+    if source is None:
+        return None
+    folder = cache_folder(source, now.config.run.cache_dir.expanduser())
+    size = sum(path.stat().st_size for path in folder.glob("*.u8"))
+    free = _free_memory()
+    if free is None or size <= free:
+        return None
+    return (
+        f"{folder} has {size / 2**30:.1f} GiB of decoded images and {free / 2**30:.1f} GiB of memory is free: they are "
+        "read from the disk again in every epoch; use smaller images, or a machine with more memory"
+    )
+
+
+RULES = (
+    Rule("OUTPUT_DIR", "error", find_unusable_folder),
+    Rule("LOCKED", "error", find_lock),
+    Rule("DISK_SPACE", "warning", find_little_space),
+    Rule("CHECKPOINT_DAMAGED", "warning", find_damaged_checkpoints),
+    Rule("OTHER_NUM_PROCESSES", "warning", find_other_num_processes),
+    Rule("DATA", "error", find_unknown_data),
+    Rule("MEMORY", "warning", find_little_memory),
+)
+
+
+def _folder(now: Situation) -> Path:
+    return now.config.run.output_dir or now.config.run.runs_dir
+
+
+def _existing(now: Situation) -> Path:
+    """Return the run folder, or the nearest folder above it that exists."""
+    folder = _folder(now).absolute()
+    return next(path for path in (folder, *folder.parents) if path.exists())
+
+
+def _source(now: Situation) -> Source | None:
+    dataset = getattr(now.config, "dataset", None)
+    return find_source(dataset) if isinstance(dataset, str) else None
+
+
+def _free_memory() -> int | None:
+    """Return how many bytes this process can still take before others or the kernel stop it; None: unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+    for path in _MEMORY_LIMITS:
+        try:
+            free = min(free, int(path.read_text()))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return free

@@ -1,0 +1,140 @@
+"""Whether the processes of a launch are as many as meant, and will find each other."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+
+import yaml
+
+from ...preflight import Rule, Situation
+
+_DEFAULT_PORT = 29500  # of torchrun and accelerate
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+_SLOW = {
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "NCCL_IB_DISABLE": "1",
+    "NCCL_P2P_DISABLE": "1",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+}
+_NEUTRAL = {  # what accelerate's own defaults come to; anything else of these changes a run
+    "distributed_type": "NO", "dynamo_config": {}, "gpu_ids": "all", "mixed_precision": "no", "num_machines": 1,
+    "num_processes": 1, "use_cpu": False,
+}  # fmt: skip
+
+
+def find_port(now: Situation) -> str | None:
+    """The port at which the processes are to meet is free."""
+    environ = now.environ
+    if environ.get("RANK") != "0" or "MASTER_PORT" not in environ or "TORCHELASTIC_RUN_ID" in environ:
+        return None  # torch's launchers listen there themselves
+    problem = _problem_of_port(int(environ["MASTER_PORT"]))
+    return problem and f"MASTER_PORT {environ['MASTER_PORT']} cannot be used ({problem}): choose a free port"
+
+
+def find_default_port(now: Situation) -> str | None:
+    """The port that launchers take unless told is free."""
+    problem = None if "MASTER_PORT" in now.environ else _problem_of_port(_DEFAULT_PORT)
+    if problem is None:
+        return None
+    return (
+        f"port {_DEFAULT_PORT}, which launchers take unless told, cannot be used ({problem}): launch with "
+        "--main_process_port 0 on one machine, or another port on several"
+    )
+
+
+def find_unknown_address(now: Situation) -> str | None:
+    """The address of the main process resolves."""
+    address = now.environ.get("MASTER_ADDR")
+    try:
+        socket.getaddrinfo(address or "localhost", None)
+    except OSError as error:
+        return f"MASTER_ADDR {address} is unknown here ({error.strerror}): set the address of the machine of rank 0"
+    return None
+
+
+def find_loopback(now: Situation) -> str | None:
+    """Several machines meet at an address that all of them reach."""
+    try:
+        address = ipaddress.ip_address(socket.gethostbyname(now.environ["MASTER_ADDR"]))
+    except (KeyError, OSError, ValueError):
+        return None
+    if now.num_processes == now.num_local_processes or not address.is_loopback:
+        return None
+    return (
+        f"MASTER_ADDR {now.environ['MASTER_ADDR']} is this machine alone and only {now.num_local_processes} of "
+        f"{now.num_processes} processes are on it: set the address of the machine of rank 0 (--main_process_ip)"
+    )
+
+
+def find_unknown_interface(now: Situation) -> str | None:
+    """The network interfaces that are named exist."""
+    existing = [name for _, name in socket.if_nameindex()]
+    for variable in _INTERFACES:
+        value = now.environ.get(variable, "")
+        wanted = value.lstrip("=").split(",")
+        if value and value[0] != "^" and not any(have.startswith(tuple(wanted)) for have in existing):
+            return f"{variable}={value} names no interface of {', '.join(existing)}: correct or unset it"
+    return None
+
+
+def find_launcher_defaults(now: Situation) -> str | None:
+    """No file decides unseen what `accelerate launch` does."""
+    from accelerate.commands.config.config_args import default_config_file
+
+    try:
+        values = yaml.safe_load(Path(default_config_file).read_text())
+        changed = {name: values[name] for name, usual in _NEUTRAL.items() if values.get(name, usual) != usual}
+    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        return None
+    if not changed:
+        return None
+    listed = ", ".join(f"{name} {value}" for name, value in changed.items())
+    return (
+        f"{default_config_file} decides for every `accelerate launch` without --config_file ({listed}): give one of "
+        "accelerate_configs/, or delete that file"
+    )
+
+
+def find_nccl_timeout(now: Situation) -> str | None:
+    """The timeout is set where it works."""
+    if "NCCL_TIMEOUT" not in now.environ:
+        return None
+    return (
+        f"NCCL_TIMEOUT={now.environ['NCCL_TIMEOUT']} is read by nothing: unset it; --runtime.timeout-s is "
+        f"{now.config.runtime.timeout_s:g}"
+    )
+
+
+def find_slow_setting(now: Situation) -> str | None:
+    """No setting made for debugging slows the run down."""
+    found = [f"{name}={value}" for name, value in _SLOW.items() if now.environ.get(name) == value]
+    return (
+        f"{', '.join(found)} slow every step down: unset them unless you are looking for a fault"
+        if found
+        else None
+    )
+
+
+def _problem_of_port(port: int) -> str | None:
+    """Return why no process can listen on `port`, if so."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was just left is free
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            return error.strerror
+    return None
+
+
+RULES = (
+    Rule("PORT_IN_USE", "error", find_port),
+    Rule("DEFAULT_PORT", "warning", find_default_port),
+    Rule("MASTER_ADDR", "error", find_unknown_address),
+    Rule("LOOPBACK", "warning", find_loopback),
+    Rule("INTERFACE", "error", find_unknown_interface),
+    Rule("LAUNCHER_DEFAULTS", "warning", find_launcher_defaults),
+    Rule("NCCL_TIMEOUT", "warning", find_nccl_timeout),
+    Rule("SLOW_SETTING", "warning", find_slow_setting),
+)

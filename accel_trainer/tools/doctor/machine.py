@@ -1,0 +1,156 @@
+"""Whether this machine, its software and the config go together."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from packaging.requirements import Requirement
+
+from ...environment import available_cpus
+from ...errors import UserError
+from ...preflight import Rule, Situation
+
+_MIN_SHARED_BYTES = 1 << 30
+_MIN_FILES = 1024
+_SHARED_MEMORY, _CGROUP = Path("/dev/shm"), Path("/sys/fs/cgroup")
+
+
+def find_small_shared_memory(now: Situation) -> str | None:
+    """Data workers and NCCL have shared memory."""
+    if not _SHARED_MEMORY.is_dir():
+        return None
+    total = shutil.disk_usage(_SHARED_MEMORY).total
+    if total >= _MIN_SHARED_BYTES:
+        return None
+    return (
+        f"{_SHARED_MEMORY} has {total >> 20} MiB, and data workers (num_workers > 0) and NCCL that find it full die of "
+        "a bus error: start the container with --shm-size 8g or --ipc host"
+    )
+
+
+def find_few_files(now: Situation) -> str | None:
+    """Data workers may open the files that they need."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= _MIN_FILES or soft == resource.RLIM_INFINITY:
+        return None
+    return (
+        f"a process may open {soft} files, which data workers exhaust: `ulimit -n {hard}` before the launch"
+    )
+
+
+def find_threads(now: Situation) -> str | None:
+    """The threads of all processes have a core each."""
+    num_threads, num_cpus = now.config.runtime.num_threads or 1, available_cpus()
+    if num_threads * now.num_local_processes <= num_cpus:
+        return None
+    fix = max(1, num_cpus // now.num_local_processes)
+    return (
+        f"{now.num_local_processes} processes of {num_threads} threads share {num_cpus} cores: set "
+        f"--runtime.num-threads {fix}"
+        + (" and launch fewer processes" if now.num_local_processes > num_cpus else "")
+    )
+
+
+def find_cpu_quota(now: Situation) -> str | None:
+    """The container lets the threads run all the time."""
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        allowed = int(quota) / int(period)
+    except (OSError, ValueError):  # none, or "max"
+        return None
+    used = (
+        now.config.runtime.num_threads or available_cpus() // now.num_local_processes
+    ) * now.num_local_processes
+    if used <= allowed:
+        return None
+    fix = max(1, int(allowed) // now.num_local_processes)
+    return (
+        f"the container has {allowed:g} cores' time and the run {used} threads, which then wait in turn: set "
+        f"--runtime.num-threads {fix} (the number of threads changes the last bits of a result)"
+    )
+
+
+def find_touched_cuda(now: Situation) -> str | None:
+    """Nothing has used CUDA before the processes are started."""
+    if not torch.cuda.is_initialized():
+        return None
+    return (
+        "importing the recipe uses CUDA, so that no process can be forked, in a notebook or for data: move what "
+        "does it (.cuda(), torch.cuda...) into train()"
+    )
+
+
+# --- software ---
+
+
+def find_old_packages(now: Situation) -> str | None:
+    """The packages are those that accel_trainer is made for."""
+    wrong = []
+    for line in metadata.requires("accel-trainer") or ():
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        version = metadata.version(requirement.name)
+        if not requirement.specifier.contains(version, prereleases=True):
+            wrong.append(f"{requirement.name} is {version}, needed is {requirement.specifier}")
+    return f"{'; '.join(wrong)}: pip install -U accel-trainer" if wrong else None
+
+
+def find_missing_packages(now: Situation) -> str | None:
+    """What the config asks for is installed."""
+    dataset = getattr(now.config, "dataset", None)
+    needed = {"digits": {"sklearn": "vision"}, None: {}}.get(dataset, {"datasets": "vision", "PIL": "vision"})
+    missing = {name: extra for name, extra in needed.items() if importlib.util.find_spec(name) is None}
+    if not missing:
+        return None
+    extras = ",".join(sorted(set(missing.values())))
+    return f"--dataset {dataset} needs {', '.join(missing)}: pip install 'accel-trainer[{extras}]'"
+
+
+def find_missing_compiler(now: Situation) -> str | None:
+    """What --compile needs is installed."""
+    path = now.environ.get("PATH", "")
+    names = (now.environ.get("CXX") or "g++", "clang++", "c++")
+    if not now.config.runtime.compile or any(shutil.which(name, path=path) for name in names):
+        return None
+    return "--compile needs a C++ compiler, and there is none in PATH: install g++, or leave --compile out"
+
+
+def find_unsafe_load(now: Situation) -> str | None:
+    """Torch reads tensors from files, and never code."""
+    if now.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0") in ("0", ""):
+        return None
+    return "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD is set, so that torch.load runs code from files: unset it"
+
+
+# --- the config ---
+
+
+def find_indivisible_batch(now: Situation) -> str | None:
+    """The global batch is a whole number for each process."""
+    batch = now.config.batch
+    try:
+        batch.plan(batch.resolved_global_batch_size(now.num_processes), num_processes=now.num_processes)
+    except UserError as error:
+        return str(error.args[0])
+    return None
+
+
+RULES = (
+    Rule("SHARED_MEMORY", "warning", find_small_shared_memory),
+    Rule("OPEN_FILES", "warning", find_few_files),
+    Rule("THREADS", "warning", find_threads),
+    Rule("CPU_QUOTA", "warning", find_cpu_quota),
+    Rule("CUDA_TOUCHED", "error", find_touched_cuda),
+    Rule("PACKAGE_OLD", "error", find_old_packages),
+    Rule("PACKAGE_MISSING", "error", find_missing_packages),
+    Rule("COMPILER_MISSING", "error", find_missing_compiler),
+    Rule("UNSAFE_LOAD", "warning", find_unsafe_load),
+    Rule("BATCH_SIZE", "error", find_indivisible_batch),
+)
