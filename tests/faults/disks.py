@@ -124,8 +124,8 @@ def can_mount() -> bool:
     return subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
 
 
-def mount_small_disk(path: Path, *, num_bytes: int) -> None:
-    """Give this process, which must have one thread, a file system of its own at `path`. It ends with the process."""
+def mount_small_disk(path: Path, options: str = "size=1m") -> None:
+    """Give this process, which must have one thread, a tmpfs of its own at `path`. It ends with the process."""
     libc = ctypes.CDLL(None, use_errno=True)
     new_user, new_mounts = 0x10000000, 0x20000
     user, group = os.getuid(), os.getgid()
@@ -137,7 +137,7 @@ def mount_small_disk(path: Path, *, num_bytes: int) -> None:
         ("gid_map", f"{group} {group} 1"),
     ):
         Path(f"/proc/self/{name}").write_text(text)
-    if libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, f"size={num_bytes}".encode()) != 0:
+    if libc.mount(b"tmpfs", os.fsencode(path), b"tmpfs", 0, options.encode()) != 0:
         raise OSError(ctypes.get_errno(), "mount")
 
 

@@ -44,7 +44,7 @@ class FillAfterSaves(Callback):
 
 def start_on_ever_less_full_disks(mount: Path) -> None:
     """With each page more, another of the files that a start writes is the first to find no room."""
-    mount_small_disk(mount, num_bytes=1 << 20)
+    mount_small_disk(mount)
     codes = []
     for num_free_pages in range(6):
         fill(mount / "filler")
@@ -59,7 +59,7 @@ def start_on_ever_less_full_disks(mount: Path) -> None:
 
 
 def end_on_a_full_disk(mount: Path) -> None:
-    mount_small_disk(mount, num_bytes=1 << 20)
+    mount_small_disk(mount)
     assert exit_code(mount / "run", FillAfterSaves(mount / "filler")) == ExitCode.OUTPUT
     assert not (mount / "run" / "result.json").exists()
     (mount / "filler").unlink()

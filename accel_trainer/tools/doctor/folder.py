@@ -126,7 +126,7 @@ def _folder(now: Situation) -> Path:
 def _existing(now: Situation) -> Path:
     """Return the run folder, or the nearest folder above it that exists."""
     folder = _folder(now).absolute()
-    return next(path for path in (folder, *folder.parents) if path.exists())
+    return next(path for path in (folder, *folder.parents) if os.path.exists(path))
 
 
 def _source(now: Situation) -> Source | None:

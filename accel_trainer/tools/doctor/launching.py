@@ -49,8 +49,9 @@ def find_unknown_address(now: Situation) -> str | None:
     address = now.environ.get("MASTER_ADDR")
     try:
         socket.getaddrinfo(address or "localhost", None)
-    except OSError as error:
-        return f"MASTER_ADDR {address} is unknown here ({error.strerror}): set the address of the machine of rank 0"
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        return f"MASTER_ADDR {address} is unknown here ({reason}): set the address of the machine of rank 0"
     return None
 
 
@@ -73,8 +74,10 @@ def find_unknown_interface(now: Situation) -> str | None:
     existing = [name for _, name in socket.if_nameindex()]
     for variable in _INTERFACES:
         value = now.environ.get(variable, "")
-        wanted = value.lstrip("=").split(",")
-        if value and value[0] != "^" and not any(have.startswith(tuple(wanted)) for have in existing):
+        wanted = tuple(value.removeprefix("=").split(","))
+        is_exact = value.startswith("=")  # otherwise NCCL takes what begins so, and with ^ what does not
+        known = [name for name in existing if (name in wanted if is_exact else name.startswith(wanted))]
+        if value and value[0] != "^" and not known:
             return f"{variable}={value} names no interface of {', '.join(existing)}: correct or unset it"
     return None
 

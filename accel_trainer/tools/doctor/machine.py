@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from packaging.requirements import Requirement
 
+from ...callbacks.trackers import check_trackers
 from ...environment import available_cpus
 from ...errors import UserError
 from ...preflight import Rule, Situation
@@ -113,6 +114,15 @@ def find_missing_packages(now: Situation) -> str | None:
     return f"--dataset {dataset} needs {', '.join(missing)}: pip install 'accel-trainer[{extras}]'"
 
 
+def find_missing_tracker(now: Situation) -> str | None:
+    """The trackers that the config names can be used."""
+    try:
+        check_trackers(now.config.run.track)
+    except UserError as error:
+        return str(error.args[0])
+    return None
+
+
 def find_missing_compiler(now: Situation) -> str | None:
     """What --compile needs is installed."""
     path = now.environ.get("PATH", "")
@@ -150,6 +160,7 @@ RULES = (
     Rule("CUDA_TOUCHED", "error", find_touched_cuda),
     Rule("PACKAGE_OLD", "error", find_old_packages),
     Rule("PACKAGE_MISSING", "error", find_missing_packages),
+    Rule("TRACKER", "error", find_missing_tracker),
     Rule("COMPILER_MISSING", "error", find_missing_compiler),
     Rule("UNSAFE_LOAD", "warning", find_unsafe_load),
     Rule("BATCH_SIZE", "error", find_indivisible_batch),

@@ -24,7 +24,7 @@ _LARGE_BYTES, _LARGE_TIMES, _SMALL_TIMES = 16 << 20, 5, 20
 _SLOW_BYTES_PER_S = 100e6
 _MAX_CLOCK_SKEW_S = 2.0
 
-CODES = ("START", "PROCESSES_DIFFER", "CLOCKS", "SLOW_NETWORK")
+CODES = ("LAUNCH", "RENDEZVOUS", "PROCESSES_DIFFER", "CLOCKS", "SLOW_NETWORK")
 
 
 def examine_together(now: Situation, mine: list[Finding]) -> tuple[list[str], list[Finding]]:
@@ -33,7 +33,7 @@ def examine_together(now: Situation, mine: list[Finding]) -> tuple[list[str], li
     try:
         accelerator = start_accelerator(replace(now.config.runtime, timeout_s=timeout_s))
     except UserError as error:
-        return [], [*mine, Finding("START", "error", str(error.args[0]), rank_in(now))]
+        return [], [*mine, Finding(error.code, "error", str(error.args[0]), rank_in(now))]
     lines = [describe_machine(accelerator)]
     if accelerator.num_processes > 1:
         line, bytes_per_s = _measure(accelerator)
