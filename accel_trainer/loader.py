@@ -54,8 +54,9 @@ class DatasetLoader:
         ids = [order[micro.start : micro.stop] for window in positions for micro in window]
         samples = _SeededSamples(self._dataset, key=fold(self._seed, epoch))
         batches = iter(_loader(samples, ids, self._num_workers, self._collate, self._device))
+        stream = torch.cuda.Stream() if self._device.type == "cuda" else None
         for step, window in zip(steps, positions, strict=True):
-            micro_batches = [next(batches).to(self._device) for _ in window]
+            micro_batches = [_moved(next(batches), self._device, stream) for _ in window]
             yield Window(micro_batches, num_items=self.plan.window_size(step))
 
 
@@ -92,7 +93,6 @@ def build_dataset_loaders(
     *,
     seed: int,
     accelerator: Accelerator,
-    num_workers: int = 0,
     collate: Collate = default_collate,
 ) -> tuple[DatasetLoader, DatasetEvalLoader]:
     """Return this process's training and evaluation loader over map-style datasets of `(input, target)` pairs."""
@@ -103,7 +103,7 @@ def build_dataset_loaders(
         seed=seed,
         device=accelerator.device,
         process_index=process_index,
-        num_workers=num_workers,
+        num_workers=batch.num_workers,
         collate=collate,
     )
     eval_loader = DatasetEvalLoader(
@@ -112,7 +112,7 @@ def build_dataset_loaders(
         device=accelerator.device,
         num_processes=num_processes,
         process_index=process_index,
-        num_workers=num_workers,
+        num_workers=batch.num_workers,
         collate=collate,
     )
     return loader, eval_loader
@@ -141,6 +141,19 @@ class _CollateBatch:
     def __call__(self, samples: list[tuple[int, Any]]) -> Batch:
         inputs, targets = self._collate([sample for _, sample in samples])
         return Batch(inputs, targets, torch.tensor([sample_id for sample_id, _ in samples]))
+
+
+def _moved(batch: Batch, device: torch.device, stream: torch.cuda.Stream | None) -> Batch:
+    """Move a batch to the device: on CUDA by `stream`, so that it comes while the step before still computes."""
+    if stream is None:
+        return batch.to(device)
+    with torch.cuda.stream(stream):
+        batch = batch.to(device)
+    training = torch.cuda.current_stream()
+    training.wait_stream(stream)
+    for part in (batch.inputs, batch.targets, batch.sample_ids):
+        part.record_stream(training)  # else its memory could be used again before training has read it
+    return batch
 
 
 def _loader(

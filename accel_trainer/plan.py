@@ -98,6 +98,8 @@ class BatchConfig:
     """Whether to leave out the short last step of an epoch; otherwise it is trained, every sample once."""
     eval_batch_size: int = 500
     """Samples of one forward in evaluation, on one process. It never changes a metric."""
+    num_workers: int = 0
+    """Processes that read samples for each training process, where the data does not lie decoded in memory."""
 
     def __post_init__(self) -> None:
         for name, flag in (
@@ -109,6 +111,8 @@ class BatchConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError("BATCH_SIZE", f"{flag} is {value}: set it to 1 or more")
+        if self.num_workers < 0:
+            raise ConfigError("BATCH_SIZE", f"--batch.num-workers is {self.num_workers}: set it to 0 or more")
 
     def resolved_global_batch_size(self, num_processes: int) -> int:
         """Return the samples of one optimizer step on `num_processes`."""

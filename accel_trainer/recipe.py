@@ -13,6 +13,7 @@ from . import storage
 from .callbacks.attempts import AttemptLog
 from .callbacks.base import Callback
 from .callbacks.log import MetricsLog
+from .callbacks.profile import Profile, ProfiledTask
 from .callbacks.progress import Progress
 from .callbacks.record import RunRecord
 from .callbacks.stop import EarlyStopping, TimeLimit
@@ -84,13 +85,14 @@ def build_trainer(
         every_n_steps=config.trainer.log_every_n_steps,
         sinks=[progress.show, trackers.show],
     )
+    profile = Profile(run.folder / "profile", log=log, show=progress.tell)
     trainer = Trainer(
         config.trainer,
         accelerator=accelerator,
         model=model,
         optimizer=build_optimizer(model, config.optimizer),
         learning_rate_at=learning_rate_at,
-        task=task,
+        task=ProfiledTask(task) if config.run.profile else task,
         loader=loader,
         evaluator=Evaluator(eval_loader, task=task, metrics=metrics, accelerator=accelerator),
         checkpointer=Checkpointer(
@@ -113,6 +115,7 @@ def build_trainer(
             progress,
             AttemptLog(run.folder / "attempts.jsonl"),
             RunRecord(run.folder, log=log, export_config=export_config or {}),
+            *([profile] if config.run.profile else []),
             trackers,
             *callbacks,
         ],

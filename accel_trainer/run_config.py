@@ -24,6 +24,7 @@ from .trainer import TrainerConfig
 FREE = (
     "run.", "checkpoint.", "trainer.max_steps", "trainer.max_time_s", "trainer.on_nonfinite",
     "batch.per_device_batch_size", "batch.accumulation_steps", "batch.eval_batch_size",
+    "batch.num_workers",
     "runtime.num_threads", "runtime.timeout_s",
 )  # fmt: skip
 
@@ -47,6 +48,8 @@ class RunConfig:
     """Where run folders without an explicit `output_dir` are made."""
     cache_dir: Annotated[Path, tyro.conf.arg(aliases=["--cache-dir"])] = Path("~/.cache/accel_trainer")
     """Where decoded data is kept, for all runs."""
+    profile: Annotated[bool, tyro.conf.arg(aliases=["--profile"])] = False
+    """Trace some steps and write where the time goes into `profile/` of the run folder."""
     debug: Annotated[bool, tyro.conf.arg(aliases=["--debug"])] = False
     """Show a traceback with an error."""
 

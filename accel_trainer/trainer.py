@@ -24,6 +24,7 @@ from .collectives import run_on_main
 from .ema import Ema
 from .errors import ConfigError
 from .evaluation import EvaluationStopped, Evaluator
+from .meters import WaitClock
 from .nonfinite import NonfiniteGuard
 from .preemption import StopFlag, stop_on_signals
 from .schedule import Schedule
@@ -128,6 +129,7 @@ class Trainer:
         self.metrics: Mapping[str, Any] = {}
         self.watchdog = watchdog or Watchdog(StopFlag(num_processes=accelerator.num_processes))
         self.watchdog.position, self.stop_flag = self.state, self.watchdog.stop_flag
+        self.data_wait = WaitClock()
         self._evaluated_step: int | None = None
         self._requested_stop: str | None = None
         self._observers = Observers(callbacks)
@@ -166,7 +168,7 @@ class Trainer:
             self.watchdog.phase = "training"
             while not (self.is_finished or self.stop_flag.agreed):
                 self.model.train()
-                for window in self._windows():
+                for window in self.data_wait.around(self._windows()):
                     report = self.train_window(window)
                     self._notify("on_step_end", report)
                     if self.stop_flag.poll():
@@ -190,7 +192,7 @@ class Trainer:
         self._update.begin(learning_rate)
         share = accelerator.num_processes / window.num_items  # DDP averages gradients over the processes
         losses, sums = [], []
-        for index, batch in enumerate(window.micro_batches):
+        for index, batch in enumerate(self.data_wait.around(window.micro_batches)):
             seed_forward(
                 seed=self.seed,
                 optimizer_step=state.optimizer_step,

@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from accel_trainer.meters import Meters
+from accel_trainer.meters import Meters, WaitClock
 from accel_trainer.runtime import RuntimeConfig, start_accelerator
 from accel_trainer.types import StepReport
 
@@ -148,3 +150,22 @@ def count_steps(path: Path, first: int, last: int) -> None:
         if accelerator.is_main_process:
             path.write_text(json.dumps(result))
         assert result["read"] == expected(range(last))
+
+
+def test_a_clock_counts_the_waiting_and_not_what_is_done_with_the_items(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+
+    def items() -> Iterator[int]:
+        nonlocal now_s
+        for item in range(3):
+            now_s += 1.0
+            yield item
+
+    monkeypatch.setattr("accel_trainer.meters.time", SimpleNamespace(perf_counter=lambda: now_s))
+    clock, seen = WaitClock(), []
+    for item in clock.around(items()):
+        now_s += 100.0
+        seen.append(item)
+    assert (seen, clock.seconds) == ([0, 1, 2], 3.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from accel_trainer import Callback, ConfigError, RunResult, StepReport, Trainer, TrainerConfig, UserError
+from accel_trainer.callbacks import log
 from accel_trainer.checkpoint_folder import find_checkpoint
 from accel_trainer.preemption import TIME_LIMIT
 
@@ -180,6 +182,32 @@ def test_a_time_limit_stops_and_the_same_command_goes_on(tmp_path: Path) -> None
     run(tmp_path / "b")
     weights = [(tmp_path / name / "export" / "model.safetensors").read_bytes() for name in "ab"]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "advice"),
+    [(None, ""), (0, ": raise --batch.num-workers")],
+    ids=["in memory", "a dataset"],
+)
+def test_waiting_for_data_is_told_once_with_what_helps(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    num_workers: int | None,
+    advice: str,
+) -> None:
+    monkeypatch.setattr(log, "_MUCH_WAITING", 0.0)
+    monkeypatch.setattr(log, "_WORTH_A_HINT_S", 0.0)
+    workload.train(workload.make_config(tmp_path), num_workers=num_workers)
+    (hint,) = [record.getMessage() for record in caplog.records if "data wait" in record.getMessage()]
+    assert re.fullmatch(rf"data wait \d+ %{advice}", hint)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < row["perf/data_wait_fraction"] < 1 for row in rows if row["event"] == "train")
+
+
+def test_a_little_waiting_is_not_worth_a_hint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workload.train(workload.make_config(tmp_path), num_workers=0)
+    assert "data wait" not in caplog.text
 
 
 def test_without_clipping_no_norm_is_computed(tmp_path: Path) -> None:

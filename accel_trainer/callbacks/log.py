@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from accelerate import Accelerator
 
 from ..history import History
+from ..loader import DatasetLoader
 from ..meters import Meters
 from ..types import StepReport
 from .base import Callback
@@ -17,6 +19,10 @@ if TYPE_CHECKING:
     from ..trainer import RunResult, Trainer
 
 Row = Mapping[str, Any]
+
+_logger = logging.getLogger(__name__)
+
+_MUCH_WAITING, _WORTH_A_HINT_S = 0.2, 10.0
 
 
 class MetricsLog(Callback):
@@ -38,8 +44,8 @@ class MetricsLog(Callback):
     ) -> None:
         self._meters = Meters(accelerator)
         self._history, self._every_n_steps, self._sinks = history, every_n_steps, sinks
-        self._timer_start_s, self._timed_items = time.perf_counter(), 0
         self._total_s, self._total_items = 0.0, 0
+        self._was_hinted = False
 
     @property
     def items_per_s(self) -> float | None:
@@ -48,7 +54,7 @@ class MetricsLog(Callback):
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Start the clock."""
-        self._restart_timer()
+        self._restart_timer(trainer)
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         """Write a row every n steps and at the end of each epoch. **Collective. Host sync** when it does."""
@@ -64,8 +70,11 @@ class MetricsLog(Callback):
         if trainer.accelerator.scaler is not None:
             values["optim/loss_scale"] = trainer.accelerator.scaler.get_scale()
         values["perf/images_per_s"] = self._timed_items / seconds
+        waited = (trainer.data_wait.seconds - self._waited_before_s) / seconds
+        values["perf/data_wait_fraction"] = waited
+        self._hint(trainer, waited)
         self._write("train", report.optimizer_step, report.epoch, values)
-        self._restart_timer()
+        self._restart_timer(trainer)
 
     def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
         """Write the evaluation's numbers as a row."""
@@ -74,7 +83,7 @@ class MetricsLog(Callback):
 
     def on_epoch_end(self, trainer: Trainer) -> None:
         """Leave the evaluation out of the throughput."""
-        self._restart_timer()
+        self._restart_timer(trainer)
 
     def on_fit_end(self, trainer: Trainer, result: RunResult) -> None:
         """Make the rows durable."""
@@ -89,8 +98,17 @@ class MetricsLog(Callback):
         for sink in self._sinks:
             sink(row)
 
-    def _restart_timer(self) -> None:
+    def _restart_timer(self, trainer: Trainer) -> None:
         self._timer_start_s, self._timed_items = time.perf_counter(), 0
+        self._waited_before_s = trainer.data_wait.seconds
+
+    def _hint(self, trainer: Trainer, fraction: float) -> None:
+        """Say once that the data holds up the training, if it has for a while."""
+        is_much = fraction > _MUCH_WAITING and trainer.data_wait.seconds > _WORTH_A_HINT_S
+        if is_much and trainer.accelerator.is_main_process and not self._was_hinted:
+            self._was_hinted = True
+            advice = ": raise --batch.num-workers" if isinstance(trainer.loader, DatasetLoader) else ""
+            _logger.warning("data wait %.0f %%%s", 100 * fraction, advice)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums since the last row and the length of the history. **Collective. Host sync.**"""

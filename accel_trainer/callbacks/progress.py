@@ -69,6 +69,11 @@ class Progress(Callback):
             self._bar.set_description(epoch, refresh=False)
             self._bar.set_postfix_str(numbers)
 
+    def tell(self, text: str) -> None:
+        """Show some lines."""
+        if not self._is_quiet:
+            print(text, flush=True)
+
     def on_fit_end(self, trainer: Trainer, result: RunResult) -> None:
         """Show how it ended."""
         self._close()
@@ -96,11 +101,11 @@ class Progress(Callback):
 def _short(name: str) -> str:
     """Return the name as a person says it: `train/loss` is loss, `eval/accuracy` eval accuracy."""
     group, _, rest = name.partition("/")
-    rest = rest.replace("_", " ").replace(" per s", "/s")
+    rest = rest.replace("_", " ").replace(" per s", "/s").removesuffix(" fraction")
     return rest if group in ("train", "optim", "perf") else f"{group.replace('_', ' ')} {rest}"
 
 
 def _number(name: str, value: Any) -> str:
-    if name.endswith("accuracy"):
+    if name.endswith(("accuracy", "fraction")):
         return f"{100 * value:.2f}%"
     return f"{value:,.0f}" if name.startswith("perf/") else f"{value:.4g}"
