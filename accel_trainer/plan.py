@@ -62,14 +62,15 @@ class BatchPlan:
     def micro_batches(self, step_in_epoch: int, process_index: int) -> list[range]:
         """Return the positions in the epoch's order of each micro-batch of one process.
 
-        Never empty: a process whose share of a short window has no sample gets one empty micro-batch,
-        because it must still run the backward that synchronises gradients.
+        As many for every process, the last of one perhaps empty: normalisation over all processes, and
+        weights that are gathered for a forward, make each forward a collective.
         """
         first, size = step_in_epoch * self.global_batch_size, self.window_size(step_in_epoch)
         start = first + math.ceil(size * process_index / self.num_processes)
         stop = first + math.ceil(size * (process_index + 1) / self.num_processes)
-        cuts = range(start, max(stop, start + 1), self.per_device_batch_size)
-        return [range(cut, min(cut + self.per_device_batch_size, stop)) for cut in cuts]
+        largest_share = math.ceil(size / self.num_processes)
+        cuts = range(start, start + largest_share, self.per_device_batch_size)
+        return [range(min(cut, stop), min(cut + self.per_device_batch_size, stop)) for cut in cuts]
 
     def describe(self) -> str:
         """Return the arithmetic in one line."""

@@ -9,9 +9,10 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from accel_trainer import BatchConfig
 from accel_trainer.sync_batch_norm import CpuSyncBatchNorm, convert_sync_batch_norm
 
-from . import processes
+from . import processes, workload
 from .joined import joined_processes
 
 CPU = torch.device("cpu")
@@ -145,3 +146,14 @@ def test_conversion_keeps_names_tensors_modes_and_other_modules() -> None:
 def test_an_input_without_channels_is_refused() -> None:
     with pytest.raises(ValueError, match="expected at least 2 dimensions, got 1"):
         CpuSyncBatchNorm(4)(torch.zeros(4))
+
+
+def test_a_short_window_that_gives_one_process_a_micro_batch_more_is_trained(tmp_path: Path) -> None:
+    processes.run(train_uneven_windows, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+
+
+def train_uneven_windows(folder: Path) -> None:
+    """29 samples are left for the last window: 14 and 1 for one process, 14 for the other."""
+    batch = BatchConfig(per_device_batch_size=14, accumulation_steps=2, eval_batch_size=10)
+    result = workload.train(workload.make_config(folder, batch=batch), num_train=56 + 29, norm="batch")
+    assert result.position.samples_seen == 2 * 85
