@@ -2,10 +2,20 @@
 
 from .callbacks.base import Callback
 from .checkpoint import CheckpointConfig
+from .command_line import main
 from .config import load_config, parse_config, save_config
-from .errors import CheckpointError, ConfigError, DataError, DivergedError, ExitCode, OutputError, UserError
+from .errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    ExitCode,
+    OutputError,
+    ProcessError,
+    UserError,
+)
 from .evaluation import Evaluator
-from .launch import main
+from .launching import launch
 from .loader import DatasetEvalLoader, DatasetLoader, build_dataset_loaders
 from .metrics import ConfusionMatrix, EvaluateMetric, MeanLoss, TopKAccuracy
 from .optimizer import OptimizerConfig, build_optimizer
@@ -24,9 +34,9 @@ __all__ = [
     "Batch", "BatchConfig", "BatchPlan", "Callback", "CheckpointConfig", "CheckpointError",
     "ClassificationConfig", "ClassificationTask", "ConfigError", "ConfusionMatrix", "DataError",
     "DatasetEvalLoader", "DatasetLoader", "DivergedError", "EvalLoader", "EvalOutput", "EvaluateMetric",
-    "Evaluator", "ExitCode", "Loader", "MeanLoss", "Metric", "OptimizerConfig", "OutputError",
+    "Evaluator", "ExitCode", "Loader", "MeanLoss", "Metric", "OptimizerConfig", "OutputError", "ProcessError",
     "RecipeConfig", "Run", "RunConfig", "RunResult", "RuntimeConfig", "Schedule", "ScheduleConfig",
     "StepOutput", "StepReport", "Task", "TopKAccuracy", "TrainState", "Trainer", "TrainerConfig",
     "UserError", "Window", "build_dataset_loaders", "build_optimizer", "build_schedule", "build_trainer",
-    "load_config", "main", "parse_config", "save_config", "start_run",
+    "launch", "load_config", "main", "parse_config", "save_config", "start_run",
 ]  # fmt: skip

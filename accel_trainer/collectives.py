@@ -5,15 +5,85 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import broadcast
 from torch import Tensor
 
 from . import errors
 from .errors import UserError
+
+# --- for anybody's code. P processes; tensors lie on the accelerator's device, and none is changed ---
+
+
+def barrier(accelerator: Accelerator) -> None:
+    """Wait until every process is here. **Collective.**"""
+    accelerator.wait_for_everyone()
+
+
+def main_process_first(accelerator: Accelerator) -> AbstractContextManager[None]:
+    """Return a block that the main process runs before the others, to download or decode once. **Collective.**"""
+    return accelerator.main_process_first()  # type: ignore[no-any-return]
+
+
+def all_reduce(
+    tensor: Tensor, accelerator: Accelerator, *, op: Literal["sum", "mean", "min", "max", "product"] = "sum"
+) -> Tensor:
+    """Return `op` over the tensors [...] of all processes, elementwise: [...], the same on each. **Collective.**
+
+    The mean of integers is a float.
+    """
+    total = tensor.clone()
+    if accelerator.num_processes > 1:
+        dist.all_reduce(total, op=getattr(dist.ReduceOp, "SUM" if op == "mean" else op.upper()))
+    return total / accelerator.num_processes if op == "mean" else total
+
+
+def reduce_sum(tensor: Tensor, accelerator: Accelerator) -> Tensor:
+    """Return the sum of the tensors [...] of all processes: [...], the same on each. **Collective.**"""
+    return all_reduce(tensor, accelerator, op="sum")
+
+
+def reduce_mean(tensor: Tensor, accelerator: Accelerator) -> Tensor:
+    """Return the mean of the tensors [...] of all processes: [...], the same on each. **Collective.**"""
+    return all_reduce(tensor, accelerator, op="mean")
+
+
+def all_gather(tensor: Tensor, accelerator: Accelerator) -> Tensor:
+    """Return the tensors [...] of all processes, of one shape, in the order of these: [P, ...]. **Collective.**"""
+    if accelerator.num_processes == 1:
+        return tensor[None].clone()
+    mine = tensor.contiguous()
+    pieces = [torch.empty_like(mine) for _ in range(accelerator.num_processes)]
+    dist.all_gather(pieces, mine)
+    return torch.stack(pieces)
+
+
+def broadcast(tensor: Tensor, accelerator: Accelerator, *, from_process: int = 0) -> Tensor:
+    """Return the tensor [...] of one process on all; the others give one of that shape and dtype. **Collective.**"""
+    sent = tensor.clone(memory_format=torch.contiguous_format)
+    if accelerator.num_processes > 1:
+        dist.broadcast(sent, src=from_process)
+    return sent
+
+
+def scatter(rows: Tensor, accelerator: Accelerator, *, from_process: int = 0) -> Tensor:
+    """Return row p of one process's `rows` [P, ...] on process p: [...]. **Collective.**
+
+    The others give a tensor of that shape and dtype, whose values do not matter.
+    """
+    if accelerator.num_processes == 1:
+        return rows[0].clone()
+    row = torch.empty_like(rows[0], memory_format=torch.contiguous_format)
+    is_sender = accelerator.process_index == from_process
+    dist.scatter(row, list(rows.contiguous()) if is_sender else None, src=from_process)
+    return row
+
+
+# --- for this package: bytes, and what one process finds ---
 
 
 def broadcast_bytes(data: bytes | None, accelerator: Accelerator) -> bytes:
@@ -22,12 +92,12 @@ def broadcast_bytes(data: bytes | None, accelerator: Accelerator) -> bytes:
         return data or b""
     device = accelerator.device
     length = torch.tensor([len(data or b"")], device=device)
-    size = int(broadcast(length).item())
+    size = int(broadcast(length, accelerator).item())
     if accelerator.is_main_process:
         payload = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8).to(device)
     else:
         payload = torch.zeros(max(1, size), dtype=torch.uint8, device=device)
-    return bytes(broadcast(payload).cpu().numpy().tobytes()[:size])
+    return bytes(broadcast(payload, accelerator).cpu().numpy().tobytes()[:size])
 
 
 def run_on_main(action: Callable[[], bytes], accelerator: Accelerator) -> bytes:

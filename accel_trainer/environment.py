@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
@@ -20,6 +21,8 @@ _GIT_TIMEOUT_S = 10
 _SECRET = re.compile(
     r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*"
 )
+# What tunes the messages between processes, or says where they meet.
+_VARIABLES = ("GLOO_", "MASTER_", "NCCL_", "OMP_", "SLURM_JOB_ID", "TORCHELASTIC_", "TORCH_")
 
 
 def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
@@ -37,6 +40,8 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
             "num_processes": accelerator.num_processes,
         },
         "mixed_precision": accelerator.mixed_precision,
+        "backend": dist.get_backend() if accelerator.num_processes > 1 else None,
+        "variables": {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)},
         "command": {"arguments": _without_secrets(sys.argv), "directory": str(Path.cwd())},
         "code": _code(Path(sys.argv[0]).resolve()),
     }

@@ -7,6 +7,7 @@ from "try again".
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 
 class ExitCode(IntEnum):
@@ -33,6 +34,9 @@ class UserError(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self.args[0])
 
     def __str__(self) -> str:
         return f"error[{self.code}]: {self.args[0]}"
@@ -80,3 +84,6 @@ class ProcessError(UserError):
     def __init__(self, code: str, message: str, rank: int, exit_code: int) -> None:
         super().__init__(code, message)
         self.rank, self.exit_code = rank, ExitCode(exit_code)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.code, self.args[0], self.rank, self.exit_code)

@@ -20,6 +20,7 @@ from .collectives import differing_processes, leave, run_on_main
 from .config import save_config
 from .environment import describe_environment
 from .errors import ConfigError, DivergedError, Preempted, ProcessError, UserError
+from .launcher_variables import find_launcher
 from .preemption import StopFlag, stop_on_signals
 from .preflight import Situation, log_warnings, refuse_errors
 from .resume import (
@@ -32,7 +33,7 @@ from .resume import (
 )
 from .run_config import RecipeConfig, identity_sha256
 from .run_folder import RunLock, prepare_directory, writes_to
-from .runtime import find_launcher, library_versions, start_accelerator
+from .runtime import library_versions, start_accelerator
 from .seeding import seed_everything
 from .status import reported
 from .watchdog import Watchdog

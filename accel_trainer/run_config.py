@@ -25,7 +25,7 @@ FREE = (
     "run.", "checkpoint.", "trainer.max_steps", "trainer.max_time_s", "trainer.on_nonfinite",
     "batch.per_device_batch_size", "batch.accumulation_steps", "batch.eval_batch_size",
     "batch.num_workers",
-    "runtime.num_threads", "runtime.timeout_s",
+    "runtime.num_threads", "runtime.timeout_s", "runtime.backend", "runtime.debug_distributed",
 )  # fmt: skip
 
 

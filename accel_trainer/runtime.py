@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 from dataclasses import dataclass
-from datetime import timedelta
 from importlib import metadata
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import accelerate
 import torch
+import torch.distributed as dist
 import tyro
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
+from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 from torch import nn
 
 from .environment import available_cpus
 from .errors import ConfigError
+from .launcher_variables import find_processes
+from .process_group import join_processes
 from .sync_batch_norm import convert_sync_batch_norm
-
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +46,15 @@ class RuntimeConfig:
     """How long a process waits for the others in a collective before it gives up."""
     find_unused_parameters: bool = False
     """Let a step leave parameters without gradient with several processes; costs a search of the graph per step."""
+    static_graph: bool = False
+    """Promise that each step uses the same parameters in the same order, so that torch need not look."""
+    gradient_compression: Literal["fp16", "bf16"] | None = None
+    """Send gradients between processes in half precision: half the bytes, rounded. None: as they are."""
+    backend: Literal["nccl", "gloo", "mpi"] | None = None
+    """What carries the processes' messages; None: nccl between GPUs, gloo between CPUs."""
+    debug_distributed: Annotated[bool, tyro.conf.arg(aliases=["--debug-distributed"])] = False
+    """Let torch and NCCL say what they do between processes. With TORCH_CPP_LOG_LEVEL=INFO before the command (torch
+    reads it as it loads) also each connection."""
 
     def __post_init__(self) -> None:
         if self.num_threads is not None and self.num_threads < 1:
@@ -62,25 +70,18 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
 
     Raises:
         ConfigError: the launch does not make the processes it was asked for, or the precision is not to be had.
+        ProcessError: the others cannot be reached.
     """
-    num_processes = int(os.environ.get("WORLD_SIZE", 1))
-    use_cpu = not torch.accelerator.is_available() or os.environ.get("ACCELERATE_USE_CPU", "").lower() in (
-        "1",
-        "true",
-    )
+    num_processes = find_processes()
+    use_cpu = uses_cpu()
     precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if use_cpu and precision == "fp16":
         # accelerate 1.15 would run float32 and say nothing.
         raise ConfigError("CONFIG", "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no")
-    handlers: list[Any] = [
-        DistributedDataParallelKwargs(find_unused_parameters=config.find_unused_parameters)
-    ]
-    if num_processes > 1:  # naming a backend with one process makes accelerate 1.15 fail
-        # gloo beside nccl: the stop flag is reduced on the CPU, without stalling the GPU.
-        backend = "gloo" if use_cpu else ("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else None)
-        handlers.append(InitProcessGroupKwargs(backend=backend, timeout=timedelta(seconds=config.timeout_s)))
+    if num_processes > 1:
+        _join(config, use_cpu=use_cpu)
     accelerator = Accelerator(
-        cpu=use_cpu and num_processes > 1, mixed_precision=precision, kwargs_handlers=handlers
+        cpu=use_cpu and num_processes > 1, mixed_precision=precision, kwargs_handlers=[_ddp_options(config)]
     )
     if accelerator.num_processes != num_processes:
         raise ConfigError(
@@ -94,20 +95,46 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
             f"the launcher set {accelerator.gradient_accumulation_steps} gradient accumulation steps: "
             "remove that and use --accumulate",
         )
-    if accelerator.distributed_type == "DEEPSPEED":
-        raise ConfigError("LAUNCH", "DeepSpeed is not supported: launch with multi_gpu.yaml or fsdp.yaml")
     _pin(config, accelerator)
     return accelerator
 
 
-def find_launcher() -> int | None:
-    """Return the process id of the launcher that this process must not outlive; None: nothing launched it.
+def uses_cpu() -> bool:
+    """Return whether a run trains on the CPU: without a GPU, or if the launcher says so."""
+    is_wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+    return is_wanted or not torch.accelerator.is_available()
 
-    accelerate's launcher leaves its one process behind when it is stopped, and every process when it is
-    killed (accelerate 1.15). A shell that ends, as with nohup, is no launcher.
-    """
-    is_launched = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND"} & os.environ.keys()
-    return int(os.environ.get("ACCEL_TRAINER_LAUNCHER", os.getppid())) if is_launched else None
+
+def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
+    """Form the process group, which accelerate then uses."""
+    if dist.is_initialized():
+        return
+    # As torchrun does. Without it, accelerate sets the threads and warns; `_pin` sets them after.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    has_cuda = torch.cuda.is_available() and not use_cpu
+    if config.backend == "nccl" and not has_cuda:
+        raise ConfigError("CONFIG", "--runtime.backend nccl needs GPUs, and there are none: use gloo")
+    if config.backend == "mpi" and not dist.is_mpi_available():
+        raise ConfigError(
+            "CONFIG", "--runtime.backend mpi needs a torch built with MPI: use gloo, also under mpirun"
+        )
+    if config.debug_distributed:
+        # DETAIL, with gloo, ends DistributedDataParallel in a segmentation fault (torch 2.13).
+        os.environ.update(TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_DEBUG="INFO")
+        dist.set_debug_level_from_env()  # type: ignore[attr-defined]
+    # gloo beside nccl: the stop flag is reduced on the CPU, without stalling the GPU.
+    by_platform = "gloo" if use_cpu else ("cpu:gloo,cuda:nccl" if has_cuda else None)
+    join_processes(
+        by_platform if config.backend in (None, "nccl") else config.backend, timeout_s=config.timeout_s
+    )
+
+
+def _ddp_options(config: RuntimeConfig) -> DistributedDataParallelKwargs:
+    return DistributedDataParallelKwargs(
+        find_unused_parameters=config.find_unused_parameters,
+        static_graph=config.static_graph,
+        comm_hook=DDPCommunicationHookType(config.gradient_compression or "no"),
+    )
 
 
 def _pin(config: RuntimeConfig, accelerator: Accelerator) -> None:
@@ -145,8 +172,9 @@ def describe_machine(accelerator: Accelerator) -> str:
     name = (
         torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     )
+    backend = f" over {dist.get_backend()}" if accelerator.num_processes > 1 else ""
     return (
-        f"{accelerator.num_processes} x {device.type} ({name}), precision {accelerator.mixed_precision}, "
+        f"{accelerator.num_processes} x {device.type} ({name}){backend}, precision {accelerator.mixed_precision}, "
         f"torch {torch.__version__}"
     )
 

@@ -40,10 +40,26 @@ class Job:
         return (self.folder / f"rank-{rank}.log").read_text()
 
 
+def like_torchrun(rank: int, num_processes: int) -> dict[str, str]:
+    """Return the variables that say which process this is."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
+        "MASTER_ADDR": "127.0.0.1",
+    }
+
+
 def start(
-    target: Callable[..., Any], *arguments: Any, num_processes: int, folder: Path, has_workers: bool = False
+    target: Callable[..., Any],
+    *arguments: Any,
+    num_processes: int,
+    folder: Path,
+    has_workers: bool = False,
+    variables: Callable[[int, int], dict[str, str]] = like_torchrun,
 ) -> Job:
-    """Start `target(*arguments)` in processes that find each other like those of torchrun; logs go to `folder`.
+    """Start `target(*arguments)` in processes that find each other by `variables`; logs go to `folder`.
 
     They end with the test run, unless they have data workers: Python gives a daemon no children.
     """
@@ -55,15 +71,8 @@ def start(
     for rank in range(num_processes):
         environment = {"OMP_NUM_THREADS": "1"}
         if num_processes > 1:
-            environment |= {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(num_processes),
-                "LOCAL_WORLD_SIZE": str(num_processes),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                "ACCELERATE_USE_CPU": "true",
-            }
+            environment |= {"ACCELERATE_USE_CPU": "true", "MASTER_PORT": str(port)}
+            environment |= variables(rank, num_processes)
         log = folder / f"rank-{rank}.log"
         process = _context.Process(
             target=_child, args=(log, environment, target, arguments), daemon=not has_workers

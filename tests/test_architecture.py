@@ -20,16 +20,16 @@ PACKAGE = "accel_trainer"
 LAYERS = (
     {"errors", "state", "types"},
     {
-        "collectives", "config", "ema", "encoding", "environment", "history", "meters", "metrics", "muon", "optimizer",
-        "plan", "preemption", "preflight", "run_folder", "schedule", "seeding", "snapshot", "storage", "strict_json",
-        "sync_batch_norm", "tensor_file",
+        "collectives", "config", "ema", "encoding", "environment", "history", "launcher_variables", "meters",
+        "metrics", "muon", "optimizer", "plan", "preemption", "preflight", "process_group", "run_folder", "schedule",
+        "seeding", "snapshot", "storage", "strict_json", "sync_batch_norm", "tensor_file",
     },
     {
         "checkpoint", "checkpoint_files", "checkpoint_folder", "evaluation", "failures", "loader", "nonfinite",
         "profiling", "runtime", "status", "tasks", "training_state", "vision", "watchdog",
     },
     {"callbacks", "trainer", "update"},
-    {"hub", "launch", "recipe", "resume", "run", "run_config", "tools"},
+    {"command_line", "hub", "launching", "recipe", "resume", "run", "run_config", "tools"},
     {"__init__"},
     {"recipes"},
 )  # fmt: skip
@@ -38,9 +38,9 @@ LAYERS = (
 SIBLINGS = {
     "checkpoint": {"checkpoint_files", "checkpoint_folder"},
     "checkpoint_folder": {"checkpoint_files"},
+    "command_line": {"run_config"},
     "encoding": {"strict_json", "tensor_file"},
     "history": {"storage"},
-    "launch": {"run_config"},
     "recipe": {"run", "run_config"},
     "resume": {"run_config"},
     "run": {"resume", "run_config"},
@@ -49,12 +49,14 @@ SIBLINGS = {
     "snapshot": {"encoding"},
     "status": {"checkpoint_files", "failures", "watchdog"},
     "tensor_file": {"strict_json"},
-    "tools": {"hub", "launch", "recipe", "resume", "run", "run_config"},
+    "tools": {"command_line", "hub", "recipe", "resume", "run", "run_config"},
     "trainer": {"callbacks", "update"},
 }
 
 # What only tools and recipes may know; the engine never does.
-APART_FROM_THE_ENGINE = {"vision", "tools", "hub"}
+APART_FROM_THE_ENGINE = {"vision", "tools", "hub", "launching"}
+# What the package hands out all the same.
+HANDED_OUT = {"launching"}
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ def wrong_imports(modules: Iterable[Module]) -> list[str]:
             is_for_engine = room not in APART_FROM_THE_ENGINE or source.room in APART_FROM_THE_ENGINE | {
                 "recipes"
             }
+            is_for_engine |= source.room == "__init__" and room in HANDED_OUT
             if not (is_down and is_for_engine):
                 wrong.append(f"{source.name} imports {room}")
     return wrong
@@ -163,6 +166,9 @@ def test_imports_go_down_only() -> None:
         ("trainer", "from .vision.zoo import build_model", ["trainer imports vision"]),
         ("tools.predict", "from ..vision.zoo import build_model", []),
         ("hub", "from .tools.doctor import main", ["hub imports tools"]),
+        ("__init__", "from .launching import launch", []),
+        ("__init__", "from .vision import build_model", ["__init__ imports vision"]),
+        ("run", "from .launching import launch", ["run imports launching"]),
         ("recipe", "from .vision import build_model", ["recipe imports vision"]),
         ("recipes.cifar", "from accel_trainer import Trainer\nfrom accel_trainer.vision import zoo", []),
         ("surprise", "", ["surprise: give surprise a layer"]),
@@ -334,7 +340,9 @@ RULES = {
     "reads the environment": Rule(
         mentions("os.environ", "os.getenv", "os.putenv"),
         {
-            "runtime", "launch", "preflight", "tools.launch", "tools.replay",
+            "command_line", "launcher_variables", "launching", "preflight", "process_group", "runtime",
+            "environment",  # records it
+            "tools.launch", "tools.replay",
             "callbacks.trackers",  # theirs say where they store
         },
         "os.environ['RANK']",
@@ -349,7 +357,7 @@ RULES = {
     ),
     "prints": Rule(
         calls("print", "sys.stdout.write", "sys.stderr.write"),
-        {"callbacks.progress", "launch", "runtime", "tools", "recipes"},
+        {"callbacks.progress", "command_line", "runtime", "tools", "recipes"},
         "print('hello')",
     ),
     "runs data as code": Rule(

@@ -5,7 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel_trainer.collectives import broadcast_bytes, broadcast_files, run_on_main
+from accel_trainer.collectives import (
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    broadcast_bytes,
+    broadcast_files,
+    main_process_first,
+    reduce_mean,
+    reduce_sum,
+    run_on_main,
+    scatter,
+)
 from accel_trainer.errors import (
     CheckpointError,
     ConfigError,
@@ -24,6 +36,36 @@ ERRORS = (UserError, ConfigError, DataError, OutputError, CheckpointError, Diver
 def contents(num_bytes: int) -> bytes:
     generator = torch.Generator().manual_seed(num_bytes)
     return torch.randint(256, (num_bytes,), generator=generator, dtype=torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_tensors_are_reduced_gathered_and_sent(tmp_path: Path, num_processes: int) -> None:
+    processes.run(check_tensors, tmp_path / "order", num_processes=num_processes, folder=tmp_path)
+    assert (tmp_path / "order").read_text().startswith("0")
+
+
+def check_tensors(order: Path) -> None:
+    with joined_processes() as accelerator:
+        rank, size = accelerator.process_index, accelerator.num_processes
+        everyone = torch.stack([torch.tensor([[one + 1.0, -one], [2.0, 0.5]]) for one in range(size)])
+        mine = everyone[rank].clone()
+        # Also of a tensor that is not contiguous; and what goes in stays as it is.
+        for tensors, tensor in ((everyone, mine), (everyone.transpose(1, 2), mine.T)):
+            assert torch.equal(reduce_sum(tensor, accelerator), tensors.sum(0))
+            assert torch.equal(reduce_mean(tensor, accelerator), tensors.sum(0) / size)
+            assert torch.equal(all_reduce(tensor, accelerator, op="min"), tensors.amin(0))
+            assert torch.equal(all_reduce(tensor, accelerator, op="max"), tensors.amax(0))
+            assert torch.equal(all_reduce(tensor, accelerator, op="product"), tensors.prod(0))
+            assert torch.equal(all_gather(tensor, accelerator), tensors)
+            assert torch.equal(broadcast(tensor, accelerator, from_process=size - 1), tensors[-1])
+            rows = tensors if rank == size - 1 else torch.zeros_like(tensors)
+            assert torch.equal(scatter(rows, accelerator, from_process=size - 1), tensor)
+            assert torch.equal(mine, everyone[rank])
+        assert reduce_mean(torch.tensor(rank), accelerator) == (size - 1) / 2
+        assert all_gather(torch.tensor(rank), accelerator).tolist() == list(range(size))
+        barrier(accelerator)
+        with main_process_first(accelerator), order.open("a") as file:
+            file.write(f"{rank}\n")
 
 
 @pytest.mark.parametrize("num_processes", [1, 3])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 
+from accel_trainer import RuntimeConfig
 from accel_trainer.environment import describe_environment
+from tests import processes
 from tests.workload import make_config, train
 
 
@@ -29,6 +33,22 @@ def test_a_run_leaves_its_environment_in_its_folder(tmp_path: Path) -> None:
         "device": "cpu", "num_cpus": None, "num_threads": 1, "num_processes": 1
     }  # fmt: skip
     assert environment["mixed_precision"] == "no"
+
+
+def test_what_the_messages_between_processes_go_by_is_recorded(tmp_path: Path) -> None:
+    processes.run(train_with_debugging, tmp_path / "run", num_processes=2, folder=tmp_path)
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["backend"] == "gloo"
+    variables = environment["variables"]
+    assert variables["MASTER_ADDR"] == "127.0.0.1"
+    assert variables["GLOO_SOCKET_IFNAME"] == "lo"
+    assert (variables["TORCH_DISTRIBUTED_DEBUG"], variables["NCCL_DEBUG"]) == ("INFO", "INFO")
+
+
+def train_with_debugging(folder: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    train(make_config(folder, runtime=RuntimeConfig(num_threads=1, debug_distributed=True)))
+    assert dist.get_debug_level() == dist.DebugLevel.INFO
 
 
 def test_the_commit_of_the_recipe_is_recorded_and_whether_it_was_changed(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from torch import nn
 
@@ -66,7 +67,10 @@ def test_accumulation_set_by_the_launcher_is_refused(monkeypatch: pytest.MonkeyP
 def test_processes_that_accelerate_does_not_find_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would believe that it is the only one, and write the same checkpoints."""
     Accelerator()
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    for name, value in names.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
     with pytest.raises(ConfigError, match="the launcher announced 2 processes, accelerate found 1"):
         start_accelerator(ONE_THREAD)
 
@@ -129,7 +133,7 @@ def check_norms() -> None:
             placed = place_model(SmallNet(norm="batch"), accelerator, RuntimeConfig(sync_batch_norm=spans))
             kind = CpuSyncBatchNorm if spans else nn.BatchNorm2d
             assert type(placed.layers[1]) is type(placed.layers[4]) is kind
-        assert describe_machine(accelerator).startswith("2 x cpu (1 threads), precision no, torch ")
+        assert describe_machine(accelerator).startswith("2 x cpu (1 threads) over gloo, precision no, torch ")
         assert accelerator.gradient_accumulation_steps == 1
 
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from accel_trainer import Callback, CheckpointError, StepReport, Trainer
+from accel_trainer.command_line import main
 from accel_trainer.errors import ExitCode
-from accel_trainer.launch import main
 from accel_trainer.run_config import RecipeConfig
 from tests import processes, workload
 from tests.faults.crash import NamingDisk, Operation, outcome

@@ -11,6 +11,7 @@ from typing import NoReturn, TypeVar
 
 from .config import parse_config
 from .errors import ExitCode, ProcessError, UserError
+from .launcher_variables import find_processes
 from .preemption import ignore_signals
 from .run_config import RecipeConfig
 from .trainer import RunResult
@@ -32,6 +33,7 @@ def main(
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     is_debug = "--debug" in (sys.argv if argv is None else argv)
     try:
+        find_processes()  # so that a mistake is told once, whatever launched this
         result = train(parse_config(config_class, argv, description=description))
     except Exception as error:
         _report(error, is_debug=is_debug)

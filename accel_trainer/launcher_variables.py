@@ -1,0 +1,116 @@
+"""What a launcher tells a process: which one it is, of how many, and where they meet; as torch says it."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Mapping
+
+from .errors import ConfigError
+
+_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # torch's, and then what others call them
+_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+_OTHERS = (
+    tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),  # Open MPI
+    tuple(f"MV2_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),  # MVAPICH
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+    _SRUN,  # its step's, since those of the job are also set in a batch script, which is none of its tasks
+)
+_FIX = (
+    "start with torchrun, accelerate launch, mpirun or srun; or unset RANK and WORLD_SIZE to run one process"
+)
+
+
+def find_processes() -> int:
+    """Return how many processes this launch has; from then on torch's variables say which one this is.
+
+    Raises:
+        ConfigError: the launcher's variables are incomplete or contradict each other.
+    """
+    environment = os.environ
+    if environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
+        raise ConfigError("LAUNCH", "DeepSpeed is not supported: launch with multi_gpu.yaml or fsdp.yaml")
+    if not {"RANK", "WORLD_SIZE"} & environment.keys():
+        names = next((names for names in _OTHERS if set(names) <= environment.keys()), None)
+        if names is not None:
+            environment.update(_translated(environment, names))
+    if not {"RANK", "WORLD_SIZE"} & environment.keys():
+        if {"MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"} <= environment.keys():
+            raise ConfigError(
+                "LAUNCH",
+                "accelerate announced several processes and started one, as it does for --cpu --num_processes N "
+                "(or MASTER_ADDR is set: unset it): launch with --config_file accelerate_configs/multi_cpu.yaml",
+            )
+        return 1
+    num_processes = _number(environment, "WORLD_SIZE")
+    if num_processes > 1:
+        _check_complete(environment, num_processes)
+    return num_processes
+
+
+def find_launcher() -> int | None:
+    """Return the process id of the launcher that this process must not outlive; None: nothing launched it.
+
+    accelerate's launcher leaves its one process behind when it is stopped, and every process when it is
+    killed (accelerate 1.15). A shell that ends, as with nohup, is no launcher.
+    """
+    marks = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND", "ACCEL_TRAINER_LAUNCHER"}
+    is_launched = marks & os.environ.keys()
+    return int(os.environ.get("ACCEL_TRAINER_LAUNCHER", os.getppid())) if is_launched else None
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    value = environment.get(name, "")
+    if not value.isdecimal():
+        raise ConfigError("LAUNCH", f"{name} is {value or 'not set'}, and should be a number: {_FIX}")
+    return int(value)
+
+
+def _check_complete(environment: Mapping[str, str], num_processes: int) -> None:
+    names = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    if missing := [name for name in names if not environment.get(name)]:
+        raise ConfigError("LAUNCH", f"WORLD_SIZE is {num_processes} without {', '.join(missing)}: {_FIX}")
+    for name, limit in (("RANK", num_processes), ("LOCAL_RANK", num_processes), ("MASTER_PORT", 2**16)):
+        if _number(environment, name) >= limit:
+            raise ConfigError("LAUNCH", f"{name} is {environment[name]}, and should be below {limit}: {_FIX}")
+
+
+def _translated(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+    """Return torch's variables for what another launcher says."""
+    rank, num_processes, local_rank = (_number(environment, name) for name in names[:3])
+    node = _number(environment, "SLURM_NODEID") if names is _SRUN else 0
+    local_processes = _tasks_of_node(environment[names[3]], node)
+    address = environment.get("MASTER_ADDR")
+    if address is None and local_processes == num_processes:
+        address = "127.0.0.1"
+    elif address is None and names is _SRUN:
+        address = _first_host(environment["SLURM_STEP_NODELIST"])
+    elif address is None:
+        raise ConfigError(
+            "LAUNCH",
+            "mpirun does not tell the machines where process 0 runs: hand all of them its address as MASTER_ADDR "
+            "(Open MPI: -x MASTER_ADDR=...; MPICH and Intel MPI: -genv MASTER_ADDR ...)",
+        )
+    # All processes must come to the same port, and jobs that share a machine to different ones.
+    step = environment.get("SLURM_STEP_ID", "") if names is _SRUN else ""
+    job = environment.get("PMIX_NAMESPACE") or environment.get("SLURM_JOB_ID", "") + step
+    port = environment.get("MASTER_PORT") or str(20_000 + zlib.crc32(job.encode()) % 10_000)
+    values = (rank, num_processes, local_rank, local_processes)
+    numbers = {name: str(value) for name, value in zip(_NAMES, values, strict=True)}
+    return {**numbers, "MASTER_ADDR": address, "MASTER_PORT": port}
+
+
+def _tasks_of_node(counts: str, node: int) -> int:
+    """Return the entry of a node in counts as SLURM writes them: `4(x2),3` for 4, 4 and 3."""
+    expanded: list[int] = []
+    for part in counts.split(","):
+        count, _, times = part.rstrip(")").partition("(x")
+        expanded += [int(count)] * int(times or 1)
+    return expanded[node]
+
+
+def _first_host(nodes: str) -> str:
+    """Return the first name of a list as SLURM writes it: `gpu01` of `gpu[01-03,07],login`."""
+    head, numbers, tail = re.match(r"([^\[,]*)(?:\[([^\]]*)\])?([^,\[]*)", nodes).groups()  # type: ignore[union-attr]
+    return f"{head}{re.split('[-,]', numbers)[0] if numbers else ''}{tail}"
