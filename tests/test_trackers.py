@@ -212,12 +212,15 @@ def test_a_tracker_that_hangs_stops_neither_training_nor_its_end(
     trackers.on_error(None, KeyboardInterrupt())
     assert "broken does not answer and lacks the last rows: metrics.jsonl has all" in caplog.text
     released.set()
+    for thread in [thread for thread in threading.enumerate() if thread.name == "broken"]:
+        thread.join()
 
 
-def test_nan_reaches_a_tracker_as_a_number(tmp_path: Path, broken: type[Broken]) -> None:
+def test_nan_reaches_a_tracker_as_a_number(
+    tmp_path: Path, broken: type[Broken], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[dict[str, Any]] = []
-    broken.on_call = staticmethod(lambda step: None)
-    broken.log = lambda self, values, step: seen.append(values)
+    monkeypatch.setattr(broken, "log", lambda self, values, step: seen.append(values))
     history = History(tmp_path / "metrics.jsonl")
     history.append({"optimizer_step": 1, "train/loss": float("nan")})
     trackers = Trackers(("broken",), run=tmp_path, history=history, config={})
