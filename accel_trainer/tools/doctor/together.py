@@ -34,6 +34,12 @@ def examine_together(now: Situation, mine: list[Finding]) -> tuple[list[str], li
         accelerator = start_accelerator(replace(now.config.runtime, timeout_s=timeout_s))
     except UserError as error:
         return [], [*mine, Finding(error.code, "error", str(error.args[0]), rank_in(now))]
+    except (RuntimeError, ValueError) as error:  # what torch says of a group that does not come about
+        message = (
+            f"process {rank_in(now)} of {now.num_processes} did not meet the others within {timeout_s:g} s "
+            f"({str(error).splitlines()[0]}): start all of them, and open the port between the machines"
+        )
+        return [], [*mine, Finding("RENDEZVOUS", "error", message, rank_in(now))]
     lines = [describe_machine(accelerator)]
     if accelerator.num_processes > 1:
         line, bytes_per_s = _measure(accelerator)
