@@ -66,6 +66,13 @@ def test_a_recipe_that_is_none_is_one_line(capsys: Shown) -> None:
     assert (code, error.count("\n")) == (64, 1)
 
 
+def test_a_launch_that_contradicts_itself_is_one_line(capsys: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, error = run_command(capsys, ["doctor"])
+    assert (code, error.count("\n")) == (64, 1)
+    assert error.startswith("accel_trainer: error[LAUNCH]: ")
+
+
 def test_processes_are_compared_and_the_network_between_them_is_measured(tmp_path: Path) -> None:
     job = processes.start(look_together, num_processes=2, folder=tmp_path)
     assert job.wait() == [64, 64]

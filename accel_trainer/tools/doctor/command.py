@@ -11,6 +11,7 @@ from pathlib import Path
 from ... import preflight
 from ...config import parse_config
 from ...errors import ExitCode
+from ...launcher_variables import find_processes
 from ...preflight import Rule, Situation
 from ...run_config import RecipeConfig
 from ..plan import find_config_class
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in flags
     config = _read_config([flag for flag in flags if flag != "--json"])
+    find_processes()  # refuses a launch that contradicts itself
     now = Situation(config=config)
     rank = rank_in(now)
     mine = examine(now, RULES)
