@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from . import storage
 from .collectives import gather_rows
 from .errors import DivergedError
+from .sharding import is_sharded, local_part
 from .state import TrainState
 from .types import Batch, Task, Window
 
@@ -66,7 +67,7 @@ class NonfiniteGuard:
         self._buffers_before = [buffer.clone() for buffer in self._buffers]
         self._found = torch.zeros((), device=accelerator.device)
         self._one = torch.ones((), device=accelerator.device)
-        self._is_sharded = accelerator.distributed_type in ("FSDP", "MEGATRON_LM")
+        self._is_sharded = is_sharded(accelerator)
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
         is_async = accelerator.device.type == "cuda" and is_fused
         self._may_defer = is_async and not (may_skip or self._is_sharded)
@@ -92,6 +93,8 @@ class NonfiniteGuard:
         gradients = (
             [p.grad for p in self.parameters if p.grad is not None] if grad_norm is None else [grad_norm]
         )
+        if self._is_sharded:
+            gradients = [local_part(gradient) for gradient in gradients]
         found = self._found
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, self._one)
         if self._is_sharded:
@@ -177,7 +180,7 @@ class NonfiniteGuard:
 
     def _are_suspect(self, batch: Batch, loss_sum: Tensor) -> Tensor:
         """Return which samples [B] of a micro-batch whose loss is NaN or inf are the cause, each looked at alone."""
-        if torch.isfinite(loss_sum):
+        if torch.isfinite(loss_sum) or self._is_sharded:  # no process can look alone through sharded weights
             return torch.zeros(len(batch))
         self._model.eval()  # no norm mixes the samples then
         with torch.no_grad(), self._accelerator.autocast():

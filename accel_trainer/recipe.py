@@ -31,6 +31,7 @@ from .run import Run, check_same_everywhere
 from .run_config import RecipeConfig
 from .runtime import describe_machine, library_versions, place_model
 from .schedule import Schedule, build_schedule, scale_learning_rate
+from .sharding import refuse_if_sharded
 from .tensor_file import unpack_tensors
 from .trainer import Trainer
 from .training_state import check_weights
@@ -63,6 +64,15 @@ def build_trainer(
         CheckpointError: the checkpoint to continue from does not fit, or a checkpoint has no room.
     """
     config, accelerator = run.config, run.accelerator
+    refuse_if_sharded(
+        accelerator,
+        {
+            "--ema": config.trainer.ema_decay,
+            "--compile": config.runtime.compile,
+            "--optimizer.name muon": config.optimizer.name == "muon",
+            "--mixed-precision fp16": accelerator.scaler,
+        },
+    )
     check_same_everywhere({"data": f"{data_fingerprint}, {loader.plan.num_samples} samples"}, accelerator)
     if config.run.init_from is not None and run.checkpoint is None:
         _load_weights(model, config.run.init_from)

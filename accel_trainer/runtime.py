@@ -12,14 +12,21 @@ import accelerate
 import torch
 import torch.distributed as dist
 import tyro
-from accelerate import Accelerator
-from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+from accelerate import Accelerator, PartialState
+from accelerate.utils import (
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    convert_outputs_to_fp32,
+)
 from torch import nn
 
 from .environment import available_cpus
 from .errors import ConfigError
 from .launcher_variables import find_processes
 from .process_group import join_processes
+from .sharding import is_sharded
 from .sync_batch_norm import convert_sync_batch_norm
 
 
@@ -83,6 +90,12 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
     accelerator = Accelerator(
         cpu=use_cpu and num_processes > 1, mixed_precision=precision, kwargs_handlers=[_ddp_options(config)]
     )
+    if use_cpu and num_processes > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        # accelerate 1.15 shards on accelerators alone, and here would train DDP and say nothing.
+        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
+        accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+    if is_sharded(accelerator) and not accelerator.is_fsdp2:
+        raise ConfigError("FSDP", "FSDP 1 is not supported: set fsdp_version: 2, as in fsdp.yaml")
     if accelerator.num_processes != num_processes:
         raise ConfigError(
             "LAUNCH",
@@ -157,12 +170,16 @@ def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfi
     saved without `_orig_mod.`, and wrapped for several processes later, by the trainer.
     """
     model = model.to(accelerator.device)
-    if config.channels_last:
+    if config.channels_last and not is_sharded(accelerator):  # shards must be contiguous (torch 2.13)
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if config.sync_batch_norm and accelerator.num_processes > 1:
         model = convert_sync_batch_norm(model, device=accelerator.device)
     if config.compile:
         model.compile()
+    if is_sharded(accelerator) and accelerator.native_amp:
+        # accelerate 1.15 would not autocast but cast the weights, those of norms too, which do not fit their buffers.
+        accelerator.state.fsdp_plugin.mixed_precision_policy = None
+        model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))
     return model
 
 

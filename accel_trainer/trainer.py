@@ -29,6 +29,7 @@ from .nonfinite import NonfiniteGuard
 from .preemption import StopFlag, stop_on_signals
 from .schedule import Schedule
 from .seeding import seed_forward
+from .sharding import whole_weights
 from .state import TrainState
 from .training_state import Pieces, TrainingState
 from .types import Loader, StepReport, Task, Window
@@ -230,7 +231,8 @@ class Trainer:
         metrics: dict[str, Any] = {}
         with self.watchdog.during("evaluation"):
             for group, model in models.items():
-                values = self.evaluator.run(model, stop_flag=self.stop_flag)
+                with whole_weights(model):
+                    values = self.evaluator.run(model, stop_flag=self.stop_flag)
                 metrics |= {f"{group}/{name}": value for name, value in values.items()}
         return metrics
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .errors import CheckpointError
+from .sharding import gather_shards, shard_like
 
 Pieces = Mapping[str, Any]
 """Piece name (`model`, `ema`, `optimizer`, `scaler`, `trainer`) to its state."""
@@ -26,7 +27,7 @@ class TrainingState:
     scaler: torch.amp.GradScaler | None
 
     def pieces(self) -> dict[str, Any]:
-        """Return the states, as references to live tensors."""
+        """Return the states, as references to live tensors; shards are gathered on main. **Collective** then."""
         pieces: dict[str, Any] = {
             "model": dict(self.model.state_dict()),
             "optimizer": {"class": type(self.optimizer).__name__, **self.optimizer.state_dict()},
@@ -35,7 +36,7 @@ class TrainingState:
             pieces["ema"] = dict(self.ema.state_dict())
         if self.scaler is not None:
             pieces["scaler"] = self.scaler.state_dict()
-        return pieces
+        return {name: gather_shards(piece) for name, piece in pieces.items()}
 
     def restore(self, pieces: Pieces) -> None:
         """Load `pieces` into the live objects, or raise and leave all of them as they were.
@@ -59,7 +60,10 @@ class TrainingState:
                 "the checkpoint's scaler has other fields than this torch's: use the torch it was made with",
             )
         optimizer_state = _fitted_optimizer_state(self.optimizer, pieces["optimizer"])
-        self.model.load_state_dict(pieces["model"])
+        live = self.model.state_dict()
+        self.model.load_state_dict(
+            {key: shard_like(live[key], whole) for key, whole in pieces["model"].items()}
+        )
         self.optimizer.load_state_dict(optimizer_state)
         if self.ema is not None:
             self.ema.load_state_dict(pieces["ema"])
@@ -106,7 +110,10 @@ def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> d
         index: {name: _fitted(value, parameters[index], f"{name}[{index}]") for name, value in values.items()}
         for index, values in piece["state"].items()
     }
-    return {"state": state, "param_groups": piece["param_groups"]}
+    # Which kernel can be had is a matter of this run, not of the one that saved.
+    kernels = [{"fused": mine["fused"]} if "fused" in mine else {} for mine in optimizer.param_groups]
+    groups = [group | kernel for group, kernel in zip(piece["param_groups"], kernels, strict=True)]
+    return {"state": state, "param_groups": groups}
 
 
 def _group_identity(group: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -121,4 +128,4 @@ def _fitted(value: Any, parameter: Tensor, name: str) -> Any:
         raise CheckpointError(
             "CKPT_OPTIMIZER", f"the checkpoint's {name} has another shape than its parameter"
         )
-    return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(shard_like(parameter, value))

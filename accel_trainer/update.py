@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from .nonfinite import Attempt, NonfiniteGuard
 from .optimizer import set_learning_rate
+from .sharding import is_sharded, local_part
 from .state import TrainState
 from .types import Window
 
@@ -44,6 +45,10 @@ class WeightUpdate:
         self._share, self._loss_gradient = 0.0, torch.empty(0)
         self.is_plain = accelerator.scaler is None and accelerator.distributed_type not in _ENGINES
         self.optimizer = optimizer if self.is_plain else prepared_optimizer
+        if is_sharded(accelerator):
+            # "_fused_sgd_ does not have a sharding strategy" (torch 2.13).
+            for group in optimizer.param_groups:
+                group["fused"] = False
 
     def begin(self, learning_rate: float) -> None:
         """Set the learning rate, and note what the forwards of a step change."""
@@ -83,7 +88,7 @@ class WeightUpdate:
         if self._max_grad_norm is None:
             return None
         norm: Tensor = self._accelerator.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
-        return norm
+        return local_part(norm)
 
     def _step(self, attempt: Attempt, grad_norm: Tensor | None) -> bool:
         """Step the optimizer, or skip: return whether NaN, inf or an overflow did."""

@@ -22,7 +22,7 @@ LAYERS = (
     {
         "collectives", "config", "ema", "encoding", "environment", "history", "launcher_variables", "meters",
         "metrics", "muon", "optimizer", "plan", "preemption", "preflight", "process_group", "run_folder", "schedule",
-        "seeding", "snapshot", "storage", "strict_json", "sync_batch_norm", "tensor_file",
+        "seeding", "sharding", "snapshot", "storage", "strict_json", "sync_batch_norm", "tensor_file",
     },
     {
         "checkpoint", "checkpoint_files", "checkpoint_folder", "evaluation", "failures", "loader", "nonfinite",
@@ -295,7 +295,7 @@ RULES = {
             "metrics",  # computes from merged sums, which are on the host
             "collectives",  # sizes and messages, never in a step
             "nonfinite",  # once it has found one
-            "snapshot",  # the copy that a checkpoint is written from
+            "sharding", "snapshot",  # the copy that a checkpoint is written from
             "loader", "vision",  # index lists and images, which are on the host
             "tools", "recipes",
         },

@@ -118,6 +118,7 @@ def train(
     config: RecipeConfig,
     *,
     num_train: int = 72,
+    num_test: int = 37,
     norm: str = "group",
     dropout: float = 0.0,
     dtype: torch.dtype = torch.float32,
@@ -131,7 +132,7 @@ def train(
     Its images lie in memory, or come from a dataset by `num_workers` (0: in this process).
     """
     augment = AugmentConfig(crop_padding=1, crop_mode="reflect", flip="random", mixup=0.2)
-    images = make_images(num_train)
+    images = make_images(num_train, num_test)
     with start_run(config, recipe="workload") as run:
         accelerator = run.accelerator
         accelerator.scaler = scaler

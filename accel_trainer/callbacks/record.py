@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ import safetensors.torch
 from torch import Tensor
 
 from .. import storage
+from ..checkpoint_files import checkpoint_name, decode_files
+from ..checkpoint_folder import find_checkpoint
 from ..errors import CheckpointError
 from ..run_folder import writes_to
 from ..runtime import peak_memory_bytes
@@ -83,16 +86,15 @@ class RunRecord(Callback):
 
 
 def _weights_to_export(trainer: Trainer, result: RunResult) -> tuple[dict[str, Tensor], str]:
-    """Return the weights of the best checkpoint, or the final ones, and say which they are."""
-    piece = "model" if trainer.ema is None else "ema"
+    """Return the weights of the best checkpoint, or of the last, and say which they are."""
+
+    def load(name: str, piece: str) -> dict[str, Tensor]:
+        return dict(decode_files(find_checkpoint(trainer.checkpointer.directory, name) or {}).pieces[piece])
+
     if result.best is not None:
-        try:
-            loaded = trainer.checkpointer.load(result.best.name)
-        except CheckpointError:
-            loaded = None  # a branch of a run whose best checkpoint stayed behind
-        if loaded is not None:
-            piece = "ema" if result.best.metric.startswith("eval_ema/") else "model"
-            return dict(loaded.pieces[piece]), f"{piece} of the best checkpoint {result.best.name}"
-    model = trainer.raw_model if trainer.ema is None else trainer.ema.model
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    return weights, f"{piece} after step {result.position.optimizer_step}"
+        piece = "ema" if result.best.metric.startswith("eval_ema/") else "model"
+        with suppress(CheckpointError):  # a branch of a run whose best checkpoint stayed behind
+            return load(result.best.name, piece), f"{piece} of the best checkpoint {result.best.name}"
+    piece = "model" if trainer.ema is None else "ema"
+    name = checkpoint_name(result.position)
+    return load(name, piece), f"{piece} after step {result.position.optimizer_step}"
