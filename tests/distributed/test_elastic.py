@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.timeout(300)  # four starts of two processes
 def test_a_worker_killed_three_times_under_torchrun_changes_no_bit(tmp_path: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "5"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "3"]
     recipe = ["-m", "tests.distributed.elastic", str(tmp_path / "killed")]
     done = subprocess.run(
         [*launcher, *recipe, "--kill", "step-2", "start", "step-4"],
