@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import default_collate
 
 from .plan import BatchConfig, BatchPlan
-from .preemption import ignore_signals
+from .sample_reader import WORKER_TIMEOUT_S, Collate, SampleReader
 from .seeding import epoch_permutation, fold
 from .types import Batch, Window
-
-Collate = Callable[[list[Any]], tuple[Any, Any]]
-"""Makes `(inputs, targets)` of a list of samples."""
 
 
 class DatasetLoader:
@@ -27,6 +21,9 @@ class DatasetLoader:
     Random transforms inside the dataset may use Python's, numpy's or torch's global generators: these
     are seeded from (seed, epoch, sample id) before each sample, so that augmentation is the same for
     any number of workers and processes and after any resume.
+
+    A sample that cannot be read, whose label is not below `num_classes` (None: not looked at), or whose
+    data worker dies or takes more than `timeout_s` for a batch, is a `DataError` that names it.
     """
 
     def __init__(
@@ -39,12 +36,21 @@ class DatasetLoader:
         process_index: int = 0,
         num_workers: int = 0,
         collate: Collate = default_collate,
+        num_classes: int | None = None,
+        timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
         if plan.num_samples != len(dataset):
             raise ValueError(f"the plan is for {plan.num_samples} samples, the dataset has {len(dataset)}")
         self.plan = plan
-        self._dataset, self._seed, self._device = dataset, seed, device
-        self._process_index, self._num_workers, self._collate = process_index, num_workers, collate
+        self._seed, self._process_index, self._device = seed, process_index, device
+        self._reader = SampleReader(
+            dataset=dataset,
+            pin_memory=device.type == "cuda",
+            num_workers=num_workers,
+            collate=collate,
+            num_classes=num_classes,
+            timeout_s=timeout_s,
+        )
 
     def windows(self, epoch: int, first_step: int) -> Iterator[Window]:
         """Yield this process's windows of `epoch` from `first_step` on."""
@@ -52,8 +58,7 @@ class DatasetLoader:
         steps = range(first_step, self.plan.steps_per_epoch)
         positions = [self.plan.micro_batches(step, self._process_index) for step in steps]
         ids = [order[micro.start : micro.stop] for window in positions for micro in window]
-        samples = _SeededSamples(self._dataset, key=fold(self._seed, epoch))
-        batches = iter(_loader(samples, ids, self._num_workers, self._collate, self._device))
+        batches = self._reader.read(ids, key=fold(self._seed, epoch))
         stream = torch.cuda.Stream() if self._device.type == "cuda" else None
         for step, window in zip(steps, positions, strict=True):
             micro_batches = [_moved(next(batches), self._device, stream) for _ in window]
@@ -73,16 +78,25 @@ class DatasetEvalLoader:
         process_index: int = 0,
         num_workers: int = 0,
         collate: Collate = default_collate,
+        num_classes: int | None = None,
+        timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
         self.num_samples = len(dataset)
-        self._dataset, self._device, self._num_workers, self._collate = dataset, device, num_workers, collate
         share = torch.arange(self.num_samples).tensor_split(num_processes)[process_index]
         self._ids = list(share.split(batch_size)) if len(share) else []
+        self._device = device
+        self._reader = SampleReader(
+            dataset=dataset,
+            pin_memory=device.type == "cuda",
+            num_workers=num_workers,
+            collate=collate,
+            num_classes=num_classes,
+            timeout_s=timeout_s,
+        )
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's share, in order."""
-        samples = _SeededSamples(self._dataset, key=0)
-        for batch in _loader(samples, self._ids, self._num_workers, self._collate, self._device):
+        for batch in self._reader.read(self._ids, key=0):
             yield batch.to(self._device)
 
 
@@ -94,6 +108,8 @@ def build_dataset_loaders(
     seed: int,
     accelerator: Accelerator,
     collate: Collate = default_collate,
+    num_classes: int | None = None,
+    timeout_s: float = WORKER_TIMEOUT_S,
 ) -> tuple[DatasetLoader, DatasetEvalLoader]:
     """Return this process's training and evaluation loader over map-style datasets of `(input, target)` pairs."""
     num_processes, process_index = accelerator.num_processes, accelerator.process_index
@@ -105,6 +121,8 @@ def build_dataset_loaders(
         process_index=process_index,
         num_workers=batch.num_workers,
         collate=collate,
+        num_classes=num_classes,
+        timeout_s=timeout_s,
     )
     eval_loader = DatasetEvalLoader(
         test,
@@ -114,33 +132,10 @@ def build_dataset_loaders(
         process_index=process_index,
         num_workers=batch.num_workers,
         collate=collate,
+        num_classes=num_classes,
+        timeout_s=timeout_s,
     )
     return loader, eval_loader
-
-
-class _SeededSamples:
-    """The dataset as seen by a worker: each sample drawn under its own seed, with its id."""
-
-    def __init__(self, dataset: Any, *, key: int) -> None:
-        self._dataset, self._key = dataset, key
-
-    def __getitem__(self, sample_id: int) -> tuple[int, Any]:
-        seed = fold(self._key, sample_id)
-        random.seed(seed)
-        np.random.seed(seed)
-        torch.default_generator.manual_seed(seed)
-        return sample_id, self._dataset[sample_id]
-
-
-class _CollateBatch:
-    """Makes a `Batch` of samples with their ids."""
-
-    def __init__(self, collate: Collate) -> None:
-        self._collate = collate
-
-    def __call__(self, samples: list[tuple[int, Any]]) -> Batch:
-        inputs, targets = self._collate([sample for _, sample in samples])
-        return Batch(inputs, targets, torch.tensor([sample_id for sample_id, _ in samples]))
 
 
 def _moved(batch: Batch, device: torch.device, stream: torch.cuda.Stream | None) -> Batch:
@@ -154,25 +149,3 @@ def _moved(batch: Batch, device: torch.device, stream: torch.cuda.Stream | None)
     for part in (batch.inputs, batch.targets, batch.sample_ids):
         part.record_stream(training)  # else its memory could be used again before training has read it
     return batch
-
-
-def _loader(
-    samples: _SeededSamples, ids: Sequence[Tensor], num_workers: int, collate: Collate, device: torch.device
-) -> Iterator[Batch]:
-    """Yield a batch for each tensor of ids; an empty one gives a batch of no rows, shaped by sample 0."""
-    filled: Any = DataLoader(
-        samples,  # type: ignore[arg-type]  # needs __getitem__ alone: the ids come from the batch sampler
-        batch_sampler=[batch.tolist() for batch in ids if len(batch)],
-        num_workers=num_workers,
-        collate_fn=_CollateBatch(collate),
-        pin_memory=device.type == "cuda",
-        generator=torch.Generator(),  # its own: creating the iterator would draw from the global stream
-        worker_init_fn=ignore_signals if num_workers else None,
-    )
-    batches = iter(filled)
-    for batch in ids:
-        if len(batch):
-            yield next(batches)
-        else:
-            sample = _CollateBatch(collate)([samples[0]])
-            yield Batch(sample.inputs[:0], sample.targets[:0], sample.sample_ids[:0])

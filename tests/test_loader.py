@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import random
+import re
 import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from accel_trainer.errors import DataError
 from accel_trainer.loader import DatasetEvalLoader, DatasetLoader
 from accel_trainer.plan import BatchPlan
 from accel_trainer.types import Batch
@@ -147,8 +154,9 @@ def test_a_signal_to_the_process_group_does_not_end_the_workers() -> None:
     windows = DatasetLoader(WithWorker(), plan, seed=0, device=CPU, num_workers=2).windows(0, 0)
     workers = {next(windows).micro_batches[0].inputs[0].item() for _ in range(2)}
     assert len(workers) == 2
-    for worker, number in itertools.product(workers, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)):
-        os.kill(worker, number)
+    for worker, number in itertools.product(workers, ("TERM", "INT", "HUP")):
+        # From another process: its parent may end a worker by SIGTERM.
+        subprocess.run(["kill", f"-{number}", str(int(worker))], check=True)
     assert len(list(windows)) == plan.steps_per_epoch - 2
 
 
@@ -179,3 +187,66 @@ def test_evaluation_sees_the_same_samples_every_time() -> None:
     loader = DatasetEvalLoader(Noisy(), batch_size=4, device=CPU)
     first, second = ([batch.inputs for batch in loader.batches()] for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+class Faulty(Noisy):
+    """Samples of which one does what it should not."""
+
+    def __init__(self, fault: Callable[[], object]) -> None:
+        super().__init__()
+        self._fault = fault
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        return torch.zeros(2), self._fault() if index == 17 else index % 3
+
+
+def raise_an_error() -> None:
+    raise KeyError("a\nfault")
+
+
+def read_faulty(fault: Callable[[], object], **options: Any) -> str:
+    plan = BatchPlan(num_samples=NUM_SAMPLES, global_batch_size=4, per_device_batch_size=4)
+    with pytest.raises(DataError) as caught:
+        list(DatasetLoader(Faulty(fault), plan, seed=0, device=CPU, **options).windows(0, 0))
+    said = str(caught.value)
+    assert "\n" not in said
+    del caught
+    gc.collect()  # the workers end with the error that holds them
+    return said
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (raise_an_error, r"DATA_SAMPLE\]: sample 17 cannot be read \(KeyError: 'a\\nfault'\): mend it"),
+        (lambda: 3, r"DATA_SAMPLE\]: sample 17 has label 3, the classes are 0 to 2: mend it"),
+        (lambda: -100, r"DATA_SAMPLE\]: sample 17 has label -100, the classes are 0 to 2: mend it"),
+        (lambda: torch.zeros(3), r"DATA_SAMPLE\]: samples (\d+, )*17(, \d+)* make no batch \(.*Error: .*\)"),
+    ],
+)
+def test_a_sample_that_cannot_be_used_is_named(
+    fault: Callable[[], object], message: str, num_workers: int
+) -> None:
+    assert re.search(message, read_faulty(fault, num_workers=num_workers, num_classes=3))
+
+
+def test_the_same_holds_for_an_evaluation() -> None:
+    loader = DatasetEvalLoader(Faulty(lambda: 9), batch_size=4, device=CPU, num_classes=3)
+    with pytest.raises(DataError, match="sample 17 has label 9"):
+        list(loader.batches())
+
+
+@pytest.mark.parametrize(
+    ("fault", "fact"),
+    [
+        (lambda: os._exit(3), r"DataLoader worker .* exited unexpectedly with exit code 3"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"DataLoader worker .* is killed by signal: Killed"),
+        (lambda: time.sleep(600), r"DataLoader timed out after 1 seconds"),
+    ],
+)
+def test_a_data_worker_that_dies_or_hangs_ends_with_the_sample_it_was_at(
+    fault: Callable[[], object], fact: str
+) -> None:
+    said = read_faulty(fault, num_workers=1, timeout_s=1)
+    assert re.search(rf"DATA_WORKER\]: {fact} \(the last samples begun: 17\)", said), said

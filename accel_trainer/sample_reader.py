@@ -1,0 +1,155 @@
+"""Samples of a user's dataset to batches, in this process or in data workers; what fails there is named."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.sharedctypes import RawArray, RawValue
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, get_worker_info
+
+from .errors import DataError
+from .preemption import ignore_signals
+from .seeding import fold
+from .types import Batch
+
+Collate = Callable[[list[Any]], tuple[Any, Any]]
+"""Makes `(inputs, targets)` of a list of samples."""
+
+WORKER_TIMEOUT_S = 300.0
+_WORKER_CHECK_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleReader:
+    """Reads batches of a dataset into host memory, in this process or in `num_workers` of its own.
+
+    Each sample is drawn with Python's, numpy's and torch's generators seeded for it.
+    """
+
+    dataset: Any
+    pin_memory: bool
+    num_workers: int
+    collate: Collate
+    num_classes: int | None
+    timeout_s: float
+
+    def read(self, ids: Sequence[Tensor], *, key: int) -> Iterator[Batch]:
+        """Yield a batch for each tensor of ids; an empty one gives a batch of no rows, shaped by sample 0."""
+        samples = _SeededSamples(self.dataset, key=key, num_workers=self.num_workers)
+        filled = iter(self._loader(samples, [batch.tolist() for batch in ids if len(batch)]))
+        for batch_ids in ids:
+            try:
+                batch = next(filled) if len(batch_ids) else self._no_rows(samples)
+            except (_SampleError, RuntimeError) as error:
+                # Torch would wait for its workers: 20 s, and for a stuck one for ever.
+                samples.is_over.value = 1
+                if (explained := _explained(error, samples)) is None:
+                    raise
+                raise explained from error
+            yield batch
+
+    def _no_rows(self, samples: _SeededSamples) -> Batch:
+        batch = _CollateBatch(self.collate, None)([samples[0]])
+        return Batch(batch.inputs[:0], batch.targets[:0], batch.sample_ids[:0])
+
+    def _loader(self, samples: _SeededSamples, ids: list[list[int]]) -> Any:
+        return DataLoader(
+            samples,  # type: ignore[arg-type]  # needs __getitem__ alone: the ids come from the batch sampler
+            batch_sampler=ids,
+            num_workers=self.num_workers,
+            collate_fn=_CollateBatch(self.collate, self.num_classes),
+            pin_memory=self.pin_memory,
+            timeout=self.timeout_s if self.num_workers else 0,
+            generator=torch.Generator(),  # its own: creating the iterator would draw from the global stream
+            worker_init_fn=samples.start_worker if self.num_workers else None,
+        )
+
+
+class _SampleError(Exception):
+    """Something of the user's that failed for certain samples: its one line says what, which and why."""
+
+
+def _failed(what: str, error: Exception) -> _SampleError:
+    return _SampleError(f"{what} ({' '.join(f'{type(error).__name__}: {error}'.split())})")
+
+
+class _SeededSamples:
+    """The dataset as seen by a worker: each sample drawn under its own seed, with its id.
+
+    `last_begun` is for each worker, as main sees it, the sample that it began last; `is_over` ends them.
+    """
+
+    def __init__(self, dataset: Any, *, key: int, num_workers: int) -> None:
+        self._dataset, self._key = dataset, key
+        self.last_begun, self.is_over = RawArray("q", [-1] * num_workers), RawValue("b", 0)
+
+    def start_worker(self, worker_id: int) -> None:
+        """Let this worker outlive a signal to its group, and leave with main even if it is stuck."""
+        ignore_signals()
+        threading.Thread(target=self._leave_with_main, args=(os.getppid(),), daemon=True).start()
+
+    def _leave_with_main(self, main_pid: int) -> None:
+        while os.getppid() == main_pid and not self.is_over.value:
+            time.sleep(_WORKER_CHECK_S)
+        os._exit(0)
+
+    def __getitem__(self, sample_id: int) -> tuple[int, Any]:
+        if worker := get_worker_info():
+            self.last_begun[worker.id] = sample_id
+        seed = fold(self._key, sample_id)
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        try:
+            return sample_id, self._dataset[sample_id]
+        except Exception as error:
+            raise _failed(f"sample {sample_id} cannot be read", error) from error
+
+
+class _CollateBatch:
+    """Makes a `Batch` of samples with their ids, after a look at their labels, while they are on the host."""
+
+    def __init__(self, collate: Collate, num_classes: int | None) -> None:
+        self._collate, self._num_classes = collate, num_classes
+
+    def __call__(self, samples: list[tuple[int, Any]]) -> Batch:
+        ids = [sample_id for sample_id, _ in samples]
+        try:
+            inputs, targets = self._collate([sample for _, sample in samples])
+        except Exception as error:
+            raise _failed(f"samples {', '.join(map(str, ids))} make no batch", error) from error
+        if self._num_classes is not None:
+            for sample_id, label in zip(ids, targets.tolist(), strict=True):
+                if not 0 <= label < self._num_classes:
+                    classes = f"the classes are 0 to {self._num_classes - 1}"
+                    raise _SampleError(f"sample {sample_id} has label {label}, {classes}")
+        return Batch(inputs, targets, torch.tensor(ids))
+
+
+def _explained(error: Exception, samples: _SeededSamples) -> DataError | None:
+    """Return what to tell of an error that came in the place of a batch; None: it is not about the data."""
+    if isinstance(error, _SampleError):
+        fact = str(error).rstrip().rpartition("_SampleError: ")[2]  # of a worker's whole traceback
+        return DataError("DATA_SAMPLE", f"{fact}: mend it or leave it out; --debug shows the traceback")
+    said = [text for text in (str(error.__cause__), str(error)) if text.startswith("DataLoader")]
+    if not said:
+        return None
+    try:
+        time.sleep(_WORKER_CHECK_S)  # the signal of a worker's death may come after its silence was noticed,
+    except RuntimeError as signalled:  # and torch raises this wherever the process then is
+        said = [str(signalled)]
+    last = ", ".join(str(sample_id) for sample_id in samples.last_begun if sample_id >= 0) or "none"
+    return DataError(
+        "DATA_WORKER",
+        f"{said[0].partition('. ')[0]} (the last samples begun: {last}): look at these, or read them with "
+        "--batch.num-workers 0 to see the error itself",
+    )
