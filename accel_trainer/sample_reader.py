@@ -49,7 +49,7 @@ class SampleReader:
         for batch_ids in ids:
             try:
                 batch = next(filled) if len(batch_ids) else self._no_rows(samples)
-            except (_SampleError, RuntimeError) as error:
+            except (_SampleError, RuntimeError, EOFError, ConnectionError) as error:
                 # Torch would wait for its workers: 20 s, and for a stuck one for ever.
                 samples.is_over.value = 1
                 if (explained := _explained(error, samples)) is None:
@@ -141,12 +141,13 @@ def _explained(error: Exception, samples: _SeededSamples) -> DataError | None:
         fact = str(error).rstrip().rpartition("_SampleError: ")[2]  # of a worker's whole traceback
         return DataError("DATA_SAMPLE", f"{fact}: mend it or leave it out; --debug shows the traceback")
     said = [text for text in (str(error.__cause__), str(error)) if text.startswith("DataLoader")]
-    if not said:
-        return None
     try:
-        time.sleep(_WORKER_CHECK_S)  # the signal of a worker's death may come after its silence was noticed,
+        # The signal of a worker's death may come after its silence, or the reset of a connection to it,
+        time.sleep(_WORKER_CHECK_S)
     except RuntimeError as signalled:  # and torch raises this wherever the process then is
         said = [str(signalled)]
+    if not said:
+        return None
     last = ", ".join(str(sample_id) for sample_id in samples.last_begun if sample_id >= 0) or "none"
     return DataError(
         "DATA_WORKER",
