@@ -54,10 +54,11 @@ def test_a_report_shows_curves_classes_pictures_and_settings(runs: Path) -> None
     page = Page(render([read_run(runs / "fast")])[0])
     assert page.headings == [
         "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Grad norm", "Learning rate", "Images per second",
-        "Where the time went", "Classes", "Confusion", "Accuracy by class", "Most confident mistakes",
+        "Data wait fraction", "Where the time went", "Classes", "Confusion", "Accuracy by class",
+        "Most confident mistakes",
         "Training images, as the network saw them", "Settings", "What differs from the defaults", "Environment",
     ]  # fmt: skip
-    assert page.counts["svg"] == 9
+    assert page.counts["svg"] == 10
     assert page.counts["img"] > 16, "samples and mistakes"
 
 
@@ -75,7 +76,7 @@ def test_each_chart_lies_beside_the_page_as_a_picture(
 ) -> None:
     code, out, _ = run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
     assert code == 0
-    assert out.splitlines() == [f"{tmp_path}/page.html", f"{tmp_path}/page/  9 charts"]
+    assert out.splitlines() == [f"{tmp_path}/page.html", f"{tmp_path}/page/  10 charts"]
     for path in (tmp_path / "page").iterdir():
         with Image.open(path) as image:
             assert image.size[0] == 1000
@@ -122,7 +123,7 @@ def test_a_value_says_where_it_came_from_if_the_run_knows(runs: Path, tmp_path: 
 
 def test_several_runs_share_their_charts_and_the_table_names_what_differs(runs: Path) -> None:
     text, files = render([read_run(runs / "fast"), read_run(runs / "slow")])
-    assert Page(text).counts["svg"] == len(files) == 7 + 2 * 2
+    assert Page(text).counts["svg"] == len(files) == 8 + 2 * 2
     header = re.search(r"<thead>.*?</thead>", text, re.DOTALL)
     assert header is not None
     assert "optimizer.learning_rate" in header[0]
@@ -137,7 +138,7 @@ def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(runs: Path
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()) | {"dataset": "/gone"}
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
     page = Page(render([read_run(tmp_path / "run")])[0])
-    assert page.counts["svg"] == 7
+    assert page.counts["svg"] == 8
     assert "img" not in page.counts
 
 
