@@ -24,6 +24,7 @@ from .recipe import build_trainer
 from .run import Run, start_run
 from .run_config import RecipeConfig, RunConfig
 from .runtime import RuntimeConfig
+from .sample_reader import SampleReader
 from .schedule import Schedule, ScheduleConfig, build_schedule
 from .state import TrainState
 from .tasks import ClassificationConfig, ClassificationTask
@@ -35,8 +36,8 @@ __all__ = [
     "ClassificationConfig", "ClassificationTask", "ConfigError", "ConfusionMatrix", "DataError",
     "DatasetEvalLoader", "DatasetLoader", "DivergedError", "EvalLoader", "EvalOutput", "EvaluateMetric",
     "Evaluator", "ExitCode", "Loader", "MeanLoss", "Metric", "OptimizerConfig", "OutputError", "ProcessError",
-    "RecipeConfig", "Run", "RunConfig", "RunResult", "RuntimeConfig", "Schedule", "ScheduleConfig",
-    "StepOutput", "StepReport", "Task", "TopKAccuracy", "TrainState", "Trainer", "TrainerConfig",
+    "RecipeConfig", "Run", "RunConfig", "RunResult", "RuntimeConfig", "SampleReader", "Schedule",
+    "ScheduleConfig", "StepOutput", "StepReport", "Task", "TopKAccuracy", "TrainState", "Trainer", "TrainerConfig",
     "UserError", "Window", "build_dataset_loaders", "build_optimizer", "build_schedule", "build_trainer",
     "launch", "load_config", "main", "parse_config", "save_config", "start_run",
 ]  # fmt: skip

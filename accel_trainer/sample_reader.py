@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from .errors import DataError
 from .preemption import ignore_signals
@@ -28,19 +28,27 @@ WORKER_TIMEOUT_S = 300.0
 _WORKER_CHECK_S = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class SampleReader:
-    """Reads batches of a dataset into host memory, in this process or in `num_workers` of its own.
+    """Batches of a map-style dataset of `(input, target)` pairs, read in this process or in `num_workers` of its own.
 
-    Each sample is drawn with Python's, numpy's and torch's generators seeded for it.
+    Random transforms inside the dataset may use Python's, numpy's or torch's global generators: these
+    are seeded before each sample, for it alone.
+
+    A sample that cannot be read, whose label is not below `num_classes` (None: not looked at), or whose
+    data worker dies or takes more than `timeout_s` for a batch, is a `DataError` that names it.
     """
 
     dataset: Any
-    pin_memory: bool
-    num_workers: int
-    collate: Collate
-    num_classes: int | None
-    timeout_s: float
+    device: torch.device
+    """Where the batches are for: they come in host memory, pinned for a GPU."""
+    num_workers: int = 0
+    collate: Collate = default_collate
+    num_classes: int | None = None
+    timeout_s: float = WORKER_TIMEOUT_S
+
+    def __len__(self) -> int:
+        return len(self.dataset)
 
     def read(self, ids: Sequence[Tensor], *, key: int) -> Iterator[Batch]:
         """Yield a batch for each tensor of ids; an empty one gives a batch of no rows, shaped by sample 0."""
@@ -67,7 +75,7 @@ class SampleReader:
             batch_sampler=ids,
             num_workers=self.num_workers,
             collate_fn=_CollateBatch(self.collate, self.num_classes),
-            pin_memory=self.pin_memory,
+            pin_memory=self.device.type == "cuda",
             timeout=self.timeout_s if self.num_workers else 0,
             generator=torch.Generator(),  # its own: creating the iterator would draw from the global stream
             worker_init_fn=samples.start_worker if self.num_workers else None,

@@ -14,6 +14,7 @@ from accel_trainer.evaluation import Evaluator
 from accel_trainer.loader import DatasetEvalLoader
 from accel_trainer.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 from accel_trainer.runtime import RuntimeConfig, start_accelerator
+from accel_trainer.sample_reader import SampleReader
 from accel_trainer.tasks import ClassificationTask
 from accel_trainer.types import Batch, EvalLoader
 
@@ -75,9 +76,8 @@ def evaluate(model: nn.Module, loader: EvalLoader, accelerator: Accelerator) -> 
 
 def shared(samples: Samples, batch_size: int, accelerator: Accelerator) -> DatasetEvalLoader:
     return DatasetEvalLoader(
-        samples,
+        SampleReader(samples, accelerator.device),
         batch_size=batch_size,
-        device=accelerator.device,
         num_processes=accelerator.num_processes,
         process_index=accelerator.process_index,
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 from accel_trainer.errors import DataError
 from accel_trainer.loader import DatasetEvalLoader, DatasetLoader
 from accel_trainer.plan import BatchPlan
+from accel_trainer.sample_reader import SampleReader
 from accel_trainer.types import Batch
 
 CPU = torch.device("cpu")
@@ -55,9 +56,8 @@ def make_loader(
         per_device_batch_size=micro,
         num_processes=num_processes,
     )
-    return DatasetLoader(
-        Noisy(), plan, seed=seed, device=CPU, process_index=process_index, num_workers=num_workers
-    )
+    reader = SampleReader(Noisy(), CPU, num_workers=num_workers)
+    return DatasetLoader(reader, plan, seed=seed, process_index=process_index)
 
 
 def batches_of(loader: DatasetLoader, *, epoch: int = 0, first_step: int = 0) -> list[list[Batch]]:
@@ -126,7 +126,9 @@ def test_inputs_targets_and_ids_of_a_batch_belong_together() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_empty_share_is_a_batch_of_no_rows(num_workers: int) -> None:
     plan = BatchPlan(num_samples=13, global_batch_size=12, per_device_batch_size=4, num_processes=3)
-    loader = DatasetLoader(Noisy(13), plan, seed=0, device=CPU, process_index=2, num_workers=num_workers)
+    loader = DatasetLoader(
+        SampleReader(Noisy(13), CPU, num_workers=num_workers), plan, seed=0, process_index=2
+    )
     full, short = loader.windows(0, 0)
     assert [len(batch) for batch in full.micro_batches] == [4]
     (empty,) = short.micro_batches
@@ -146,12 +148,12 @@ def test_windows_count_the_samples_of_all_processes() -> None:
 def test_a_plan_for_another_number_of_samples_is_refused() -> None:
     plan = BatchPlan(num_samples=32, global_batch_size=12, per_device_batch_size=4)
     with pytest.raises(ValueError, match="the plan is for 32 samples, the dataset has 31"):
-        DatasetLoader(Noisy(), plan, seed=0, device=CPU)
+        DatasetLoader(SampleReader(Noisy(), CPU), plan, seed=0)
 
 
 def test_a_signal_to_the_process_group_does_not_end_the_workers() -> None:
     plan = BatchPlan(num_samples=NUM_SAMPLES, global_batch_size=2, per_device_batch_size=2)
-    windows = DatasetLoader(WithWorker(), plan, seed=0, device=CPU, num_workers=2).windows(0, 0)
+    windows = DatasetLoader(SampleReader(WithWorker(), CPU, num_workers=2), plan, seed=0).windows(0, 0)
     workers = {next(windows).micro_batches[0].inputs[0].item() for _ in range(2)}
     assert len(workers) == 2
     for worker, number in itertools.product(workers, ("TERM", "INT", "HUP")):
@@ -168,12 +170,10 @@ def test_evaluation_gives_every_sample_once_in_order_over_all_processes(
     for num_processes, batch_size in itertools.product((1, 2, 3), (1, 4, 64)[num_workers and 1 :]):
         loaders = [
             DatasetEvalLoader(
-                Noisy(num_samples),
+                SampleReader(Noisy(num_samples), CPU, num_workers=num_workers),
                 batch_size=batch_size,
-                device=CPU,
                 num_processes=num_processes,
                 process_index=rank,
-                num_workers=num_workers,
             )
             for rank in range(num_processes)
         ]
@@ -184,7 +184,7 @@ def test_evaluation_gives_every_sample_once_in_order_over_all_processes(
 
 
 def test_evaluation_sees_the_same_samples_every_time() -> None:
-    loader = DatasetEvalLoader(Noisy(), batch_size=4, device=CPU)
+    loader = DatasetEvalLoader(SampleReader(Noisy(), CPU), batch_size=4)
     first, second = ([batch.inputs for batch in loader.batches()] for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
@@ -207,7 +207,7 @@ def raise_an_error() -> None:
 def read_faulty(fault: Callable[[], object], **options: Any) -> str:
     plan = BatchPlan(num_samples=NUM_SAMPLES, global_batch_size=4, per_device_batch_size=4)
     with pytest.raises(DataError) as caught:
-        list(DatasetLoader(Faulty(fault), plan, seed=0, device=CPU, **options).windows(0, 0))
+        list(DatasetLoader(SampleReader(Faulty(fault), CPU, **options), plan, seed=0).windows(0, 0))
     said = str(caught.value)
     assert "\n" not in said
     del caught
@@ -232,7 +232,7 @@ def test_a_sample_that_cannot_be_used_is_named(
 
 
 def test_the_same_holds_for_an_evaluation() -> None:
-    loader = DatasetEvalLoader(Faulty(lambda: 9), batch_size=4, device=CPU, num_classes=3)
+    loader = DatasetEvalLoader(SampleReader(Faulty(lambda: 9), CPU, num_classes=3), batch_size=4)
     with pytest.raises(DataError, match="sample 17 has label 9"):
         list(loader.batches())
 

@@ -24,6 +24,7 @@ from accel_trainer import (
     RunConfig,
     RunResult,
     RuntimeConfig,
+    SampleReader,
     ScheduleConfig,
     Task,
     TopKAccuracy,
@@ -148,12 +149,10 @@ def train(
         )
         if num_workers is not None:
             loader = DatasetLoader(
-                Bars(images.train),
+                SampleReader(Bars(images.train), accelerator.device, num_workers=num_workers),
                 plan,
                 seed=config.seed,
-                device=accelerator.device,
                 process_index=accelerator.process_index,
-                num_workers=num_workers,
             )
         trainer = build_trainer(
             run,
