@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from .training_state import check_weights
 from .vision import ModelConfig, build_model
 from .vision.images import Normalization
 
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_CONFIG_BYTES = 2**24
 _MAX_WEIGHTS_BYTES = 2**36
 
@@ -34,7 +36,9 @@ class ExportConfig:
 
 
 def from_pretrained(folder: Path | str) -> nn.Module:
-    """Return the exported model in `folder`, an export or a finished run, on the CPU and in evaluation mode.
+    """Return the exported model in `folder`, on the CPU and in evaluation mode.
+
+    `folder` is what `export` wrote, a finished run, or ORG/NAME: a repository of the hub, which is downloaded once.
 
     Raises:
         CheckpointError: there is no export, it is damaged, or its model is not one of ours.
@@ -53,13 +57,27 @@ def from_pretrained(folder: Path | str) -> nn.Module:
 
 
 def find_export(folder: Path | str) -> Path:
-    """Return the folder with the exported weights: the given one, or `export` in a run."""
+    """Return the folder with the exported weights: the given one, `export` in a run, or ORG/NAME from the hub."""
     for place in (Path(folder), Path(folder) / "export"):
         if (place / "model.safetensors").is_file():
             return place
+    if not Path(folder).exists() and _HUB_NAME.fullmatch(str(folder)):
+        return _download(str(folder))
     raise CheckpointError(
         "EXPORT", f"{folder} holds no model.safetensors: give a finished run or an exported model"
     )
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name))
+    except Exception as error:  # of the network: those of the hub's HTTP library, another one in each version
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        raise CheckpointError(
+            "EXPORT", f"{name} is no folder here and cannot be had from the hub ({reason}): check the name"
+        ) from error
 
 
 def read_export_config(folder: Path) -> ExportConfig:

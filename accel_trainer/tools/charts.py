@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .figures import NUM_SERIES, Chart, Palette, draw_chart
@@ -31,8 +31,8 @@ _MAX_NAMED_CLASSES = 20
 _MAX_MARKERS = 40
 
 
-def draw_curves(runs: Sequence[RunReader]) -> list[Chart]:
-    """Return a chart for each quantity that the runs recorded, and one of where their time went."""
+def draw_curves(runs: Sequence[RunReader], *, quantities: Collection[str] | None = None) -> list[Chart]:
+    """Return a chart for each of the `quantities` that the runs recorded; of all, and of their time, if None."""
     names = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
     charts: dict[str, list[str]] = {"loss": [], "accuracy": []}
     for name in names:
@@ -41,9 +41,9 @@ def draw_curves(runs: Sequence[RunReader]) -> list[Chart]:
     drawn = [
         _draw_curve(chart, members, runs)
         for chart, members in sorted(charts.items(), key=lambda item: "/" in item[0])
-        if members
+        if members and (quantities is None or chart in quantities)
     ]
-    timed = [run for run in runs if run.phase_s]
+    timed = [run for run in runs if run.phase_s and quantities is None]
     return [*drawn, _draw_time(timed, colors=[runs.index(run) for run in timed])] if timed else drawn
 
 

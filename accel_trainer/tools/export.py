@@ -7,18 +7,19 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
-from importlib import resources
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import storage
 from ..errors import OutputError
-from ..hub import ExportConfig, find_export, read_export_config
+from ..hub import find_export, read_export_config
 from ..run_folder import prepare_directory
+from .card import write_card
+from .onnx_model import write_onnx
 from .plain_model import write_source
+from .publish import create_repository, upload
 from .run_reader import RunReader, read_run
-from .tables import format_number
 
 _MAX_WEIGHTS_BYTES = 2**36
 _EXAMPLE = "example: accel-trainer export runs/first --to model"
@@ -35,20 +36,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     target.add_argument(
         "--hub", metavar="ORG/NAME", help="the hub repository to push to; made private if it is new"
     )
+    parser.add_argument(
+        "--onnx", action="store_true", help="add model.onnx: images with values between 0 and 1 to logits"
+    )
     options = parser.parse_args(argv)
     run = read_run(options.run)
     if options.to is not None:
-        export(run, options.to)
+        export(run, options.to, with_onnx=options.onnx)
         print(options.to)
         return 0
+    create_repository(options.hub)  # before any work: it fails without a network or a login
     with tempfile.TemporaryDirectory() as folder:
-        export(run, Path(folder))
-        print(_push(Path(folder), options.hub))
+        export(run, Path(folder), with_onnx=options.onnx)
+        print(upload(Path(folder), options.hub))
     return 0
 
 
-def export(run: RunReader, folder: Path) -> None:
-    """Write weights, config, source and card of a run's model to `folder`.
+def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
+    """Write weights, config, source and card of a run's model to `folder`, and the model as ONNX if asked to.
 
     Raises:
         CheckpointError: the run left no model, or not one of ours.
@@ -64,8 +69,10 @@ def export(run: RunReader, folder: Path) -> None:
         "model.safetensors": weights,
         "config.json": json.dumps(config, indent=1).encode(),
         "model.py": write_source(described).encode(),
-        "README.md": _card(run, described, config, metrics).encode(),
+        **write_card(run, described, config, metrics),
     }
+    if with_onnx:
+        files["model.onnx"] = write_onnx(source)
     prepare_directory(folder)
     try:
         for name, data in files.items():
@@ -108,58 +115,3 @@ def _evaluation(run: RunReader) -> dict[str, Any]:
     """Return how the run evaluated, as far as it changes a number."""
     precision = run.environment.get("mixed_precision") or run.config.get("runtime", {}).get("mixed_precision")
     return {"mixed_precision": precision or "no", "tta": run.config.get("task", {}).get("tta", "none")}
-
-
-def _card(
-    run: RunReader, described: ExportConfig, config: Mapping[str, Any], metrics: Mapping[str, float]
-) -> str:
-    try:
-        import jinja2
-        from huggingface_hub import EvalResult, ModelCard, ModelCardData
-    except ImportError as error:
-        raise OutputError(
-            "EXPORT", f"a model card needs {error.name}: pip install 'accel-trainer[report]'"
-        ) from error
-    dataset = str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2] or "unknown"
-    data = ModelCardData(
-        library_name="pytorch",
-        pipeline_tag="image-classification",
-        tags=["accel_trainer", described.model.name],
-        model_name=f"{described.model.name} on {dataset}",
-        eval_results=[
-            EvalResult(
-                task_type="image-classification",
-                dataset_type=dataset,
-                dataset_name=dataset,
-                dataset_split="test",
-                dataset_revision=run.data_fingerprint,
-                metric_type=name,
-                metric_value=value,
-            )
-            for name, value in metrics.items()
-        ],
-    )
-    template = resources.files(__package__).joinpath("card.md.jinja").read_text()
-    page = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(template)
-    text = page.render(
-        title=data.model_name,
-        config=config,
-        metrics={name: format_number(name, value) for name, value in metrics.items()},
-        result=run.result,
-        environment=run.environment,
-        training=run.config,
-    )
-    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
-
-
-def _push(folder: Path, repository: str) -> str:
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
-
-    hub = HfApi()
-    try:
-        hub.create_repo(repository, private=True, exist_ok=True)
-        return str(hub.upload_folder(repo_id=repository, folder_path=folder))
-    except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise OutputError("HUB", f"--hub {repository}: {reason}: log in with `hf auth login`") from error

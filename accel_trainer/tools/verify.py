@@ -41,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--tolerance", type=float, default=5e-4,
         help="how far numbers may lie apart: 0.0005 is 5 of 10,000 images, and 0.05 %% of a loss",
     )  # fmt: skip
+    parser.add_argument(
+        "--python", default=sys.executable, help="the interpreter to evaluate with; default: this one"
+    )
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         folder, dataset = options.folder, options.dataset
@@ -52,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         data = _write_test_images(
             dataset or reported["dataset"], reported["fingerprint"], options.cache_dir, Path(scratch)
         )
-        measured = evaluate_apart(find_export(folder), data)
+        measured = evaluate_apart(find_export(folder), data, python=options.python)
         has_weights = _check_weights(folder)
     return (
         ExitCode.DONE if _compare(reported["metrics"], measured, options.tolerance) & has_weights else _FAILED
@@ -88,9 +91,9 @@ def _write_test_images(dataset: str, fingerprint: str | None, cache_dir: Path, s
     return path
 
 
-def evaluate_apart(folder: Path, data: Path) -> dict[str, float]:
+def evaluate_apart(folder: Path, data: Path, *, python: str = sys.executable) -> dict[str, float]:
     """Evaluate the model in `folder` in a process of its own, which cannot import this package."""
-    command = [sys.executable, "-I", str(_SCRIPT), str(folder.resolve()), str(data.resolve())]
+    command = [python, "-I", str(_SCRIPT), str(folder.resolve()), str(data.resolve())]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -6,17 +6,21 @@ import ast
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors
 import torch
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, metadata_load
+from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
@@ -34,6 +38,9 @@ from accel_trainer.vision import (
     load_images,
 )
 from tests.tools.conftest import run_command
+from tests.tools.local_hub import local_hub
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -59,12 +66,8 @@ def digit(runs: Path, path: Path) -> torch.Tensor:
 
 
 def test_an_export_loads_back_as_the_module_that_was_trained(runs: Path, model: Path) -> None:
-    assert sorted(path.name for path in model.iterdir()) == [
-        "README.md",
-        "config.json",
-        "model.py",
-        "model.safetensors",
-    ]
+    names = ["README.md", "accuracy.png", "config.json", "loss.png", "model.py", "model.safetensors"]
+    assert sorted(path.name for path in model.iterdir()) == names
     expected = load_file(runs / "fast" / "export" / "model.safetensors")
     for place in (model, str(model), runs / "fast"):
         loaded = from_pretrained(place)
@@ -86,6 +89,24 @@ def test_the_card_reports_the_numbers_of_the_run(runs: Path, model: Path) -> Non
     )
     assert data.pipeline_tag == "image-classification"
     assert f"| accuracy | {best['value']:.2%} |" in (model / "README.md").read_text()
+
+
+def test_the_metadata_of_the_card_is_what_the_hub_reads(model: Path) -> None:
+    stored = metadata_load(model / "README.md")
+    assert stored is not None
+    name, results = model_index_to_eval_results(stored["model-index"])
+    assert name == stored["model-index"][0]["name"] == "resnet8 on digits"
+    assert eval_results_to_model_index(name, results) == stored["model-index"], "nothing is lost on the way"
+    assert {result.metric_type for result in results} == {"accuracy", "loss", "top5_accuracy"}
+    assert all(result.task_type == "image-classification" for result in results)
+
+
+def test_the_pictures_of_the_card_lie_beside_it(model: Path) -> None:
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", (model / "README.md").read_text())
+    assert shown == ["loss.png", "accuracy.png"]
+    for name in shown:
+        with Image.open(model / name) as image:
+            assert image.size[0] == 1000
 
 
 def test_the_code_in_the_card_runs_without_this_package(
@@ -127,35 +148,76 @@ def load_module(path: Path) -> Any:
     return module
 
 
-def test_an_export_is_pushed_whole_and_private(
-    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pushed: dict[str, Any] = {}
-
-    class Hub:
-        def create_repo(self, repository: str, *, private: bool, exist_ok: bool) -> None:
-            pushed["repository"] = (repository, private, exist_ok)
-
-        def upload_folder(self, *, repo_id: str, folder_path: Path) -> str:
-            pushed["files"] = sorted(path.name for path in folder_path.iterdir())
-            return f"hub of {repo_id}"
-
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    assert run_command(capsys, ["export", runs / "fast", "--hub", "me/digits"])[:2] == (
-        0,
-        "hub of me/digits\n",
+def door(*argv: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Call `accel-trainer` in a process of its own: the client of the hub reads its settings when imported."""
+    code = "import sys; from accel_trainer.tools.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *map(str, argv)]
+    environment |= {"NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert pushed["repository"] == ("me/digits", True, True)
-    assert pushed["files"] == ["README.md", "config.json", "model.py", "model.safetensors"]
 
 
-def test_without_a_network_a_push_is_refused_in_one_line(
-    runs: Path, capsys: pytest.CaptureFixture[str]
+def test_a_push_leaves_a_private_repository_that_others_predict_with(
+    runs: Path, model: Path, tmp_path: Path
 ) -> None:
-    code, _, err = run_command(capsys, ["export", runs / "fast", "--hub", "me/digits"])
-    assert code == 73
-    assert err.startswith("accel_trainer: error[HUB]: --hub me/digits: ")
-    assert err.count("\n") == 1
+    digit(runs, tmp_path / "digit.png")
+    with local_hub() as hub:
+        settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_local"}
+        pushed = door("export", runs / "fast", "--hub", "me/digits", **settings)
+        assert pushed.returncode == 0, pushed.stderr
+        assert pushed.stdout.startswith(f"{hub.url}/me/digits/commit/")
+        assert (hub.created["organization"], hub.created["name"]) == ("me", "digits")
+        assert hub.created.get("private") or hub.created.get("visibility") == "private"
+        assert {path.name: path.read_bytes() for path in model.iterdir()} == hub.files, "what --to writes"
+        assert hub.checked_cards == [hub.files["README.md"].decode()], "its metadata was asked to be checked"
+        downloaded = door("predict", "me/digits", tmp_path / "digit.png", **settings)
+    assert downloaded.returncode == 0, downloaded.stderr
+    assert downloaded.stdout == door("predict", model, tmp_path / "digit.png").stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "fix"),
+    [
+        ("me/digits", "hf_local", "check the network and what your token may write, or export --to a folder"),
+        ("me/digits", "", "log in with `hf auth login`"),
+        ("me/too/many", "hf_local", "give it as ORG/NAME"),
+    ],
+)
+def test_what_keeps_a_push_from_working_is_one_line_before_any_work(
+    runs: Path, tmp_path: Path, name: str, token: str, fix: str
+) -> None:
+    nobody = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_TOKEN": token}
+    refused = door("export", runs / "fast", "--hub", name, **nobody)
+    assert refused.returncode == 73
+    assert refused.stderr.startswith(f"accel_trainer: error[HUB]: --hub {name}: ")
+    assert refused.stderr.endswith(f": {fix}\n")
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_name_that_is_neither_here_nor_on_the_hub_is_one_line(tmp_path: Path) -> None:
+    nobody = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    refused = door("predict", "me/digits", "digit.png", **nobody)
+    assert refused.returncode == 74
+    assert "error[EXPORT]: me/digits is no folder here and cannot be had from the hub (" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_the_onnx_of_an_export_gives_the_logits_of_its_model(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    code, _, err = run_command(capsys, ["export", runs / "fast", "--to", tmp_path / "model", "--onnx"])
+    assert code == 0, err
+    images = load_images("digits", cache_dir=runs.parent / "cache")
+    pixels = images.test.images[:7] / 255  # another number than the one it was traced with
+    mean, std = (torch.tensor(value)[:, None, None] for value in vars(images.normalization).values())
+    with torch.inference_mode():
+        expected = from_pretrained(tmp_path / "model")((pixels - mean) / std)
+    session = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx")
+    (logits,) = session.run(None, {"images": pixels.numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
 
 
 # --- verify ---
@@ -227,6 +289,27 @@ def test_other_data_than_reported_on_are_refused(
     code, text = verify(model, runs, capsys)
     assert code == 65
     assert "digits is not the data that was reported on (aaaaaaaaaaaa, here " in text
+
+
+def test_a_python_without_this_package_gets_the_reported_numbers(
+    runs: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    # Lends it torch and safetensors alone: a folder of links, in which this package is not.
+    for installed in {Path(torch.__file__).parents[1], Path(safetensors.__file__).parents[1]}:
+        for path in installed.iterdir():
+            if not path.name.startswith(("accel_trainer", "__editable__")) and path.suffix != ".pth":
+                (site / path.name).symlink_to(path)
+    found = subprocess.run(
+        [python, "-I", "-c", "import accel_trainer"], capture_output=True, text=True, check=False
+    )
+    assert "No module named 'accel_trainer'" in found.stderr
+    arguments = [model, "--cache-dir", runs.parent / "cache", "--python", python]
+    code, out, err = run_command(capsys, ["verify", *arguments])
+    assert code == 0, err
+    assert out.count("  ok") == 4
 
 
 def test_the_process_that_verifies_cannot_import_this_package(model: Path, tmp_path: Path) -> None:

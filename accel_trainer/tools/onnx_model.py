@@ -1,0 +1,56 @@
+"""An exported model as ONNX: from images with values between 0 and 1 to logits, the normalisation within."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import OutputError
+from ..hub import ExportConfig, from_pretrained, read_export_config
+
+_ANY_SIZE = (32, 32)  # of an export that says none
+
+
+class _Normalized(nn.Module):
+    """A model with the normalisation in front of it."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, model: nn.Module, config: ExportConfig) -> None:
+        super().__init__()
+        self.model = model
+        for name, values in vars(config.normalization).items():
+            self.register_buffer(name, torch.tensor(values)[:, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits [B, K] of images [B, C, H, W] with values between 0 and 1."""
+        logits: Tensor = self.model((images - self.mean) / self.std)
+        return logits
+
+
+def write_onnx(folder: Path) -> bytes:
+    """Return the exported model in `folder` as ONNX, for any number of images at a time.
+
+    Raises:
+        OutputError: what torch's exporter needs is not installed.
+    """
+    config = read_export_config(folder)
+    model = _Normalized(from_pretrained(folder), config).eval()
+    images = torch.zeros(2, config.in_channels, *(config.image_size or _ANY_SIZE))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.13 warns of its own use of torch
+            program = torch.onnx.export(
+                model, (images,), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+            )  # fmt: skip
+        assert program is not None
+        return bytes(program.model_proto.SerializeToString())
+    except ImportError as error:
+        raise OutputError(
+            "EXPORT", f"--onnx needs {error.name}: pip install 'accel-trainer[onnx]'"
+        ) from error
