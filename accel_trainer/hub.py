@@ -46,7 +46,7 @@ def from_pretrained(folder: Path | str) -> nn.Module:
     folder = find_export(folder)
     config = read_export_config(folder)
     model = build_model(config.model, in_channels=config.in_channels, num_classes=len(config.class_names))
-    path = folder / "model.safetensors"
+    path = (folder / "model.safetensors").resolve()  # what the hub downloads are links
     try:
         weights = load_safetensors(storage.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
     except (OSError, SafetensorError) as error:
@@ -82,7 +82,7 @@ def _download(name: str) -> Path:
 
 def read_export_config(folder: Path) -> ExportConfig:
     """Read `config.json` in an export."""
-    path = folder / "config.json"
+    path = (folder / "config.json").resolve()
     try:
         content: dict[str, Any] = json.loads(storage.read_file(path, max_bytes=_MAX_CONFIG_BYTES))
         mean_and_std = {name: tuple(values) for name, values in content["normalization"].items()}

@@ -18,7 +18,7 @@ def create_repository(name: str) -> None:
     from huggingface_hub import HfApi
 
     with _told(name):
-        HfApi().create_repo(name, private=True, exist_ok=True)
+        HfApi(token=True).create_repo(name, private=True, exist_ok=True)
 
 
 def upload(folder: Path, name: str) -> str:
@@ -26,7 +26,7 @@ def upload(folder: Path, name: str) -> str:
     from huggingface_hub import HfApi
 
     with _told(name):
-        return str(HfApi().upload_folder(repo_id=name, folder_path=folder))
+        return str(HfApi(token=True).upload_folder(repo_id=name, folder_path=folder))
 
 
 @contextmanager

@@ -30,9 +30,11 @@ def local_hub() -> Iterator[LocalHub]:
     with LocalHub() as hub:
         thread = threading.Thread(target=hub.serve_forever, args=(0.05,))
         thread.start()
-        yield hub
-        hub.shutdown()
-        thread.join()
+        try:
+            yield hub
+        finally:
+            hub.shutdown()
+            thread.join()
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -64,7 +66,10 @@ class _Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         name = self.path.rpartition("/")[2]
-        if self.path.startswith("/api/models/me/digits"):
+        if "/tree/" in self.path:
+            files = self.server.files.items()
+            self._say([{"type": "file", "path": p, "size": len(d), "oid": _REVISION} for p, d in files])
+        elif self.path.startswith("/api/models/me/digits"):
             siblings = [{"rfilename": name} for name in self.server.files]
             self._say({"id": "me/digits", "sha": _REVISION, "siblings": siblings})
         elif "/resolve/" in self.path and name in self.server.files:
@@ -74,7 +79,7 @@ class _Answers(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def _say(self, values: dict[str, Any]) -> None:
+    def _say(self, values: Any) -> None:
         self._send(json.dumps(values).encode())
 
     def _send(self, data: bytes) -> None:

@@ -152,7 +152,7 @@ def door(*argv: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Call `accel-trainer` in a process of its own: the client of the hub reads its settings when imported."""
     code = "import sys; from accel_trainer.tools.main import main; sys.exit(main())"
     command = [sys.executable, "-c", code, *map(str, argv)]
-    environment |= {"NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    environment |= {"NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False
     )
