@@ -32,19 +32,17 @@ _MAX_MARKERS = 40
 
 
 def draw_curves(runs: Sequence[RunReader], *, quantities: Collection[str] | None = None) -> list[Chart]:
-    """Return a chart for each of the `quantities` that the runs recorded; of all, and of their time, if None."""
+    """Return a chart for each of the `quantities` that the runs recorded; None: for all."""
     names = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
     charts: dict[str, list[str]] = {"loss": [], "accuracy": []}
     for name in names:
         group, _, quantity = name.partition("/")
         charts.setdefault(quantity if group in _KINDS else name, []).append(name)
-    drawn = [
+    return [
         _draw_curve(chart, members, runs)
         for chart, members in sorted(charts.items(), key=lambda item: "/" in item[0])
         if members and (quantities is None or chart in quantities)
     ]
-    timed = [run for run in runs if run.phase_s and quantities is None]
-    return [*drawn, _draw_time(timed, colors=[runs.index(run) for run in timed])] if timed else drawn
 
 
 def _title(chart: str) -> str:
@@ -96,18 +94,21 @@ def _plot_run(
         )
 
 
-def _draw_time(runs: Sequence[RunReader], *, colors: Sequence[int]) -> Chart:
-    """Return the seconds of each phase, summed over the attempts of a run that ended in good order."""
+def draw_time(runs: Sequence[RunReader]) -> Chart | None:
+    """Return the seconds of each phase, summed over the attempts that ended in good order; None if none has."""
+    timed = [(run, number % NUM_SERIES) for number, run in enumerate(runs) if run.phase_s]
+    if not timed:
+        return None
 
     def draw(axes: Axes, palette: Palette) -> None:
-        height = 0.62 / len(runs)
-        longest = max(max(run.phase_s.values()) for run in runs)
-        for number, run in enumerate(runs):
+        height = 0.62 / len(timed)
+        longest = max(max(run.phase_s.values()) for run, _ in timed)
+        for number, (run, series) in enumerate(timed):
             total_s = sum(run.phase_s.values())
-            color = palette.series[colors[number] % NUM_SERIES]
+            color = palette.series[series]
             for row, phase in enumerate(_PHASES):
                 seconds = run.phase_s.get(phase, 0.0)
-                place = row + (number - (len(runs) - 1) / 2) * height
+                place = row + (number - (len(timed) - 1) / 2) * height
                 axes.barh(place, seconds, color=color, height=height)
                 text = f"{format_duration(seconds)}, {seconds / total_s:.0%}"
                 axes.text(seconds + longest * 0.015, place, text, va="center", color=palette.muted)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -42,8 +45,7 @@ def write_onnx(folder: Path) -> bytes:
     model = _Normalized(from_pretrained(folder), config).eval()
     images = torch.zeros(2, config.in_channels, *(config.image_size or _ANY_SIZE))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch 2.13 warns of its own use of torch
+        with _silent():
             program = torch.onnx.export(
                 model, (images,), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
@@ -54,3 +56,15 @@ def write_onnx(folder: Path) -> bytes:
         raise OutputError(
             "EXPORT", f"--onnx needs {error.name}: pip install 'accel-trainer[onnx]'"
         ) from error
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Hide what torch 2.13 says of its own use of torch, and of packages that it does without."""
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)

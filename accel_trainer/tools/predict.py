@@ -19,11 +19,14 @@ _EXAMPLE = "example: accel-trainer predict runs/first cat.png dog.jpg --top 3"
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each image: its path, then labels with their confidence."""
     parser = argparse.ArgumentParser(prog="accel-trainer predict", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("model", type=Path, help="what `export` wrote, or a finished run")
+    parser.add_argument(
+        "model", type=Path, help="what `export` wrote, a finished run, or ORG/NAME on the hub"
+    )
     parser.add_argument("image", type=Path, nargs="+", help="a picture in any format that pillow reads")
     parser.add_argument("--top", type=int, default=1, help="labels to print for each; default: 1")
     options = parser.parse_args(argv)
-    config, model = read_export_config(find_export(options.model)), from_pretrained(options.model)
+    folder = find_export(options.model)
+    config, model = read_export_config(folder), from_pretrained(folder)
     for path in options.image:
         probabilities = model(read_image(path, config)[None])[0].softmax(0)
         top = probabilities.topk(min(max(1, options.top), len(config.class_names)))

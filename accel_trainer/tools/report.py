@@ -58,9 +58,11 @@ def render(runs: Sequence[RunReader]) -> tuple[str, dict[str, bytes]]:
     try:
         import jinja2
 
-        from .charts import draw_curves
+        from .charts import draw_curves, draw_time
 
-        curves, classes = draw_curves(runs), [_class_charts(run) for run in runs]
+        time = draw_time(runs)
+        curves = [*draw_curves(runs), *([] if time is None else [time])]
+        classes = [_class_charts(run) for run in runs]
     except ImportError as error:
         raise OutputError(
             "REPORT", f"a report needs {error.name}: pip install 'accel-trainer[report]'"

@@ -38,6 +38,12 @@ class Page(HTMLParser):
             self.headings.append(data.strip())
 
 
+@pytest.fixture(scope="module")
+def page(runs: Path) -> str:
+    """The report of a run."""
+    return render([read_run(runs / "fast")])[0]
+
+
 def test_a_report_is_one_file_that_loads_nothing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run_command(capsys, ["report", runs / "fast"])
     assert code == 0
@@ -50,25 +56,24 @@ def test_a_report_is_one_file_that_loads_nothing(runs: Path, capsys: pytest.Capt
     assert "link" not in page.counts
 
 
-def test_a_report_shows_curves_classes_pictures_and_settings(runs: Path) -> None:
-    page = Page(render([read_run(runs / "fast")])[0])
-    assert page.headings == [
+def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
+    parsed = Page(page)
+    assert parsed.headings == [
         "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Grad norm", "Learning rate", "Images per second",
         "Data wait fraction", "Where the time went", "Classes", "Confusion", "Accuracy by class",
         "Most confident mistakes",
         "Training images, as the network saw them", "Settings", "What differs from the defaults", "Environment",
     ]  # fmt: skip
-    assert page.counts["svg"] == 10
-    assert page.counts["img"] > 16, "samples and mistakes"
+    assert parsed.counts["svg"] == 10
+    assert parsed.counts["img"] > 16, "samples and mistakes"
 
 
-def test_the_colours_of_charts_are_those_of_the_page(runs: Path) -> None:
-    text, _ = render([read_run(runs / "fast")])
-    used, defined = (set(re.findall(pattern, text)) for pattern in (r"var\(--([\w-]+)\)", r"--([\w-]+): #"))
+def test_the_colours_of_charts_are_those_of_the_page(page: str) -> None:
+    used, defined = (set(re.findall(pattern, page)) for pattern in (r"var\(--([\w-]+)\)", r"--([\w-]+): #"))
     assert used <= defined
     assert {"series-1", "series-2", "ink", "muted", "line"} <= used
-    assert not re.search(r"#0[a1-4]0[a1-4]0\d", text), "no placeholder is left"
-    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"#0[a1-4]0[a1-4]0\d", page), "no placeholder is left"
+    assert "prefers-color-scheme: dark" in page
 
 
 def test_each_chart_lies_beside_the_page_as_a_picture(
@@ -86,15 +91,16 @@ def test_each_chart_lies_beside_the_page_as_a_picture(
     assert (tmp_path / "page" / "loss.png").read_bytes() == loss, "the same run, the same bytes"
 
 
-def test_restarts_are_marked_and_the_times_of_all_attempts_added(runs: Path, tmp_path: Path) -> None:
+def test_restarts_are_marked_and_the_times_of_all_attempts_added(
+    runs: Path, tmp_path: Path, page: str
+) -> None:
     run = attempted(runs, tmp_path, [0, 10, 10, 30])
     assert run.restarts == [10, 10, 30]
     assert run.num_killed == 1
     assert run.phase_s == {"start": 3.0, "training": 30.0}
     text, _ = render([run])
     assert "Interrupted, and continued after step 10, 10, 30 (dotted); 1 of its 4" in text
-    undisturbed, _ = render([read_run(runs / "fast")])
-    assert "Interrupted" not in undisturbed
+    assert "Interrupted" not in page
 
 
 def attempted(runs: Path, tmp_path: Path, steps: list[int]) -> RunReader:
