@@ -1,8 +1,4 @@
-"""Checkpoints that are never half there: saved in the background, verified when loaded, deleted last.
-
-One process, main, saves and reads. What it has read, `read_files` returns as bytes, so that the other
-processes can be sent the same bytes and `decode_files` them.
-"""
+"""Checkpoints that are never half there: saved in the background by the main process, deleted last."""
 
 from __future__ import annotations
 
@@ -19,14 +15,11 @@ import tyro
 from . import checkpoint_folder, storage
 from .checkpoint_files import (
     PIECE_NAME,
-    Files,
-    LoadedCheckpoint,
     checkpoint_name,
-    decode_files,
     list_checkpoints,
     write_checkpoint,
 )
-from .checkpoint_folder import BestCheckpoint, find_checkpoint
+from .checkpoint_folder import BestCheckpoint
 from .encoding import Encoded, encode
 from .errors import CheckpointError, ConfigError, DivergedError
 from .run_folder import free_bytes
@@ -74,7 +67,7 @@ class CheckpointConfig:
 
 
 class Checkpointer:
-    """Saves, finds and deletes the checkpoints of one run in `directory`.
+    """Saves and deletes the checkpoints of one run in `directory`.
 
     `metadata` goes into every manifest: `config_sha256`, `data_fingerprint`, versions and the like.
     `before_commit` is called just before a checkpoint becomes valid: what must not fall behind it,
@@ -171,11 +164,6 @@ class Checkpointer:
 
         self._pending = self._executor.submit(commit)
 
-    def poll(self) -> None:
-        """Raise what the last save left, if it has ended; never waits."""
-        if self._pending is not None and self._pending.done():
-            self.wait()
-
     def wait(self, *, must_succeed: bool = False) -> None:
         """Return when no save is under way.
 
@@ -234,22 +222,6 @@ class Checkpointer:
         except OSError as error:
             # The checkpoint is safe; the next save tidies up again.
             _logger.warning("cannot tidy up %s after saving %s: %s", self.directory, name, error.strerror)
-
-    def update_best(self, best: BestCheckpoint | None) -> None:
-        """Bring best.json in line with `best` of the state just loaded: a crash may have come between."""
-        checkpoint_folder.update_best(self.directory, best)
-
-    def read_files(self, name: str | None = None) -> Files | None:
-        """Return the verified bytes of the newest valid checkpoint, or of the one called `name`.
-
-        None if there never was one. Raises CheckpointError if none is valid, or if `name` is damaged.
-        """
-        return find_checkpoint(self.directory, name)
-
-    def load(self, name: str | None = None) -> LoadedCheckpoint | None:
-        """Return the checkpoint in `read_files(name)`."""
-        files = self.read_files(name)
-        return None if files is None else decode_files(files)
 
     def close(self) -> None:
         """Wait for the last save and stop the thread."""

@@ -12,6 +12,7 @@ from . import storage
 from .checkpoint_files import (
     CHECKPOINT_NAME,
     Files,
+    LoadedCheckpoint,
     decode_files,
     is_committed,
     list_checkpoints,
@@ -71,6 +72,12 @@ def find_checkpoint(directory: Path, name: str | None = None) -> Files | None:
             "or move them away to train from scratch",
         )
     return None
+
+
+def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoint | None:
+    """Return what `find_checkpoint` finds, decoded."""
+    files = find_checkpoint(directory, name)
+    return None if files is None else decode_files(files)
 
 
 def _read_patiently(path: Path) -> Files:

@@ -153,15 +153,3 @@ class Metric(Protocol):
     def compute(self, sums: Tensor) -> Mapping[str, float]:
         """Turn merged sums, on the CPU, into named numbers."""
         ...
-
-
-class Stateful(Protocol):
-    """Something whose state a checkpoint holds: plain Python values and tensors, no objects."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-        ...
-
-    def load_state_dict(self, state: Any, /) -> Any:
-        """Restore what `state_dict` returned."""
-        ...

@@ -15,6 +15,7 @@ import torch
 from accelerate import Accelerator
 
 from accel_trainer.checkpoint import CheckpointConfig, Checkpointer
+from accel_trainer.checkpoint_folder import load_checkpoint
 from accel_trainer.state import TrainState
 from accel_trainer.training_state import TrainingState
 from accel_trainer.vision.zoo import ModelConfig, build_model
@@ -68,7 +69,7 @@ class Savers:
     def load(self, name: str) -> float:
         start_s = time.perf_counter()
         if name == "accel_trainer":
-            loaded = self.checkpointer.load()
+            loaded = load_checkpoint(self.checkpointer.directory)
             assert loaded is not None
             self.state.restore(loaded.pieces)
         elif name == "torch.save":

@@ -14,6 +14,7 @@ import torch
 from accel_trainer import checkpoint_folder
 from accel_trainer.checkpoint import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint_files import checkpoint_name
+from accel_trainer.checkpoint_folder import load_checkpoint
 from accel_trainer.encoding import encode
 from accel_trainer.errors import CheckpointError, ConfigError, DivergedError
 from accel_trainer.snapshot import Snapshot
@@ -47,7 +48,7 @@ def directory(tmp_path: Path) -> Path:
 
 def test_what_was_saved_is_loaded_exactly(directory: Path) -> None:
     save(make(directory), 1, 2, 3)
-    loaded = make(directory).load()
+    loaded = load_checkpoint(directory)
     assert loaded is not None
     assert loaded.name == name_at(3)
     assert loaded.position == position_at(3)
@@ -56,8 +57,9 @@ def test_what_was_saved_is_loaded_exactly(directory: Path) -> None:
 
 
 def test_there_is_nothing_to_load_before_the_first_save(directory: Path) -> None:
-    assert Checkpointer(directory, config=CheckpointConfig(), metadata={}).load() is None
-    assert make(directory).load() is None
+    assert load_checkpoint(directory) is None
+    make(directory)
+    assert load_checkpoint(directory) is None
 
 
 def test_any_program_can_load_the_weights(directory: Path) -> None:
@@ -82,7 +84,7 @@ def test_training_may_change_the_weights_while_they_are_written(directory: Path)
         pieces["model"]["layer.weight"].zero_()  # type: ignore[index]
         may_write.set()
         checkpointer.wait(must_succeed=True)
-    loaded = checkpointer.load()
+    loaded = load_checkpoint(checkpointer.directory)
     assert loaded is not None
     assert is_state_at(loaded.pieces, 1)
 
@@ -157,7 +159,7 @@ def test_a_name_is_a_position_and_no_clock_changes_the_order(
         "step-0000000009-epoch-00000", "step-0000000009-epoch-00001", "step-0000000010-epoch-00001",
     ]  # fmt: skip
     assert checkpoint_name(after) == names(directory)[1]
-    loaded = checkpointer.load(checkpoint_name(after))
+    loaded = load_checkpoint(checkpointer.directory, checkpoint_name(after))
     assert loaded is not None
     assert loaded.position == after
 
@@ -182,7 +184,7 @@ def test_another_checkpoint_at_the_same_position_is_set_aside(
     checkpointer = make(directory, metadata)
     save(checkpointer, 1)
     assert names(directory) == sorted([f"{label}-{name_at(1)}", name_at(1)])
-    assert checkpointer.load() is not None
+    assert load_checkpoint(checkpointer.directory) is not None
 
 
 @pytest.mark.parametrize(
@@ -242,4 +244,4 @@ def test_a_loaded_state_that_is_not_finite_is_refused(
     checkpointer.save(position_at(1), {"model": {"w": torch.tensor([1.0, float("nan")])}})
     checkpointer.wait(must_succeed=True)
     with pytest.raises(CheckpointError, match=r"CKPT_NONFINITE.*model\.safetensors: w is NaN or inf"):
-        checkpointer.load()
+        load_checkpoint(checkpointer.directory)

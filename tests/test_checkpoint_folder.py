@@ -10,7 +10,7 @@ import pytest
 
 from accel_trainer import checkpoint_files, checkpoint_folder, storage
 from accel_trainer.checkpoint_files import decode_files
-from accel_trainer.checkpoint_folder import BestCheckpoint, best_name
+from accel_trainer.checkpoint_folder import BestCheckpoint, best_name, load_checkpoint, update_best
 from accel_trainer.errors import CheckpointError, ExitCode
 from accel_trainer.tools.checkpoint_report import inspect_checkpoints
 from tests.faults.mutations import rehash
@@ -60,7 +60,7 @@ def test_a_best_that_was_never_saved_does_not_replace_the_old_one(directory: Pat
 def test_a_crash_before_the_best_was_named_is_made_good_on_resume(directory: Path) -> None:
     save(make(directory), 1)  # the best, by its trainer state, but nothing names it
     checkpointer = make(directory)
-    checkpointer.update_best(BestCheckpoint(name_at(1), "accuracy", 0.5))
+    update_best(checkpointer.directory, BestCheckpoint(name_at(1), "accuracy", 0.5))
     assert best_name(directory) == name_at(1)
 
 
@@ -86,9 +86,9 @@ def test_nothing_that_is_not_a_whole_checkpoint_of_ours_is_deleted(directory: Pa
 def test_a_future_that_the_run_has_left_is_set_aside_and_not_resumed(directory: Path) -> None:
     save(make(directory), 1, 2)
     checkpointer = make(directory, METADATA | {"config_sha256": "3" * 64})
-    assert checkpointer.load(name_at(1)) is not None
+    assert load_checkpoint(checkpointer.directory, name_at(1)) is not None
     save(checkpointer, 1)
-    loaded = checkpointer.load()
+    loaded = load_checkpoint(checkpointer.directory)
     assert loaded is not None
     assert loaded.name == name_at(1)
     assert f"superseded-{name_at(2)}" in names(directory)
@@ -104,7 +104,7 @@ def test_a_damaged_newest_is_reported_set_aside_and_passed_over(
     save(checkpointer, 1, 2)
     damage(directory, 2)
     with caplog.at_level(logging.WARNING):
-        loaded = checkpointer.load()
+        loaded = load_checkpoint(checkpointer.directory)
     assert loaded is not None
     assert loaded.name == name_at(1)
     assert f"{name_at(2)}/model.safetensors: its sha256 is not the one in the manifest" in caplog.text
@@ -118,7 +118,7 @@ def test_if_all_are_damaged_nothing_starts_from_scratch_even_when_asked_again(di
     damage(directory, 2)
     for _ in range(2):
         with pytest.raises(CheckpointError, match="CKPT_NONE_VALID") as raised:
-            checkpointer.load()
+            load_checkpoint(checkpointer.directory)
         assert raised.value.exit_code == ExitCode.CHECKPOINT
     assert names(directory) == [name_at(1), name_at(2)]
 
@@ -127,10 +127,10 @@ def test_one_that_was_set_aside_is_not_nothing(directory: Path) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1, 2)
     damage(directory, 2)
-    checkpointer.load()
+    load_checkpoint(checkpointer.directory)
     shutil.rmtree(directory / name_at(1))
     with pytest.raises(CheckpointError, match="CKPT_NONE_VALID"):
-        checkpointer.load()
+        load_checkpoint(checkpointer.directory)
 
 
 def test_an_explicit_damaged_one_is_an_error_and_not_replaced_by_another(directory: Path) -> None:
@@ -138,11 +138,11 @@ def test_an_explicit_damaged_one_is_an_error_and_not_replaced_by_another(directo
     save(checkpointer, 1, 2)
     damage(directory, 2)
     with pytest.raises(CheckpointError, match=rf"CKPT_DAMAGED.*{name_at(2)}/model\.safetensors"):
-        checkpointer.load(name_at(2))
+        load_checkpoint(checkpointer.directory, name_at(2))
     with pytest.raises(CheckpointError, match=f"CKPT_NOT_FOUND.*there are .*{name_at(1)}"):
-        checkpointer.load(name_at(7))
+        load_checkpoint(checkpointer.directory, name_at(7))
     with pytest.raises(CheckpointError, match="CKPT_NOT_FOUND"):
-        checkpointer.load("../checkpoints")
+        load_checkpoint(checkpointer.directory, "../checkpoints")
     assert names(directory) == [name_at(1), name_at(2)]
 
 
@@ -151,17 +151,17 @@ def test_a_copy_under_another_position_is_damaged(directory: Path) -> None:
     save(checkpointer, 1)
     shutil.copytree(directory / name_at(1), directory / name_at(5))
     with pytest.raises(CheckpointError, match=f"CKPT_DAMAGED.*it belongs to {name_at(1)}"):
-        checkpointer.load(name_at(5))
+        load_checkpoint(checkpointer.directory, name_at(5))
 
 
 def test_a_symlink_to_a_checkpoint_is_refused_and_an_extra_file_is_ignored(directory: Path) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1)
     (directory / name_at(1) / "notes.txt").write_text("mine")
-    assert checkpointer.load() is not None
+    assert load_checkpoint(checkpointer.directory) is not None
     (directory / name_at(2)).symlink_to(name_at(1))
     with pytest.raises(CheckpointError, match="CKPT_DAMAGED.*not a directory"):
-        checkpointer.load(name_at(2))
+        load_checkpoint(checkpointer.directory, name_at(2))
 
 
 def test_the_bytes_that_were_verified_are_the_bytes_that_are_parsed(
@@ -195,7 +195,7 @@ def test_a_name_that_shows_before_its_content_is_waited_for(
         return read(path, max_bytes=max_bytes)
 
     monkeypatch.setattr(storage, "read_file", read_late)
-    assert checkpointer.load() is not None
+    assert load_checkpoint(checkpointer.directory) is not None
 
 
 def test_another_format_is_an_error_and_not_damage(directory: Path) -> None:
@@ -206,7 +206,7 @@ def test_another_format_is_an_error_and_not_damage(directory: Path) -> None:
     for name, data in files.items():
         (directory / name_at(2) / name).write_bytes(data)
     with pytest.raises(CheckpointError, match="CKPT_FORMAT.*has format 2, this version reads 1"):
-        checkpointer.load()
+        load_checkpoint(checkpointer.directory)
 
 
 def test_a_checkpoint_that_others_could_write_is_reported(
@@ -215,7 +215,7 @@ def test_a_checkpoint_that_others_could_write_is_reported(
     checkpointer = make(directory)
     save(checkpointer, 1)
     (directory / name_at(1)).chmod(0o777)
-    assert checkpointer.load() is not None
+    assert load_checkpoint(checkpointer.directory) is not None
     assert "writable by other users" in caplog.text
 
 

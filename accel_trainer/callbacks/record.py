@@ -14,8 +14,8 @@ import safetensors.torch
 from torch import Tensor
 
 from .. import storage
-from ..checkpoint_files import checkpoint_name, decode_files
-from ..checkpoint_folder import find_checkpoint
+from ..checkpoint_files import checkpoint_name
+from ..checkpoint_folder import load_checkpoint
 from ..errors import CheckpointError
 from ..run_folder import writes_to
 from ..runtime import peak_memory_bytes
@@ -89,7 +89,9 @@ def _weights_to_export(trainer: Trainer, result: RunResult) -> tuple[dict[str, T
     """Return the weights of the best checkpoint, or of the last, and say which they are."""
 
     def load(name: str, piece: str) -> dict[str, Tensor]:
-        return dict(decode_files(find_checkpoint(trainer.checkpointer.directory, name) or {}).pieces[piece])
+        checkpoint = load_checkpoint(trainer.checkpointer.directory, name)
+        assert checkpoint is not None  # one that is named is there, or an error
+        return dict(checkpoint.pieces[piece])
 
     if result.best is not None:
         piece = "ema" if result.best.metric.startswith("eval_ema/") else "model"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from accel_trainer.checkpoint import CheckpointConfig, Checkpointer
+from accel_trainer.checkpoint_folder import load_checkpoint
 from accel_trainer.errors import CheckpointError, ExitCode
 from accel_trainer.run_folder import free_bytes
 from tests.faults.disks import CountingDisk, FailingDisk, installed
@@ -65,7 +66,7 @@ def test_an_error_at_any_change_of_a_save_is_survived(scratch: Path, error: int,
         assert set(valid_steps(folder)) >= {1, STEPS_BEFORE + 2}
         assert len(valid_steps(folder)) >= 3
         assert not leftovers(folder)
-        loaded = checkpointer.load()
+        loaded = load_checkpoint(checkpointer.directory)
         assert loaded is not None
         assert loaded.name == name_at(STEPS_BEFORE + 2)
         checkpointer.close()

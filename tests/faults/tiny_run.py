@@ -11,7 +11,7 @@ import torch
 
 from accel_trainer.checkpoint import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint_files import checkpoint_name, decode_files, list_checkpoints, read_checkpoint
-from accel_trainer.checkpoint_folder import BestCheckpoint
+from accel_trainer.checkpoint_folder import BestCheckpoint, load_checkpoint
 from accel_trainer.encoding import encode
 from accel_trainer.errors import CheckpointError
 from accel_trainer.state import TrainState
@@ -82,7 +82,7 @@ def continue_run(
         before_commit=history.sync,
     )
     checkpointer.prepare(pieces_at(0))
-    loaded = checkpointer.load()
+    loaded = load_checkpoint(checkpointer.directory)
     first_step = 0 if loaded is None else loaded.position.optimizer_step
     history.truncate(0 if loaded is None else loaded.pieces["trainer"]["history_bytes"])
     for step in range(first_step + 1, last_step + 1):
