@@ -18,7 +18,7 @@ from .checkpoint_files import LoadedCheckpoint
 from .checkpoint_folder import has_checkpoints
 from .collectives import differing_processes, leave, run_on_main
 from .config import save_config
-from .environment import describe_environment
+from .environment import describe_environment, find_code_changes, find_origins
 from .errors import ConfigError, DivergedError, Preempted, ProcessError, UserError
 from .launcher_variables import find_launcher
 from .preemption import StopFlag, stop_on_signals
@@ -83,14 +83,15 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         resolved = with_global_batch(config, stored, global_batch_size)
         if source is not None and stored is not None:
             check_unchanged(stored, resolved, config.run.allow_change, source.run)
-        environment = json.dumps(describe_environment(accelerator), indent=1)
+        environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
         with writes_to(folder):
             if source is not None and source.run != folder:
                 storage.write_file_atomic(
                     folder / "metrics.jsonl", (source.run / "metrics.jsonl").read_bytes()
                 )
             storage.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
-            storage.write_file_atomic(folder / "environment.json", environment.encode())
+            storage.write_file_atomic(folder / "environment.json", json.dumps(environment, indent=1).encode())
+            storage.write_file_atomic(folder / "code.diff", find_code_changes().encode())
         where = None if source is None else [str(source.run), source.checkpoint]
         return json.dumps([str(folder), where, resolved.batch.global_batch_size]).encode()
 

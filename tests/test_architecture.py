@@ -40,6 +40,7 @@ SIBLINGS = {
     "checkpoint_folder": {"checkpoint_files"},
     "command_line": {"run_config"},
     "encoding": {"strict_json", "tensor_file"},
+    "environment": {"config"},
     "history": {"storage"},
     "loader": {"sample_reader"},
     "recipe": {"run", "run_config"},
@@ -332,6 +333,7 @@ RULES = {
         {
             "storage",
             "config",  # the file that a user names
+            "environment",  # the recipe, to hash it
             "resume", "run", "tools", "recipes",  # what an earlier run wrote
             "run_folder",  # a lock is an open file
             "vision",  # data sets

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,8 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from accel_trainer import RuntimeConfig
-from accel_trainer.environment import describe_environment
+from accel_trainer import RecipeConfig, RuntimeConfig, parse_config
+from accel_trainer.environment import describe_environment, find_code_changes, find_origins
 from tests import processes
 from tests.workload import make_config, train
 
@@ -30,7 +32,8 @@ def test_a_run_leaves_its_environment_in_its_folder(tmp_path: Path) -> None:
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
     assert environment["hardware"] | {"num_cpus": None} == {
-        "device": "cpu", "num_cpus": None, "num_threads": 1, "num_processes": 1
+        "device": "cpu", "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
+        "num_cpus": None, "num_threads": 1, "num_processes": 1,
     }  # fmt: skip
     assert environment["mixed_precision"] == "no"
 
@@ -59,18 +62,74 @@ def test_the_commit_of_the_recipe_is_recorded_and_whether_it_was_changed(
     accelerator = Accelerator(cpu=True)
 
     def code() -> object:
-        return describe_environment(accelerator)["code"]
+        found = describe_environment(accelerator)["code"]
+        assert found.pop("recipe") == str(recipe)
+        assert found.pop("sha256") == hashlib.sha256(recipe.read_bytes()).hexdigest()
+        return found
 
-    recipe.write_text("one")
-    assert code() == {"recipe": "train.py", "git_commit": None, "is_changed": None}, "not in a repository"
+    recipe.write_text("one\n")
+    assert code() == {"git_commit": None, "is_changed": None}, "not in a repository"
+    assert find_code_changes() == ""
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", "train.py")
     git(tmp_path, "commit", "--quiet", "-m", "first")
     commit = git(tmp_path, "rev-parse", "HEAD")
     (tmp_path / "notes.txt").write_text("not part of it")
-    assert code() == {"recipe": "train.py", "git_commit": commit, "is_changed": False}
-    recipe.write_text("two")
-    assert code() == {"recipe": "train.py", "git_commit": commit, "is_changed": True}
+    assert code() == {"git_commit": commit, "is_changed": False}
+    assert find_code_changes() == ""
+    recipe.write_text("two \N{EURO SIGN}\n")
+    assert code() == {"git_commit": commit, "is_changed": True}
+    assert find_code_changes().endswith("-one\n+two \N{EURO SIGN}\n"), "what git apply takes"
+    recipe.write_text("long" * 300_000)
+    assert len(find_code_changes()) < 1_050_000
+    assert find_code_changes().endswith("\n(cut here)\n")
+
+
+def test_the_changes_since_the_commit_lie_in_the_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "train.py"
+    monkeypatch.setattr(sys, "argv", [str(recipe)])
+    recipe.write_text("one\n")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "train.py")
+    git(tmp_path, "commit", "--quiet", "-m", "first")
+    recipe.write_text("two\n")
+    train(make_config(tmp_path / "run"))
+    changes = tmp_path / "run" / "code.diff"
+    git(tmp_path, "checkout", "train.py")
+    git(tmp_path, "apply", str(changes))
+    assert recipe.read_text() == "two\n"
+
+
+def test_each_value_of_the_config_has_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "base.yaml"
+    file.write_text("seed: 3\noptimizer:\n  learning_rate: 0.2\n")
+    argv = ["train.py", "--config", str(file), "--epochs", "3", "--batch-size", "16"]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    config = replace(parse_config(RecipeConfig, argv[1:], description=""), seed=5)
+    origins = find_origins(config)
+    told = {name: origin for name, origin in origins.items() if origin != "default"}
+    assert told == {
+        "seed": "python",
+        "optimizer.learning_rate": "file",
+        "trainer.num_epochs": "flag",
+        "batch.per_device_batch_size": "flag",
+    }
+    assert origins["schedule.shape"] == "default"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert find_origins(config)["runtime.mixed_precision"] == "environment"
+
+
+def test_where_the_command_line_is_not_the_recipes_what_is_no_default_is_from_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
+    train(make_config(tmp_path / "run"))
+    origins = json.loads((tmp_path / "run" / "environment.json").read_text())["config_origins"]
+    assert (origins["seed"], origins["optimizer.learning_rate"]) == ("python", "python")
+    assert origins["optimizer.momentum"] == "default"
 
 
 def test_secrets_on_the_command_line_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
