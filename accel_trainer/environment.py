@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from .config import Origin, config_to_dict, diff_config, parse_config_and_origins
+from .config import config_to_dict, diff_config, parse_config_and_origins
 from .errors import ConfigError
 
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
@@ -27,7 +27,9 @@ _SECRET = re.compile(
     r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*"
 )
 # What tunes the messages between processes, or says where they meet.
-_VARIABLES = ("ACCELERATE_USE_", "FSDP_", "GLOO_", "MASTER_", "NCCL_", "OMP_", "SLURM_JOB_ID", "TORCHELASTIC_", "TORCH_")
+_VARIABLES = (
+    "ACCELERATE_USE_", "FSDP_", "GLOO_", "MASTER_", "NCCL_", "OMP_", "SLURM_JOB_ID", "TORCHELASTIC_", "TORCH_",
+)  # fmt: skip
 
 
 def describe_environment(accelerator: Accelerator) -> dict[str, Any]:

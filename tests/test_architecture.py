@@ -345,7 +345,7 @@ RULES = {
         {
             "command_line", "launcher_variables", "launching", "preflight", "process_group", "runtime",
             "environment",  # records it
-            "tools.launch", "tools.replay",
+            "tools.launch", "tools.processes",
             "callbacks.trackers",  # theirs say where they store
         },
         "os.environ['RANK']",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ from ..config import diff_config
 from .run_reader import RunReader, read_run
 from .tables import format_number
 
-# Where a run lives, when and by what command it began: always different, and never the reason of a result.
-_EVERY_RUN_ITS_OWN = ("run.", "cache_dir", "started", "command")
+# Where a run lives, when, by what command and where its processes met: never the reason of a result.
+_EVERY_RUN_ITS_OWN = (
+    "run.", "cache_dir", "started", "command", "config_origins", "variables.MASTER_", "variables.TORCHELASTIC_",
+    "variables.SLURM_",
+)  # fmt: skip
 _RESULTS = ("optimizer_step", "images_per_s", "wall_s")
 _EXAMPLE = "example: accel-trainer diff runs/baseline runs/more-augmentation"
 
@@ -40,11 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compare(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
     """Return the differences by kind: of the config, the data, code and versions, and the results."""
+    changes = {"code.diff": _hash_of_changes(first)}, {"code.diff": _hash_of_changes(second)}
     data = {"data_fingerprint": first.data_fingerprint}, {"data_fingerprint": second.data_fingerprint}
     return {
         "config": _changes(first.config, second.config),
         "data": _changes(*data) if all(_is_known(side) for side in data) else [],
-        "environment": _changes(first.environment, second.environment)
+        "environment": _changes(first.environment, second.environment) + _changes(*changes)
         if first.environment and second.environment
         else [],
         "results": _changes(_results(first), _results(second)),
@@ -53,6 +58,13 @@ def compare(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     return [change for change in diff_config(old, new) if not change[0].startswith(_EVERY_RUN_ITS_OWN)]
+
+
+def _hash_of_changes(run: RunReader) -> str | None:
+    """Return a short hash of what was changed in the code since its commit; None: nothing was, or it is not known."""
+    path = run.folder / "code.diff"
+    text = path.read_bytes() if path.exists() else b""
+    return hashlib.sha256(text).hexdigest()[:12] if text else None
 
 
 def _is_known(side: Mapping[str, Any]) -> bool:

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_TIMEOUT_S))
     os.environ["ACCEL_TRAINER_LAUNCHER"] = str(os.getpid())
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the run says it in one line
-    with _signals_handed_on() as received:
+    with signals_handed_on() as received:
         try:
             launch_command(options)
         except subprocess.CalledProcessError as error:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _signals_handed_on() -> Iterator[list[int]]:
+def signals_handed_on() -> Iterator[list[int]]:
     """Send to every child what this process gets inside the block; yield the numbers received.
 
     A first INT goes on as TERM: a terminal sends INT to the children as well, and the second one that
@@ -81,3 +81,7 @@ def _exit_code(rank: int, code: int, received: Sequence[int]) -> int:
     cause = " (out of memory?)" if -code == signal.SIGKILL else ""
     print(f"accel_trainer: error[KILLED]: rank {rank} was killed by {name}{cause}", file=sys.stderr)
     return 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..checkpoint_files import list_checkpoints
-from ..errors import OutputError
 from ..run_folder import prepare_directory
+from .processes import recipe_process, recorded_start
+from .run_reader import read_run
+
+_EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,32 +24,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     The same checkpoint, data and number of processes come to the same bits, and `--on-nonfinite skip`
     to the same weights: so it is the same step that is taken again.
     """
-    parser = argparse.ArgumentParser(prog="accel-trainer replay", description=__doc__)
+    parser = argparse.ArgumentParser(prog="accel-trainer replay", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument("--step", type=int, required=True, help="the optimizer step; the first is 1")
     options = parser.parse_args(argv)
     run = options.run.resolve()
-    try:
-        environment = json.loads((run / "environment.json").read_bytes())
-        command, num_processes = environment["command"], environment["hardware"]["num_processes"]
-    except (OSError, ValueError, KeyError) as error:
-        raise OutputError(
-            "REPLAY", f"{run} does not say what started it ({error!r}): check the path"
-        ) from None
+    environment = read_run(run).environment
+    start = recorded_start(environment, run)
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = prepare_directory(Path(temporary) / "run")
-        arguments = [*command["arguments"], *_flags(run, options.step, folder)]
-        done = subprocess.run(
-            [sys.executable, *_launcher(num_processes), *arguments],
-            cwd=command["directory"], env=os.environ | _settings(environment),
-            stdout=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
+        command = [*environment["command"]["arguments"], *_flags(run, options.step, folder)]
+        with recipe_process(command, **start, output=subprocess.DEVNULL) as process:
+            code = process.wait()
         record = folder / f"nonfinite-step-{options.step:010d}.json"
         if record.exists():
             _show(json.loads(record.read_bytes()))
             return 0
-    print(f"step {options.step} has a finite gradient" if done.returncode == 0 else "the replay failed")
-    return done.returncode
+    print(f"step {options.step} has a finite gradient" if code == 0 else "the replay failed")
+    return code
 
 
 def _flags(run: Path, step: int, folder: Path) -> list[str]:
@@ -56,18 +49,6 @@ def _flags(run: Path, step: int, folder: Path) -> list[str]:
     before = [path for path in list_checkpoints(run / "checkpoints") if int(path.name.split("-")[1]) < step]
     flags = ["--output-dir", str(folder), "--max-steps", str(step), "--on-nonfinite", "skip"]
     return [*flags, "--resume", str(before[-1]) if before else "never"]
-
-
-def _launcher(num_processes: int) -> list[str]:
-    if num_processes == 1:
-        return []
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
-
-
-def _settings(environment: dict[str, Any]) -> dict[str, str]:
-    """Return what accelerate's launcher told the processes."""
-    settings = {"ACCELERATE_MIXED_PRECISION": environment["mixed_precision"]}
-    return settings | ({"ACCELERATE_USE_CPU": "true"} if environment["hardware"]["device"] == "cpu" else {})
 
 
 def _show(record: dict[str, Any]) -> None:
