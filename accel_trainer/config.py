@@ -33,7 +33,7 @@ _FLAG = re.compile(r"--?[a-zA-Z]")  # so that a negative number is a value
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
+class ConfigField:
     """A value that a config class holds, at any depth: its dotted name, type and flags."""
 
     name: str
@@ -50,7 +50,7 @@ class _Field:
 class _Given:
     """A value from a file or the command line: its text as written, and as arguments for tyro."""
 
-    field: _Field
+    field: ConfigField
     origin: Origin
     text: str
     arguments: Sequence[str]
@@ -80,7 +80,7 @@ def parse_config_and_origins(
     given = {item.field.name: item for item in _read_command_line(config_class, argv)}
     config = _build(config_class, given.values())
     return config, {
-        name: given[name].origin if name in given else "default" for name in _fields(config_class)
+        name: given[name].origin if name in given else "default" for name in config_fields(config_class)
     }
 
 
@@ -121,25 +121,27 @@ def flatten_config(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[tup
             yield f"{prefix}{key}", value
 
 
-def _fields(config_class: Any, prefix: str = "") -> dict[str, _Field]:
+def config_fields(config_class: Any, prefix: str = "") -> dict[str, ConfigField]:
     """Return the fields of a config class and of the config classes in it, by dotted name."""
-    found: dict[str, _Field] = {}
+    found: dict[str, ConfigField] = {}
     hints = get_type_hints(config_class, include_extras=True)
     for field in fields(config_class):
         name, hint = prefix + field.name, hints[field.name]
         hint, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if is_dataclass(hint):
-            found |= _fields(hint, f"{name}.")
+            found |= config_fields(hint, f"{name}.")
         else:
             aliases = [alias for note in notes for alias in getattr(note, "aliases", None) or ()]
-            found[name] = _Field(name, hint, ["--" + name.replace("_", "-"), *aliases])
+            found[name] = ConfigField(name, hint, ["--" + name.replace("_", "-"), *aliases])
     return found
 
 
 def _read_command_line(config_class: Any, argv: Sequence[str]) -> Iterator[_Given]:
     """Yield what the files and then what the flags give."""
     by_flag = {
-        flag: field for field in _fields(config_class).values() for flag in field.flags + field.negations
+        flag: field
+        for field in config_fields(config_class).values()
+        for flag in field.flags + field.negations
     }
     from_flags: list[_Given] = []
     starts = [position for position, word in enumerate(argv) if _FLAG.match(word)]
@@ -185,12 +187,12 @@ def _read_yaml(config_class: Any, text: str, *, source: str) -> Iterator[_Given]
         raise ConfigError("CONFIG", f"{source}{where}: cannot be read as YAML: {reason}") from None
     if values is None:
         raise ConfigError("CONFIG", f"{source}: expected names with values, got a {type(content).__name__}")
-    known = _fields(config_class)
+    known = config_fields(config_class)
     for key, value in values:
         field = known.get(key.replace("-", "_"))
         if field:
             yield _Given(
-                field, "file", f"{source}: {key} {value}", _as_arguments(field, value, f"{source}: {key}")
+                field, "file", f"{source}: {key} {value}", as_arguments(field, value, f"{source}: {key}")
             )
         elif value is not None or not any(
             name.startswith(f"{key}.") for name in known
@@ -198,7 +200,7 @@ def _read_yaml(config_class: Any, text: str, *, source: str) -> Iterator[_Given]
             raise ConfigError("CONFIG", f"{source}: unknown key {key}: {_suggest(key, known)}")
 
 
-def _as_arguments(field: _Field, value: Any, where: str) -> list[str]:
+def as_arguments(field: ConfigField, value: Any, where: str) -> list[str]:
     """Return the arguments that say the same as a value in a YAML file."""
     items = value if isinstance(value, list) else [value]
     allowed = {field.type, *get_args(field.type)}

@@ -1,0 +1,146 @@
+"""`accel-trainer sweep RECIPE.py --seed 0 1 2 [flags]`: a run for each value; mean and spread of the results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import storage
+from ..config import config_to_dict, diff_config
+from ..errors import ConfigError, ExitCode, OutputError
+from ..run_folder import prepare_directory, writes_to
+from .plan import find_config_class
+from .processes import recipe_process
+from .run_reader import RunReader, read_run
+from .tables import format_number, print_table
+from .trials import Trial, plan_trials
+
+_EXAMPLE = "example: accel-trainer sweep recipes/cifar.py --dataset digits --seed 0 1 2 --lr 0.05 0.1"
+_FAILED = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train what is not trained yet, one run after another, and print the table. Start it again to go on."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
+    parser = argparse.ArgumentParser(
+        prog="accel-trainer sweep RECIPE.py",
+        description=f"{__doc__} A flag that takes one value and is given several is swept, all combinations.",
+        epilog=_EXAMPLE,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--values", type=Path, help="a YAML file: a list of values for each name to sweep")
+    parser.add_argument("--output-dir", type=Path, help="the sweep's folder; default: runs/sweep-RECIPE")
+    parser.add_argument("--num-processes", type=int, default=1, help="processes of each run; default: 1")
+    options, flags = parser.parse_known_args(argv)
+    if recipe is None:
+        raise ConfigError("SWEEP", f"name the recipe first; {_EXAMPLE}")
+    folder = (options.output_dir or Path("runs") / f"sweep-{recipe.stem}").resolve()
+    trials = plan_trials(find_config_class(recipe), flags, values=options.values, folder=folder)
+    prepare_directory(folder)
+    codes = list(_train(recipe, trials, options.num_processes))
+    runs = [run for trial in trials if (run := _finished_run(trial)) is not None]
+    rows = summarize(trials, runs)
+    with writes_to(folder):
+        storage.write_file_atomic(folder / "sweep.json", json.dumps(rows, indent=1).encode())
+    _show(rows)
+    if ExitCode.PREEMPTED in codes:
+        return ExitCode.PREEMPTED
+    return _FAILED if any(codes) else ExitCode.DONE
+
+
+def _train(recipe: Path, trials: Sequence[Trial], num_processes: int) -> Iterator[int]:
+    """Train the runs that are not finished; yield the exit code of each, up to one that was stopped from outside."""
+    for number, trial in enumerate(trials, 1):
+        where = f"[{number}/{len(trials)}] {trial.folder.name}"
+        if _finished_run(trial) is not None:
+            print(f"{where}: finished before")
+            continue
+        log = trial.folder.with_name(f"{trial.folder.name}.log")
+        print(f"{where}: training, its lines are in {log}", flush=True)
+        with (
+            log.open("wb") as output,
+            recipe_process(
+                [str(recipe), *trial.flags], num_processes=num_processes, output=output
+            ) as process,
+        ):
+            code = process.wait()
+        if code:
+            print(f"{where}: exit code {code}", flush=True)
+        yield code
+        if code == ExitCode.PREEMPTED:
+            return
+
+
+def _finished_run(trial: Trial) -> RunReader | None:
+    """Return the run if it is done and was made with the config that is asked for now."""
+    try:
+        run = read_run(trial.folder)
+    except OutputError:
+        return None
+    changes = diff_config(run.config, config_to_dict(trial.config))
+    # Where it lies, and its global batch, which a run fills in, do not matter.
+    is_same = all(name.startswith("run.") or name == "batch.global_batch_size" for name, _, _ in changes)
+    return run if is_same and run.result.get("state") == "done" else None
+
+
+def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[dict[str, Any]]:
+    """Return a row for each combination but for its seed: the metric that its runs are judged by, at best and at last.
+
+    `best` and `last` are the values of its runs; the spread is the sample standard deviation, None for one run.
+    """
+    by_folder = {run.folder: run for run in runs}
+    groups: dict[tuple[tuple[str, str], ...], list[RunReader]] = {}
+    for trial in trials:
+        if trial.folder in by_folder:
+            key = tuple((choice.name, choice.value) for choice in trial.choices if choice.name != "seed")
+            groups.setdefault(key, []).append(by_folder[trial.folder])
+    rows = []
+    for key, members in groups.items():
+        metric = members[0].headline()
+        if metric is not None:
+            best = [float(run.best_evaluation()[metric]) for run in members]
+            last = [float(run.result["metrics"][metric]) for run in members]
+            rows.append(
+                {
+                    "values": dict(key), "metric": metric, "is_lower_better": members[0].is_lower_better(metric),
+                    "runs": [run.name for run in members], "best": _statistics(best), "last": _statistics(last),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def _statistics(values: Sequence[float]) -> dict[str, Any]:
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return {"values": list(values), "mean": statistics.fmean(values), "spread": spread}
+
+
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+    if not rows:
+        print("no run has finished with an evaluation")
+        return
+    names = list(rows[0]["values"])
+    ranked = sorted(rows, key=lambda row: row["best"]["mean"] * (1 if row["is_lower_better"] else -1))
+    cells = [
+        [
+            *row["values"].values(),
+            str(len(row["runs"])),
+            row["metric"],
+            _spread(row, "best"),
+            _spread(row, "last"),
+        ]
+        for row in rows
+    ]
+    is_marked = [len(rows) > 1 and row is ranked[0] for row in rows]
+    print_table([*names, "n", "metric", "best", "last"], cells, is_marked=is_marked)
+
+
+def _spread(row: Mapping[str, Any], kind: str) -> str:
+    """Return mean and spread as `97.87% +- 0.12%`."""
+    numbers = [value for value in (row[kind]["mean"], row[kind]["spread"]) if value is not None]
+    return " +- ".join(format_number(row["metric"], value) for value in numbers)
