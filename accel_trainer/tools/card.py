@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import OutputError
 from ..hub import ExportConfig
 from .run_reader import RunReader
+from .settings import changed_settings
 from .tables import format_number
 
 
@@ -39,6 +40,7 @@ def write_card(
             result=run.result,
             environment=run.environment,
             training=run.config,
+            settings=[(name, value) for name, _, value in changed_settings(run)],
             curves=[curve.name for curve in curves],
         )
     )

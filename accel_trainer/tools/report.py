@@ -10,24 +10,19 @@ import itertools
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from .. import storage
-from ..config import config_to_dict, diff_config
 from ..errors import OutputError
-from ..run_config import RecipeConfig
-from ..tasks import ClassificationConfig
-from ..vision import AugmentConfig, ModelConfig
 from .figures import DARK, LIGHT, NUM_SERIES, Chart
 from .pictures import draw_samples, find_mistakes, load_run_images
 from .run_reader import RunReader, read_run
+from .settings import changed_settings, differing_settings, flatten
 from .tables import format_duration, format_number
 
-# Where a run lives and how it is cut into saves says nothing about what was trained.
-_NOT_TRAINING = ("run.", "checkpoint.")
 _EXAMPLE = "example: accel-trainer report runs/first runs/second --to report.html"
 
 
@@ -73,7 +68,7 @@ def render(runs: Sequence[RunReader]) -> tuple[str, dict[str, bytes]]:
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
         runs=[_describe(run) | {"classes": charts} for run, charts in zip(runs, classes, strict=True)],
         curves=curves,
-        differences=_differences(runs),
+        differences=differing_settings(runs),
         palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
         num_series=NUM_SERIES,
     )
@@ -93,8 +88,8 @@ def _describe(run: RunReader) -> dict[str, Any]:
         "num_killed": run.num_killed,
         "mistakes": [] if images is None else find_mistakes(run, images),
         "samples": [] if images is None else draw_samples(run, images),
-        "changed": _changed(run),
-        "config": list(_flat(run.config).items()),
+        "changed": changed_settings(run),
+        "config": list(flatten(run.config).items()),
         "origins": run.environment.get("config_origins", {}),
         "environment": _environment(run),
     }
@@ -159,37 +154,9 @@ def _class_names(path: Path) -> list[str]:
     return [str(name) for name in json.loads(path.read_bytes()).get("class_names", [])]
 
 
-def _defaults() -> dict[str, Any]:
-    """Return the default of every value that has one in the package; a recipe's own have none."""
-    parts = {"model": ModelConfig(), "augment": AugmentConfig(), "task": ClassificationConfig()}
-    return config_to_dict(RecipeConfig()) | {name: config_to_dict(part) for name, part in parts.items()}
-
-
-def _changed(run: RunReader) -> list[tuple[str, Any, Any]]:
-    """Return name, default and value of what differs from the defaults; a config of an older version lacks some."""
-    changes = diff_config(_defaults(), run.config)
-    return [change for change in changes if change[0] in _flat(run.config) and _is_training(change[0])]
-
-
-def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, _, value in diff_config({}, values)}
-
-
 def _environment(run: RunReader) -> list[tuple[str, Any]]:
     """Return name and value of what the run ran with; its command as one types it."""
-    values = _flat({name: value for name, value in run.environment.items() if name != "config_origins"})
+    values = flatten({name: value for name, value in run.environment.items() if name != "config_origins"})
     if "command.arguments" in values:
         values["command.arguments"] = shlex.join(values["command.arguments"])
     return list(values.items())
-
-
-def _is_training(name: str) -> bool:
-    return not name.startswith(_NOT_TRAINING)
-
-
-def _differences(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
-    """Return the config values that are not the same in all runs."""
-    configs = [_flat(run.config) for run in runs]
-    names = dict.fromkeys(name for config in configs for name in config if _is_training(name))
-    rows = [{"name": name, "values": [config.get(name) for config in configs]} for name in names]
-    return [row for row in rows if any(value != row["values"][0] for value in row["values"])]

@@ -98,6 +98,17 @@ def test_the_card_reports_the_numbers_of_the_run(runs: Path, model: Path) -> Non
     assert f"| accuracy | {best['value']:.2%} |" in (model / "README.md").read_text()
 
 
+def test_the_card_says_how_the_weights_came_about(model: Path) -> None:
+    text = " ".join((model / "README.md").read_text().split())
+    assert "Measured on 359 test images in float32. The averaged weights of the best checkpoint step-" in text
+    assert "of 2 epochs and 2,876 images, trained with torch" in text
+    assert "By `sgd` with a peak learning rate of 0.1 and 64 images a step, seed 0." in text
+    settings = re.findall(r"^\| `(\S+)` \| (.+) \|$", (model / "README.md").read_text(), re.MULTILINE)
+    assert ("model.norm", "group") in settings
+    assert ("dataset", "digits") in settings
+    assert not {"optimizer.learning_rate", "run.output_dir"} & dict(settings).keys(), "as by default"
+
+
 def test_the_metadata_of_the_card_is_what_the_hub_reads(model: Path) -> None:
     stored = metadata_load(model / "README.md")
     assert stored is not None
