@@ -37,6 +37,9 @@ signal-test: setup ## Send every signal in every phase to every receiver, and le
 	@$(BIN)/python -m tests.faults.signals
 	@$(REPEATEDLY) -m signal $(ARGS)
 
+soak: setup ## Train a tiny net for 100,000 steps: memory, open files and threads must not grow
+	@$(BIN)/python -m tests.faults.soak $(ARGS)
+
 bench: setup ## Measure what the README reports, also of other toolkits
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmarks]'
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -45,4 +48,4 @@ clean: ## Remove .venv and all caches; runs/ stays
 	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test lint crash-test fuzz-test signal-test bench clean
+.PHONY: help setup train test lint crash-test fuzz-test signal-test soak bench clean
