@@ -18,6 +18,10 @@ class EvaluationStopped(Exception):
     """A signal ended an evaluation early, on all processes: it has no result."""
 
 
+class MetricFailed(Exception):
+    """A metric raised an error, on one process or more: the evaluation has no result, on any."""
+
+
 class Evaluator:
     """Runs a task over an evaluation set and merges its metrics over all processes."""
 
@@ -33,6 +37,7 @@ class Evaluator:
 
         Raises:
             EvaluationStopped: some process had raised `stop_flag`, by a signal.
+            MetricFailed: on all processes, once they have met at the end.
             RuntimeError: the processes together did not count each sample once.
         """
         device = self.accelerator.device
@@ -41,6 +46,7 @@ class Evaluator:
         _share_buffers(model, self.accelerator)
         num_local, id_sum = 0, torch.zeros((), dtype=torch.int64, device=device)
         parts = [metric.empty(device) for metric in self.metrics]
+        failure: MetricFailed | None = None
         batches = self.loader.batches()
         with torch.inference_mode(), self.accelerator.autocast():
             for batch in batches if stop_flag is None else stop_flag.until_preempted(batches):
@@ -50,16 +56,25 @@ class Evaluator:
                 num_local += len(batch)
                 id_sum += batch.sample_ids.sum()
                 for metric, sums in zip(self.metrics, parts, strict=True):
-                    metric.update(sums, batch, output)
+                    try:
+                        metric.update(sums, batch, output)
+                    except Exception as error:
+                        failure = failure or _failure_of(metric, error)
         model.train(was_training)
         if stop_flag is not None and stop_flag.agreed.is_preemption:
             raise EvaluationStopped
-        coverage = torch.stack([torch.full_like(id_sum, num_local), id_sum]).double()
+        coverage = torch.cat([id_sum.new_tensor([num_local, failure is not None]), id_sum[None]]).double()
         covered, *merged = self._merge([coverage, *parts])
-        self._check_each_once(*covered.tolist())
+        num_counted, num_failures, ids = covered.tolist()
+        if num_failures:
+            raise failure or MetricFailed("by peer")  # the words that make `status` look for whose it is
+        self._check_each_once(num_counted, ids)
         results: dict[str, Any] = {}
         for metric, sums in zip(self.metrics, merged, strict=True):
-            results.update(metric.compute(sums))
+            try:
+                results.update(metric.compute(sums))
+            except Exception as error:
+                raise _failure_of(metric, error) from error
         return results
 
     def _check_each_once(self, num_counted: float, id_sum: float) -> None:
@@ -77,6 +92,12 @@ class Evaluator:
         flat = self.accelerator.reduce(torch.cat([part.reshape(-1) for part in parts]), reduction="sum").cpu()
         pieces = flat.split([part.numel() for part in parts])
         return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def _failure_of(metric: Metric, error: Exception) -> MetricFailed:
+    failure = MetricFailed(f"metric {type(metric).__name__} failed ({type(error).__name__}: {error})")
+    failure.__cause__ = error
+    return failure
 
 
 def _share_buffers(model: nn.Module, accelerator: Accelerator) -> None:

@@ -23,7 +23,7 @@ from .checkpoint_folder import BestCheckpoint
 from .collectives import run_on_main
 from .ema import Ema
 from .errors import ConfigError
-from .evaluation import EvaluationStopped, Evaluator
+from .evaluation import EvaluationStopped, Evaluator, MetricFailed
 from .meters import WaitClock
 from .nonfinite import NonfiniteGuard
 from .preemption import StopFlag, stop_on_signals
@@ -314,6 +314,9 @@ class Trainer:
                 self.metrics, self._evaluated_step = self.evaluate(), state.optimizer_step
             except EvaluationStopped:
                 return  # saved as not yet evaluated: a resume evaluates again
+            except MetricFailed:
+                self.save()  # so that the same command, once the metric is mended, has lost no step
+                raise
             is_best = self._take_best()
             self._notify("on_evaluate_end", self.metrics)
         state.finish_epoch()

@@ -1,0 +1,108 @@
+"""What users bring fails, on one process of two as well: the job ends at once, names it, and has lost nothing."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from accel_trainer import Batch, MeanLoss, RecipeConfig, main
+from accel_trainer.types import EvalOutput
+from tests import processes, workload
+from tests.test_exactness import final_files
+
+STEPS_PER_EPOCH = {1: 5, 2: 3}
+
+
+class FailingUpdate(MeanLoss):
+    """Fails on the last process alone."""
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        if os.environ.get("RANK", "0") == str(int(os.environ.get("WORLD_SIZE", "1")) - 1):
+            raise ZeroDivisionError("by zero")
+        super().update(sums, batch, output)
+
+
+class FailingCompute(MeanLoss):
+    """Fails on all, as their sums are the same."""
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        raise ZeroDivisionError("by zero")
+
+
+def train(folder: Path, metric: type[MeanLoss] = MeanLoss) -> None:
+    workload.MeanLoss = metric  # type: ignore[misc]
+    config = workload.make_config(folder, checkpoint=workload.CheckpointConfig())
+    main(lambda _: workload.train(config, dropout=0.1), RecipeConfig, description="", argv=[])
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("metric", [FailingUpdate, FailingCompute])
+def test_a_metric_that_fails_is_named_and_costs_no_step(
+    tmp_path: Path, num_processes: int, metric: type[MeanLoss]
+) -> None:
+    options: dict[str, Any] = {"num_processes": num_processes}
+    job = processes.start(train, tmp_path / "run", metric, folder=tmp_path / "logs", **options)
+    assert job.wait() == [70] * num_processes, job.output()
+    rank = num_processes - 1 if metric is FailingUpdate else 0
+    step = STEPS_PER_EPOCH[num_processes]
+    assert (
+        f"rank {rank}, step {step}, evaluation: MetricFailed: metric {metric.__name__} failed "
+        "(ZeroDivisionError: by zero)"
+    ) in job.output().splitlines()[-1]
+    assert "in update\n" in job.output(rank) or "in compute\n" in job.output(rank), "its traceback"
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["last_commit"] == f"step-{step:010d}-epoch-00000", (
+        "no checkpoint was due before the evaluation"
+    )
+
+    processes.run(train, tmp_path / "run", folder=tmp_path / "mended", **options)
+    processes.run(train, tmp_path / "whole", folder=tmp_path / "whole-logs", **options)
+    assert final_files(tmp_path / "run") == final_files(tmp_path / "whole")
+
+
+class Unreadable(workload.Bars):
+    """Samples of which one process cannot read its twentieth."""
+
+    def __init__(self, split: Any, rank: int) -> None:
+        super().__init__(split)
+        self._rank, self._num_read = rank, 0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        self._num_read += 1
+        if self._num_read == 20 and os.environ["RANK"] == str(self._rank):
+            raise OSError("cut\nshort")
+        return super().__getitem__(index)
+
+
+def train_on_unreadable(folder: Path, rank: int, num_workers: int) -> None:
+    multiprocessing.set_start_method("fork", force=True)  # of data workers; else each loads torch anew
+    workload.Bars = lambda split: Unreadable(split, rank)  # type: ignore[assignment, misc]
+    config = workload.make_config(folder)
+    main(lambda _: workload.train(config, num_workers=num_workers), RecipeConfig, description="", argv=[])
+
+
+@pytest.mark.parametrize(("rank", "num_workers"), [(0, 0), (1, 0), (1, 1)])
+def test_a_bad_sample_of_one_process_ends_both_and_is_named(
+    tmp_path: Path, rank: int, num_workers: int
+) -> None:
+    arguments = (tmp_path / "run", rank, num_workers)
+    job = processes.start(
+        train_on_unreadable, *arguments, num_processes=2, folder=tmp_path / "logs", has_workers=True
+    )
+    assert job.wait(30) == [65, 65], job.output()
+    said = job.output().splitlines()[-1]
+    assert "cannot be read (OSError: cut short): mend it" in said
+    assert said.startswith(
+        "accel_trainer: error[DATA_SAMPLE]: sample "
+        if rank == 0
+        else "accel_trainer: error[PROCESS]: rank 1, step 1, training: sample "
+    )
+    assert "Traceback" not in job.output(), "no bug"
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 65)
