@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 
+from .errors import DataError
 from .preemption import StopFlag
 from .types import EvalLoader, Metric, Task
 
@@ -28,6 +29,8 @@ class Evaluator:
     def __init__(
         self, loader: EvalLoader, *, task: Task, metrics: Sequence[Metric], accelerator: Accelerator
     ) -> None:
+        if loader.num_samples < 1:
+            raise DataError("DATA_TOO_SMALL", "there are no samples to evaluate on: add some")
         self.loader, self.task, self.metrics, self.accelerator = loader, task, metrics, accelerator
 
     def run(self, model: nn.Module, *, stop_flag: StopFlag | None = None) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from .errors import ConfigError
+from .errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +28,21 @@ class BatchPlan:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("num_samples", "global_batch_size", "per_device_batch_size", "num_processes"):
+        if self.num_samples < max(1, self.num_processes):
+            raise DataError(
+                "DATA_TOO_SMALL",
+                f"{self.num_samples} training samples are too few for {self.num_processes} processes: add data, or "
+                "launch fewer processes",
+            )
+        for name in ("global_batch_size", "per_device_batch_size", "num_processes"):
             if getattr(self, name) < 1:
                 raise ConfigError("BATCH_SIZE", f"{name} is {getattr(self, name)}: set it to 1 or more")
         if self.global_batch_size > self.num_samples:
             raise ConfigError(
                 "BATCH_SIZE",
                 f"global batch {self.global_batch_size} is larger than the {self.num_samples} training samples: "
-                f"set --global-batch-size (or --batch-size) so that the global batch is at most {self.num_samples}",
+                "set --global-batch-size (or --batch-size) so that the global batch is at most "
+                f"{self.num_samples - self.num_samples % self.num_processes}",
             )
         if self.global_batch_size % self.num_processes:
             raise ConfigError(
@@ -124,6 +131,7 @@ class BatchConfig:
 
         Raises:
             ConfigError: the global batch is larger than the data, or is not a whole number per process.
+            DataError: there are fewer samples than processes.
         """
         global_batch_size = self.resolved_global_batch_size(num_processes)
         share = math.ceil(global_batch_size / num_processes)

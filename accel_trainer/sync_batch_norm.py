@@ -58,6 +58,8 @@ class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         # float64 sums: the mean and variance then do not depend on how rows are dealt out to processes.
         sums = _sum_over_processes(torch.cat([input.double().sum(over), count]))
         total = sums[-1].detach()
+        if total == 1:  # as torch does: the output would not depend on the input
+            raise ValueError(f"Expected more than 1 value per channel when training, got {list(input.shape)}")
         mean = sums[:-1] / total
         dtype = torch.promote_types(input.dtype, torch.float32)
         centered = input.to(dtype) - mean.to(dtype).view(shape)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from accel_trainer.errors import ConfigError, ExitCode
+from accel_trainer.errors import ConfigError, DataError, ExitCode
 from accel_trainer.plan import BatchConfig, BatchPlan
 
 PLANS = [
@@ -121,6 +121,7 @@ def test_the_arithmetic_is_told_in_one_line() -> None:
             2,
             "global batch 1002 is larger than the 1000 training samples",
         ),
+        (BatchConfig(global_batch_size=1002), 3, "so that the global batch is at most 999$"),
     ],
 )
 def test_arithmetic_that_cannot_work_says_the_values_and_the_fix(
@@ -147,10 +148,20 @@ def test_sizes_below_one_are_refused_by_the_name_of_their_flag(field: str, flag:
         BatchConfig(**{field: value})
 
 
-@pytest.mark.parametrize(
-    "field", ["num_samples", "global_batch_size", "per_device_batch_size", "num_processes"]
-)
+@pytest.mark.parametrize("field", ["global_batch_size", "per_device_batch_size", "num_processes"])
 def test_a_plan_of_nothing_is_refused(field: str) -> None:
     sizes = {"num_samples": 4, "global_batch_size": 2, "per_device_batch_size": 1, "num_processes": 1}
     with pytest.raises(ConfigError, match=f"{field} is 0"):
         BatchPlan(**{**sizes, field: 0})
+
+
+@pytest.mark.parametrize(("num_samples", "num_processes"), [(0, 1), (0, 4), (1, 2), (3, 4)])
+def test_fewer_samples_than_processes_are_refused_with_both_numbers(
+    num_samples: int, num_processes: int
+) -> None:
+    with pytest.raises(
+        DataError, match=f"DATA_TOO_SMALL.*{num_samples} training samples .* {num_processes} processes: add"
+    ) as caught:
+        BatchConfig(per_device_batch_size=1).plan(num_samples, num_processes=num_processes)
+    assert caught.value.exit_code == ExitCode.DATA
+    assert BatchConfig(per_device_batch_size=1).plan(4, num_processes=4).steps_per_epoch == 1

@@ -97,7 +97,7 @@ def test_a_run_of_no_epochs_evaluates_and_saves_once(capsys: pytest.CaptureFixtu
     [
         (["absent.py"], "absent.py is not a recipe: give the path of a Python file"),
         ([RECIPES / "minimal.py"], "this recipe has no --dataset to count samples in: add --num-samples"),
-        (["--num-samples", "0"], "num_samples is 0: set it to 1 or more"),
+        (["--num-samples", "0"], "0 training samples are too few for 1 processes: add data"),
         (["--num-samples", "9", "--num-processes", "0"], "--num-processes is 0: set it to 1 or more"),
         (["--num-samples", "9", "--batch-size", "5", "--num-processes", "2"], "global batch 10 is larger"),
         (["--num-samples", "500", "--epoch", "2"], "unknown flag --epoch: did you mean --epochs?"),

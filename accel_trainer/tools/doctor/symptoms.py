@@ -34,6 +34,12 @@ SYMPTOMS = (
         "the batch does not fit: halve --batch-size and double --accumulate, which trains the same model",
     ),
     Symptom(
+        "ONE_SAMPLE",
+        r"Expected more than 1 value per channel when training",
+        "a BatchNorm got a single value per channel, mostly in a last step of one sample: leave that out with "
+        "--batch.drop-last, or set another --batch-size",
+    ),
+    Symptom(
         "PORT_IN_USE",
         r"EADDRINUSE|[Aa]ddress already in use",
         "another job has the port: launch with --main_process_port 0 on one machine, or another port on several",
