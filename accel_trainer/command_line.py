@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
+
+import torch.distributed as dist
 
 from .config import parse_config
 from .errors import ExitCode, ProcessError, UserError
@@ -17,6 +20,10 @@ from .run_config import RecipeConfig
 from .trainer import RunResult
 
 C = TypeVar("C", bound=RecipeConfig)
+
+_WAIT_FOR_MAIN_S = (
+    2.0  # a launcher ends all processes when one has failed: torchrun after 0.1 s, mpirun sooner
+)
 
 
 def main(
@@ -54,12 +61,17 @@ def _exit_code(error: Exception) -> int:
 def _report(error: Exception, *, is_debug: bool) -> None:
     """Say in one line what happened, on one process: the main one, or the next if it is the main one that failed.
 
-    A bug has its traceback before that line, from the process that met it.
+    A bug has its traceback before that line, from the process that met it. A process that has not met the others
+    speaks for itself, unless it is ended meanwhile: then the main one, as wrong as this, was faster.
     """
     is_bug = not isinstance(error, UserError)
     if is_debug or is_bug:
         traceback.print_exception(error)
     rank = int(os.environ.get("RANK", 0))
-    if rank == 0 or (rank == 1 and isinstance(error, ProcessError) and error.rank == 0):
+    is_alone = rank > 0 and not dist.is_initialized()
+    if is_alone:
+        time.sleep(_WAIT_FOR_MAIN_S)
+    if rank == 0 or is_alone or (rank == 1 and isinstance(error, ProcessError) and error.rank == 0):
         notes = getattr(error, "__notes__", [error])
-        print(f"accel_trainer: {f'error[INTERNAL]: {notes[0]}' if is_bug else error}", file=sys.stderr)
+        line = f"error[INTERNAL]: {notes[0]}" if is_bug else str(error)
+        print(f"accel_trainer: {f'process {rank}: ' * is_alone}{line}", file=sys.stderr)
