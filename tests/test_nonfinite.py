@@ -138,12 +138,66 @@ def test_of_two_processes_both_stop_before_the_update_and_name_the_sample(tmp_pa
     (culprit,) = [batch for batch in record["micro_batches"] if BAD in batch["sample_ids"]]
     assert culprit["process"] == 1  # by the order of the data
     assert len(record["micro_batches"]) == 4
-    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
-    assert newest.name == f"step-{step - 1:010d}-epoch-00000"
-    for path in (tmp_path / "run" / "checkpoints").rglob("*.safetensors"):
-        assert all(bool(torch.isfinite(tensor).all()) for tensor in load_file(path).values())
+    assert newest_and_finite(tmp_path / "run") == f"step-{step - 1:010d}-epoch-00000"
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("diverged", 79)
+
+
+class Poison(Callback):
+    """Puts a NaN into something of the state after step 4, past every look at a gradient."""
+
+    is_essential = True
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        if report.optimizer_step != 4:
+            return
+        group, _, name = self.what.partition(" ")
+        if group == "optimizer":
+            momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
+            momenta[0][0] = float("nan")
+            return
+        assert trainer.ema is not None
+        model = trainer.raw_model if group == "model" else trainer.ema.model
+        with torch.no_grad():
+            model.state_dict()[name][0] = float("inf")
+
+
+def newest_and_finite(folder: Path) -> str:
+    """The newest checkpoint, after a look at all of them."""
+    for path in (folder / "checkpoints").rglob("*.safetensors"):
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in load_file(path).values()), path
+    return max(path.name for path in (folder / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "model layers.0.weight",
+        "model layers.1.running_var",
+        "ema layers.0.weight",
+        "ema layers.1.running_mean",
+        "optimizer",
+    ],
+)
+def test_a_state_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(tmp_path: Path, what: str) -> None:
+    config = workload.make_config(tmp_path)
+    with pytest.raises(DivergedError, match=rf"CKPT_NONFINITE\]: {what.split()[0]}: .*step-0000000003"):
+        workload.train(config, norm="batch", callbacks=(Poison(what),))
+    assert newest_and_finite(tmp_path) == "step-0000000003-epoch-00000"
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("diverged", 79)
+
+
+def test_weights_that_a_guard_let_pass_are_in_no_checkpoint_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NonfiniteGuard, "refuses", lambda *unused: False)
+    with pytest.raises(DivergedError, match="CKPT_NONFINITE"):
+        run(tmp_path, policy="stop")
+    assert newest_and_finite(tmp_path) < "step-0000000005"
 
 
 def unfused(model: nn.Module, config: OptimizerConfig) -> SGD:
