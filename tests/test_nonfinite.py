@@ -174,13 +174,7 @@ def newest_and_finite(folder: Path) -> str:
 
 @pytest.mark.parametrize(
     "what",
-    [
-        "model layers.0.weight",
-        "model layers.1.running_var",
-        "ema layers.0.weight",
-        "ema layers.1.running_mean",
-        "optimizer",
-    ],
+    ["model layers.1.running_var", "ema layers.0.weight", "ema layers.1.running_mean", "optimizer"],
 )
 def test_a_state_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(tmp_path: Path, what: str) -> None:
     config = workload.make_config(tmp_path)
