@@ -56,12 +56,8 @@ class NonfiniteGuard:
     ) -> None:  # fmt: skip
         self.skipped_steps: list[int] = []
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._may_skip, self._accelerator, self._model, self._optimizer = (
-            may_skip,
-            accelerator,
-            model,
-            optimizer,
-        )
+        self._may_skip, self._accelerator = may_skip, accelerator
+        self._model, self._optimizer = model, optimizer
         self._task, self._seed, self._folder = task, seed, folder
         self._buffers = list(model.buffers())
         self._buffers_before = [buffer.clone() for buffer in self._buffers]

@@ -29,11 +29,8 @@ class BatchPlan:
 
     def __post_init__(self) -> None:
         if self.num_samples < max(1, self.num_processes):
-            raise DataError(
-                "DATA_TOO_SMALL",
-                f"{self.num_samples} training samples are too few for {self.num_processes} processes: add data, or "
-                "launch fewer processes",
-            )
+            fact = f"{self.num_samples} training samples are too few for {self.num_processes} processes"
+            raise DataError("DATA_TOO_SMALL", f"{fact}: add data, or launch fewer processes")
         for name in ("global_batch_size", "per_device_batch_size", "num_processes"):
             if getattr(self, name) < 1:
                 raise ConfigError("BATCH_SIZE", f"{name} is {getattr(self, name)}: set it to 1 or more")

@@ -38,10 +38,8 @@ class EarlyStopping(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counter."""
-        self.num_bad_evaluations, self.best_checkpoint = (
-            state["num_bad_evaluations"],
-            state["best_checkpoint"],
-        )
+        self.num_bad_evaluations = state["num_bad_evaluations"]
+        self.best_checkpoint = state["best_checkpoint"]
 
 
 class TimeLimit(Callback):
