@@ -48,6 +48,10 @@ class ConfigError(UserError, ValueError):
     exit_code = ExitCode.USAGE
 
 
+class OutOfMemoryError(ConfigError):
+    """The batch or the model needs more memory than there is."""
+
+
 class DataError(UserError):
     """The data set is missing, damaged or does not fit the config."""
 
@@ -73,7 +77,7 @@ class DivergedError(UserError):
 
 
 class Preempted(UserError):
-    """A signal came before there was anything to save."""
+    """The run ends early and the same command goes on, such as at a signal before there was anything to save."""
 
     exit_code = ExitCode.PREEMPTED
 

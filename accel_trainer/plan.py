@@ -99,6 +99,9 @@ class BatchConfig:
     """Samples of one optimizer step; None: per device x processes x accumulation. If set, the split is derived."""
     accumulation_steps: Annotated[int, tyro.conf.arg(aliases=["--accumulate"])] = 1
     """Micro-batches of one optimizer step on each process."""
+    fit_batch: Annotated[bool, tyro.conf.arg(aliases=["--fit-batch"])] = False
+    """When memory runs out, take the step anew with half the samples per forward and twice the forwards, and go on so,
+    also at the next start. The global batch stays; BatchNorm and dropout see smaller forwards, as with accumulation."""
     drop_last: bool = False
     """Whether to leave out the short last step of an epoch; otherwise it is trained, every sample once."""
     eval_batch_size: int = 500
@@ -123,6 +126,13 @@ class BatchConfig:
         """Return the samples of one optimizer step on `num_processes`."""
         return self.global_batch_size or self.per_device_batch_size * num_processes * self.accumulation_steps
 
+    def resolved_per_device_batch_size(self, num_processes: int) -> int:
+        """Return the samples of one forward on one of `num_processes`."""
+        share = math.ceil(self.resolved_global_batch_size(num_processes) / num_processes)
+        if self.accumulation_steps > 1:
+            return math.ceil(share / self.accumulation_steps)
+        return min(self.per_device_batch_size, share)
+
     def plan(self, num_samples: int, *, num_processes: int) -> BatchPlan:
         """Return the arithmetic for `num_samples` on `num_processes`.
 
@@ -130,16 +140,10 @@ class BatchConfig:
             ConfigError: the global batch is larger than the data, or is not a whole number per process.
             DataError: there are fewer samples than processes.
         """
-        global_batch_size = self.resolved_global_batch_size(num_processes)
-        share = math.ceil(global_batch_size / num_processes)
-        if self.accumulation_steps > 1:
-            per_device_batch_size = math.ceil(share / self.accumulation_steps)
-        else:
-            per_device_batch_size = min(self.per_device_batch_size, share)
         return BatchPlan(
             num_samples=num_samples,
-            global_batch_size=global_batch_size,
-            per_device_batch_size=per_device_batch_size,
+            global_batch_size=self.resolved_global_batch_size(num_processes),
+            per_device_batch_size=self.resolved_per_device_batch_size(num_processes),
             num_processes=num_processes,
             drop_last=self.drop_last,
         )

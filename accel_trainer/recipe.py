@@ -25,6 +25,7 @@ from .config import config_to_dict
 from .errors import CheckpointError
 from .evaluation import Evaluator
 from .history import History
+from .memory import BatchFit
 from .optimizer import build_optimizer
 from .plan import BatchPlan
 from .run import Run, check_same_everywhere
@@ -119,6 +120,7 @@ def build_trainer(
         ),
         seed=config.seed,
         watchdog=run.watchdog,
+        batch_fit=BatchFit(config.batch, accelerator=accelerator, remember=run.remember_micro_batch),
         callbacks=[
             *_stopping(run),
             log,

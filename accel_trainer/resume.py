@@ -51,7 +51,7 @@ def _is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     """Whether `folder` holds a run of the same config that is neither done nor running."""
     try:
         stored = yaml.safe_load((folder / "config.yaml").read_text())
-        resolved = with_global_batch(config, stored, None)
+        resolved = with_batch(config, stored, num_processes=1)
         if diff_training(stored, config_to_dict(resolved)) or not has_checkpoints(folder / "checkpoints"):
             return False
         RunLock(folder / "run.lock").release()
@@ -95,11 +95,19 @@ def read_stored_config(source: Source) -> dict[str, Any]:
     return stored
 
 
-def with_global_batch(config: R, stored: Mapping[str, Any] | None, fallback: int | None) -> R:
-    """Return `config` with its global batch: as given, else of the run that is continued, else `fallback`."""
-    given = config.batch.global_batch_size
-    kept = (stored or {}).get("batch", {}).get("global_batch_size")
-    return replace(config, batch=replace(config.batch, global_batch_size=given or kept or fallback))
+def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: int) -> R:
+    """Return `config` with its global batch: as given, else of the run that is continued, else what it comes to.
+
+    With `fit_batch`, as that run had it too, also with the micro-batch that fitted, if it is the smaller one.
+    """
+    batch, kept = config.batch, (stored or {}).get("batch", {})
+    given = batch.global_batch_size or kept.get("global_batch_size")
+    batch = replace(batch, global_batch_size=given or batch.resolved_global_batch_size(num_processes))
+    if batch.fit_batch and kept.get("fit_batch") and kept["accumulation_steps"] == 1:
+        wanted = batch.resolved_per_device_batch_size(num_processes)
+        fitted = min(wanted, kept["per_device_batch_size"])
+        batch = replace(batch, per_device_batch_size=fitted, accumulation_steps=1)
+    return replace(config, batch=batch)
 
 
 def check_unchanged(

@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -19,7 +19,7 @@ from .checkpoint_folder import has_checkpoints
 from .collectives import differing_processes, leave, run_on_main
 from .config import save_config
 from .environment import describe_environment, find_code_changes, find_origins
-from .errors import ConfigError, DivergedError, Preempted, ProcessError, UserError
+from .errors import ConfigError, DivergedError, OutOfMemoryError, Preempted, ProcessError, UserError
 from .launcher_variables import find_launcher
 from .preemption import StopFlag, stop_on_signals
 from .preflight import Situation, log_warnings, refuse_errors
@@ -29,7 +29,7 @@ from .resume import (
     find_source,
     read_checkpoint,
     read_stored_config,
-    with_global_batch,
+    with_batch,
 )
 from .run_config import RecipeConfig, identity_sha256
 from .run_folder import RunLock, prepare_directory, writes_to
@@ -43,7 +43,8 @@ from .watchdog import Watchdog
 class Run:
     """A started run: its processes, its folder and the checkpoint it continues from, on every process.
 
-    `config` has the global batch size filled in, so that it is the same after a change of hardware.
+    `config` has the global batch size filled in, so that it is the same after a change of hardware, and with
+    `fit_batch` the samples of a forward that memory was found to have room for.
     """
 
     config: RecipeConfig
@@ -52,6 +53,14 @@ class Run:
     checkpoint: LoadedCheckpoint | None
     config_sha256: str
     watchdog: Watchdog
+
+    def remember_micro_batch(self, per_device_batch_size: int) -> None:
+        """Note the samples of a forward with which the next start goes on, if with `fit_batch`."""
+        batch = replace(self.config.batch, per_device_batch_size=per_device_batch_size, accumulation_steps=1)
+        with writes_to(self.folder):
+            storage.write_file_atomic(
+                self.folder / "config.yaml", save_config(replace(self.config, batch=batch)).encode()
+            )
 
 
 @contextmanager
@@ -68,7 +77,6 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     seed_everything(config.seed)
     lock: list[RunLock] = []
     created: list[Path] = []
-    global_batch_size = config.batch.resolved_global_batch_size(accelerator.num_processes)
 
     def open_folder() -> bytes:
         check_trackers(config.run.track)
@@ -80,7 +88,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         _sweep(folder)
         source = find_source(folder, config.run)
         stored = None if source is None else read_stored_config(source)
-        resolved = with_global_batch(config, stored, global_batch_size)
+        resolved = with_batch(config, stored, num_processes=accelerator.num_processes)
         if source is not None and stored is not None:
             check_unchanged(stored, resolved, config.run.allow_change, source.run)
         environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
@@ -93,7 +101,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             storage.write_file_atomic(folder / "environment.json", json.dumps(environment, indent=1).encode())
             storage.write_file_atomic(folder / "code.diff", find_code_changes().encode())
         where = None if source is None else [str(source.run), source.checkpoint]
-        return json.dumps([str(folder), where, resolved.batch.global_batch_size]).encode()
+        return json.dumps([str(folder), where, asdict(resolved.batch)]).encode()
 
     check_same_everywhere(describe_identity(config), accelerator)
     rank, num_processes = accelerator.process_index, accelerator.num_processes
@@ -102,16 +110,16 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     try:
         with stop_on_signals(stop_flag), watchdog:
             stop_flag.may_leave = True  # until there is something to save
-            path, where, global_batch_size = json.loads(run_on_main(open_folder, accelerator))
+            path, where, batch = json.loads(run_on_main(open_folder, accelerator))
             folder = Path(path)
-            resolved = replace(config, batch=replace(config.batch, global_batch_size=global_batch_size))
+            resolved = replace(config, batch=replace(config.batch, **batch))
             if accelerator.is_main_process:
                 log_warnings(Situation(config=resolved))
             with reported(folder, watchdog, rank=rank, num_processes=num_processes):
                 checkpoint = read_checkpoint(where, accelerator)
                 yield Run(resolved, accelerator, folder, checkpoint, identity_sha256(resolved), watchdog)
                 leave(accelerator)
-    except (DivergedError, Preempted, ProcessError):
+    except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
         raise  # the folder says why
     except UserError:
         for folder in created:

@@ -24,7 +24,7 @@ from .trainer import TrainerConfig
 FREE = (
     "run.", "checkpoint.", "trainer.max_steps", "trainer.max_time_s", "trainer.on_nonfinite",
     "batch.per_device_batch_size", "batch.accumulation_steps", "batch.eval_batch_size",
-    "batch.num_workers",
+    "batch.num_workers", "batch.fit_batch",
     "runtime.num_threads", "runtime.timeout_s", "runtime.backend", "runtime.debug_distributed",
 )  # fmt: skip
 

@@ -213,3 +213,11 @@ def peak_memory_bytes(accelerator: Accelerator) -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def describe_memory(accelerator: Accelerator) -> str:
+    """Return the peak, of the memory of the GPU where there is one, else of the machine."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if accelerator.device.type == "cuda":
+        total = torch.cuda.get_device_properties(accelerator.device).total_memory
+    return f"peak {peak_memory_bytes(accelerator) / 2**30:.2f} of {total / 2**30:.2f} GiB"

@@ -24,8 +24,10 @@ from .collectives import run_on_main
 from .ema import Ema
 from .errors import ConfigError
 from .evaluation import EvaluationStopped, Evaluator, MetricFailed
+from .memory import BatchFit, is_out_of_memory
 from .meters import WaitClock
 from .nonfinite import NonfiniteGuard
+from .plan import BatchConfig
 from .preemption import StopFlag, stop_on_signals
 from .schedule import Schedule
 from .seeding import seed_forward
@@ -120,6 +122,7 @@ class Trainer:
         checkpointer: Checkpointer,
         seed: int,
         watchdog: Watchdog | None = None,
+        batch_fit: BatchFit | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config, self.accelerator, self.task, self.loader = config, accelerator, task, loader
@@ -131,6 +134,7 @@ class Trainer:
         self.watchdog = watchdog or Watchdog(StopFlag(num_processes=accelerator.num_processes))
         self.watchdog.position, self.stop_flag = self.state, self.watchdog.stop_flag
         self.data_wait = WaitClock()
+        self._batch_fit = batch_fit or BatchFit(BatchConfig(), accelerator=accelerator)
         self._evaluated_step: int | None = None
         self._requested_stop: str | None = None
         self._observers = Observers(callbacks)
@@ -169,13 +173,14 @@ class Trainer:
             self.watchdog.phase = "training"
             while not (self.is_finished or self.stop_flag.agreed):
                 self.model.train()
-                for window in self.data_wait.around(self._windows()):
-                    report = self.train_window(window)
-                    self._notify("on_step_end", report)
-                    if self.stop_flag.poll():
-                        break
-                    if self.checkpointer.is_due(state) and not self._is_epoch_end:
-                        self.save()
+                with self._batch_fit.retrying(self, self._update):
+                    for window in self.data_wait.around(self._windows()):
+                        report = self.train_window(window)
+                        self._notify("on_step_end", report)
+                        if self.stop_flag.poll():
+                            break
+                        if self.checkpointer.is_due(state) and not self._is_epoch_end:
+                            self.save()
                 if self._is_epoch_end and not self.stop_flag.agreed:
                     self._end_epoch()
             self.save()  # a position that is already saved is not saved again
@@ -364,6 +369,8 @@ class Trainer:
             self._notify("on_error", error)
             with suppress(Exception):
                 self.checkpointer.wait()  # a save in flight holds good state: let it end
+            if is_out_of_memory(error):
+                raise self._batch_fit.explain(self.watchdog.phase, step=self.state.optimizer_step) from error
             raise
 
     def _notify(self, hook: str, *arguments: Any) -> None:

@@ -111,10 +111,8 @@ class Task(Protocol):
 class Loader(Protocol):
     """A seekable source of windows: the same samples for any number of processes."""
 
-    @property
-    def plan(self) -> BatchPlan:
-        """The arithmetic that cuts an epoch into windows."""
-        ...
+    plan: BatchPlan
+    """The arithmetic that cuts an epoch into windows. The next `windows` follow one that is assigned."""
 
     def windows(self, epoch: int, first_step: int) -> Iterator[Window]:
         """Yield this process's windows of `epoch` from its step `first_step` on. Seeking is O(1)."""

@@ -33,7 +33,7 @@ class WeightUpdate:
 
     accelerate's wrappers cost 75 us (step), 25 us (backward) and 10 us (zero_grad) a step and, without
     a GradScaler or an engine of their own, call exactly what is called here (measured, accelerate 1.15):
-    then, `is_plain`, they are left out.
+    then, `is_plain`, they are left out. While a step `is_open`, `undo` leaves no trace of it.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class WeightUpdate:
         self._accelerator, self._model, self._guard = accelerator, model, guard
         self._max_grad_norm = max_grad_norm
         self._share, self._loss_gradient = 0.0, torch.empty(0)
+        self.is_open = False
         self.is_plain = accelerator.scaler is None and accelerator.distributed_type not in _ENGINES
         self.optimizer = optimizer if self.is_plain else prepared_optimizer
         if is_sharded(accelerator):
@@ -54,6 +55,7 @@ class WeightUpdate:
         """Set the learning rate, and note what the forwards of a step change."""
         set_learning_rate(self.optimizer, learning_rate)
         self._guard.remember_buffers()
+        self.is_open = True
 
     def add_gradients(self, loss_sum: Tensor, share: float) -> None:
         """Add the gradients of `loss_sum * share`.
@@ -74,6 +76,7 @@ class WeightUpdate:
         Raises:
             DivergedError: the gradients are NaN or inf, and so the run must end.
         """
+        self.is_open = False
         grad_norm = self._clip_gradients()
         was_skipped = self._step(Attempt(position, window, losses), grad_norm)
         self._drop_gradients()
@@ -81,6 +84,7 @@ class WeightUpdate:
 
     def undo(self) -> None:
         """Forget the gradients and running statistics of a window that did not come to its end."""
+        self.is_open = False
         self._drop_gradients()
         self._guard.restore_buffers()
 

@@ -28,7 +28,7 @@ LAYERS = (
         "checkpoint", "checkpoint_files", "checkpoint_folder", "evaluation", "failures", "loader", "nonfinite",
         "profiling", "runtime", "sample_reader", "status", "tasks", "training_state", "vision", "watchdog",
     },
-    {"callbacks", "trainer", "update"},
+    {"callbacks", "memory", "trainer", "update"},
     {"command_line", "hub", "launching", "recipe", "resume", "run", "run_config", "tools"},
     {"__init__"},
     {"recipes"},
@@ -43,6 +43,7 @@ SIBLINGS = {
     "environment": {"config"},
     "history": {"storage"},
     "loader": {"sample_reader"},
+    "memory": {"update"},
     "recipe": {"run", "run_config"},
     "resume": {"run_config"},
     "run": {"resume", "run_config"},
@@ -52,7 +53,7 @@ SIBLINGS = {
     "status": {"checkpoint_files", "failures", "watchdog"},
     "tensor_file": {"strict_json"},
     "tools": {"command_line", "hub", "recipe", "resume", "run", "run_config"},
-    "trainer": {"callbacks", "update"},
+    "trainer": {"callbacks", "memory", "update"},
 }
 
 # What only tools and recipes may know; the engine never does.
