@@ -61,10 +61,12 @@ class Cramped(ClassificationTask, Callback):
     def on_step_end(self, trainer: Trainer, report: Any) -> None:
         self.next_step, self.num_forwards = report.optimizer_step + 1, 0
 
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+    def on_checkpoint(self, trainer: Trainer, name: str) -> None:
         if self.activations is not None:
             self.was_freed.append(self.activations() is None)
             self.activations = None
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         self.sizes.append(len(batch))
         self.num_forwards += 1
         output = super().train_step(model, batch)
@@ -236,8 +238,16 @@ def test_without_it_the_run_ends_in_one_line_and_goes_on_with_it(tmp_path: Path)
     assert largest_difference(tmp_path / "whole", tmp_path / "run") <= 1e-6
 
 
-def train_alone(folder: Path, size: int, fit: bool) -> None:
-    run_as_a_command(make_config(folder, size, fit=fit), Cramped(4))
+def train_alone(folder: Path, size: int, fit: bool, step: int = BAD_STEP) -> None:
+    run_as_a_command(make_config(folder, size, fit=fit), Cramped(4, step=step))
+
+
+def test_out_of_memory_at_the_first_step_leaves_the_folder_to_look_at(tmp_path: Path) -> None:
+    job = processes.start(
+        train_alone, tmp_path / "run", 16, False, 1, num_processes=1, folder=tmp_path / "logs"
+    )
+    assert job.wait() == [64]
+    assert "torch.OutOfMemoryError: CUDA" in (tmp_path / "run" / "logs" / "rank-00000.log").read_text()
 
 
 @pytest.mark.parametrize(("size", "num_processes"), [(16, 1), (8, 2)])
