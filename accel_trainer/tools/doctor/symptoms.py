@@ -31,7 +31,8 @@ SYMPTOMS = (
     Symptom(
         "OUT_OF_MEMORY",
         r"out of memory|Cannot allocate memory|can't allocate memory|DefaultCPUAllocator",
-        "the batch does not fit: halve --batch-size and double --accumulate, which trains the same model",
+        "the batch does not fit: start again with --fit-batch, or with twice --accumulate and the same "
+        "--global-batch-size; an evaluation has --batch.eval-batch-size",
     ),
     Symptom(
         "ONE_SAMPLE",
