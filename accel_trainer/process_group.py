@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 import uuid
+from contextlib import suppress
 from datetime import timedelta
 
+import psutil
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
@@ -25,12 +28,13 @@ def join_processes(backend: str | None, *, timeout_s: float) -> None:
     if backend == "mpi":  # which has its own way to meet
         dist.init_process_group(backend, timeout=timeout)
         return
+    _choose_interface(os.environ["MASTER_ADDR"])
     try:
         store, *_ = next(rendezvous("env://", timeout=timeout))
         if "TORCHELASTIC_RUN_ID" in os.environ:
             store = _fresh_part(store, rank, num_processes, timeout_s=timeout_s)
         dist.init_process_group(backend, store=store, rank=rank, world_size=num_processes, timeout=timeout)
-    except (dist.DistNetworkError, dist.DistStoreError) as error:
+    except RuntimeError as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ProcessError(
             "RENDEZVOUS",
@@ -40,6 +44,19 @@ def join_processes(backend: str | None, *, timeout_s: float) -> None:
             rank,
             ExitCode.INTERNAL,
         ) from error
+
+
+def _choose_interface(host: str) -> None:
+    """Let gloo tell the others the address by which this machine reaches `host`, unless the user chose one.
+
+    Left alone it tells that of the machine's own name, which on many is 127.0.0.1 or 127.0.1.1 (torch 2.13).
+    """
+    with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing
+        mine = probe.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(address.address == mine for address in addresses):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
 def _fresh_part(store: Store, rank: int, num_processes: int, *, timeout_s: float) -> Store:

@@ -32,3 +32,15 @@ def test_others_that_cannot_be_reached_are_told_by_their_address(
     )
     assert ("EADDRINUSE" in message) == (reason == "somebody else")
     assert "\n" not in message
+
+
+def test_gloo_uses_the_interface_that_leads_to_the_main_process_unless_told_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or it would tell other machines the address of this one's name: 127.0.1.1 on many."""
+    for given, used in (({}, "lo"), ({"GLOO_SOCKET_IFNAME": "ib0"}, "ib0")):
+        variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", **given}
+        monkeypatch.setattr(os, "environ", variables)
+        with pytest.raises(ProcessError):
+            join_processes("gloo", timeout_s=0.1)
+        assert variables["GLOO_SOCKET_IFNAME"] == used
