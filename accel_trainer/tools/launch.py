@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import ExitCode
 from ..preemption import SIGNALS
 
-_SHUTDOWN_TIMEOUT_S = 300  # torch allows 30 s, which cut a checkpoint of 40 s short
+GRACE_S = 300  # torch allows 30 s, which cut a checkpoint of 40 s short
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     options = launch_command_parser().parse_args(argv)
     options.signals_to_handle = "SIGQUIT"  # torch would take the others, and with them the exit codes
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_TIMEOUT_S))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
     os.environ["ACCEL_TRAINER_LAUNCHER"] = str(os.getpid())
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the run says it in one line
     with signals_handed_on() as received:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from accel_trainer import RecipeConfig, main
 from tests import processes, workload
 from tests.faults import signals
 from tests.faults.signals import Case, is_alive, wait_for
+from tests.test_exactness import final_files
 
 pytestmark = pytest.mark.signal
 
@@ -66,6 +68,39 @@ def test_a_run_whose_launcher_dies_saves_and_ends(tmp_path: Path, number: int, n
     assert status["optimizer_step"] < 6
 
 
+@pytest.mark.parametrize(("num_processes", "timeout_s", "suspended_s"), [(1, 0.5, 5.0), (2, 60.0, 1.5)])
+def test_a_process_that_is_suspended_for_a_while_is_not_taken_for_stuck(
+    tmp_path: Path,
+    num_processes: int,
+    timeout_s: float,
+    suspended_s: float,
+    undisturbed: dict[int, dict[str, bytes]],
+) -> None:
+    """One alone for longer than it may be stuck; one of two for less than the other waits."""
+    job = processes.start(
+        train_with_timeout, tmp_path, timeout_s, num_processes=num_processes, folder=tmp_path / "logs"
+    )
+    ready = [tmp_path / f"ready-{rank}" for rank in range(num_processes)]
+    wait_for(lambda: all(path.exists() and path.read_text() for path in ready))
+    last = job.processes[-1].pid or 0
+    os.kill(last, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    time.sleep(suspended_s)
+    os.kill(last, signal.SIGCONT)
+    assert job.wait(30) == [0] * num_processes, job.output()
+    assert final_files(tmp_path / "run") == undisturbed[num_processes]
+
+
+def train_with_timeout(folder: Path, timeout_s: float) -> None:
+    signals.pause_in("step", lambda: signals.pause(folder, int(os.environ.get("RANK", 0))))
+    config = workload.make_config(folder / "run")
+    workload.train(
+        replace(config, runtime=replace(config.runtime, timeout_s=timeout_s)),
+        dropout=0.1,
+        callbacks=(signals.StepLog(folder),),
+    )
+
+
 def test_without_a_launcher_the_end_of_the_parent_is_no_signal(tmp_path: Path) -> None:
     """As under nohup: the shell that started the run ends in the middle of it."""
     run = f"{sys.executable} -m tests.faults.signals --child {tmp_path} --phase step > {tmp_path}/log 2>&1"
@@ -107,6 +142,20 @@ def launch_exit(folder: str, code: int) -> None:
 
     script = Path(folder) / "script.py"
     script.write_text(f"import sys\nsys.exit({code})\n")
+    sys.exit(launch.main([str(script)]))
+
+
+def test_the_launcher_leaves_its_processes_the_time_to_save(tmp_path: Path) -> None:
+    job = processes.start(launch_to_see, tmp_path, num_processes=1, folder=tmp_path)
+    assert job.wait(30) == [0]
+    assert job.output() == "300\n"  # torch's own would be 30
+
+
+def launch_to_see(folder: Path) -> None:
+    from accel_trainer.tools import launch
+
+    script = folder / "script.py"
+    script.write_text("import os\nprint(os.environ['TORCH_ELASTIC_SHUTDOWN_TIMEOUT'])\n")
     sys.exit(launch.main([str(script)]))
 
 

@@ -312,6 +312,19 @@ def test_another_number_of_processes_than_before(tmp_path: Path) -> None:
     assert find("OTHER_NUM_PROCESSES", in_folder(tmp_path), **TWO | {"WORLD_SIZE": "4"}) is None
 
 
+def test_a_launcher_that_kills_before_a_checkpoint_is_written(tmp_path: Path) -> None:
+    save(make(tmp_path / "checkpoints"), 1)
+    for number, file in enumerate((tmp_path / "checkpoints" / name_at(1)).iterdir()):
+        os.utime(file, (1000 + 40 * (number == 1),) * 2)
+    said = str(find("GRACE", in_folder(tmp_path)))
+    assert said.startswith(
+        f"{name_at(1)} took 40 s to write, and torch's launchers kill 30 s after a signal: set "
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT to 80"
+    )
+    assert find("GRACE", in_folder(tmp_path), TORCH_ELASTIC_SHUTDOWN_TIMEOUT="300") is None
+    assert find("GRACE", in_folder(tmp_path / "new")) is None
+
+
 def test_data_that_is_not_there() -> None:
     assert "did you mean digits?" in str(find("DATA", DatasetConfig(dataset="digts")))
     assert find("DATA", DatasetConfig()) is find("DATA") is None

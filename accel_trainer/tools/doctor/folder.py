@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from ... import storage
+from ...checkpoint_files import list_checkpoints
 from ...errors import UserError
 from ...preflight import Rule, Situation
 from ...run_folder import RunLock, free_bytes
@@ -13,7 +14,9 @@ from ...vision.cache import cache_folder
 from ...vision.raw import Source
 from ...vision.sources import find_source
 from ..checkpoint_report import inspect_checkpoints
+from ..launch import GRACE_S
 
+_TORCH_GRACE_S = 30.0  # torch 2.13, unless told
 _MIN_FREE_BYTES, _MIN_FREE_FILES = 1 << 30, 1000
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
@@ -80,6 +83,20 @@ def find_other_num_processes(now: Situation) -> str | None:
     )
 
 
+def find_short_grace(now: Situation) -> str | None:
+    """A launcher that ends a run leaves it the time that a checkpoint takes."""
+    newest = list_checkpoints(_folder(now) / "checkpoints")[-1:]
+    times = [file.stat().st_mtime for path in newest for file in path.iterdir()]
+    took_s = max(times) - min(times) if times else 0.0
+    grace_s = float(now.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", _TORCH_GRACE_S))
+    if took_s < grace_s:
+        return None
+    return (
+        f"{newest[0].name} took {took_s:.0f} s to write, and torch's launchers kill {grace_s:g} s after a signal: set "
+        f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT to {2 * took_s:.0f} or more (`accel-trainer launch` leaves {GRACE_S} s)"
+    )
+
+
 def find_unknown_data(now: Situation) -> str | None:
     """The data set is there."""
     try:
@@ -114,6 +131,7 @@ RULES = (
     Rule("DISK_SPACE", "warning", find_little_space),
     Rule("CHECKPOINT_DAMAGED", "warning", find_damaged_checkpoints),
     Rule("OTHER_NUM_PROCESSES", "warning", find_other_num_processes),
+    Rule("GRACE", "warning", find_short_grace),
     Rule("DATA", "error", find_unknown_data),
     Rule("MEMORY", "warning", find_little_memory),
 )
