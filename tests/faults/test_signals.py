@@ -83,10 +83,11 @@ def test_a_process_that_is_suspended_for_a_while_is_not_taken_for_stuck(
     ready = [tmp_path / f"ready-{rank}" for rank in range(num_processes)]
     wait_for(lambda: all(path.exists() and path.read_text() for path in ready))
     last = job.processes[-1].pid or 0
+    time.sleep(1)  # for the watchdog to look before, and after but before there is progress
     os.kill(last, signal.SIGSTOP)
     time.sleep(suspended_s)
     os.kill(last, signal.SIGCONT)
-    time.sleep(1)  # for the watchdog to look before there is progress
+    time.sleep(1)
     (tmp_path / "go").touch()
     assert job.wait(30) == [0] * num_processes, job.output()
     assert final_files(tmp_path / "run") == undisturbed[num_processes]
