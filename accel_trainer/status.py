@@ -74,7 +74,9 @@ def reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int)
         if first is mine:
             if not is_own:
                 # As `add_note` of Python 3.11 does: it is shown with a traceback.
-                vars(error).setdefault("__notes__", []).append(f"{mine}: see {records.log(rank)}")
+                vars(error).setdefault("__notes__", []).append(
+                    f"{mine}: see {records.log(rank)}, and `accel-trainer doctor {folder}`"
+                )
             raise
         raise ProcessError(
             "PROCESS", f"{first}: see {records.log(first.rank)}", first.rank, first.exit_code

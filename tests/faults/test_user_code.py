@@ -1,4 +1,4 @@
-"""What users bring fails, on one process of two as well: the job ends at once, names it, and has lost nothing."""
+"""What users bring fails, on one process of two as well: the job ends at once and names it."""
 
 from __future__ import annotations
 
