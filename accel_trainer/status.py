@@ -74,9 +74,7 @@ def reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int)
         if first is mine:
             if not is_own:
                 # As `add_note` of Python 3.11 does: it is shown with a traceback.
-                vars(error).setdefault("__notes__", []).append(
-                    f"{mine}: see {records.log(rank)}, and `accel-trainer doctor {folder}`"
-                )
+                vars(error).setdefault("__notes__", []).append(f"{mine}: see {records.log(rank)}")
             raise
         raise ProcessError(
             "PROCESS", f"{first}: see {records.log(first.rank)}", first.rank, first.exit_code
