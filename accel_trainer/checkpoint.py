@@ -98,13 +98,14 @@ class Checkpointer:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
-    def prepare(self, pieces: Mapping[str, object]) -> None:
+    def prepare(self, pieces: Mapping[str, object], *, coming_bytes: int = 0) -> None:
         """Make the directory ready before the first step, under the run lock; `pieces` as for `save`.
 
-        Creates it, sweeps the leftovers of crashes, and checks that `pieces` can be stored and fit on
-        the disk: twice, since a checkpoint is deleted after the next is written. Raises CheckpointError.
+        Creates it, sweeps the leftovers of crashes, and checks that `pieces`, which will grow by
+        `coming_bytes`, can be stored and fit on the disk: twice, since a checkpoint is deleted after the
+        next is written. Raises CheckpointError.
         """
-        needed = sum(
+        needed = coming_bytes + sum(
             tensor.nbytes
             for name, value in pieces.items()
             for tensor in encode(value, name=name).tensors.values()

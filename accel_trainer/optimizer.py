@@ -113,6 +113,15 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     return sgd(groups, lr=config.learning_rate, momentum=config.momentum, nesterov=nesterov, fused=fused)
 
 
+def coming_state_bytes(optimizer: Optimizer) -> int:
+    """Return the bytes that the optimizer will hold once it has stepped: per weight one momentum, or two moments."""
+    total = 0
+    for group in optimizer.param_groups:
+        per_weight = 2 if "betas" in group else bool(group.get("momentum") or group.get("filter_momentum"))
+        total += per_weight * sum(p.numel() * p.element_size() for p in group["params"])
+    return total
+
+
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
     """Set the learning rate of every group, times the group's own `learning_rate_scale` if it has one."""
     for group in optimizer.param_groups:

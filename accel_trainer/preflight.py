@@ -71,11 +71,12 @@ def find_mps_processes(now: Situation) -> str | None:
 
 def find_nccl(now: Situation) -> str | None:
     """Several GPUs have NCCL to speak through."""
-    if now.has_nccl or not now.num_gpus or now.is_on_cpu or now.num_processes == 1:
+    is_wanted = now.config.runtime.backend in (None, "nccl") and not now.is_on_cpu
+    if now.has_nccl or not is_wanted or not now.num_gpus or now.num_processes == 1:
         return None
     return (
         f"{now.num_processes} processes on GPUs, and this torch {torch.__version__} has no NCCL: install torch for "
-        "CUDA on Linux, or launch one process"
+        "CUDA on Linux, take --runtime.backend gloo, or launch one process"
     )
 
 

@@ -27,6 +27,7 @@ from .evaluation import EvaluationStopped, Evaluator, MetricFailed
 from .memory import BatchFit, is_out_of_memory
 from .meters import WaitClock
 from .nonfinite import NonfiniteGuard
+from .optimizer import coming_state_bytes
 from .plan import BatchConfig
 from .preemption import StopFlag, stop_on_signals
 from .schedule import Schedule
@@ -274,7 +275,7 @@ class Trainer:
         pieces = self._pieces()
 
         def prepare() -> bytes:
-            self.checkpointer.prepare(pieces)
+            self.checkpointer.prepare(pieces, coming_bytes=coming_state_bytes(self.optimizer))
             return b""
 
         run_on_main(prepare, self.accelerator)

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from accel_trainer import BatchConfig, ConfigError, OptimizerConfig, RecipeConfig, ScheduleConfig
+from accel_trainer import (
+    BatchConfig,
+    ConfigError,
+    OptimizerConfig,
+    RecipeConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+)
 from accel_trainer.preflight import RULES, Situation
 
 from . import processes, workload
@@ -39,6 +46,8 @@ def test_several_gpus_without_nccl_are_refused() -> None:
     assert find("NCCL_MISSING", has_nccl=True, num_gpus=4, environ=FOUR) is None
     assert find("NCCL_MISSING", has_nccl=False, num_gpus=0, environ=FOUR) is None
     assert find("NCCL_MISSING", has_nccl=False, num_gpus=4) is None
+    by_gloo = RecipeConfig(runtime=RuntimeConfig(backend="gloo"))
+    assert find("NCCL_MISSING", by_gloo, has_nccl=False, num_gpus=4, environ=FOUR) is None
 
 
 def test_gpus_without_a_process_are_told_with_the_launch_that_uses_them() -> None:

@@ -11,8 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from accel_trainer import Callback, ConfigError, RunResult, StepReport, Trainer, TrainerConfig, UserError
+from accel_trainer import (
+    Callback,
+    CheckpointError,
+    ConfigError,
+    OptimizerConfig,
+    RunResult,
+    StepReport,
+    Trainer,
+    TrainerConfig,
+    UserError,
+)
 from accel_trainer.callbacks import log
 from accel_trainer.checkpoint_folder import find_checkpoint
 from accel_trainer.preemption import TIME_LIMIT
@@ -127,6 +138,33 @@ def test_max_steps_stops_inside_an_epoch_and_still_evaluates(tmp_path: Path) -> 
     assert result.metrics["eval/accuracy"] >= 0
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        OptimizerConfig(),
+        OptimizerConfig(momentum=0.0),
+        OptimizerConfig(name="adamw"),
+        OptimizerConfig(name="muon"),
+    ],
+    ids=["momentum", "no momentum", "adamw", "muon"],
+)
+def test_the_room_that_a_start_looks_for_is_what_a_checkpoint_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: OptimizerConfig
+) -> None:
+    config = workload.make_config(tmp_path / "run", optimizer=optimizer)
+    config = replace(config, trainer=replace(config.trainer, max_steps=1))
+    with monkeypatch.context() as full:
+        full.setattr("accel_trainer.checkpoint.free_bytes", lambda path: 0)
+        with pytest.raises(CheckpointError) as refused:
+            workload.train(config)
+    needed = int(re.findall(r"of (\d+) bytes each", str(refused.value))[0])
+    workload.train(config)
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    taken = [tensor.nbytes for path in newest.glob("*.safetensors") for tensor in load_file(path).values()]
+    counters = 8 * len(taken)  # such as Adam's steps
+    assert needed <= sum(taken) <= needed + counters
+
+
 def test_zero_epochs_evaluate_only(tmp_path: Path) -> None:
     result = run(tmp_path, num_epochs=0)
     assert result.position.optimizer_step == 0
@@ -236,8 +274,6 @@ def test_the_learning_rate_depends_on_the_step_alone(tmp_path: Path) -> None:
 
 
 def test_weights_are_exported_with_plain_names_and_load_into_the_plain_model(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     run(tmp_path)
     model = workload.SmallNet(norm="group")
     model.load_state_dict(load_file(tmp_path / "export" / "model.safetensors"))
