@@ -3,6 +3,7 @@ PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+TRAINABLE := .venv/.trainable
 REPEATEDLY := $(BIN)/pytest -q --effort 20 --timeout 3600
 
 help: ## List the targets
@@ -10,14 +11,17 @@ help: ## List the targets
 
 setup: $(INSTALLED) ## Install everything into .venv
 
-$(INSTALLED): pyproject.toml constraints.txt
+# Training needs fewer packages than development, and so is ready sooner.
+$(INSTALLED): EXTRAS := dev
+$(TRAINABLE): EXTRAS := vision,report
+$(INSTALLED) $(TRAINABLE): pyproject.toml constraints.txt
 	@echo "Installing into .venv: some minutes the first time"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@touch $@
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@ $(TRAINABLE)
 
-train: setup ## Train a small ResNet on the digits that come with scikit-learn
-	@$(BIN)/accelerate launch recipes/cifar.py --config recipes/configs/digits.yaml $(ARGS)
+train: $(TRAINABLE) ## Train a small ResNet on the digits that come with scikit-learn
+	@$(BIN)/python recipes/cifar.py --config recipes/configs/digits.yaml $(ARGS)
 
 test: setup ## Run the tests
 	@$(BIN)/pytest -q $(ARGS)
@@ -44,8 +48,12 @@ bench: setup ## Measure what the README reports, also of other toolkits
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmarks]'
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+docs: setup ## Build the documentation into site/, readable without a network
+	@NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet && \
+	echo "open site/index.html, or for its search: python -m http.server --directory site"
+
 clean: ## Remove .venv and all caches; runs/ stays
-	@rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test lint crash-test fuzz-test signal-test soak bench clean
+.PHONY: help setup train test lint crash-test fuzz-test signal-test soak bench docs clean

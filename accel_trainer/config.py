@@ -85,7 +85,11 @@ def parse_config_and_origins(
 
 
 def load_config(config_class: type[C], text: str, *, source: str = "config") -> C:
-    """Return the config that `save_config` wrote; `source` names the text in errors."""
+    """Return the config that `save_config` wrote; `source` names the text in errors.
+
+    Raises:
+        ConfigError: a name or a value is wrong, or the text is no YAML.
+    """
     return _build(config_class, list(_read_yaml(config_class, text, source=source)))
 
 

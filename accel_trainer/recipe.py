@@ -54,11 +54,13 @@ def build_trainer(
     data_fingerprint: str = "",
     export_config: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
+    trainer_class: type[Trainer] = Trainer,
 ) -> Trainer:
     """Assemble a trainer for `run` and put it where the run stands. **Collective.**
 
     `model` is plain, on the CPU. `data_fingerprint` names the training data's content: a run is not
-    continued on other data. `export_config` goes beside the exported weights as JSON.
+    continued on other data. `export_config` goes beside the exported weights as JSON. `trainer_class` is for
+    a subclass that overrides `train_window`.
 
     Raises:
         ConfigError: some processes have other data than main.
@@ -97,7 +99,7 @@ def build_trainer(
         sinks=[progress.show, trackers.show],
     )
     profile = Profile(run.folder / "profile", log=log, show=progress.tell)
-    trainer = Trainer(
+    trainer = trainer_class(
         config.trainer,
         accelerator=accelerator,
         model=model,

@@ -68,7 +68,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     """Join the processes, lock the run folder and find where to start. **Collective.**
 
     Raises:
-        ConfigError: the config differs from that of the run it would continue.
+        ConfigError: the config differs from that of the run it would continue, or between processes.
+        ProcessError: the other processes cannot be reached, or one of them failed.
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
     """

@@ -53,6 +53,11 @@ class RunConfig:
     debug: Annotated[bool, tyro.conf.arg(aliases=["--debug"])] = False
     """Show a traceback with an error."""
 
+    def __post_init__(self) -> None:
+        for name in ("output_dir", "init_from", "runs_dir", "cache_dir"):
+            if isinstance(path := getattr(self, name), str):  # as people write it in Python
+                object.__setattr__(self, name, Path(path))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeConfig:

@@ -70,7 +70,11 @@ class ScheduleConfig:
 def build_schedule(
     config: ScheduleConfig, *, peak_learning_rate: float, total_steps: int, steps_per_epoch: int
 ) -> Schedule:
-    """Return the learning rate as a function of the completed optimizer steps."""
+    """Return the learning rate as a function of the completed optimizer steps.
+
+    Raises:
+        ConfigError: the warmup is longer than the run.
+    """
     warmup_steps = config.warmup_steps(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     if warmup_steps > total_steps > 0:
         raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from . import summary
 from .results import write_readme
 
 NAMES = (
@@ -26,6 +27,7 @@ def main() -> None:
         print(f"{name}", flush=True)
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
     write_readme()
+    summary.write()
 
 
 if __name__ == "__main__":

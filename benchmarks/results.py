@@ -111,11 +111,12 @@ def _table(rows: Sequence[Row]) -> list[str]:
     columns = [column for column in rows[0] if column != "samples"]
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for row in rows:
-        lines.append(f"| {' | '.join(_cell(row.get(column)) for column in columns)} |")
+        lines.append(f"| {' | '.join(cell(row.get(column)) for column in columns)} |")
     return lines
 
 
-def _cell(value: Any) -> str:
+def cell(value: Any) -> str:
+    """Return a value as it stands in a table."""
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -1,0 +1,52 @@
+"""The README's table: a few of the results, the bad ones included. `python -m benchmarks.summary` renews it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from .results import FOLDER, ROOT, cell
+
+_STEP = ("ours, all on", "accelerate", "Lightning", "HF Trainer")
+_SAVE = ("accel_trainer", "accelerate save_state")
+
+# What a row says, its result, table and column, the rows of that in the order of the README's columns, and the unit.
+_ROWS: Sequence[tuple[str, str, str, str, Sequence[str], str]] = (
+    ("a step of a tiny net, times a loop by hand", "overhead", "Linear(32, 10), batch 128", "of raw", _STEP, ""),
+    ("a step of ResNet-20, times a loop by hand", "overhead", "ResNet-20, batch 128", "of raw", _STEP, ""),
+    ("training stands still for a checkpoint of 89 MB", "checkpointing",
+     "How long training stands still", "median ms", _SAVE, " ms"),
+    ("until it is written; ours hashed and synced", "checkpointing",
+     "Until the checkpoint is on the disk (ours is hashed and synced, the others are not)", "median ms", _SAVE, " ms"),
+    ("loading it; ours verified by its hashes", "checkpointing",
+     "Load into a live model and optimizer (ours verified by hash)", "median ms", _SAVE, " ms"),
+    ("a batch of an evaluation of a tiny net", "evaluation", "One process on a CPU", "us/batch",
+     ("ours", "gather_for_metrics per batch"), " us"),
+)  # fmt: skip
+
+
+def table() -> str:
+    """Return the table as Markdown."""
+    lines = ["| median | accel_trainer | accelerate | Lightning | HF Trainer |", "|---|---|---|---|---|"]
+    for label, result, caption, column, names, unit in _ROWS:
+        rows = json.loads((FOLDER / "results" / f"{result}.json").read_text())["tables"][caption]
+        numbers = [cell(_row(rows, name)[column]) + unit for name in names]
+        lines.append(f"| {' | '.join([label, *numbers, *['-'] * (4 - len(numbers))])} |")
+    return "\n".join(lines)
+
+
+def _row(rows: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(row for row in rows if name in (row.get("loop"), row.get("what"), row.get("evaluation")))
+
+
+def write() -> None:
+    """Put the table into the README, in the place of the one that is there."""
+    path = ROOT / "README.md"
+    text = re.sub(r"^\| median .*?\n(?=\n)", lambda _: table() + "\n", path.read_text(), flags=re.M | re.S)
+    path.write_text(text)
+
+
+if __name__ == "__main__":
+    write()

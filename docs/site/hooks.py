@@ -1,0 +1,63 @@
+"""Makes the site of the repository's own files: README as its first page, and a copy of each file that a page links to.
+
+Links are written as they work in the repository; here they become those of the site.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changes.md",
+    "benchmarks/README.md": "benchmarks.md",
+}
+_LINK = re.compile(r"""(?<=\]\()[^)\s]+(?=\))|(?<=src=")[^"]+|(?<=srcset=")[^"]+""")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that lie outside of docs/, and what any page links to."""
+    for path, page in _PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / path).read_text()))
+    files.append(File.generated(config, "assets/extra.css", abs_src_path=str(ROOT / "docs/site/extra.css")))
+    for page in files.documentation_pages():
+        for target in _LINK.findall(page.content_string):
+            path = _in_repository(target, page.src_uri)
+            if path and not _on_site(path).endswith(".md") and not files.get_file_from_path(_on_site(path)):
+                files.append(File.generated(config, _on_site(path), abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Turn links between files of the repository into links of the site."""
+
+    def linked(match: re.Match[str]) -> str:
+        path = _in_repository(match[0], page.file.src_uri)
+        return _on_site(path) + match[0][len(match[0].partition("#")[0]) :] if path else match[0]
+
+    return _LINK.sub(linked, markdown)
+
+
+def _in_repository(target: str, page: str) -> str | None:
+    """Return the path, from the root of the repository, that `target` means on a page of the site."""
+    name = target.partition("#")[0]
+    if not name or re.match(r"\w+:", name):
+        return None
+    source = next((path for path, other in _PAGES.items() if other == page), f"docs/{page}")
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), name))
+
+
+def _on_site(path: str) -> str:
+    """Return where a file of the repository is on the site. Sources end in .txt, so that browsers show them."""
+    if path in _PAGES:
+        return _PAGES[path]
+    inside = path.removeprefix("docs/")
+    return inside if inside != path else f"source/{path}.txt"

@@ -1,0 +1,161 @@
+"""Every fenced block of README and docs is run or, where it says why not, checked; see `pages.Block`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accel_trainer import load_config
+from recipes import cifar
+
+from .commands import check, check_imports
+from .pages import PAGES, ROOT, Block, blocks_of, page_name
+
+LANGUAGES = {"bash", "python", "text", "yaml"}
+ALL = [block for page in PAGES for block in blocks_of(page)]
+NOT_RUN = [block for block in ALL if block.mark == "not run"]
+PAGES_TO_RUN = [page for page in PAGES if any(block.mark != "not run" for block in blocks_of(page))]
+
+# Numbers differ from machine to machine and from run to run; so do the lines that are left out.
+_NUMBER = re.compile(r"\d[\d.,:-]*(e-?\d+)?")
+
+
+@pytest.mark.parametrize("block", ALL, ids=str)
+def test_a_block_is_of_a_kind_that_is_tested(block: Block) -> None:
+    assert block.language in LANGUAGES
+    if block.mark == "not run":
+        assert block.argument, "say why it is not run"
+        assert block.language in {"bash", "python"}, "only what could run may be left out"
+
+
+@pytest.mark.parametrize("block", NOT_RUN, ids=str)
+def test_what_is_not_run_exists_with_all_its_flags(block: Block) -> None:
+    if block.language == "python":
+        check_imports(block.text)
+        return
+    for command in block.commands:
+        check(command)
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        ("python recipes/cifar.py --epoch 3", "unknown flag --epoch"),
+        ("python recipes/cifar.py --model resnet18 --lr fast", "expected a float"),
+        ("python recipes/sifar.py", "there is no recipes/sifar.py"),
+        (
+            "accelerate launch --config_file accelerate_configs/none.yaml recipes/cifar.py",
+            "there is no accel",
+        ),
+        ("torchrun --nproc_per_node 2 recipes/cifar.py --lrr 1", "unknown flag --lrr"),
+        ("accel-trainer doctor recipes/cifar.py --batch-sizes 3", "doctor knows no --batch-sizes"),
+        ("A=b make trian", "make has no"),
+        ("pip install -e '.[visions]'", "there is no extra"),
+        ("rm -rf /", "no rule says how to check 'rm'"),
+    ],
+)
+def test_a_wrong_command_is_found_without_running_it(command: str, fault: str) -> None:
+    with pytest.raises((AssertionError, ValueError), match=re.escape(fault)):
+        check(command)
+
+
+class Session:
+    """Someone who follows a page: a copy of the repository, and what was printed there last."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.printed = folder, ""
+        self._module = types.ModuleType("__docs__")
+        self._files_not_run: set[str] = set()
+        sys.modules[self._module.__name__] = self._module  # where dataclasses look up their types
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split(
+            "\0"
+        )
+        for name in filter(None, names):
+            if (ROOT / name).is_file():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(ROOT / name, folder / name)
+        # What `make setup` would make, of what is installed here.
+        venv = folder / ".venv"
+        venv.mkdir()
+        for part in Path(sys.prefix).iterdir():
+            (venv / part.name).symlink_to(part)
+        (venv / ".installed").touch()
+        (venv / ".trainable").touch()
+
+    def run(self, block: Block) -> None:
+        if block.file_name:
+            (self.folder / block.file_name).write_text(block.text)
+            self._files_not_run.add(block.file_name)
+        else:
+            runners: dict[str, Callable[[Block], None]] = {
+                "bash": self._run_bash, "python": self._run_python, "yaml": self._read_yaml, "text": self._compare,
+            }  # fmt: skip
+            runners[block.language](block)
+
+    def _run_bash(self, block: Block) -> None:
+        environment = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(self.folder),
+            "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
+            "ARGS": block.argument,
+        }  # fmt: skip
+        recipe = re.compile(r"^(?!accel-trainer|make).*\b\w+\.py\b")
+        commands = [f"{line} {block.argument}" if recipe.match(line) else line for line in block.commands]
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", "\n".join(commands)],
+            cwd=self.folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{block} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        self.printed = (done.stdout + done.stderr).replace(f"{self.folder}/", "")
+        self._files_not_run -= {name for name in self._files_not_run if name in block.text}
+
+    def _run_python(self, block: Block) -> None:
+        code = compile("\n" * block.line + block.text, str(block.page), "exec")
+        exec(code, self._module.__dict__)
+
+    def _read_yaml(self, block: Block) -> None:
+        load_config(cifar.Config, block.text, source=str(block))
+
+    def _compare(self, block: Block) -> None:
+        if block.mark == "output":
+            printed = {_masked(line) for line in self.printed.splitlines()}
+            shown = [line for line in block.text.splitlines() if line.strip() and line != "..."]
+            missing = [line for line in shown if _masked(line) not in printed]
+            assert not missing, f"{block} was not printed: {missing}, but\n{self.printed}"
+        elif block.mark == "files":
+            folder = min(self.folder.glob(block.argument))
+            names = re.findall(r"^ +([\w./*<> -]*?[\w>/])(?:  .*)?$", block.text, re.MULTILINE)
+            missing = [
+                name for name in names if not list(folder.rglob(re.sub(r"<.*?>", "*", name).strip("/")))
+            ]
+            assert not missing, f"{block}: {missing} not in {sorted(folder.rglob('*'))}"
+
+    def end(self) -> None:
+        for path in self.folder.glob("*.py"):
+            sys.modules.pop(path.stem, None)
+        assert not self._files_not_run, f"{self._files_not_run} is shown, but no command runs it"
+
+
+def _masked(line: str) -> str:
+    return " ".join(_NUMBER.sub("#", line).split())
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", PAGES_TO_RUN, ids=page_name)
+def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for block in blocks_of(page):
+        if block.mark != "not run":
+            session.run(block)
+    session.end()

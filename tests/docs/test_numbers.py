@@ -1,0 +1,66 @@
+"""The numbers of the README are those of the committed results."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from typing import Any
+
+from benchmarks import summary
+
+from .pages import ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+def result(name: str) -> Any:
+    return json.loads((ROOT / "recipes" / "results" / f"{name}.json").read_text())
+
+
+def row(text: str) -> str:
+    """Return the one line of the README that has `text`."""
+    (line,) = [line for line in README.splitlines() if text in line]
+    return line
+
+
+def test_the_table_of_costs_is_that_of_the_benchmarks() -> None:
+    assert summary.table() in README, "renew it: python -m benchmarks.summary"
+
+
+def test_the_results_are_those_of_the_runs() -> None:
+    runs = result("cifar10_cpu")["runs"]
+    accuracies = [100 * run["accuracy"] for run in runs]
+    shown = f"{statistics.mean(accuracies):.1f} % +- {statistics.stdev(accuracies):.2f} without TTA"
+    line = row("cifar10_cpu.yaml`, narrow")
+    assert shown in line
+    assert f"; {min(run['wall_s'] for run in runs):.0f} s for the seed" in line
+    assert f"| {len(runs)} |" in line
+
+
+def accuracy(*, epochs: int, batch: int, warmup: int, seed: int) -> float:
+    """Return a test accuracy in percent of the runs with large batches."""
+    wanted = {"epochs": epochs, "global_batch_size": batch, "warmup_epochs": warmup, "seed": seed}
+    (run,) = [run for run in result("large_batches")["runs"] if wanted.items() <= run.items()]
+    return 100 * float(run["accuracy"])
+
+
+def test_the_page_of_large_batches_is_that_of_the_runs() -> None:
+    page = (ROOT / "docs" / "large_batches.md").read_text()
+    for batch, warmup, named in ((128, 1, "1 epoch"), (1024, 1, "1 epoch"), (1024, 0, "none")):
+        runs = [(16, 0), (16, 1), (8, 0)]
+        cells = [f"{accuracy(epochs=e, batch=batch, warmup=warmup, seed=s):.2f} %" for e, s in runs]
+        assert f"| {' | '.join([str(batch), named, *cells])} |" in page
+    losses = [
+        accuracy(epochs=16, batch=128, warmup=1, seed=seed)
+        - accuracy(epochs=16, batch=1024, warmup=1, seed=seed)
+        for seed in (0, 1)
+    ]
+    assert f"{min(losses):.2f} to {max(losses):.2f} points less | {len(losses)} |" in README
+
+
+def test_no_number_with_a_unit_stands_in_the_prose_without_a_result() -> None:
+    """What is measured stands in a table, where it is compared."""
+    prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+    outside = "\n".join(line for line in prose.splitlines() if not line.startswith("|"))
+    assert re.findall(r"\d[\d.,]* ?(?:%|ms|us|s|x|times|images/s|GB|MB)\b", outside) == []

@@ -1,0 +1,47 @@
+"""The documentation builds as a site that needs no network, and all of its pages and links are there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .pages import ROOT
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if any(importlib.util.find_spec(name) is None for name in ("material", "mkdocstrings")):
+        pytest.skip("no mkdocs: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "true"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+def test_every_page_is_on_the_site_and_in_its_menu(site: Path) -> None:
+    menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
+    for page in (ROOT / "docs").glob("*.md"):
+        assert (site / page.with_suffix(".html").name).exists()
+        assert f": {page.name}\n" in menu, f"name {page.name} in mkdocs.yml"
+
+
+def test_nothing_is_loaded_from_the_network(site: Path) -> None:
+    loaded = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="?(https?:[^"\s>]*)""")
+    for page in site.glob("*.html"):
+        assert loaded.findall(page.read_text()) == [], page.name
+    for style in site.rglob("*.css"):
+        assert re.findall(r"(?:url\(|@import )[\"']?https?:", style.read_text()) == [], style.name
+
+
+def test_links_within_the_site_lead_somewhere(site: Path) -> None:
+    for page in set(site.glob("*.html")) - {site / "404.html"}:
+        for target in re.findall(r'<a\b[^>]*\bhref="([^"#:]+)(?:#[^"]*)?"', page.read_text()):
+            assert (site / target).exists(), f"{page.name}: {target}"
