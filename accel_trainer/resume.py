@@ -88,7 +88,8 @@ def read_stored_config(source: Source) -> dict[str, Any]:
         stored = yaml.safe_load((source.run / "config.yaml").read_text())
     except (OSError, yaml.YAMLError) as error:
         raise CheckpointError(
-            "RUN_CONFIG", f"{source.run / 'config.yaml'} cannot be read ({error}): restore it"
+            "RUN_CONFIG",
+            f"{source.run / 'config.yaml'} cannot be read ({' '.join(str(error).split())}): restore it",
         ) from error
     if not isinstance(stored, dict):
         raise CheckpointError("RUN_CONFIG", f"{source.run / 'config.yaml'} is not a config: restore it")

@@ -116,6 +116,57 @@ def test_a_slow_network_is_told_with_what_it_costs() -> None:
     assert "at 45 MB/s, 1.0 s a step for a ResNet-18" in finding.message
 
 
+# --- a run ---
+
+
+def write_config(run: Path, text: str) -> Path:
+    run.mkdir(exist_ok=True)
+    (run / "config.yaml").write_text(text)
+    return run
+
+
+def test_a_run_is_looked_at_with_what_it_was_started_with(
+    tmp_path: Path, capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_config(
+        tmp_path / "run",
+        "dataset: digts\nmodel: {name: resnet8}\nrun: {output_dir: elsewhere, track: [tensorboad]}\n"
+        "batch: {global_batch_size: 33}\n",
+    )
+    for name, value in FIRST_OF_TWO.items():
+        monkeypatch.setenv(name, value)
+    code, shown, _ = run_command(capsys, ["doctor", run])
+    assert code == 64
+    assert "\nerror   DATA: no data set 'digts': did you mean digits?" in shown
+    assert "error   BATCH_SIZE: global batch 33 is not divisible by 2 processes" in shown
+    assert "error   TRACKER: --track tensorboad" in shown
+    _, shown, _ = run_command(capsys, ["doctor", run, "--batch.global-batch-size", "34"])
+    assert "BATCH_SIZE" not in shown, "a flag wins over the run's own value"
+    assert "DATA: no data set 'digts'" in shown
+
+
+FIRST_OF_TWO = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "ACCELERATE_USE_CPU": "true",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "RUN_CONFIG"),
+        ("- a", "is not a config: restore it"),
+        ("batch: {global_batch_size: x}", "expected an int"),
+    ],
+)
+def test_a_run_whose_config_cannot_be_read_is_one_line(
+    tmp_path: Path, capsys: Shown, text: str, said: str
+) -> None:
+    _, shown, error = run_command(capsys, ["doctor", write_config(tmp_path / "run", text)])
+    assert said in error
+    assert (error.count("\n"), shown) == (1, "")
+
+
 # --- a run that failed ---
 
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import yaml
+
 from ... import preflight
-from ...config import parse_config
+from ...config import (
+    config_to_dict,
+    flatten_config,
+    load_config,
+    parse_config,
+    parse_config_and_origins,
+)
 from ...errors import ExitCode
 from ...launcher_variables import find_processes
 from ...preflight import Rule, Situation
+from ...resume import Source, read_stored_config
 from ...run_config import RecipeConfig
 from ..plan import find_config_class
 from . import folder, launching, machine
@@ -21,6 +30,8 @@ from .symptoms import diagnose
 from .together import examine_together
 
 RULES: tuple[Rule, ...] = (*preflight.RULES, *launching.RULES, *machine.RULES, *folder.RULES)
+
+_DESCRIPTION = "Look before leaping."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,15 +54,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ExitCode.USAGE if is_bad else ExitCode.DONE
 
 
+@dataclass(frozen=True, kw_only=True)
+class _StoredConfig(RecipeConfig):
+    """What the rules look at in the `config.yaml` of a run, whatever its recipe."""
+
+    dataset: str | None = None
+    """As `--dataset` of a recipe that has it."""
+
+
 def _read_config(flags: list[str]) -> RecipeConfig:
-    """Return the config of a recipe with its flags, or of any recipe; a run folder stands for `--output-dir`."""
+    """Return the config of a recipe with its flags, of a run, or of any recipe."""
     target = Path(flags.pop(0)) if flags and not flags[0].startswith("-") else None
-    is_recipe = target is not None and not target.is_dir()
-    config_class = find_config_class(target) if target is not None and is_recipe else RecipeConfig
-    config = parse_config(config_class, flags, description="Look before leaping.")
-    return (
-        config if target is None or is_recipe else replace(config, run=replace(config.run, output_dir=target))
-    )
+    if target is not None and target.is_dir():
+        return _read_run(target, flags)
+    config_class = RecipeConfig if target is None else find_config_class(target)
+    return parse_config(config_class, flags, description=_DESCRIPTION)
+
+
+def _read_run(run: Path, flags: Sequence[str]) -> RecipeConfig:
+    """Return what a run was started with, as changed by `flags`. Its recipe stays unread: it is code."""
+    asked, origins = parse_config_and_origins(_StoredConfig, flags, description=_DESCRIPTION)
+    config: RecipeConfig = asked
+    if (run / "config.yaml").exists():
+        stored = dict(flatten_config(read_stored_config(Source(run, None))))
+        values = dict(flatten_config(config_to_dict(asked)))
+        kept = {name: stored[name] for name in values if name in stored and origins[name] == "default"}
+        text = yaml.safe_dump(values | kept)
+        config = load_config(_StoredConfig, text, source=str(run / "config.yaml"))
+    return replace(config, run=replace(config.run, output_dir=run))
 
 
 def _as_json(everything: Sequence[Finding]) -> str:
