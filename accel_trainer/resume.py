@@ -84,15 +84,14 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
 
 def read_stored_config(source: Source) -> dict[str, Any]:
     """Return the config that the run to continue was made with. Raises CheckpointError."""
+    path = source.run / "config.yaml"
     try:
-        stored = yaml.safe_load((source.run / "config.yaml").read_text())
+        stored = yaml.safe_load(path.read_text())
     except (OSError, yaml.YAMLError) as error:
-        raise CheckpointError(
-            "RUN_CONFIG",
-            f"{source.run / 'config.yaml'} cannot be read ({' '.join(str(error).split())}): restore it",
-        ) from error
+        reason = " ".join(str(error).split())
+        raise CheckpointError("RUN_CONFIG", f"{path} cannot be read ({reason}): restore it") from error
     if not isinstance(stored, dict):
-        raise CheckpointError("RUN_CONFIG", f"{source.run / 'config.yaml'} is not a config: restore it")
+        raise CheckpointError("RUN_CONFIG", f"{path} is not a config: restore it")
     return stored
 
 
