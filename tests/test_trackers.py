@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import struct
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -30,7 +32,7 @@ Point = tuple[str, int, float]
 
 
 class Dies(Callback):
-    """Kills its process after a step, once the tracker has been told of it."""
+    """Kills its process after a step, once the tracker has been told of it and has it in its files."""
 
     def __init__(self, name: str, step: int) -> None:
         self._step, self._was_told = step, threading.Event()
@@ -40,6 +42,7 @@ class Dies(Callback):
         def log_and_tell(tracker: GeneralTracker, values: dict[str, Any], step: int) -> None:
             log(tracker, values, step=step)
             if step == self._step:
+                tracker.finish()  # wandb, for one, holds rows back until then, so that a kill would leave none
                 self._was_told.set()
 
         adapter.log = log_and_tell
@@ -99,23 +102,37 @@ def read_mlflow(folder: Path) -> Iterator[Point]:
     from mlflow.tracking import MlflowClient
 
     warnings.simplefilter("ignore")  # its own use of SQLAlchemy is deprecated
-    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
-    experiment = client.get_experiment_by_name("project")
-    for run in client.search_runs([experiment.experiment_id]):
-        for name in run.data.metrics:
-            history = client.get_metric_history(run.info.run_id, name)
-            yield from ((name, metric.step, metric.value) for metric in history)
+    with tempfile.TemporaryDirectory() as copy:  # it keeps open what it has read, also when that is removed
+        shutil.copy(folder / "mlflow.db", copy)
+        client = MlflowClient(f"sqlite:///{copy}/mlflow.db")
+        experiment = client.get_experiment_by_name("project")
+        for run in client.search_runs([experiment.experiment_id]):
+            for name in run.data.metrics:
+                history = client.get_metric_history(run.info.run_id, name)
+                yield from ((name, metric.step, metric.value) for metric in history)
 
 
-READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow}
+def read_trackio(folder: Path) -> Iterator[Point]:
+    os.environ["TRACKIO_DIR"] = str(folder)  # which it reads when it is imported, and here it never was
+    from trackio.sqlite_storage import SQLiteStorage
+
+    for run in SQLiteStorage.get_runs("project"):
+        for row in SQLiteStorage.get_logs("project", run):
+            yield from ((name, row["step"], value) for name, value in row.items() if "/" in name)
+
+
+READERS = {
+    "tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio
+}  # fmt: skip
+# What they import beside themselves where their rows are kept on this machine.
+_NEEDED = {"mlflow": "sqlalchemy"}
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_run_killed_twice_has_each_row_once_in_its_tracker(tmp_path: Path, name: str) -> None:
-    if importlib.util.find_spec(name) is None or (
-        name == "mlflow" and importlib.util.find_spec("sqlalchemy") is None
-    ):
-        pytest.skip(f"{name} is not installed")
+    for package in (name, _NEEDED.get(name, name)):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     run = tmp_path / "project" / "run"
     run.parent.mkdir()
     for dies_after in (3, 7):  # before the first checkpoint, and two rows after the second
@@ -123,6 +140,8 @@ def test_a_run_killed_twice_has_each_row_once_in_its_tracker(tmp_path: Path, nam
             attempt, run, name, dies_after, num_processes=1, folder=tmp_path / f"logs-{dies_after}"
         )
         assert job.wait() == [-signal.SIGKILL], job.output()
+        left = {step for _, step, _ in READERS[name](run / "trackers" / name)}
+        assert left == set(range(1, dies_after + 1)), "rows that the next attempt takes another time"
     done = processes.run(attempt, run, name, 0, folder=tmp_path / "logs")
     assert "WARNING" not in done.output()
     found = sorted(READERS[name](run / "trackers" / name))
