@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 # Mixed with what lies behind, these read on white and on black.
 _RIGHT, _WRONG = (0.23, 0.45, 0.85), (0.90, 0.45, 0.13)
 
-_SIZE = (5.0, 2.8)  # inches; about the width of a phone at its font size
-_SQUARE = (5.0, 4.7)
+_SIZE = (4.6, 2.6)  # inches; about the width of a phone at its font size
+_SQUARE = (4.6, 4.3)
 # How the values of a metric are drawn: while training, at evaluations, and of the averaged weights.
 _KINDS: dict[str, dict[str, Any]] = {
     "train": {"linewidth": 1.0, "alpha": 0.75},
@@ -47,6 +47,7 @@ def draw_curves(runs: Sequence[RunReader], *, quantities: Collection[str] | None
 
 def _title(chart: str) -> str:
     words = chart.rpartition("/")[2].replace("_per_s", " per second").replace("_", " ")
+    words = words.replace("grad ", "gradient ").replace("data wait fraction", "time that waits for data")
     return re.sub(r"\btop(\d+)", r"top-\1", words).capitalize()
 
 
@@ -63,7 +64,9 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
         axes.set_xlabel("optimizer step")
         axes.locator_params(nbins=6)
         if is_share(chart):
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if value <= 1 else "")
+            axes.yaxis.set_major_formatter(
+                lambda value, _: f"{round(100 * value, 4):g}%" if value <= 1 else ""
+            )
         elif chart.startswith("perf/"):
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")

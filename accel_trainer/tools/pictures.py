@@ -23,7 +23,7 @@ from ..vision.images import ImageSplit
 from .run_reader import RunReader
 
 _NUM_PICTURES = 16
-_MAX_EXAMINED = 2_000  # test images; some seconds on a CPU
+MAX_EXAMINED = 2_000  # test images; some seconds on a CPU
 
 Picture = Mapping[str, Any]
 
@@ -42,14 +42,14 @@ def load_run_images(run: RunReader) -> ImageDataset | None:
 
 @torch.inference_mode()
 def find_mistakes(run: RunReader, images: ImageDataset) -> list[Picture]:
-    """Return the test images that the exported model gets most confidently wrong; none without an export."""
+    """Return what the exported model gets most confidently wrong of the first test images; none without an export."""
     try:
         model = from_pretrained(run.folder)
     except UserError:
         return []
     test = images.test
     split = ImageSplit(
-        images=test.images[:_MAX_EXAMINED], labels=test.labels[:_MAX_EXAMINED], num_classes=test.num_classes
+        images=test.images[:MAX_EXAMINED], labels=test.labels[:MAX_EXAMINED], num_classes=test.num_classes
     )
     loader = ImageEvalLoader(
         split,

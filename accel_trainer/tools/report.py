@@ -18,7 +18,7 @@ from typing import Any
 from .. import storage
 from ..errors import OutputError
 from .figures import DARK, LIGHT, NUM_SERIES, Chart
-from .pictures import draw_samples, find_mistakes, load_run_images
+from .pictures import MAX_EXAMINED, draw_samples, find_mistakes, load_run_images
 from .run_reader import RunReader, read_run
 from .settings import changed_settings, differing_settings, flatten
 from .tables import format_duration, format_number
@@ -87,6 +87,7 @@ def _describe(run: RunReader) -> dict[str, Any]:
         "restarts": run.restarts,
         "num_killed": run.num_killed,
         "mistakes": [] if images is None else find_mistakes(run, images),
+        "num_examined": None if images is None or len(images.test) <= MAX_EXAMINED else f"{MAX_EXAMINED:,}",
         "samples": [] if images is None else draw_samples(run, images),
         "changed": changed_settings(run),
         "config": list(flatten(run.config).items()),

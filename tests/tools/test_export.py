@@ -124,7 +124,7 @@ def test_the_pictures_of_the_card_lie_beside_it(model: Path) -> None:
     assert shown == ["loss.png", "accuracy.png"]
     for name in shown:
         with Image.open(model / name) as image:
-            assert image.size[0] == 1000
+            assert image.size[0] == 920
 
 
 def test_the_code_in_the_card_runs_without_this_package(

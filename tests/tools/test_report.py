@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from accel_trainer.tools.charts import draw_curves
 from accel_trainer.tools.report import render
 from accel_trainer.tools.run_reader import RunReader, read_run
 from tests.tools.conftest import run_command
@@ -59,13 +61,21 @@ def test_a_report_is_one_file_that_loads_nothing(runs: Path, capsys: pytest.Capt
 def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
     parsed = Page(page)
     assert parsed.headings == [
-        "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Grad norm", "Learning rate", "Images per second",
-        "Data wait fraction", "Where the time went", "Classes", "Confusion", "Accuracy by class",
+        "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Gradient norm", "Learning rate", "Images per second",
+        "Time that waits for data", "Where the time went", "Classes", "Confusion", "Accuracy by class",
         "Most confident mistakes",
         "Training images, as the network saw them", "Settings", "What differs from the defaults", "Environment",
     ]  # fmt: skip
     assert parsed.counts["svg"] == 10
     assert parsed.counts["img"] > 16, "samples and mistakes"
+
+
+def test_the_ticks_of_a_small_share_are_told_apart(runs: Path, tmp_path: Path) -> None:
+    run = attempted(runs, tmp_path, [0])
+    rows = [{"optimizer_step": step, "perf/data_wait_fraction": step / 10_000} for step in range(1, 100)]
+    (data_wait,) = draw_curves([replace(run, rows=rows)], quantities=["perf/data_wait_fraction"])
+    ticks = re.findall(r">([\d.]+%)<", data_wait.svg)
+    assert len(ticks) == len(set(ticks)) > 3, ticks
 
 
 def test_the_colours_of_charts_are_those_of_the_page(page: str) -> None:
@@ -84,7 +94,7 @@ def test_each_chart_lies_beside_the_page_as_a_picture(
     assert out.splitlines() == [f"{tmp_path}/page.html", f"{tmp_path}/page/  10 charts"]
     for path in (tmp_path / "page").iterdir():
         with Image.open(path) as image:
-            assert image.size[0] == 1000
+            assert image.size[0] == 920
             assert image.convert("RGB").getpixel((1, 1)) == (255, 255, 255), "light, also without a page"
     loss = (tmp_path / "page" / "loss.png").read_bytes()
     run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
