@@ -13,6 +13,7 @@ from typing import NoReturn, TypeVar
 import torch.distributed as dist
 
 from .config import parse_config
+from .dry_run import dry_run
 from .errors import ExitCode, ProcessError, UserError
 from .launcher_variables import find_processes
 from .preemption import ignore_signals
@@ -41,7 +42,8 @@ def main(
     is_debug = "--debug" in (sys.argv if argv is None else argv)
     try:
         find_processes()  # so that a mistake is told once, whatever launched this
-        result = train(parse_config(config_class, argv, description=description))
+        config = parse_config(config_class, argv, description=description)
+        result = dry_run(train, config) if config.run.dry_run else train(config)
     except Exception as error:
         _report(error, is_debug=is_debug)
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:

@@ -16,9 +16,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from .errors import ExitCode, ProcessError
 
+_stores: list[Store] = []
+
 
 def join_processes(backend: str | None, *, timeout_s: float) -> None:
-    """Form the process group of this launch, or of this attempt if the launcher restarts it. **Collective.**
+    """Form a process group of this launch: of this attempt if the launcher restarts it; again after one was left.
+
+    **Collective.**
 
     Raises:
         ProcessError: the others cannot be reached.
@@ -31,8 +35,8 @@ def join_processes(backend: str | None, *, timeout_s: float) -> None:
     _choose_interface(os.environ["MASTER_ADDR"])
     try:
         store, *_ = next(rendezvous("env://", timeout=timeout))
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            store = _fresh_part(store, rank, num_processes, timeout_s=timeout_s)
+        _stores.append(store)  # process 0 serves it, and others may meet again while it still leaves
+        store = _fresh_part(store, rank, num_processes, timeout_s=timeout_s)
         dist.init_process_group(backend, store=store, rank=rank, world_size=num_processes, timeout=timeout)
     except RuntimeError as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -62,9 +66,10 @@ def _choose_interface(host: str) -> None:
 def _fresh_part(store: Store, rank: int, num_processes: int, *, timeout_s: float) -> Store:
     """Return a part of `store` that no earlier attempt has written to, the same on all processes. **Collective.**
 
-    The store of an elastic launcher outlives the processes that it restarts, and gloo then meets the addresses
-    of dead ones: 17 of 36 restarts worked (torch 2.13). Its count of restarts names no attempt, since machines
-    count apart. So the main process names one, to each process that says it is there now.
+    The store of an elastic launcher outlives the processes that it restarts, that of process 0 a group that was
+    left, and gloo then meets addresses that are gone: 17 of 36 restarts worked (torch 2.13). The launcher's count of
+    restarts names no attempt, since machines count apart. So the main process names one, to each process that says
+    it is there now.
     """
     name = uuid.uuid4().hex
     if rank > 0:

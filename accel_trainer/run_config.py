@@ -50,6 +50,8 @@ class RunConfig:
     """Where decoded data is kept, for all runs."""
     profile: Annotated[bool, tyro.conf.arg(aliases=["--profile"])] = False
     """Trace some steps and write where the time goes into `profile/` of the run folder."""
+    dry_run: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False
+    """Try it all: a step, an evaluation, a checkpoint, and on from there for another, in a folder that is gone then."""
     debug: Annotated[bool, tyro.conf.arg(aliases=["--debug"])] = False
     """Show a traceback with an error."""
 

@@ -29,7 +29,7 @@ LAYERS = (
         "profiling", "runtime", "sample_reader", "status", "tasks", "training_state", "vision", "watchdog",
     },
     {"callbacks", "memory", "trainer", "update"},
-    {"command_line", "hub", "launching", "recipe", "resume", "run", "run_config", "tools"},
+    {"command_line", "dry_run", "hub", "launching", "recipe", "resume", "run", "run_config", "tools"},
     {"__init__"},
     {"recipes"},
 )  # fmt: skip
@@ -38,7 +38,8 @@ LAYERS = (
 SIBLINGS = {
     "checkpoint": {"checkpoint_files", "checkpoint_folder"},
     "checkpoint_folder": {"checkpoint_files"},
-    "command_line": {"run_config"},
+    "command_line": {"dry_run", "run_config"},
+    "dry_run": {"run_config"},
     "encoding": {"strict_json", "tensor_file"},
     "environment": {"config"},
     "history": {"storage"},
@@ -323,7 +324,7 @@ RULES = {
         ),
         {
             "storage",
-            "tools.replay",  # works in a temporary folder
+            "dry_run", "tools.replay",  # work in a temporary folder
             "vision.cache",  # makes the folder that users name
             "tools.export", "tools.verify",  # scratch folders
         },
@@ -361,7 +362,7 @@ RULES = {
     ),
     "prints": Rule(
         calls("print", "sys.stdout.write", "sys.stderr.write"),
-        {"callbacks.progress", "command_line", "runtime", "tools", "recipes"},
+        {"callbacks.progress", "command_line", "dry_run", "runtime", "tools", "recipes"},
         "print('hello')",
     ),
     "runs data as code": Rule(
