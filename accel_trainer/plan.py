@@ -102,6 +102,9 @@ class BatchConfig:
     fit_batch: Annotated[bool, tyro.conf.arg(aliases=["--fit-batch"])] = False
     """When memory runs out, take the step anew with half the samples per forward and twice the forwards, and go on so,
     also at the next start. The global batch stays; BatchNorm and dropout see smaller forwards, as with accumulation."""
+    overfit: Annotated[int | None, tyro.conf.arg(aliases=["--overfit"])] = None
+    """Train on the first n global batches alone, unaugmented, until their loss is close to 0; say what to suspect if
+    it never is. None: on all of the data."""
     drop_last: bool = False
     """Whether to leave out the short last step of an epoch; otherwise it is trained, every sample once."""
     eval_batch_size: int = 500
@@ -115,6 +118,7 @@ class BatchConfig:
             ("global_batch_size", "--global-batch-size"),
             ("accumulation_steps", "--accumulate"),
             ("eval_batch_size", "--batch.eval-batch-size"),
+            ("overfit", "--overfit"),
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -13,6 +13,7 @@ from . import storage
 from .callbacks.attempts import AttemptLog
 from .callbacks.base import Callback
 from .callbacks.log import MetricsLog
+from .callbacks.overfit import FewWindows, OverfitCheck
 from .callbacks.profile import Profile, ProfiledTask
 from .callbacks.progress import Progress
 from .callbacks.record import RunRecord
@@ -99,6 +100,10 @@ def build_trainer(
         sinks=[progress.show, trackers.show],
     )
     profile = Profile(run.folder / "profile", log=log, show=progress.tell)
+    checks: list[Callback] = []
+    if config.batch.overfit is not None:
+        loader = FewWindows(loader, config.batch.overfit)
+        checks = [OverfitCheck(loader, tell=progress.tell)]
     trainer = trainer_class(
         config.trainer,
         accelerator=accelerator,
@@ -131,6 +136,7 @@ def build_trainer(
             RunRecord(run.folder, log=log, export_config=export_config or {}),
             *([profile] if config.run.profile else []),
             trackers,
+            *checks,
             *callbacks,
         ],
     )

@@ -58,6 +58,9 @@ class AugmentConfig:
         return self.mixup > 0 or self.cutmix > 0
 
 
+UNCHANGED = AugmentConfig(crop_padding=0, flip="none")
+
+
 class _Draw(IntEnum):
     """Which draw of a sample: the `stream` of its hash. Reordering changes every result."""
 
