@@ -127,6 +127,8 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     has_cuda = torch.cuda.is_available() and not use_cpu
     if config.backend == "nccl" and not has_cuda:
         raise ConfigError("CONFIG", "--runtime.backend nccl needs GPUs, and there are none: use gloo")
+    if config.gradient_compression == "bf16" and not has_cuda:
+        raise ConfigError("CONFIG", "--runtime.gradient-compression bf16 needs GPUs and NCCL: use fp16")
     if config.backend == "mpi" and not dist.is_mpi_available():
         raise ConfigError(
             "CONFIG", "--runtime.backend mpi needs a torch built with MPI: use gloo, also under mpirun"

@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .nonfinite import Attempt, NonfiniteGuard
@@ -46,6 +47,9 @@ class WeightUpdate:
         self.is_open = False
         self.is_plain = accelerator.scaler is None and accelerator.distributed_type not in _ENGINES
         self.optimizer = optimizer if self.is_plain else prepared_optimizer
+        if isinstance(model, DistributedDataParallel):
+            _settle_buckets(model)
+            self._drop_gradients()
         if is_sharded(accelerator):
             # "_fused_sgd_ does not have a sharding strategy" (torch 2.13).
             for group in optimizer.param_groups:
@@ -121,3 +125,21 @@ class WeightUpdate:
         # What `zero_grad` does, without the profiler's hooks around it: 1 us instead of 10 us.
         for parameter in self._guard.parameters:
             parameter.grad = None
+
+
+def _settle_buckets(model: DistributedDataParallel) -> None:
+    """Make the buckets, in which gradients are summed over processes, those of all steps. **Collective.**
+
+    DDP makes them anew after its first backward, and three processes or more add in an order that depends on the
+    place in a bucket: the first step after a resume would round otherwise than the same step without (torch 2.13).
+    So a backward comes first that trains nothing and reaches the parameters from the last to the first.
+    """
+    if model.find_unused_parameters or model.static_graph:
+        return  # the first keeps its buckets; the second must see the graph of a step first
+    model.reducer.prepare_for_backward([])
+    total = torch.zeros((), device=model.device)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            total = total + parameter.sum()
+    total.backward()
+    model.reducer._rebuild_buckets()

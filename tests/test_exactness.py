@@ -14,7 +14,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from accel_trainer import BatchConfig, Callback, OptimizerConfig, RunResult, StepReport, Trainer
+from accel_trainer import (
+    BatchConfig,
+    Callback,
+    OptimizerConfig,
+    RunResult,
+    RuntimeConfig,
+    StepReport,
+    Trainer,
+)
 
 from . import processes, workload
 
@@ -185,6 +193,45 @@ def test_a_finished_run_says_so_and_exits_with_0(tmp_path: Path) -> None:
     again = processes.run(run_split, *arguments, folder=tmp_path / "second")
     assert f"this run is finished: nothing left to train after step {NUM_STEPS}" in again.output()
     assert final_files(tmp_path / "run") == before
+
+
+def test_what_ddp_may_assume_of_the_graph_changes_no_bit(tmp_path: Path) -> None:
+    for name, options in {
+        "plain": {},
+        "static": {"static_graph": True},
+        "unused": {"find_unused_parameters": True},
+    }.items():
+        processes.run(
+            run_with, tmp_path / name, options, None, num_processes=2, folder=tmp_path / f"logs-{name}"
+        )
+    for name in ("static", "unused"):
+        assert final_files(tmp_path / name) == final_files(tmp_path / "plain"), name
+
+
+def test_compressed_gradients_round_and_do_no_more(tmp_path: Path) -> None:
+    for name, options in {"plain": {}, "fp16": {"gradient_compression": "fp16"}}.items():
+        processes.run(
+            run_with, tmp_path / name, options, 1, num_processes=2, folder=tmp_path / f"logs-{name}"
+        )
+    # One step at a learning rate below 0.05, gradients below 2, rounded by 2**-11 before and after the sum.
+    assert 0 < largest_difference(tmp_path / "plain", tmp_path / "fp16") < 0.05 * 2 * 2**-10
+
+
+def run_with(folder: Path, options: dict[str, Any], max_steps: int | None) -> None:
+    runtime = RuntimeConfig(num_threads=1, timeout_s=60, **options)
+    batch = BatchConfig(per_device_batch_size=8, eval_batch_size=10)
+    config = workload.make_config(folder, batch=batch, runtime=runtime)
+    workload.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)))
+
+
+def test_a_resume_on_many_processes_is_bitwise_equal(tmp_path: Path) -> None:
+    """Three or more add up gradients in an order that must not depend on when they started."""
+    for name, stops in {"whole": (None,), "stopped": (1, 3, None)}.items():
+        for max_steps in stops:
+            processes.run(
+                run_until, tmp_path / name, max_steps, num_processes=4, folder=tmp_path / f"logs-{name}"
+            )
+    assert final_files(tmp_path / "whole") == final_files(tmp_path / "stopped")
 
 
 def test_a_run_continues_on_fewer_processes_with_the_same_trajectory(tmp_path: Path) -> None:

@@ -75,6 +75,14 @@ def test_processes_that_accelerate_does_not_find_are_refused(monkeypatch: pytest
         start_accelerator(ONE_THREAD)
 
 
+def test_what_needs_gpus_is_refused_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
+    for name, value in names.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(ConfigError, match="gradient-compression bf16 needs GPUs and NCCL: use fp16"):
+        start_accelerator(RuntimeConfig(gradient_compression="bf16"))
+
+
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_the_number_of_threads_is_pinned(num_threads: int) -> None:
     start_accelerator(RuntimeConfig(num_threads=num_threads))
