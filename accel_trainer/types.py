@@ -6,8 +6,9 @@ Knows torch and nothing else of this package.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -42,8 +43,7 @@ class Batch:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """What one optimizer step consumes: this process's micro-batches and the global item count.
 
     `micro_batches` is never empty, so that every process runs the one backward that synchronises
@@ -55,8 +55,7 @@ class Window:
     num_items: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepOutput:
+class StepOutput(NamedTuple):
     """What a Task makes of a micro-batch.
 
     `loss_sum` [] is the loss summed over the samples of the micro-batch, with its graph; the engine
@@ -65,19 +64,17 @@ class StepOutput:
     """
 
     loss_sum: Tensor
-    sums: Mapping[str, Tensor] = field(default_factory=dict)
+    sums: Mapping[str, Tensor] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class EvalOutput:
+class EvalOutput(NamedTuple):
     """Per-sample results of a micro-batch in evaluation: `losses` [B] and `outputs` [B, ...]."""
 
     losses: Tensor
     outputs: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(NamedTuple):
     """What happened in one optimizer step. Tensors stay on the device: reading one is a host sync.
 
     `optimizer_step` is the step just finished (the first is 1). `loss_sum` [] and `sums` cover this
