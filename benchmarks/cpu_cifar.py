@@ -95,7 +95,7 @@ def train_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None)
     )
     loader = DataLoader(TensorDataset(images.train.images, images.train.labels), batch_size, shuffle=True)
     num_steps = config["trainer"]["num_epochs"] * len(loader)
-    peak_step = config["schedule"]["peak_fraction"] * num_steps
+    peak_step: float = config["schedule"]["peak_fraction"] * num_steps
 
     def triangle(step: int) -> float:
         return (step + 1) / peak_step if step < peak_step else (num_steps - step) / (num_steps - peak_step)

@@ -25,7 +25,7 @@ BATCH_SIZE, PADDING, SIZE = 128, 4, 32
 Clock = Callable[[], float]
 
 
-def write_noise(folder: Path, *, num_train: int = 10_000, num_test: int = 100) -> None:
+def write_noise(folder: Path, *, num_train: int, num_test: int = 100) -> None:
     """Write parquet files like those of CIFAR-10 on the hub, of noise."""
     import datasets
     from PIL import Image
@@ -115,9 +115,8 @@ def images_per_s(batches: Iterator[Any], num_batches: int, clock: Clock) -> floa
     for _ in islice(batches, 4):
         pass
     start = clock()
-    for _ in islice(batches, num_batches):
-        pass
-    return num_batches * BATCH_SIZE / (clock() - start)
+    num_taken = sum(1 for _ in islice(batches, num_batches))  # a short pass of a peer may have fewer
+    return num_taken * BATCH_SIZE / (clock() - start)
 
 
 def copied_bytes_per_s() -> float:
@@ -136,6 +135,7 @@ def main() -> None:
     parser.add_argument(
         "--dataset", type=Path, help="a folder with train.parquet and test.parquet; default: noise"
     )
+    parser.add_argument("--images", type=int, default=10_000, help="of noise")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
@@ -147,7 +147,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.dataset or Path(scratch)
         if options.dataset is None:
-            write_noise(folder)
+            write_noise(folder, num_train=options.images)
         train_file = str(folder / "train.parquet")
         rows = datasets.load_dataset(
             "parquet", data_files=train_file, cache_dir=f"{scratch}/hf", split="train"

@@ -167,7 +167,8 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_fused: 
                 yield Window([Batch(inputs, targets, sample_ids)], BATCH_SIZE)
 
         def batches(self) -> Iterator[Batch]:
-            yield Batch(*next(iter(batches)), sample_ids)
+            inputs, targets = next(iter(batches))
+            yield Batch(inputs, targets, sample_ids)
 
     class EveryEvent(Callback):
         """Observes all and does nothing."""
@@ -226,7 +227,7 @@ def fabric(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
 def lightning(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_minimal: bool = False) -> None:
     import lightning as L
 
-    class Module(L.LightningModule):
+    class Module(L.LightningModule):  # type: ignore[misc]  # of any type where lightning is not installed
         def __init__(self) -> None:
             super().__init__()
             self.model = model

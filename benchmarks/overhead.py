@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import statistics
+from collections.abc import Sequence
 
 from . import results
 from .loops import LOOPS
@@ -29,8 +30,8 @@ def is_installed(loop: str) -> bool:
 LONG_STEPS = ("raw", "ours, all on", "accelerate", "Lightning", "HF Trainer")
 
 
-def measure(model: str, num_steps: int, repeats: int) -> list[results.Row]:
-    names = [name for name in (LOOPS if model == "tiny" else LONG_STEPS) if is_installed(name)]
+def measure(model: str, loops: Sequence[str], num_steps: int, repeats: int) -> list[results.Row]:
+    names = [name for name in loops if is_installed(name)]
     measured = results.interleave(
         names, lambda name: results.in_process("loops", name, model, str(num_steps)), repeats=repeats
     )
@@ -60,15 +61,20 @@ def measure(model: str, num_steps: int, repeats: int) -> list[results.Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--loops", nargs="+", default=list(LOOPS), help="of the tiny model; raw and ours are needed"
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--resnet-repeats", type=int, default=3)
     parser.add_argument("--resnet-steps", type=int, default=12)
     options = parser.parse_args()
     started = results.environment()
-    tables = {"Linear(32, 10), batch 128": measure("tiny", options.steps, options.repeats)}
+    tables = {"Linear(32, 10), batch 128": measure("tiny", options.loops, options.steps, options.repeats)}
     if options.resnet_repeats:
-        tables["ResNet-20, batch 128"] = measure("resnet20", options.resnet_steps, options.resnet_repeats)
+        tables["ResNet-20, batch 128"] = measure(
+            "resnet20", LONG_STEPS, options.resnet_steps, options.resnet_repeats
+        )
     rows = {row["loop"]: row for row in next(iter(tables.values()))}
     ours, raw = rows["ours, all on"], rows["raw"]
     results.write(

@@ -76,8 +76,8 @@ def write(
     print(_section(name, result))
 
 
-def write_readme() -> None:
-    """Make `README.md` of all results."""
+def readme() -> str:
+    """Return the text of `README.md`, made of all results."""
     lines = [
         "# Benchmarks",
         "",
@@ -87,7 +87,12 @@ def write_readme() -> None:
     ]
     for path in sorted((FOLDER / "results").glob("*.json")):
         lines.append(_section(path.stem, json.loads(path.read_text())))
-    (FOLDER / "README.md").write_text("\n".join(lines))
+    return "\n".join(lines)
+
+
+def write_readme() -> None:
+    """Make `README.md` of all results."""
+    (FOLDER / "README.md").write_text(readme())
 
 
 def _section(name: str, result: Mapping[str, Any]) -> str:
@@ -154,3 +159,7 @@ def in_process(module: str, *arguments: str) -> Row:
         raise RuntimeError(f"{' '.join(command)} failed:\n{run.stderr[-2000:]}")
     row: Row = json.loads(run.stdout.splitlines()[-1])
     return row
+
+
+if __name__ == "__main__":
+    write_readme()

@@ -1,0 +1,47 @@
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import results
+from benchmarks.__main__ import NAMES
+from benchmarks.input_pipeline import write_noise
+
+TINY = {
+    "overhead": ["--loops", "raw", "ours, all on", "--repeats", "1", "--steps", "8", "--resnet-repeats", "0"],
+    "input_pipeline": ["--images", "1024", "--repeats", "1", "--workers", "0"],
+    "evaluation": ["--repeats", "1"],
+    "checkpointing": ["--repeats", "2"],
+    "startup": ["--repeats", "1"],
+    "cpu_cifar": ["--seeds", "1", "--max-steps", "1"],
+    "gpu_cifar": [],
+}
+
+
+def test_the_tables_are_those_of_the_committed_results() -> None:
+    assert (results.FOLDER / "README.md").read_text() == results.readme(), (
+        "make it anew: python -m benchmarks.results"
+    )
+
+
+def test_each_benchmark_is_tried() -> None:
+    assert set(TINY) == set(NAMES)
+
+
+@pytest.mark.filterwarnings("default")  # of packages that are compared with
+@pytest.mark.parametrize("name", NAMES)
+def test_a_benchmark_runs_with_tiny_sizes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = TINY[name]
+    if name == "cpu_cifar":
+        write_noise(tmp_path, num_train=256)
+        options = [*options, "--dataset", str(tmp_path), "--cache-dir", str(tmp_path / "cache")]
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, *options])
+    importlib.import_module(f"benchmarks.{name}").main()
+    is_measured = name not in ("cpu_cifar", "gpu_cifar")  # the one is cut short, the other has no GPU here
+    assert (tmp_path / "results" / f"{name}.json").exists() == is_measured
+    if is_measured:
+        assert results.readme() == (tmp_path / "README.md").read_text()
