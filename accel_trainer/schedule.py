@@ -24,8 +24,11 @@ class ScheduleConfig:
     Warmup is linear from `peak / warmup_steps`; the shape then spans the remaining steps.
     """
 
-    shape: Literal["constant", "cosine", "linear", "polynomial", "step", "triangular"] = "cosine"
-    """`linear` is `polynomial` of power 1; `triangular` rises until `peak_fraction` of all steps, then falls."""
+    shape: Literal["constant", "cosine", "exponential", "linear", "polynomial", "step", "triangular"] = (
+        "cosine"
+    )
+    """`exponential` takes `gamma` to the power of the step (above 1 it rises, as `accel-trainer lr-find` does);
+    `linear` is `polynomial` of power 1; `triangular` rises until `peak_fraction` of all steps, then falls."""
     warmup_epochs: float = 0.0
     """Length of the linear warmup in epochs; 0 for none."""
     min_fraction: float = 0.0
@@ -35,7 +38,7 @@ class ScheduleConfig:
     milestones: tuple[float, ...] = (0.5, 0.75)
     """Where `step` multiplies by `gamma`, as fractions of the run after warmup."""
     gamma: float = 0.1
-    """Factor of `step` at each milestone."""
+    """Factor of `step` at each milestone, and of `exponential` at each step."""
     peak_fraction: float = 0.25
     """Where `triangular` peaks, as a fraction of all steps."""
 
@@ -44,7 +47,7 @@ class ScheduleConfig:
             ("warmup_epochs", 0.0, math.inf),
             ("min_fraction", 0.0, 1.0),
             ("power", 0.0, math.inf),
-            ("gamma", 0.0, 1.0),
+            ("gamma", 0.0, math.inf if self.shape == "exponential" else 1.0),
             ("peak_fraction", 0.0, 1.0),
         ):
             value = getattr(self, name)
@@ -87,19 +90,22 @@ def build_schedule(
     def learning_rate_at(optimizer_step: int) -> float:
         if optimizer_step < warmup_steps:
             return peak_learning_rate * (optimizer_step + 1) / warmup_steps
-        progress = min(1.0, (optimizer_step - warmup_steps) / decay_steps)
-        return peak_learning_rate * (floor + (1 - floor) * _decay(config, progress))
+        decay = _decay(config, optimizer_step - warmup_steps, decay_steps)
+        return peak_learning_rate * (floor + (1 - floor) * decay)
 
     return learning_rate_at
 
 
-def _decay(config: ScheduleConfig, progress: float) -> float:
-    """Return the factor in [0, 1] of `config.shape` at `progress` in [0, 1]."""
+def _decay(config: ScheduleConfig, step: int, num_steps: int) -> float:
+    """Return the factor of `config.shape` after `step` of its `num_steps`: from 1 to 0, unless it is exponential."""
+    progress = min(1.0, step / num_steps)
     match config.shape:
         case "constant":
             return 1.0
         case "cosine":
             return 0.5 * (1 + math.cos(math.pi * progress))
+        case "exponential":
+            return float(config.gamma**step)
         case "linear" | "triangular":
             return 1 - progress
         case "polynomial":

@@ -8,7 +8,7 @@ from accel_trainer.errors import ConfigError
 from accel_trainer.plan import BatchPlan
 from accel_trainer.schedule import Schedule, ScheduleConfig, build_schedule, scale_learning_rate
 
-SHAPES = ("constant", "cosine", "linear", "polynomial", "step", "triangular")
+SHAPES = ("constant", "cosine", "exponential", "linear", "polynomial", "step", "triangular")
 
 
 def schedule(*, total_steps: int = 100, steps_per_epoch: int = 10, **config: object) -> Schedule:
@@ -28,6 +28,8 @@ def schedule(*, total_steps: int = 100, steps_per_epoch: int = 10, **config: obj
         ({"shape": "cosine", "min_fraction": 0.1}, {0: 2.0, 50: 1.1, 100: 0.2}),
         ({"shape": "linear"}, {0: 2.0, 25: 1.5, 99: 0.02, 100: 0.0}),
         ({"shape": "polynomial", "power": 2.0}, {0: 2.0, 50: 0.5, 90: 0.02, 100: 0.0}),
+        ({"shape": "exponential", "gamma": 0.5}, {0: 2.0, 1: 1.0, 3: 0.25, 101: 2.0**-100}),
+        ({"shape": "exponential", "gamma": 2.0, "warmup_epochs": 1.0}, {0: 0.2, 9: 2.0, 10: 2.0, 13: 16.0}),
         ({"shape": "step"}, {0: 2.0, 49: 2.0, 50: 0.2, 74: 0.2, 75: 0.02, 100: 0.02}),
         ({"shape": "step", "milestones": (0.6, 0.3), "gamma": 0.5}, {29: 2.0, 30: 1.0, 59: 1.0, 60: 0.5}),
         ({"shape": "linear", "warmup_epochs": 2.0}, {0: 0.1, 9: 1.0, 19: 2.0, 20: 2.0, 60: 1.0, 100: 0.0}),

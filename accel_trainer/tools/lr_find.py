@@ -1,0 +1,169 @@
+"""`accel-trainer lr-find RECIPE.py [its flags]`: a short run whose learning rate grows; what its loss suggests."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from .. import storage
+from ..config import parse_config
+from ..errors import ConfigError, ExitCode, OutputError
+from .plan import find_config_class
+from .processes import recipe_process
+from .run_reader import read_run
+
+_EXAMPLE = "example: accel-trainer lr-find recipes/cifar.py --config recipes/configs/digits.yaml"
+_RULES = (
+    "The range test is that of L. N. Smith, Cyclical Learning Rates for Training Neural Networks (arXiv 1506.01186, "
+    "2015), with a learning rate that grows by the same factor each step. Of the loss, averaged over about ten steps, "
+    "the steepest fall per factor of the learning rate, before its minimum, is suggested, but at most one tenth of "
+    "where it diverges: where, after its minimum, it is above where it began, or NaN."
+)
+_MEMORY = 0.9  # of the running mean of the loss
+_NUM_ROWS, _BAR_WIDTH = 16, 40
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The losses of a growing learning rate: one for each step until it ended or diverged, raw and averaged."""
+
+    learning_rates: Sequence[float]
+    losses: Sequence[float]
+    smooth: Sequence[float]
+    steepest: float | None
+    divergence: float | None
+
+    @property
+    def suggestion(self) -> float | None:
+        """The learning rate to try; None: the loss never fell."""
+        if self.steepest is None:
+            return None
+        return min(self.steepest, math.inf if self.divergence is None else self.divergence / 10)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the test in a temporary folder, draw the curve and print what to try; return 1 if the loss never fell."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
+    parser = argparse.ArgumentParser(
+        prog="accel-trainer lr-find RECIPE.py",
+        description=f"{__doc__} {_RULES}",
+        epilog=_EXAMPLE,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--from", type=float, default=1e-5, dest="lowest", help="first value; default: 1e-5")
+    parser.add_argument("--to", type=float, default=10.0, dest="highest", help="last value; default: 10")
+    parser.add_argument("--steps", type=int, default=100, help="values between them; default: 100")
+    parser.add_argument("--png", type=Path, default=Path("lr-find.png"), help="default: lr-find.png")
+    parser.add_argument("--num-processes", type=int, default=1, help="default: 1")
+    options, flags = parser.parse_known_args(argv)
+    if recipe is None:
+        raise ConfigError("LR_FIND", f"name the recipe first; {_EXAMPLE}")
+    if not 0 < options.lowest < options.highest or options.steps < 10:
+        raise ConfigError("LR_FIND", "--from must be above 0 and below --to, and --steps at least 10")
+    growth = (options.highest / options.lowest) ** (1 / (options.steps - 1))
+    ramp = [*flags, *_ramp(options.lowest, growth, options.steps)]
+    parse_config(find_config_class(Path(recipe)), ramp, description="")
+    losses = _measure([recipe, *ramp], options.num_processes)
+    sweep = judge([options.lowest * growth**step for step in range(len(losses))], losses)
+    _draw(sweep, options.png)
+    print("\n".join([*_curve(sweep), "", *_verdict(sweep), f"the curve is in {options.png}"]))
+    return ExitCode.DONE if sweep.suggestion is not None else 1
+
+
+def _ramp(lowest: float, growth: float, num_steps: int) -> list[str]:
+    """Return the flags of a run whose learning rate grows at each step, and which evaluates at its end alone."""
+    flags = {
+        "--lr": lowest, "--schedule.shape": "exponential", "--schedule.gamma": growth, "--schedule.warmup-epochs": 0.0,
+        "--schedule.min-fraction": 0.0, "--max-steps": num_steps, "--epochs": num_steps + 1, "--resume": "never",
+        "--trainer.log-every-n-steps": 1, "--trainer.evaluate-every-n-epochs": num_steps + 1,
+    }  # fmt: skip
+    return [str(word) for flag in flags.items() for word in flag]
+
+
+def _measure(command: Sequence[str], num_processes: int) -> list[float]:
+    """Return the loss of each step of a run in a temporary folder; NaN for a step that it ended with."""
+    with tempfile.TemporaryDirectory(prefix="lr-find-") as temporary:
+        folder = Path(temporary) / "run"
+        command = [*command, "--output-dir", str(folder)]
+        with recipe_process(command, num_processes=num_processes, output=subprocess.DEVNULL) as process:
+            code = process.wait()
+        if code not in (ExitCode.DONE, ExitCode.DIVERGED):
+            raise OutputError("LR_FIND", f"the run ended with exit code {code}, see above")
+        losses = [float(row["train/loss"]) for row in read_run(folder).rows if "train/loss" in row]
+    return [*losses, math.nan] if code == ExitCode.DIVERGED else losses
+
+
+def judge(learning_rates: Sequence[float], losses: Sequence[float]) -> Sweep:
+    """Find the steepest fall of the averaged loss and the point where it diverges; `_RULES` says how."""
+    smooth, mean = [], 0.0
+    for step, loss in enumerate(losses, 1):
+        mean = _MEMORY * mean + (1 - _MEMORY) * loss
+        smooth.append(mean / (1 - _MEMORY**step))
+    finite = [value if math.isfinite(value) else math.inf for value in smooth]
+    lowest = finite.index(min(finite))
+    slopes = [after - before for before, after in pairwise(finite[: lowest + 1])]
+    steepest = learning_rates[slopes.index(min(slopes)) + 1] if slopes else None
+    diverged = [step for step in range(lowest, len(finite)) if finite[step] > finite[0]]
+    divergence = learning_rates[diverged[0]] if diverged else None
+    return Sweep(learning_rates, losses, smooth, steepest, divergence)
+
+
+def _verdict(sweep: Sweep) -> list[str]:
+    if sweep.suggestion is None:
+        return ["the loss never fell: look at the data and the model, for example with --overfit 1"]
+    lines = [f"steepest fall of the loss at --lr {sweep.steepest:.2g}"]
+    if sweep.divergence is not None:
+        lines.append(
+            f"diverges at --lr {sweep.divergence:.2g}; one tenth of that is {sweep.divergence / 10:.2g}"
+        )
+    return [*lines, f"suggestion: --lr {sweep.suggestion:.2g}"]
+
+
+def _curve(sweep: Sweep) -> list[str]:
+    """Return some rows of the averaged loss, each with a bar."""
+    shown = [value for value in sweep.smooth if math.isfinite(value)]
+    top = sweep.smooth[0] * 1.25
+    every = max(1, len(shown) // _NUM_ROWS)
+    rows = [f"{'--lr':>9}  {'loss':>9}"]
+    for step in range(0, len(shown), every):
+        bar = "#" * min(_BAR_WIDTH, round(_BAR_WIDTH * shown[step] / top))
+        rows.append(f"{sweep.learning_rates[step]:>9.2g}  {shown[step]:>9.4g}  {bar}")
+    return rows
+
+
+def _draw(sweep: Sweep, path: Path) -> None:
+    """Draw the loss over the learning rate, with what is suggested."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(sweep.learning_rates, sweep.losses, ".", color="#b9b9b9", markersize=4, label="each step")
+    axes.plot(sweep.learning_rates, sweep.smooth, color="#2f62d3", label="averaged")
+    if sweep.divergence is not None:
+        axes.axvline(
+            sweep.divergence, color="#c8345e", linestyle=":", label=f"diverges, {sweep.divergence:.2g}"
+        )
+    if sweep.suggestion is not None:
+        axes.axvline(sweep.suggestion, color="#0c8a6c", label=f"suggestion, {sweep.suggestion:.2g}")
+    finite = [value for value in sweep.losses if math.isfinite(value)]
+    axes.set(xscale="log", xlabel="--lr", ylabel="training loss", title="Learning-rate range test")
+    axes.set_ylim(min(finite) - 0.05 * finite[0], finite[0] * 1.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    try:
+        storage.write_file_atomic(path, picture.getvalue())
+    except OSError as error:
+        raise OutputError(
+            "PNG", f"--png {path} cannot be written ({error.strerror}): check the path"
+        ) from error
