@@ -324,7 +324,7 @@ RULES = {
         ),
         {
             "storage",
-            "dry_run", "tools.replay",  # work in a temporary folder
+            "dry_run", "tools.lr_find", "tools.replay",  # work in a temporary folder
             "vision.cache",  # makes the folder that users name
             "tools.export", "tools.verify",  # scratch folders
         },
