@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
@@ -147,6 +147,43 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+class WorkerDeaths:
+    """When this process is told that a data worker died: while it waits for data, and nowhere else.
+
+    Torch's handler of SIGCHLD raises wherever the process then is, which may be a forward, a save, or a
+    callback that takes the error for its own.
+    """
+
+    def __init__(self) -> None:
+        self._tell: Callable[[int, FrameType | None], object] = lambda number, frame: None
+        self._is_heard = False
+
+    def defer(self) -> None:
+        """Take over torch's handler, which comes with the first workers. Without effect outside the main thread."""
+        handler = signal.getsignal(signal.SIGCHLD)
+        if getattr(handler, "__module__", "").startswith("torch.") and callable(handler):
+            with suppress(ValueError):
+                signal.signal(signal.SIGCHLD, self._handle)
+                self._tell = handler
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._is_heard:
+            self._tell(number, frame)
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Raise torch's RuntimeError of a worker that has died, or dies inside the block."""
+        self._is_heard = True
+        try:
+            self._tell(signal.SIGCHLD, None)
+            yield
+        finally:
+            self._is_heard = False
+
+
+worker_deaths = WorkerDeaths()
 
 
 def ignore_signals(worker_id: int = 0) -> None:

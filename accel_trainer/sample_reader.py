@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
 from .errors import DataError
-from .preemption import ignore_signals
+from .preemption import ignore_signals, worker_deaths
 from .seeding import fold
 from .types import Batch
 
@@ -54,9 +54,11 @@ class SampleReader:
         """Yield a batch for each tensor of ids; an empty one gives a batch of no rows, shaped by sample 0."""
         samples = _SeededSamples(self.dataset, key=key, num_workers=self.num_workers)
         filled = iter(self._loader(samples, [batch.tolist() for batch in ids if len(batch)]))
+        worker_deaths.defer()
         for batch_ids in ids:
             try:
-                batch = next(filled) if len(batch_ids) else self._no_rows(samples)
+                with worker_deaths.heard():
+                    batch = next(filled) if len(batch_ids) else self._no_rows(samples)
             except (_SampleError, RuntimeError, EOFError, ConnectionError) as error:
                 # Torch would wait for its workers: 20 s, and for a stuck one for ever.
                 samples.is_over.value = 1
@@ -151,8 +153,9 @@ def _explained(error: Exception, samples: _SeededSamples) -> DataError | None:
     said = [text for text in (str(error.__cause__), str(error)) if text.startswith("DataLoader")]
     try:
         # The signal of a worker's death may come after its silence, or the reset of a connection to it,
-        time.sleep(_WORKER_CHECK_S)
-    except RuntimeError as signalled:  # and torch raises this wherever the process then is
+        with worker_deaths.heard():
+            time.sleep(_WORKER_CHECK_S)
+    except RuntimeError as signalled:
         said = [str(signalled)]
     if not said:
         return None

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -250,3 +251,18 @@ def test_a_data_worker_that_dies_or_hangs_ends_with_the_sample_it_was_at(
 ) -> None:
     said = read_faulty(fault, num_workers=1, timeout_s=1)
     assert re.search(rf"DATA_WORKER\]: {fact} \(the last samples begun: 17\)", said), said
+
+
+def test_a_data_worker_that_dies_while_others_compute_is_told_when_data_are_next_asked_for() -> None:
+    plan = BatchPlan(num_samples=NUM_SAMPLES, global_batch_size=4, per_device_batch_size=4)
+    reader = SampleReader(Faulty(lambda: os.kill(os.getpid(), signal.SIGKILL)), CPU, num_workers=1)
+    windows = DatasetLoader(reader, plan, seed=0).windows(0, 0)
+    before = psutil.Process().children()
+    for _ in range(6):  # the worker is two batches ahead: at the last, which has sample 17
+        next(windows)
+    (worker,) = set(psutil.Process().children()) - set(before)
+    while worker.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)  # what computes meanwhile gets no error
+    with pytest.raises(DataError, match=r"is killed by signal: Killed \(the last samples begun: 17\)"):
+        list(windows)
+    gc.collect()
