@@ -17,6 +17,7 @@ from accel_trainer.config import (
     save_config,
 )
 from accel_trainer.errors import ConfigError, ExitCode
+from accel_trainer.run_config import RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,3 +263,8 @@ def test_a_broken_config_class_is_reported_with_the_words_of_tyro() -> None:
 @dataclass(frozen=True, kw_only=True)
 class NeedsSize:
     size: int
+
+
+def test_a_path_may_be_given_as_text_in_python() -> None:
+    as_text = RunConfig(output_dir="runs/x", cache_dir="cache")  # type: ignore[arg-type]
+    assert as_text == RunConfig(output_dir=Path("runs/x"), cache_dir=Path("cache"))
