@@ -7,7 +7,6 @@ alone: what needs more than tensors and plain values is refused.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,16 +18,19 @@ from torch import Tensor
 from .. import storage
 from ..errors import CheckpointError, ConfigError, OutputError
 from ..tensor_file import DTYPES, pack_tensors, unpack_tensors
+from .parser import CommandParser
 
 _SAFE_TORCH = (2, 10)  # older restricted readers could be made to run code
 _MAX_BYTES = 2**37
 _WEIGHTS_KEYS = ("state_dict", "model_state_dict", "model", "module", "net", "weights")
 _WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
 
+_EXAMPLE = "example: accel-trainer convert old/checkpoint --to weights.safetensors"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the weights at a path as safetensors; return the exit code."""
-    parser = argparse.ArgumentParser(prog="accel-trainer convert", description=__doc__)
+    parser = CommandParser(prog="accel-trainer convert", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("source", type=Path, help="what to convert")
     parser.add_argument(
         "--to", type=Path, required=True, help="the safetensors file to write; must not exist"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..config import diff_config
+from .parser import CommandParser
 from .run_reader import RunReader, read_run
 from .tables import format_number
 
@@ -25,7 +25,7 @@ Change = tuple[str, Any, Any]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the differences, grouped; a group without any is left out."""
-    parser = argparse.ArgumentParser(prog="accel-trainer diff", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(prog="accel-trainer diff", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, nargs=2, help="a run folder")
     options = parser.parse_args(argv)
     first, second = (read_run(folder) for folder in options.run)

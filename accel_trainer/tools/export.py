@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import re
@@ -17,6 +16,7 @@ from ..hub import find_export, read_export_config
 from ..run_folder import prepare_directory
 from .card import write_card
 from .onnx_model import write_onnx
+from .parser import CommandParser
 from .plain_model import write_source
 from .publish import create_repository, upload
 from .run_reader import RunReader, read_run
@@ -29,7 +29,7 @@ _STEP = re.compile(r"step[- ](\d+)")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the export, or push it, and print where it is."""
-    parser = argparse.ArgumentParser(prog="accel-trainer export", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(prog="accel-trainer export", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="a finished run")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--to", type=Path, help="the folder to write")

@@ -5,7 +5,6 @@ Reads only. The exit code is 74 if nothing whole is there to resume from, else 0
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,14 +13,17 @@ from ..checkpoint_folder import best_name
 from ..errors import CheckpointError, ExitCode
 from ..storage import TEMPORARY_NAME
 from .checkpoint_report import CheckpointReport, inspect_checkpoint, inspect_checkpoints
+from .parser import CommandParser
 
 _TENSOR = re.compile(r"[a-z]+\d* \[[\d, ]*\]")
 _POSITION = ("optimizer_step", "epoch", "step_in_epoch", "samples_seen")
 
+_EXAMPLE = "example: accel-trainer inspect runs/first"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print what is at a path; return the exit code."""
-    parser = argparse.ArgumentParser(prog="accel-trainer inspect", description=__doc__)
+    parser = CommandParser(prog="accel-trainer inspect", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("path", type=Path, help="a run folder, or one of its checkpoints")
     parser.add_argument(
         "--full", action="store_true", help="list every tensor and value of a run's checkpoint"

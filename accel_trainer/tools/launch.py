@@ -17,13 +17,17 @@ from ..preemption import SIGNALS
 
 GRACE_S = 300  # torch allows 30 s, which cut a checkpoint of 40 s short
 
+_EXAMPLE = "example: accel-trainer launch --num_processes 4 --multi_gpu recipes/cifar.py --epochs 30"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Launch what `accelerate launch` would with the same arguments; return the code of the first process to fail."""
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    options = launch_command_parser().parse_args(argv)
+    parser = launch_command_parser()
+    parser.prog, parser.epilog = "accel-trainer launch", _EXAMPLE
+    options = parser.parse_args(argv)
     options.signals_to_handle = "SIGQUIT"  # torch would take the others, and with them the exit codes
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
     os.environ["ACCEL_TRAINER_LAUNCHER"] = str(os.getpid())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import math
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from .. import storage
 from ..config import parse_config
 from ..errors import ConfigError, ExitCode, OutputError
+from .parser import CommandParser
 from .plan import find_config_class
 from .processes import recipe_process
 from .run_reader import read_run
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the test in a temporary folder, draw the curve and print what to try; return 1 if the loss never fell."""
     argv = list(sys.argv[1:] if argv is None else argv)
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="accel-trainer lr-find RECIPE.py",
         description=f"{__doc__} {_RULES}",
         epilog=_EXAMPLE,

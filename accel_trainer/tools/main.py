@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _find(name: str) -> Any:
-    commands = _commands()
+    commands = find_commands()
     if name not in commands:
         near = difflib.get_close_matches(name, commands, n=1)
         fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(commands)}"
@@ -48,11 +48,11 @@ def _find(name: str) -> Any:
 
 def _overview() -> str:
     lines = ["usage: accel-trainer COMMAND ...", ""]
-    lines += [f"  {name + usage}\n      {text}" for name, (_, usage, text) in _commands().items()]
+    lines += [f"  {name + usage}\n      {text}" for name, (_, usage, text) in find_commands().items()]
     return "\n".join([*lines, "", "accel-trainer COMMAND --help says more."])
 
 
-def _commands() -> dict[str, tuple[str, str, str]]:
+def find_commands() -> dict[str, tuple[str, str, str]]:
     """Return, by name, the module, arguments and summary of each command, read without importing it.
 
     A module is a command if its docstring starts like "`accel-trainer status RUN`: how a run is doing".

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import io
 import sys
@@ -20,6 +19,7 @@ from ..run_config import RecipeConfig
 from ..schedule import Schedule
 from ..state import TrainState
 from ..vision import load_images
+from .parser import CommandParser
 
 _EXAMPLE = (
     "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --num-processes 8"
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan. No process is started, and nothing is trained."""
     argv = list(sys.argv[1:] if argv is None else argv)
     recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="accel-trainer plan [RECIPE.py]", description=__doc__, epilog=_EXAMPLE, allow_abbrev=False
     )
     parser.add_argument("--num-processes", type=int, default=1, help="processes to plan for; default: 1")

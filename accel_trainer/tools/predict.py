@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..hub import ExportConfig, find_export, from_pretrained, read_export_config
+from .parser import CommandParser
 
 _EXAMPLE = "example: accel-trainer predict runs/first cat.png dog.jpg --top 3"
 
@@ -18,7 +18,7 @@ _EXAMPLE = "example: accel-trainer predict runs/first cat.png dog.jpg --top 3"
 @torch.inference_mode()
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each image: its path, then labels with their confidence."""
-    parser = argparse.ArgumentParser(prog="accel-trainer predict", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(prog="accel-trainer predict", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument(
         "model", type=Path, help="what `export` wrote, a finished run, or ORG/NAME on the hub"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import tempfile
@@ -12,6 +11,7 @@ from typing import Any
 
 from ..checkpoint_files import list_checkpoints
 from ..run_folder import prepare_directory
+from .parser import CommandParser
 from .processes import recipe_process, recorded_start
 from .run_reader import read_run
 
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     The same checkpoint, data and number of processes come to the same bits, and `--on-nonfinite skip`
     to the same weights: so it is the same step that is taken again.
     """
-    parser = argparse.ArgumentParser(prog="accel-trainer replay", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(prog="accel-trainer replay", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument("--step", type=int, required=True, help="the optimizer step; the first is 1")
     options = parser.parse_args(argv)

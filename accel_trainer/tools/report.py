@@ -5,7 +5,6 @@ The page needs nothing but a browser: it loads nothing and runs no script.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -18,6 +17,7 @@ from typing import Any
 from .. import storage
 from ..errors import OutputError
 from .figures import DARK, LIGHT, NUM_SERIES, Chart
+from .parser import CommandParser
 from .pictures import MAX_EXAMINED, draw_samples, find_mistakes, load_run_images
 from .run_reader import RunReader, read_run
 from .settings import changed_settings, differing_settings, flatten
@@ -28,7 +28,7 @@ _EXAMPLE = "example: accel-trainer report runs/first runs/second --to report.htm
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page and its charts, and print where they are."""
-    parser = argparse.ArgumentParser(prog="accel-trainer report", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(prog="accel-trainer report", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder")
     parser.add_argument("--to", type=Path, help="the file to write; default: report.html in the first run")
     options = parser.parse_args(argv)

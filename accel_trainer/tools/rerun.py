@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 from ..checkpoint_files import list_checkpoints, read_manifest
 from ..errors import CheckpointError, ExitCode, OutputError
 from .diff import compare
+from .parser import CommandParser
 from .processes import recipe_process, recorded_start
 from .run_reader import RunReader, read_run
 
@@ -22,7 +22,7 @@ _LOOK_S = 0.2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Start the run's recipe with its `config.yaml`; return 0 if the final weights have the same hash, else 1."""
-    parser = argparse.ArgumentParser(prog="accel-trainer rerun", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(prog="accel-trainer rerun", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument("--output-dir", type=Path, help="where to train it again; default: RUN-rerun")
     options = parser.parse_args(argv)

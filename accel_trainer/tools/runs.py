@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import OutputError
+from .parser import CommandParser
 from .run_reader import RunReader, read_run
 from .tables import format_duration, format_number, print_table
 
@@ -17,7 +17,7 @@ _EXAMPLE = "example: accel-trainer runs runs --sort best"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(prog="accel-trainer runs", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(prog="accel-trainer runs", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="default: runs")
     parser.add_argument(
         "--sort", choices=_COLUMNS, default="name", help="the column to sort by; best comes first"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -11,11 +10,14 @@ from typing import Any
 
 from ..errors import ExitCode, OutputError
 from ..run_folder import RunLock
+from .parser import CommandParser
+
+_EXAMPLE = "example: accel-trainer status runs/first --exit-code"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the state of a run; with `--exit-code`, leave with the code that the run ended with."""
-    parser = argparse.ArgumentParser(prog="accel-trainer status", description=__doc__)
+    parser = CommandParser(prog="accel-trainer status", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument("--exit-code", action="store_true", help="exit as the run did; 0 while it runs")
     options = parser.parse_args(argv)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -14,6 +13,7 @@ from .. import storage
 from ..config import config_to_dict, diff_config
 from ..errors import ConfigError, ExitCode, OutputError
 from ..run_folder import prepare_directory, writes_to
+from .parser import CommandParser
 from .plan import find_config_class
 from .processes import recipe_process
 from .run_reader import RunReader, read_run
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train what is not trained yet, one run after another, and print the table. Start it again to go on."""
     argv = list(sys.argv[1:] if argv is None else argv)
     recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="accel-trainer sweep RECIPE.py",
         description=f"{__doc__} A flag that takes one value and is given several is swept, all combinations.",
         epilog=_EXAMPLE,

@@ -5,7 +5,6 @@ It runs `model.py` of the export in a process that cannot import accel_trainer: 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import subprocess
@@ -23,6 +22,7 @@ from ..hub import find_export
 from ..vision import load_images
 from ..vision.bad_images import WHATEVER_WAS_KEPT
 from .export import export
+from .parser import CommandParser
 from .run_reader import read_run
 from .tables import format_number, is_share
 
@@ -33,7 +33,7 @@ _EXAMPLE = "example: accel-trainer verify model --dataset cifar10"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print each number as reported and as measured; return 1 if one differs or a weight was changed."""
-    parser = argparse.ArgumentParser(prog="accel-trainer verify", description=__doc__, epilog=_EXAMPLE)
+    parser = CommandParser(prog="accel-trainer verify", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("folder", type=Path, help="what `export` wrote, or a finished run")
     parser.add_argument("--dataset", help="name or folder; default: what the model was trained on")
     parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"))

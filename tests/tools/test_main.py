@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from accel_trainer.tools.main import main
+from accel_trainer.tools.main import find_commands, main
 
 
 def test_without_a_command_each_is_listed_with_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,4 +35,53 @@ def test_only_the_command_that_is_called_is_imported() -> None:
         "print([name for name in sys.modules if name.startswith('accel_trainer.tools.')])"
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "['accel_trainer.tools.main', 'accel_trainer.tools.status']"
+    loaded = [f"accel_trainer.tools.{name}" for name in ("main", "parser", "status")]
+    assert run.stdout.strip() == str(loaded)
+
+
+@pytest.mark.parametrize("name", sorted(find_commands()))
+def test_the_help_of_a_command_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"accel-trainer {name} " in shown.partition("example")[2]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["runs", "--sotr", "best"], "unrecognized arguments: --sotr: did you mean --sort?"),
+        (["runs", "--sort", "bset"], "see accel-trainer runs --help"),
+        (["replay", "runs/first"], "the following arguments are required: --step: see accel-trainer replay --help"),
+        (["sweep", "recipes/minimal.py", "--vlues", "x"], "unknown flag --vlues"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_flag_is_one_line_that_names_the_nearest(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(typed) == 64
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_shell_completes_commands_their_flags_and_files(tmp_path: Path) -> None:
+    door = [sys.executable, "-c", "from accel_trainer.tools.main import main; raise SystemExit(main())"]
+    done = subprocess.run([*door, "completion", "bash"], capture_output=True, text=True, check=True)
+    script = tmp_path / "completion.bash"
+    script.write_text(done.stdout)
+
+    def complete(*words: str) -> list[str]:
+        line = (
+            f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _accel_trainer; "
+        )
+        shell = ["bash", "--norc", "-c", line + 'echo "${COMPREPLY[@]}"']
+        return subprocess.run(shell, capture_output=True, text=True, check=True).stdout.split()
+
+    assert complete("accel-trainer", "re") == ["replay", "report", "rerun"]
+    assert complete("accel-trainer", "runs", "--s") == ["--sort"]
+    assert complete("accel-trainer", "rerun", "--output") == ["--output-dir"]
+    assert complete("accel-trainer", "report", "runs/f") == [], (
+        "the shell's own completion of files takes over"
+    )

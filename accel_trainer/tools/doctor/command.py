@@ -31,7 +31,9 @@ from .together import examine_together
 
 RULES: tuple[Rule, ...] = (*preflight.RULES, *launching.RULES, *machine.RULES, *folder.RULES)
 
-_DESCRIPTION = "Look before leaping."
+_DESCRIPTION = """Look before leaping.
+
+example: accel-trainer doctor recipes/cifar.py --config recipes/configs/digits.yaml"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
