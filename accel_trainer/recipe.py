@@ -90,7 +90,7 @@ def build_trainer(
         f"run folder {run.folder}"
     )
     is_main = accelerator.is_main_process
-    progress = Progress(banner=banner, is_quiet=not is_main)
+    progress = Progress(banner=banner, is_quiet=config.run.quiet or not is_main)
     history = History(run.folder / "metrics.jsonl") if is_main else None
     trackers = Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(config))
     log = MetricsLog(
@@ -132,7 +132,7 @@ def build_trainer(
             *_stopping(run),
             log,
             progress,
-            AttemptLog(run.folder / "attempts.jsonl"),
+            AttemptLog(run.folder / "attempts.jsonl", show=progress.tell),
             RunRecord(run.folder, log=log, export_config=export_config or {}),
             *([profile] if config.run.profile else []),
             trackers,

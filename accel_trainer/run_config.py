@@ -52,6 +52,8 @@ class RunConfig:
     """Trace some steps and write where the time goes into `profile/` of the run folder."""
     dry_run: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False
     """Try it all: a step, an evaluation, a checkpoint, and on from there for another, in a folder that is gone then."""
+    quiet: Annotated[bool, tyro.conf.arg(aliases=["--quiet"])] = False
+    """Print warnings and errors alone. What the run leaves in its folder is the same."""
     debug: Annotated[bool, tyro.conf.arg(aliases=["--debug"])] = False
     """Show a traceback with an error."""
 

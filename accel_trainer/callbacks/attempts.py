@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +18,20 @@ class AttemptLog(Callback):
     """Appends a row when this process starts to train and one when it ends, on the main process.
 
     A start without an end was killed. No checkpoint holds these rows: they tell of the interruptions, which
-    what is trained does not depend on.
+    what is trained does not depend on. `show` is told how the attempt before this one ended.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, show: Callable[[str], None] = lambda text: None) -> None:
+        self._path, self._show = path, show
         self._history: History | None = None
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Note the start, unless there is nothing left to train."""
         if trainer.accelerator.is_main_process and not trainer.is_finished:
             self._history = History(self._path)
+            for row, _ in list(self._history.read(0))[-1:]:
+                ending = "was killed" if row["event"] == "start" else f"ended as {row['state']}"
+                self._show(f"the attempt before this one {ending}")
             self._write("start", trainer, {"num_processes": trainer.accelerator.num_processes})
 
     def on_fit_end(self, trainer: Trainer, result: RunResult) -> None:

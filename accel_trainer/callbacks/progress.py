@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
 
+from ..checkpoint_files import checkpoint_name
+from ..runtime import peak_memory_bytes
 from ..types import StepReport
 from .base import Callback
 
@@ -15,35 +20,41 @@ if TYPE_CHECKING:
     from ..trainer import RunResult, Trainer
 
 
+_BAR = "{desc} |{bar:16}| {n_fmt}/{total_fmt}{postfix}"  # a narrow terminal cuts off its end
+
+
 class Progress(Callback):
-    """Shows rows of numbers as they come (`show` is a sink of `MetricsLog`) and how far the run is."""
+    """Shows rows of numbers as they come (`show` is a sink of `MetricsLog`), how far the run is, and what is left.
+
+    The time left is that of this attempt's steps, with their logs and saves, for the steps that are left, and that of
+    its evaluations for those; before the first of them, it is left out.
+    """
 
     def __init__(self, *, banner: str, is_quiet: bool = False) -> None:
         self._banner, self._is_quiet = banner, is_quiet
         self._bar: tqdm[Any] | None = None
-        self._was_finished = False
-        self._num_steps, self._num_epochs = 0, 0
+        self._terminal = ExitStack()
+        self._num_evaluations = 0
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Show what is about to happen, and from where."""
-        if self._is_quiet:
-            return
-        state, steps_per_epoch = trainer.state, trainer.loader.plan.steps_per_epoch
-        self._num_epochs = trainer.config.num_epochs
+        self._trainer, self._first_step = trainer, trainer.state.optimizer_step
+        self._start_s = time.monotonic()
+        self._num_epochs, steps_per_epoch = trainer.config.num_epochs, trainer.loader.plan.steps_per_epoch
         self._num_steps = min(trainer.config.max_steps or sys.maxsize, self._num_epochs * steps_per_epoch)
-        print(self._banner)
-        self._was_finished = trainer.is_finished and state.optimizer_step > 0
-        if self._was_finished:
-            print(f"this run is finished: nothing left to train after step {state.optimizer_step}")
-        elif state.optimizer_step:
-            print(
-                f"continuing after step {state.optimizer_step}, epoch {state.epoch + 1} of {self._num_epochs}"
-            )
-        if sys.stderr.isatty() and not self._was_finished:
+        self.tell(self._banner)
+        if trainer.is_finished and self._first_step:
+            self.tell(f"this run is finished: nothing left to train after step {self._first_step}")
+            return
+        if self._first_step:
+            where = f"after step {self._first_step}, epoch {trainer.state.epoch + 1} of {self._num_epochs}"
+            self.tell(f"continuing {where}, from {checkpoint_name(trainer.state)}")
+        if sys.stderr.isatty() and not self._is_quiet:
+            self._terminal.enter_context(logging_redirect_tqdm())  # a warning gets a line of its own
             self._bar = tqdm(
                 total=self._num_steps,
-                initial=state.optimizer_step,
-                unit="step",
+                initial=self._first_step,
+                bar_format=_BAR,
                 dynamic_ncols=True,
                 file=sys.stderr,
             )
@@ -53,40 +64,56 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.update()
 
+    def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
+        """Count it: the time left includes those to come."""
+        self._num_evaluations += 1
+
     def show(self, row: Mapping[str, Any]) -> None:
         """Show a row of numbers."""
         if self._is_quiet:
             return
         epoch = f"epoch {row['epoch']}/{self._num_epochs}"
-        numbers = "  ".join(
-            f"{_short(name)} {_number(name, value)}" for name, value in row.items() if "/" in name
-        )
-        if self._bar is None:
-            print(f"{epoch}  step {row['optimizer_step']}/{self._num_steps}  {numbers}", flush=True)
-        elif row["event"] == "eval":
-            self._bar.write(f"{epoch}  {numbers}")
+        numbers = [f"{_short(name)} {_number(name, value)}" for name, value in row.items() if "/" in name]
+        left = ""
+        if row["event"] == "train":
+            numbers += [f"memory {peak_memory_bytes(self._trainer.accelerator) / 2**30:.1f} GiB"]
+            left = f"{tqdm.format_interval(self._left_s(row['optimizer_step']))} left"
+        if self._bar is not None and left:
+            self._bar.set_description_str(epoch, refresh=False)
+            self._bar.set_postfix_str("  ".join([left, *numbers]))
         else:
-            self._bar.set_description(epoch, refresh=False)
-            self._bar.set_postfix_str(numbers)
+            self.tell(
+                "  ".join([epoch, f"step {row['optimizer_step']}/{self._num_steps}", *numbers, left]).rstrip()
+            )
 
     def tell(self, text: str) -> None:
-        """Show some lines."""
-        if not self._is_quiet:
+        """Show some lines, above the bar if there is one."""
+        if self._bar is not None:
+            self._bar.write(text)
+        elif not self._is_quiet:
             print(text, flush=True)
+
+    def _left_s(self, optimizer_step: int) -> float:
+        config, steps_per_epoch = self._trainer.config, self._trainer.loader.plan.steps_per_epoch
+        period = config.evaluate_every_n_epochs * steps_per_epoch
+        return estimate_left_s(
+            time.monotonic() - self._start_s,
+            evaluation_s=self._trainer.watchdog.phase_s.get("evaluation", 0.0),
+            steps=(optimizer_step - self._first_step, self._num_steps - optimizer_step),
+            evaluations=(self._num_evaluations, -(-self._num_steps // period) - optimizer_step // period),
+        )
 
     def on_fit_end(self, trainer: Trainer, result: RunResult) -> None:
         """Show how it ended."""
         self._close()
-        if self._is_quiet:
-            return
         numbers = "  ".join(
             f"{_short(name)} {_number(name, value)}"
             for name, value in result.metrics.items()
             if isinstance(value, float)
         )
-        print(f"{result.state}: {result.stop_reason} at step {result.position.optimizer_step}  {numbers}")
+        self.tell(f"{result.state}: {result.stop_reason} at step {result.position.optimizer_step}  {numbers}")
         if result.best is not None:
-            print(f"best: {_short(result.best.metric)} {result.best.value:.4f} in {result.best.name}")
+            self.tell(f"best: {_short(result.best.metric)} {result.best.value:.4f} in {result.best.name}")
 
     def on_error(self, trainer: Trainer, error: BaseException) -> None:
         """Leave the terminal as it was."""
@@ -96,6 +123,15 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+        self._terminal.close()
+
+
+def estimate_left_s(
+    elapsed_s: float, *, evaluation_s: float, steps: tuple[int, int], evaluations: tuple[int, int]
+) -> float:
+    """Return the time left by the time so far; `steps` and `evaluations` are those done in it and those left."""
+    step_s = (elapsed_s - evaluation_s) / steps[0]
+    return step_s * steps[1] + evaluation_s / max(1, evaluations[0]) * evaluations[1]
 
 
 def _short(name: str) -> str:
