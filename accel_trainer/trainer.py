@@ -320,8 +320,10 @@ class Trainer:
                 self.metrics, self._evaluated_step = self.evaluate(), state.optimizer_step
             except EvaluationStopped:
                 return  # saved as not yet evaluated: a resume evaluates again
-            except MetricFailed:
-                self.save()  # so that the same command, once the metric is mended, has lost no step
+            except Exception as error:
+                # So that the same command, once this is mended, has lost no step. A failed metric is met by all.
+                if isinstance(error, MetricFailed) or self.accelerator.num_processes == 1:
+                    self.save()
                 raise
             is_best = self._take_best()
             self._notify("on_evaluate_end", self.metrics)

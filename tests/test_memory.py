@@ -309,10 +309,15 @@ class CrampedEvaluation(ClassificationTask):
         raise AssertionError
 
 
-def test_an_evaluation_names_its_own_flag(tmp_path: Path) -> None:
+def test_an_evaluation_names_its_own_flag_and_costs_no_step(tmp_path: Path) -> None:
     said = r"in the evaluation after step 5 with 10 per device .*: set --batch.eval-batch-size 5, which"
     with pytest.raises(ConfigError, match=said):
-        workload.train(make_config(tmp_path), task=CrampedEvaluation())
+        workload.train(make_config(tmp_path / "mended"), task=CrampedEvaluation())
+    newest = max((tmp_path / "mended" / "checkpoints").glob("step-*"))
+    assert newest.name.startswith("step-0000000005-"), "the epoch is not lost"
+    for name in ("mended", "whole"):
+        workload.train(make_config(tmp_path / name))
+    assert final_files(tmp_path / "mended") == final_files(tmp_path / "whole")
 
 
 class CrampedUpdate(Callback):
