@@ -46,6 +46,8 @@ def test_several_gpus_without_nccl_are_refused() -> None:
     assert find("NCCL_MISSING", has_nccl=True, num_gpus=4, environ=FOUR) is None
     assert find("NCCL_MISSING", has_nccl=False, num_gpus=0, environ=FOUR) is None
     assert find("NCCL_MISSING", has_nccl=False, num_gpus=4) is None
+    on_cpu = FOUR | {"ACCELERATE_USE_CPU": "true"}
+    assert find("NCCL_MISSING", has_nccl=False, num_gpus=4, environ=on_cpu) is None
     by_gloo = RecipeConfig(runtime=RuntimeConfig(backend="gloo"))
     assert find("NCCL_MISSING", by_gloo, has_nccl=False, num_gpus=4, environ=FOUR) is None
 
