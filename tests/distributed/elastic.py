@@ -1,4 +1,4 @@
-"""A small run, one of whose processes kills itself, or its machine, at given places, attempt after attempt.
+"""A small run whose last process of a machine kills itself, or the machine, at given places, attempt after attempt.
 
 torchrun --nproc_per_node 2 --max_restarts 5 -m tests.distributed.elastic FOLDER --kill step-2 start step-4
 """
@@ -6,14 +6,25 @@ torchrun --nproc_per_node 2 --max_restarts 5 -m tests.distributed.elastic FOLDER
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import psutil
+from torch import nn
 
-from accel_trainer import BatchConfig, Callback, RecipeConfig, main, process_group
+from accel_trainer import (
+    Batch,
+    BatchConfig,
+    Callback,
+    ClassificationTask,
+    RecipeConfig,
+    StepOutput,
+    main,
+    process_group,
+)
 from tests import workload
 
 
@@ -41,26 +52,51 @@ def kill_siblings() -> None:
             process.kill()
 
 
+class Samples(ClassificationTask, Callback):
+    """Writes down the samples of each step, as one line per process."""
+
+    def __init__(self, path: Path, attempt: int) -> None:
+        super().__init__()
+        self._path, self._attempt = path, attempt
+        self._ids: list[int] = []
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        self._ids += batch.sample_ids.tolist()
+        return super().train_step(model, batch)
+
+    def on_step_end(self, trainer: Any, report: Any) -> None:
+        row = {"attempt": self._attempt, "step": report.optimizer_step, "samples": self._ids}
+        self._ids = []
+        with self._path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
 def command_line() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument(
         "--kill", nargs="*", default=[], help="one place per attempt: start, step-N, machine-N"
     )
-    parser.add_argument("--rank", type=int, help="whose; default: the last")
+    parser.add_argument("--samples", type=Path, help="where to write down who trained on what")
     parser.add_argument("--batch-size", type=int, default=16)
     options = parser.parse_args()
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    victim = int(os.environ.get("WORLD_SIZE", 1)) - 1 if options.rank is None else options.rank
-    is_victim = int(os.environ.get("RANK", 0)) == victim
-    place = options.kill[attempt] if is_victim and attempt < len(options.kill) else ""
+    environ = os.environ
+    attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    is_last = int(environ.get("LOCAL_RANK", 0)) == int(environ.get("LOCAL_WORLD_SIZE", 1)) - 1
+    place = options.kill[attempt] if is_last and attempt < len(options.kill) else ""
     if place == "start":
         process_group.rendezvous = lambda *args, **keywords: kill()  # type: ignore[assignment]
     what, _, step = place.partition("-")
-    callbacks = (KillAfterStep(int(step), with_launcher=what == "machine"),) if step else ()
+    samples = None if options.samples is None else Samples(options.samples, attempt)
+    callbacks = [] if samples is None else [samples]
+    if step:
+        callbacks.append(KillAfterStep(int(step), with_launcher=what == "machine"))
     batch = BatchConfig(per_device_batch_size=options.batch_size, eval_batch_size=10)
     config = workload.make_config(options.folder, batch=batch)
-    main(lambda _: workload.train(config, callbacks=callbacks), RecipeConfig, description="", argv=[])
+    main(
+        lambda _: workload.train(config, task=samples, callbacks=tuple(callbacks)),
+        RecipeConfig, description="", argv=[],
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

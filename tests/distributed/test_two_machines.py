@@ -70,9 +70,13 @@ def test_a_machine_that_is_lost_ends_the_run_on_the_other_and_the_same_commands_
     machines: Machines, processes_each: int, lost: int
 ) -> None:
     def launch(*kill: str) -> list[Launch]:
-        return [machines.start(n, "accelerate", *kill, processes_each=processes_each) for n in (0, 1)]
+        options = [kill if machine == lost else () for machine in (0, 1)]
+        return [
+            machines.start(machine, "accelerate", *options[machine], processes_each=processes_each)
+            for machine in (0, 1)
+        ]
 
-    first = launch("--kill", "machine-4", "--rank", str(lost * processes_each))
+    first = launch("--kill", "machine-4")
     codes = [machine.wait() for machine in first]
     survivor = first[1 - lost].output
     assert codes[lost] == -signal.SIGKILL
