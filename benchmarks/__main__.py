@@ -14,6 +14,7 @@ NAMES = (
     "evaluation",
     "checkpointing",
     "startup",
+    "scaling",
     "cpu_cifar",
     "gpu_cifar",
 )

@@ -1,0 +1,176 @@
+"""How a step scales with processes, each with the same batch: measured for 1, 2 and 4, predicted for more."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from accel_trainer import BatchConfig, RuntimeConfig, launch
+from accel_trainer.collectives import barrier, leave
+from accel_trainer.runtime import start_accelerator
+from accel_trainer.vision import (
+    AugmentConfig,
+    ImageLoader,
+    ImageSplit,
+    ModelConfig,
+    Normalization,
+    build_model,
+)
+
+from . import results
+from .cost_model import CostModel
+
+PROCESSES = (1, 2, 4)
+PREDICTED = (8, 16, 32, 64, 128, 256, 512, 1024)
+PARTS = ("data_s", "compute_s", "synchronised_s", "all_reduce_s", "message_s")
+
+
+def measure(batch_size: int, num_steps: int) -> results.Row:
+    """Return medians over steps, each of whose parts all processes begin together. Runs in every process."""
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    split = ImageSplit(
+        images=torch.randint(0, 256, (4096, 3, 32, 32), dtype=torch.uint8),
+        labels=torch.randint(0, 10, (4096,)),
+        num_classes=10,
+    )
+    plan = BatchConfig(per_device_batch_size=batch_size).plan(4096, num_processes=accelerator.num_processes)
+    loader = ImageLoader(
+        split, plan=plan, process_index=accelerator.process_index, seed=0, augment=AugmentConfig(),
+        normalization=Normalization(mean=(0.5,) * 3, std=(0.25,) * 3), device=accelerator.device,
+    )  # fmt: skip
+    plain = build_model(ModelConfig(name="resnet8"), in_channels=3, num_classes=10)
+    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9))
+    gradients, number = torch.zeros(sum(p.numel() for p in plain.parameters())), torch.zeros(1)
+    is_alone = accelerator.num_processes == 1
+
+    def step(batch: Any, *, is_synchronised: bool) -> None:
+        with nullcontext() if is_synchronised or is_alone else model.no_sync():
+            torch.nn.functional.cross_entropy(model(batch.inputs), batch.targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def timed(action: Callable[[], object]) -> float:
+        barrier(accelerator)
+        start_s = time.perf_counter()
+        action()
+        return time.perf_counter() - start_s
+
+    samples: dict[str, list[float]] = {name: [] for name in PARTS}
+    windows = (window for epoch in range(10**6) for window in loader.windows(epoch, 0))
+    for _ in range(num_steps):
+        start_s = time.perf_counter()
+        batch = next(windows).micro_batches[0]
+        samples["data_s"].append(time.perf_counter() - start_s)
+        samples["compute_s"].append(timed(lambda batch=batch: step(batch, is_synchronised=False)))
+        samples["synchronised_s"].append(timed(lambda batch=batch: step(batch, is_synchronised=True)))
+        for name, tensor in (("all_reduce_s", gradients), ("message_s", number)):
+            samples[name].append(0.0 if is_alone else timed(lambda tensor=tensor: dist.all_reduce(tensor)))
+    leave(accelerator)
+    settled = {name: statistics.median(values[len(values) // 4 :]) for name, values in samples.items()}
+    return {**settled, "bytes": gradients.numel() * gradients.element_size()}
+
+
+def fit(one: results.Row, two: results.Row) -> CostModel:
+    """Return the model that one process and two determine."""
+    latency_s = two["message_s"] / 2
+    unhidden = max(0.0, two["synchronised_s"] - two["compute_s"]) / two["all_reduce_s"]
+    return CostModel(
+        compute_s=one["compute_s"],
+        data_s=one["data_s"],
+        gradient_bytes=one["bytes"],
+        bytes_per_s=one["bytes"] / max(1e-9, two["all_reduce_s"] - two["message_s"]),
+        latency_s=latency_s,
+        overlap=max(0.0, 1 - unhidden),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--batch-size", type=int, default=32, help="of each process")
+    parser.add_argument("--processes", type=int, help="measure once with these, and print it as JSON")
+    options = parser.parse_args()
+    if options.processes:
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+        row = launch(measure, options.batch_size, options.steps, num_processes=options.processes)
+        print(json.dumps(row))
+        return
+    started = results.environment()
+    arguments = ("--steps", str(options.steps), "--batch-size", str(options.batch_size))
+    measured = results.interleave(
+        [str(number) for number in PROCESSES],
+        lambda number: results.in_process("scaling", "--processes", number, *arguments),
+        repeats=options.repeats,
+    )
+    rows = {
+        number: {
+            name: statistics.median(row[name] for row in measured[str(number)]) for name in (*PARTS, "bytes")
+        }
+        for number in PROCESSES
+    }
+    model = fit(rows[1], rows[2])
+    cores = os.cpu_count() or 1
+    table = [describe(rows[number], number, model, cores, options) for number in PROCESSES]
+    error = table[-1]["error"]
+    results.write(
+        "scaling",
+        title="Scaling",
+        how=f"ResNet-8 on 32x32 images, {options.batch_size} images and one thread per process, gloo on loopback. "
+        "Compute is a step without synchronisation, communication what synchronising adds to it; each begins after a "
+        "barrier. Medians over steps and repeats. Four processes share two cores here, and so compute in turn: the "
+        "model is told that, and of it is shown how well it foretells a number of processes that it was not fitted to. "
+        "The second table is for cores and a network like these, one process per core.",
+        tables={
+            "Measured": table,
+            "Predicted (`benchmarks/cost_model.py`)": [
+                {
+                    "processes": number,
+                    "step ms": 1e3 * model.step_s(number),
+                    "all-reduce alone ms": 1e3 * model.all_reduce_s(number),
+                    "efficiency": model.efficiency(number),
+                    "images/s": number * options.batch_size / model.step_s(number),
+                }
+                for number in PREDICTED
+            ],
+        },
+        goals=[
+            f"Fitted to one and two processes: {model.bytes_per_s / 1e6:.0f} MB/s, {1e6 * model.latency_s:.0f} us a "
+            f"message, {model.overlap:.0%} of the all-reduce hidden behind backward.",
+            f"Four processes, not fitted: a step is predicted {abs(error):.0%} too {'long' if error > 0 else 'short'}. "
+            "Nothing beyond four has been measured, on GPUs or otherwise.",
+        ],
+        started=started,
+    )
+
+
+def describe(
+    row: results.Row, number: int, model: CostModel, cores: int, options: argparse.Namespace
+) -> results.Row:
+    step_s = row["data_s"] + row["synchronised_s"]
+    predicted_s = model.step_s(number, processes_per_core=number / cores)
+    return {
+        "processes": number,
+        "step ms": 1e3 * step_s,
+        "data ms": 1e3 * row["data_s"],
+        "compute ms": 1e3 * row["compute_s"],
+        "communication ms": 1e3 * max(0.0, row["synchronised_s"] - row["compute_s"]),
+        "all-reduce alone ms": 1e3 * row["all_reduce_s"],
+        "images/s": number * options.batch_size / step_s,
+        "predicted step ms": 1e3 * predicted_s,
+        "error": predicted_s / step_s - 1,
+        "n": options.repeats,
+    }
+
+
+if __name__ == "__main__":
+    main()
