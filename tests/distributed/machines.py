@@ -75,7 +75,7 @@ class Launch:
     def wait(self) -> int:
         """Return the exit code, once all of its processes have ended."""
         try:
-            return self.process.wait(100)
+            return self.process.wait(200)
         finally:
             self.process.kill()
 

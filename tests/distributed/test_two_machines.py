@@ -15,7 +15,7 @@ from tests.test_exactness import final_files
 
 from .machines import Launch, Machines, in_namespaces
 
-pytestmark = pytest.mark.timeout(300)  # up to four launchers and four processes, twice
+pytestmark = pytest.mark.timeout(600)  # up to four launchers and four processes, twice
 
 
 @pytest.fixture
