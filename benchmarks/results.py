@@ -43,9 +43,12 @@ def environment() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "load_average": round(os.getloadavg()[0], 1),
         "versions": versions,
-        "commit": _git("rev-parse", "--short", "HEAD")
-        + ("+" if _git("status", "--porcelain", "-uno") else ""),
+        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git(*_CHANGES) else ""),
     }
+
+
+# Of the code: what the benchmark before this one wrote makes no other commit of it.
+_CHANGES = ("status", "--porcelain", "-uno", ".", ":!benchmarks/results", ":!*README.md")
 
 
 def _git(*arguments: str) -> str:
@@ -74,6 +77,16 @@ def write(
     (FOLDER / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     write_readme()
     print(_section(name, result))
+
+
+def measured_before(name: str, *, now: Mapping[str, Any]) -> dict[str, list[Row]]:
+    """Return the tables of `results/<name>.json` if they belong to this commit, hardware and software; else none."""
+    path = FOLDER / "results" / f"{name}.json"
+    if not path.exists():
+        return {}
+    result = json.loads(path.read_text())
+    is_same = all(result["environment"][key] == now[key] for key in ("cpu", "gpu", "versions", "commit"))
+    return dict(result["tables"]) if is_same else {}
 
 
 def readme() -> str:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import results
+from benchmarks import gpu_cifar, results
 from benchmarks.__main__ import NAMES
 from benchmarks.input_pipeline import write_noise
 
@@ -45,3 +45,31 @@ def test_a_benchmark_runs_with_tiny_sizes(
     assert (tmp_path / "results" / f"{name}.json").exists() == is_measured
     if is_measured:
         assert results.readme() == (tmp_path / "README.md").read_text()
+
+
+def test_what_a_time_limit_cut_off_goes_on_with_the_parts_that_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    now = results.environment()
+    assert results.measured_before("part", now=now) == {}
+    tables = {"one": [{"loop": "ours", "n": 1}]}
+    results.write("part", title="", how="", tables=tables, started=now)
+    assert results.measured_before("part", now={**now, "load_average": 9.0}) == tables
+    for other in ("cpu", "gpu", "versions", "commit"):
+        assert results.measured_before("part", now={**now, other: "another"}) == {}
+
+
+def test_a_measured_part_on_a_gpu_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    monkeypatch.setattr(gpu_cifar, "measure", lambda *part, **sizes: [{"loop": part[0], "n": 1}])
+    gpu_cifar.write({"resnet8, batch 8": [{"loop": "earlier", "n": 1}]}, results.environment())
+    monkeypatch.setattr(gpu_cifar, "write", lambda tables, started: written.append(list(tables)))
+    monkeypatch.setattr(gpu_cifar, "HAS_GPU", True)
+    monkeypatch.setattr(gpu_cifar, "noise", lambda num: None)
+    monkeypatch.setattr(sys, "argv", ["gpu_cifar", "--models", "resnet8", "--batch-sizes", "8", "16"])
+    written: list[list[str]] = []
+    gpu_cifar.main()
+    assert written == [["resnet8, batch 8", "resnet8, batch 16"]]
