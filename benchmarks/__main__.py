@@ -17,6 +17,7 @@ NAMES = (
     "scaling",
     "cpu_cifar",
     "gpu_cifar",
+    "gpu_records",
 )
 
 

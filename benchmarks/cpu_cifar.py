@@ -10,26 +10,19 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from . import results
+from . import recipe, results
 
 CONFIG = results.ROOT / "recipes" / "configs" / "cifar10_cpu.yaml"
 
 
 def run_ours(dataset: str, cache_dir: Path, seed: int, max_steps: int | None) -> results.Row:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "recipes/cifar.py", "--config", str(CONFIG), "--dataset", dataset]
-        command += ["--seed", str(seed), "--output-dir", folder, "--cache-dir", str(cache_dir)]
-        command += [] if max_steps is None else ["--max-steps", str(max_steps)]
-        start = time.perf_counter()
-        subprocess.run(command, cwd=results.ROOT, check=True, stdout=subprocess.DEVNULL)
-        wall_s = time.perf_counter() - start
-        record = json.loads((Path(folder) / "result.json").read_text())
-    return {"accuracy": record["metrics"]["eval/accuracy"], "wall_s": wall_s}
+    flags = [] if max_steps is None else ["--max-steps", str(max_steps)]
+    record = recipe.train(CONFIG, dataset=dataset, cache_dir=cache_dir, seed=seed, flags=flags)
+    return {"accuracy": record["metrics"]["eval/accuracy"], "wall_s": record["process_s"]}
 
 
 def run_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None) -> results.Row:

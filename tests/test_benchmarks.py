@@ -4,9 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu_cifar, results
+from accel_trainer.vision import load_images
+from benchmarks import gpu_cifar, gpu_records, results
 from benchmarks.__main__ import NAMES
 from benchmarks.input_pipeline import write_noise
+
+pytestmark = pytest.mark.timeout(300)  # most start whole trainings in processes of their own
+
+# What airbench prints, of the images where it reads them.
+AIRBENCH = """
+import torch
+data = torch.load("cifar10/train.pt")
+assert data["images"].shape == (256, 32, 32, 3) and data["images"].dtype == torch.uint8
+print("|  run     |  epoch  |  train_acc  |  val_acc  |  tta_val_acc  |  time_seconds  |")
+for run in ("warmup", 0, 1, 2):
+    print(f"|  {run}  |  0  |  0.5  |  0.5  |    |  1.0  |")
+    print(f"|  {run}  |  eval  |  0.9  |  0.9  |  0.94{0 if run == 'warmup' else run}  |  2.5  |", flush=True)
+while True:
+    pass
+"""
+TINY_RECIPE = "model: {name: resnet8}\ntrainer: {num_epochs: 1}\n"
 
 TINY = {
     "overhead": ["--loops", "raw", "ours, all on", "--repeats", "1", "--steps", "8", "--resnet-repeats", "0"],
@@ -16,6 +33,7 @@ TINY = {
     "startup": ["--repeats", "1"],
     "cpu_cifar": ["--seeds", "1", "--max-steps", "1"],
     "gpu_cifar": [],
+    "gpu_records": [],
 }
 
 
@@ -41,7 +59,7 @@ def test_a_benchmark_runs_with_tiny_sizes(
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", [name, *options])
     importlib.import_module(f"benchmarks.{name}").main()
-    is_measured = name not in ("cpu_cifar", "gpu_cifar")  # the one is cut short, the other has no GPU here
+    is_measured = name not in ("cpu_cifar", "gpu_cifar", "gpu_records")  # cut short, and without a GPU
     assert (tmp_path / "results" / f"{name}.json").exists() == is_measured
     if is_measured:
         assert results.readme() == (tmp_path / "README.md").read_text()
@@ -73,3 +91,27 @@ def test_a_measured_part_on_a_gpu_is_not_measured_again(
     written: list[list[str]] = []
     gpu_cifar.main()
     assert written == [["resnet8, batch 8", "resnet8, batch 16"]]
+
+
+def test_airbench_runs_beside_the_recipe_and_a_second_start_trains_the_seeds_that_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_noise(tmp_path, num_train=256)
+    (tmp_path / "airbench.py").write_text(AIRBENCH)
+    (tmp_path / "recipe.yaml").write_text(TINY_RECIPE)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    arguments = ["gpu_records", "--dataset", str(tmp_path), "--cache-dir", str(tmp_path / "cache")]
+    arguments += ["--airbench", str(tmp_path / "airbench.py"), "--config", str(tmp_path / "recipe.yaml")]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--seeds", "2"])
+    images = load_images(str(tmp_path), cache_dir=tmp_path / "cache")
+    theirs = gpu_records.run_airbench(tmp_path / "airbench.py", images, 2)
+    assert [(run["accuracy"], run["training_s"]) for run in theirs] == [(0.940, 2.5), (0.941, 2.5)]
+    gpu_records.write({"airbench": theirs, "ours": [theirs[0]]}, results.environment())
+    gpu_records.main()
+    rows = {
+        row["training"]: row
+        for row in results.measured_before("gpu_records", now=results.environment())[gpu_records.PART]
+    }
+    assert rows["airbench"]["samples"] == theirs
+    assert rows["ours"]["n"] == 2
+    assert rows["ours"]["samples"][1]["training_s"] > 0
