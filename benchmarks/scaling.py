@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -70,10 +71,10 @@ def measure(batch_size: int, num_steps: int) -> results.Row:
         start_s = time.perf_counter()
         batch = next(windows).micro_batches[0]
         samples["data_s"].append(time.perf_counter() - start_s)
-        samples["compute_s"].append(timed(lambda batch=batch: step(batch, is_synchronised=False)))
-        samples["synchronised_s"].append(timed(lambda batch=batch: step(batch, is_synchronised=True)))
+        samples["compute_s"].append(timed(partial(step, batch, is_synchronised=False)))
+        samples["synchronised_s"].append(timed(partial(step, batch, is_synchronised=True)))
         for name, tensor in (("all_reduce_s", gradients), ("message_s", number)):
-            samples[name].append(0.0 if is_alone else timed(lambda tensor=tensor: dist.all_reduce(tensor)))
+            samples[name].append(0.0 if is_alone else timed(partial(dist.all_reduce, tensor)))
     leave(accelerator)
     settled = {name: statistics.median(values[len(values) // 4 :]) for name, values in samples.items()}
     return {**settled, "bytes": gradients.numel() * gradients.element_size()}
