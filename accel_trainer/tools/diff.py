@@ -15,7 +15,7 @@ from .tables import format_number
 # Where a run lives, when, by what command and where its processes met: never the reason of a result.
 _EVERY_RUN_ITS_OWN = (
     "run.", "cache_dir", "started", "command", "config_origins", "variables.MASTER_", "variables.TORCHELASTIC_",
-    "variables.SLURM_",
+    "variables.SLURM_", "variables.ACCELERATE_USE_CPU",
 )  # fmt: skip
 _RESULTS = ("optimizer_step", "images_per_s", "wall_s")
 _EXAMPLE = "example: accel-trainer diff runs/baseline runs/more-augmentation"

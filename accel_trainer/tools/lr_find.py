@@ -15,9 +15,10 @@ from pathlib import Path
 from .. import storage
 from ..config import parse_config
 from ..errors import ConfigError, ExitCode, OutputError
+from .launch import signals_handed_on
 from .parser import CommandParser
 from .plan import find_config_class
-from .processes import recipe_process
+from .processes import start_recipe
 from .run_reader import read_run
 
 _EXAMPLE = "example: accel-trainer lr-find recipes/cifar.py --config recipes/configs/digits.yaml"
@@ -94,7 +95,10 @@ def _measure(command: Sequence[str], num_processes: int) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="lr-find-") as temporary:
         folder = Path(temporary) / "run"
         command = [*command, "--output-dir", str(folder)]
-        with recipe_process(command, num_processes=num_processes, output=subprocess.DEVNULL) as process:
+        with (
+            signals_handed_on(),
+            start_recipe(command, num_processes=num_processes, output=subprocess.DEVNULL) as process,
+        ):
             code = process.wait()
         if code not in (ExitCode.DONE, ExitCode.DIVERGED):
             raise OutputError("LR_FIND", f"the run ended with exit code {code}, see above")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from ..errors import OutputError
-from .launch import signals_handed_on
 
 _LAUNCH = (
     "-m", "accel_trainer.tools.launch", "--multi_gpu", "--num_machines", "1", "--main_process_port", "0",
@@ -19,16 +17,15 @@ _LAUNCH = (
 )  # fmt: skip
 
 
-@contextmanager
-def recipe_process(
+def start_recipe(
     command: Sequence[str],
     *,
     num_processes: int = 1,
     directory: Path | None = None,
     variables: Mapping[str, str] | None = None,
     output: IO[Any] | int | None = None,
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a recipe and its flags; signals to this process reach it, and it does not outlive this process.
+) -> subprocess.Popen[bytes]:
+    """Start a recipe and its flags inside `signals_handed_on`; it does not outlive this process.
 
     `variables` are added to the environment, `directory` is where it runs (None: here), and `output` is
     where its stdout goes (None: where this process's does).
@@ -36,18 +33,14 @@ def recipe_process(
     environment = {**os.environ, "ACCEL_TRAINER_LAUNCHER": str(os.getpid()), **(variables or {})}
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     several = [*_LAUNCH, "--num_processes", str(num_processes), "--mixed_precision", precision]
-    with (
-        signals_handed_on(),
-        subprocess.Popen(
-            [sys.executable, *(several if num_processes > 1 else []), *command],
-            cwd=directory, env=environment, stdout=output,
-        ) as process,
-    ):  # fmt: skip
-        yield process
+    launcher = several if num_processes > 1 else []
+    return subprocess.Popen(
+        [sys.executable, *launcher, *command], cwd=directory, env=environment, stdout=output
+    )
 
 
 def recorded_start(environment: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return what `recipe_process` needs to start again what made a run, by its `environment.json`.
+    """Return what `start_recipe` needs to start again what made a run, by its `environment.json`.
 
     Raises:
         OutputError: it does not say.

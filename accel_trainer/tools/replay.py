@@ -11,8 +11,9 @@ from typing import Any
 
 from ..checkpoint_files import list_checkpoints
 from ..run_folder import prepare_directory
+from .launch import signals_handed_on
 from .parser import CommandParser
-from .processes import recipe_process, recorded_start
+from .processes import recorded_start, start_recipe
 from .run_reader import read_run
 
 _EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = prepare_directory(Path(temporary) / "run")
         command = [*environment["command"]["arguments"], *_flags(run, options.step, folder)]
-        with recipe_process(command, **start, output=subprocess.DEVNULL) as process:
+        with signals_handed_on(), start_recipe(command, **start, output=subprocess.DEVNULL) as process:
             code = process.wait()
         record = folder / f"nonfinite-step-{options.step:010d}.json"
         if record.exists():

@@ -11,8 +11,9 @@ from pathlib import Path
 from ..checkpoint_files import list_checkpoints, read_manifest
 from ..errors import CheckpointError, ExitCode, OutputError
 from .diff import compare
+from .launch import signals_handed_on
 from .parser import CommandParser
-from .processes import recipe_process, recorded_start
+from .processes import recorded_start, start_recipe
 from .run_reader import RunReader, read_run
 
 _EXAMPLE = "example: accel-trainer rerun runs/first --output-dir runs/first-again"
@@ -31,7 +32,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     final = _final_weights(run)  # before any work: a run that has none cannot be compared with
     command = _command(run, folder)
     print(f"training {run.name} again in {folder}", flush=True)
-    with recipe_process(command, **recorded_start(run.environment, options.run)) as process:
+    with (
+        signals_handed_on(),
+        start_recipe(command, **recorded_start(run.environment, options.run)) as process,
+    ):
         _warn_as_it_starts(run, folder, process)
         code = process.wait()
     if code:

@@ -13,9 +13,10 @@ from .. import storage
 from ..config import config_to_dict, diff_config
 from ..errors import ConfigError, ExitCode, OutputError
 from ..run_folder import prepare_directory, writes_to
+from .launch import signals_handed_on
 from .parser import CommandParser
 from .plan import find_config_class
-from .processes import recipe_process
+from .processes import start_recipe
 from .run_reader import RunReader, read_run
 from .tables import format_number, print_table
 from .trials import Trial, plan_trials
@@ -55,26 +56,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(recipe: Path, trials: Sequence[Trial], num_processes: int) -> Iterator[int]:
-    """Train the runs that are not finished; yield the exit code of each, up to one that was stopped from outside."""
-    for number, trial in enumerate(trials, 1):
-        where = f"[{number}/{len(trials)}] {trial.folder.name}"
-        if _finished_run(trial) is not None:
-            print(f"{where}: finished before")
-            continue
-        log = trial.folder.with_name(f"{trial.folder.name}.log")
-        print(f"{where}: training, its lines are in {log}", flush=True)
-        with (
-            log.open("wb") as output,
-            recipe_process(
-                [str(recipe), *trial.flags], num_processes=num_processes, output=output
-            ) as process,
-        ):
-            code = process.wait()
-        if code:
-            print(f"{where}: exit code {code}", flush=True)
-        yield code
-        if code == ExitCode.PREEMPTED:
-            return
+    """Train the runs that are not finished; yield the exit code of each, up to one that a signal came to."""
+    with signals_handed_on() as received:
+        for number, trial in enumerate(trials, 1):
+            where = f"[{number}/{len(trials)}] {trial.folder.name}"
+            if _finished_run(trial) is not None:
+                print(f"{where}: finished before")
+                continue
+            log = trial.folder.with_name(f"{trial.folder.name}.log")
+            print(f"{where}: training, its lines are in {log}", flush=True)
+            command = [str(recipe), *trial.flags]
+            with (
+                log.open("wb") as output,
+                start_recipe(command, num_processes=num_processes, output=output) as process,
+            ):
+                code = process.wait()
+            if received:
+                print("stopped by a signal: start the same command again to go on", flush=True)
+                yield ExitCode.PREEMPTED
+                return
+            if code:
+                print(f"{where}: exit code {code}", flush=True)
+            yield code
 
 
 def _finished_run(trial: Trial) -> RunReader | None:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def start(recipe: Path, *flags: object, launcher: tuple[str, ...] = ()) -> None:
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true"}
+    environment = {**os.environ, **({"ACCELERATE_USE_CPU": "true"} if launcher else {})}
     command = [sys.executable, *launcher, str(recipe), "--runtime.num-threads", "1", *map(str, flags)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,3 +109,20 @@ def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.
     assert code == 1
     assert "batch-size-1000: exit code 64" in out
     assert out.splitlines()[-1].split()[:3] == ["128", "1", "eval/accuracy"]
+
+
+def test_a_signal_ends_the_sweep_whatever_becomes_of_the_run_and_the_same_command_goes_on(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "sweep"
+    door = "from accel_trainer.tools.main import main; raise SystemExit(main())"
+    flags = ["--seed", "0", "1", "--epochs", "1", "--output-dir", str(folder)]
+    command = [sys.executable, "-c", door, "sweep", str(ROOT / "recipes" / "minimal.py"), *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sweep:
+        assert sweep.stdout is not None
+        assert "seed-0: training" in sweep.stdout.readline()
+        sweep.send_signal(signal.SIGTERM)  # while the run still starts, and has no handlers
+        rest = sweep.stdout.read()
+        assert sweep.wait() == 75
+    assert "start the same command again" in rest
+    assert "seed-1" not in rest
