@@ -106,9 +106,7 @@ class Checkpointer:
         next is written. Raises CheckpointError.
         """
         needed = coming_bytes + sum(
-            tensor.nbytes
-            for name, value in pieces.items()
-            for tensor in encode(value, name=name).tensors.values()
+            tensor.nbytes for name, value in pieces.items() for tensor in encode(value, name=name).tensors.values()
         )
         try:
             storage.make_directory(self.directory)
@@ -150,9 +148,7 @@ class Checkpointer:
         encoded = {}
         for name, value in pieces.items():
             if not PIECE_NAME.fullmatch(name):
-                raise CheckpointError(
-                    "CKPT_TYPE", f"{name!r} cannot name a file: name the piece with a-z, 0-9, _"
-                )
+                raise CheckpointError("CKPT_TYPE", f"{name!r} cannot name a file: name the piece with a-z, 0-9, _")
             encoded[name] = encode(value, name=name)
         copies, wait_for_copies = self._snapshot.take(encoded)
         header = {**self._metadata, **asdict(position)}
@@ -191,9 +187,7 @@ class Checkpointer:
         if must_succeed or is_gone or self._failed_in_a_row >= self.config.max_failed_saves:
             fix = "the folder is gone" if is_gone else f"{count}: free or mend the disk and resume"
             raise CheckpointError(code, f"{reason}, {fix}") from error
-        _logger.warning(
-            "error[%s]: %s; older checkpoints are intact and training goes on, %s", code, reason, count
-        )
+        _logger.warning("error[%s]: %s; older checkpoints are intact and training goes on, %s", code, reason, count)
 
     def _commit(self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]) -> None:
         for piece, encoded in pieces.items():

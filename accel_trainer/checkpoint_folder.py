@@ -170,9 +170,7 @@ def delete_old(
     committed = [path for path in candidates if path.name <= newest and is_committed(path)]
     kept = {newest, best_name(directory), *pinned, *(path.name for path in committed[-keep_last_n:])}
     storage.remove_directories(
-        path
-        for path in committed
-        if path.name not in kept and not _is_permanent(path.name, keep_every_n_steps)
+        path for path in committed if path.name not in kept and not _is_permanent(path.name, keep_every_n_steps)
     )
     storage.sweep(directory)
 

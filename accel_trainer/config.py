@@ -79,9 +79,7 @@ def parse_config_and_origins(
         tyro.cli(config_class, args=help_asked or argv, description=description)
     given = {item.field.name: item for item in _read_command_line(config_class, argv)}
     config = _build(config_class, given.values())
-    return config, {
-        name: given[name].origin if name in given else "default" for name in config_fields(config_class)
-    }
+    return config, {name: given[name].origin if name in given else "default" for name in config_fields(config_class)}
 
 
 def load_config(config_class: type[C], text: str, *, source: str = "config") -> C:
@@ -142,11 +140,7 @@ def config_fields(config_class: Any, prefix: str = "") -> dict[str, ConfigField]
 
 def _read_command_line(config_class: Any, argv: Sequence[str]) -> Iterator[_Given]:
     """Yield what the files and then what the flags give."""
-    by_flag = {
-        flag: field
-        for field in config_fields(config_class).values()
-        for flag in field.flags + field.negations
-    }
+    by_flag = {flag: field for field in config_fields(config_class).values() for flag in field.flags + field.negations}
     from_flags: list[_Given] = []
     starts = [position for position, word in enumerate(argv) if _FLAG.match(word)]
     if argv and 0 not in starts:
@@ -195,12 +189,8 @@ def _read_yaml(config_class: Any, text: str, *, source: str) -> Iterator[_Given]
     for key, value in values:
         field = known.get(key.replace("-", "_"))
         if field:
-            yield _Given(
-                field, "file", f"{source}: {key} {value}", as_arguments(field, value, f"{source}: {key}")
-            )
-        elif value is not None or not any(
-            name.startswith(f"{key}.") for name in known
-        ):  # an empty group is fine
+            yield _Given(field, "file", f"{source}: {key} {value}", as_arguments(field, value, f"{source}: {key}"))
+        elif value is not None or not any(name.startswith(f"{key}.") for name in known):  # an empty group is fine
             raise ConfigError("CONFIG", f"{source}: unknown key {key}: {_suggest(key, known)}")
 
 

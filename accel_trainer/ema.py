@@ -28,9 +28,7 @@ class Ema:
     def update(self, *, optimizer_step: int) -> None:
         """Take the source's weights after step `optimizer_step` (the first is 1) into the average."""
         decay = min(self.decay, (1 + optimizer_step) / (10 + optimizer_step))
-        torch._foreach_lerp_(
-            [mine for mine, _ in self._averaged], [theirs for _, theirs in self._averaged], 1 - decay
-        )
+        torch._foreach_lerp_([mine for mine, _ in self._averaged], [theirs for _, theirs in self._averaged], 1 - decay)
         for mine, theirs in self._copied:
             mine.copy_(theirs)
 

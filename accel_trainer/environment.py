@@ -23,9 +23,7 @@ from .errors import ConfigError
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
 _GIT_TIMEOUT_S = 10
 _MAX_DIFF_CHARACTERS = 1 << 20
-_SECRET = re.compile(
-    r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*"
-)
+_SECRET = re.compile(r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*")
 # What tunes the messages between processes, or says where they meet.
 _VARIABLES = (
     "ACCELERATE_USE_", "FSDP_", "GLOO_", "MASTER_", "NCCL_", "OMP_", "SLURM_JOB_ID", "TORCHELASTIC_", "TORCH_",

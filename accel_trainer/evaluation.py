@@ -26,9 +26,7 @@ class MetricFailed(Exception):
 class Evaluator:
     """Runs a task over an evaluation set and merges its metrics over all processes."""
 
-    def __init__(
-        self, loader: EvalLoader, *, task: Task, metrics: Sequence[Metric], accelerator: Accelerator
-    ) -> None:
+    def __init__(self, loader: EvalLoader, *, task: Task, metrics: Sequence[Metric], accelerator: Accelerator) -> None:
         if loader.num_samples < 1:
             raise DataError("DATA_TOO_SMALL", "there are no samples to evaluate on: add some")
         self.loader, self.task, self.metrics, self.accelerator = loader, task, metrics, accelerator

@@ -63,9 +63,7 @@ def find_export(folder: Path | str) -> Path:
             return place
     if not Path(folder).exists() and _HUB_NAME.fullmatch(str(folder)):
         return _download(str(folder))
-    raise CheckpointError(
-        "EXPORT", f"{folder} holds no model.safetensors: give a finished run or an exported model"
-    )
+    raise CheckpointError("EXPORT", f"{folder} holds no model.safetensors: give a finished run or an exported model")
 
 
 def _download(name: str) -> Path:

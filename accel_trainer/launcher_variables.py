@@ -17,9 +17,7 @@ _OTHERS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
     _SRUN,  # its step's, since those of the job are also set in a batch script, which is none of its tasks
 )
-_FIX = (
-    "start with torchrun, accelerate launch, mpirun or srun; or unset RANK and WORLD_SIZE to run one process"
-)
+_FIX = "start with torchrun, accelerate launch, mpirun or srun; or unset RANK and WORLD_SIZE to run one process"
 
 
 def find_processes() -> int:

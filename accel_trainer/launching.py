@@ -130,9 +130,7 @@ def _run(
 ) -> None:
     """Be one of the processes."""
     os.environ.update(environment)
-    AcceleratorState._reset_state(
-        reset_partial_state=True
-    )  # of an earlier run in the process that forked this one
+    AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier run in the process that forked this one
     GradientState._reset_state()
     rank, code = int(environment["RANK"]), 0
     try:

@@ -103,6 +103,4 @@ class BatchFit:
         if phase == "evaluation" and size > 1:
             where = f"{where} with {size} per device"
             fix = f"set --batch.eval-batch-size {size // 2}, which changes no metric"
-        return OutOfMemoryError(
-            "OUT_OF_MEMORY", f"out of memory {where} ({describe_memory(self._accelerator)}): {fix}"
-        )
+        return OutOfMemoryError("OUT_OF_MEMORY", f"out of memory {where} ({describe_memory(self._accelerator)}): {fix}")

@@ -86,9 +86,7 @@ class NonfiniteGuard:
             DivergedError: it must, and so the run must end.
         """
         # The norm is NaN or inf if any gradient is.
-        gradients = (
-            [p.grad for p in self.parameters if p.grad is not None] if grad_norm is None else [grad_norm]
-        )
+        gradients = [p.grad for p in self.parameters if p.grad is not None] if grad_norm is None else [grad_norm]
         if self._is_sharded:
             gradients = [local_part(gradient) for gradient in gradients]
         found = self._found
@@ -122,11 +120,7 @@ class NonfiniteGuard:
         if self._accelerator.is_main_process:
             with suppress(OSError):  # a full disk must not hide the error itself
                 storage.write_file_atomic(path, json.dumps(record, indent=1).encode())
-        samples = (
-            f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}"
-            if ids
-            else "no sample alone"
-        )
+        samples = f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}" if ids else "no sample alone"
         fact = (
             f"step {step}, epoch {attempt.position.epoch + 1}: the gradient is NaN or inf and is not applied "
             f"(loss {record['loss']}, {samples}, see {path.name})"

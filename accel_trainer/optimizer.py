@@ -56,16 +56,12 @@ class OptimizerConfig:
         ):
             value = getattr(self, name)
             if not all(0 <= number < high for number in (value if name == "betas" else [value])):
-                raise ConfigError(
-                    "CONFIG", f"optimizer.{name} is {value}: set it to at least 0 and below {high}"
-                )
+                raise ConfigError("CONFIG", f"optimizer.{name} is {value}: set it to at least 0 and below {high}")
         for name in ("bias_learning_rate_scale", "linear_learning_rate_scale"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError("CONFIG", f"optimizer.{name} is {getattr(self, name)}: set it above 0")
         if self.base_batch_size < 1:
-            raise ConfigError(
-                "CONFIG", f"optimizer.base_batch_size is {self.base_batch_size}: set it to 1 or more"
-            )
+            raise ConfigError("CONFIG", f"optimizer.base_batch_size is {self.base_batch_size}: set it to 1 or more")
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:

@@ -215,9 +215,7 @@ def _load_weights(model: nn.Module, path: Path) -> None:
             is_run = (path / "checkpoints").is_dir()
             files = find_checkpoint(path / "checkpoints") if is_run else read_checkpoint(path)
             if files is None:
-                raise CheckpointError(
-                    "CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path"
-                )
+                raise CheckpointError("CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path")
             pieces = decode_files(files).pieces
             weights = pieces.get("ema", pieces["model"])
     except (OSError, ValueError) as error:

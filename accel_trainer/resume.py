@@ -110,9 +110,7 @@ def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: in
     return replace(config, batch=batch)
 
 
-def check_unchanged(
-    stored: Mapping[str, Any], config: RecipeConfig, allowed: tuple[str, ...], folder: Path
-) -> None:
+def check_unchanged(stored: Mapping[str, Any], config: RecipeConfig, allowed: tuple[str, ...], folder: Path) -> None:
     """Raise ConfigError if the config decides another training than the stored one, beyond what is `allowed`."""
     names = {name.replace("-", "_") for name in allowed}
     changes = [change for change in diff_training(stored, config_to_dict(config)) if change[0] not in names]
@@ -126,9 +124,7 @@ def check_unchanged(
         )
 
 
-def read_checkpoint(
-    where: tuple[str, str | None] | None, accelerator: Accelerator
-) -> LoadedCheckpoint | None:
+def read_checkpoint(where: tuple[str, str | None] | None, accelerator: Accelerator) -> LoadedCheckpoint | None:
     """Return the checkpoint to start from: read and verified by the main process, decoded by all. **Collective.**"""
     if where is None:
         return None

@@ -95,9 +95,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
         with writes_to(folder):
             if source is not None and source.run != folder:
-                storage.write_file_atomic(
-                    folder / "metrics.jsonl", (source.run / "metrics.jsonl").read_bytes()
-                )
+                storage.write_file_atomic(folder / "metrics.jsonl", (source.run / "metrics.jsonl").read_bytes())
             storage.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
             storage.write_file_atomic(folder / "environment.json", json.dumps(environment, indent=1).encode())
             storage.write_file_atomic(folder / "code.diff", find_code_changes().encode())

@@ -30,9 +30,7 @@ def prepare_directory(path: Path) -> Path:
     """
     for part in path.parts:
         if re.search(r"[\x00-\x1f\x7f]", part):
-            raise OutputError(
-                "OUT_DIR_NAME", f"the output folder {str(path)!r} has a control character: rename it"
-            )
+            raise OutputError("OUT_DIR_NAME", f"the output folder {str(path)!r} has a control character: rename it")
         if len(os.fsencode(part)) > _MAX_NAME_BYTES:
             raise OutputError(
                 "PATH_TOO_LONG",
@@ -58,17 +56,11 @@ def writes_to(folder: Path) -> Iterator[None]:
 
 def _unusable(path: Path, error: OSError) -> OutputError:
     if error.errno == errno.ENAMETOOLONG:
-        return OutputError(
-            "PATH_TOO_LONG", f"the output folder {str(path)[:40]}... is too long: choose a shorter one"
-        )
+        return OutputError("PATH_TOO_LONG", f"the output folder {str(path)[:40]}... is too long: choose a shorter one")
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return OutputError(
-            "OUT_DIR_IS_FILE", f"{path} is or lies below a file: choose a folder for --output-dir"
-        )
+        return OutputError("OUT_DIR_IS_FILE", f"{path} is or lies below a file: choose a folder for --output-dir")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OutputError(
-            "NO_SPACE", f"{path} cannot be written ({error.strerror}): free some space and start again"
-        )
+        return OutputError("NO_SPACE", f"{path} cannot be written ({error.strerror}): free some space and start again")
     return OutputError(
         "OUT_DIR_NOT_WRITABLE",
         f"cannot write to the output folder {path} ({error.strerror}): choose another --output-dir",
@@ -140,9 +132,7 @@ def _not_locked(folder: Path, error: OSError, owner: bytes) -> OutputError:
         reason = f"{folder} is locked by {_describe(owner)}"
         return OutputError("LOCKED", f"{reason}: wait for that run or choose another --output-dir")
     reason = f"the file system of {folder} has no locks ({error.strerror})"
-    return OutputError(
-        "NO_LOCKS", f"{reason}: choose another, or switch the lock off if nothing else writes there"
-    )
+    return OutputError("NO_LOCKS", f"{reason}: choose another, or switch the lock off if nothing else writes there")
 
 
 def _describe(owner: bytes) -> str:

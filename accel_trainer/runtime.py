@@ -34,9 +34,9 @@ from .sync_batch_norm import convert_sync_batch_norm
 class RuntimeConfig:
     """What the run asks of the machine."""
 
-    mixed_precision: Annotated[
-        Literal["no", "bf16", "fp16"] | None, tyro.conf.arg(aliases=["--mixed-precision"])
-    ] = None
+    mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, tyro.conf.arg(aliases=["--mixed-precision"])] = (
+        None
+    )
     """Precision of forward and backward; weights stay float32. None: what the launcher says, else `no`."""
     sync_batch_norm: bool = True
     """With several processes: normalise over all of them, so that their number does not change the model."""
@@ -65,9 +65,7 @@ class RuntimeConfig:
 
     def __post_init__(self) -> None:
         if self.num_threads is not None and self.num_threads < 1:
-            raise ConfigError(
-                "CONFIG", f"runtime.num_threads is {self.num_threads}: set it to 1 or more, or None"
-            )
+            raise ConfigError("CONFIG", f"runtime.num_threads is {self.num_threads}: set it to 1 or more, or None")
         if not self.timeout_s > 0:
             raise ConfigError("CONFIG", f"runtime.timeout_s is {self.timeout_s}: set it above 0")
 
@@ -130,18 +128,14 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     if config.gradient_compression == "bf16" and not has_cuda:
         raise ConfigError("CONFIG", "--runtime.gradient-compression bf16 needs GPUs and NCCL: use fp16")
     if config.backend == "mpi" and not dist.is_mpi_available():
-        raise ConfigError(
-            "CONFIG", "--runtime.backend mpi needs a torch built with MPI: use gloo, also under mpirun"
-        )
+        raise ConfigError("CONFIG", "--runtime.backend mpi needs a torch built with MPI: use gloo, also under mpirun")
     if config.debug_distributed:
         # DETAIL, with gloo, ends DistributedDataParallel in a segmentation fault (torch 2.13).
         os.environ.update(TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_DEBUG="INFO")
         dist.set_debug_level_from_env()  # type: ignore[attr-defined]
     # gloo beside nccl: the stop flag is reduced on the CPU, without stalling the GPU.
     by_platform = "gloo" if use_cpu else ("cpu:gloo,cuda:nccl" if has_cuda else None)
-    join_processes(
-        by_platform if config.backend in (None, "nccl") else config.backend, timeout_s=config.timeout_s
-    )
+    join_processes(by_platform if config.backend in (None, "nccl") else config.backend, timeout_s=config.timeout_s)
 
 
 def _ddp_options(config: RuntimeConfig) -> DistributedDataParallelKwargs:
@@ -188,9 +182,7 @@ def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfi
 def describe_machine(accelerator: Accelerator) -> str:
     """Return the hardware and precision in one line."""
     device = accelerator.device
-    name = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
-    )
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     backend = f" over {dist.get_backend()}" if accelerator.num_processes > 1 else ""
     return (
         f"{accelerator.num_processes} x {device.type} ({name}){backend}, precision {accelerator.mixed_precision}, "

@@ -24,9 +24,7 @@ class ScheduleConfig:
     Warmup is linear from `peak / warmup_steps`; the shape then spans the remaining steps.
     """
 
-    shape: Literal["constant", "cosine", "exponential", "linear", "polynomial", "step", "triangular"] = (
-        "cosine"
-    )
+    shape: Literal["constant", "cosine", "exponential", "linear", "polynomial", "step", "triangular"] = "cosine"
     """`exponential` takes `gamma` to the power of the step (above 1 it rises, as `accel-trainer lr-find` does);
     `linear` is `polynomial` of power 1; `triangular` rises until `peak_fraction` of all steps, then falls."""
     warmup_epochs: float = 0.0
@@ -54,9 +52,7 @@ class ScheduleConfig:
             if not (low <= value <= high and math.isfinite(value)):
                 raise ConfigError("CONFIG", f"schedule.{name} is {value}: set it between {low} and {high}")
         if any(not 0 < milestone < 1 for milestone in self.milestones):
-            raise ConfigError(
-                "CONFIG", f"schedule.milestones is {self.milestones}: set fractions between 0 and 1"
-            )
+            raise ConfigError("CONFIG", f"schedule.milestones is {self.milestones}: set fractions between 0 and 1")
         if self.shape == "triangular" and self.warmup_epochs:
             raise ConfigError(
                 "CONFIG",

@@ -76,14 +76,10 @@ def reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int)
                 # As `add_note` of Python 3.11 does: it is shown with a traceback.
                 vars(error).setdefault("__notes__", []).append(f"{mine}: see {records.log(rank)}")
             raise
-        raise ProcessError(
-            "PROCESS", f"{first}: see {records.log(first.rank)}", first.rank, first.exit_code
-        ) from error
+        raise ProcessError("PROCESS", f"{first}: see {records.log(first.rank)}", first.rank, first.exit_code) from error
 
 
-def _write_status(
-    folder: Path, state: str, exit_code: int | None, error: str | None, optimizer_step: int
-) -> None:
+def _write_status(folder: Path, state: str, exit_code: int | None, error: str | None, optimizer_step: int) -> None:
     checkpoints = list_checkpoints(folder / "checkpoints")
     status = {
         "state": state,

@@ -89,9 +89,7 @@ def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Mod
         setattr(model, name, convert_sync_batch_norm(child, device=device))
     if not isinstance(model, nn.modules.batchnorm._BatchNorm):
         return model
-    synced = CpuSyncBatchNorm(
-        model.num_features, model.eps, model.momentum, model.affine, model.track_running_stats
-    )
+    synced = CpuSyncBatchNorm(model.num_features, model.eps, model.momentum, model.affine, model.track_running_stats)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         setattr(synced, name, tensor)
     return synced.train(model.training)

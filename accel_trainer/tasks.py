@@ -27,9 +27,7 @@ class ClassificationConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
-            raise ConfigError(
-                "CONFIG", f"label_smoothing is {self.label_smoothing}: set it to at least 0 and below 1"
-            )
+            raise ConfigError("CONFIG", f"label_smoothing is {self.label_smoothing}: set it to at least 0 and below 1")
 
 
 class ClassificationTask:
@@ -41,9 +39,7 @@ class ClassificationTask:
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the cross-entropy summed over the batch, with label smoothing."""
         logits = model(batch.inputs)
-        loss_sum = F.cross_entropy(
-            logits, batch.targets, reduction="sum", label_smoothing=self.config.label_smoothing
-        )
+        loss_sum = F.cross_entropy(logits, batch.targets, reduction="sum", label_smoothing=self.config.label_smoothing)
         if not self.config.train_accuracy:
             return StepOutput(loss_sum)
         labels = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)
@@ -52,11 +48,7 @@ class ClassificationTask:
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         """Return the cross-entropies [B] and the logits [B, K], averaged over the views of `tta`."""
         views = _views(batch.inputs, self.config.tta)
-        logits = (
-            torch.stack([model(view).float() for view in views]).mean(0)
-            if len(views) > 1
-            else model(views[0])
-        )
+        logits = torch.stack([model(view).float() for view in views]).mean(0) if len(views) > 1 else model(views[0])
         return EvalOutput(F.cross_entropy(logits, batch.targets, reduction="none"), logits)
 
 

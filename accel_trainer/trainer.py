@@ -76,9 +76,7 @@ class TrainerConfig:
         if self.num_epochs < 0:
             raise ConfigError("CONFIG", f"--epochs is {self.num_epochs}: set it to 0 (evaluate only) or more")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise ConfigError(
-                "CONFIG", f"--ema is {self.ema_decay}: set a decay between 0 and 1, such as 0.999"
-            )
+            raise ConfigError("CONFIG", f"--ema is {self.ema_decay}: set a decay between 0 and 1, such as 0.999")
         for name in ("max_grad_norm", "max_time_s"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -337,9 +335,7 @@ class Trainer:
         name = self.config.monitored_metric
         if name not in self.metrics:
             numbers = ", ".join(key for key, value in self.metrics.items() if isinstance(value, float))
-            raise ConfigError(
-                "CONFIG", f"no metric {name!r} to monitor: set --trainer.monitor to one of {numbers}"
-            )
+            raise ConfigError("CONFIG", f"no metric {name!r} to monitor: set --trainer.monitor to one of {numbers}")
         value, sign = self.metrics[name], 1 if self.config.monitor_mode == "max" else -1
         if math.isnan(value) or (self.best is not None and sign * value <= sign * self.best.value):
             return False

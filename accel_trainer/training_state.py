@@ -61,9 +61,7 @@ class TrainingState:
             )
         optimizer_state = _fitted_optimizer_state(self.optimizer, pieces["optimizer"])
         live = self.model.state_dict()
-        self.model.load_state_dict(
-            {key: shard_like(live[key], whole) for key, whole in pieces["model"].items()}
-        )
+        self.model.load_state_dict({key: shard_like(live[key], whole) for key, whole in pieces["model"].items()})
         self.optimizer.load_state_dict(optimizer_state)
         if self.ema is not None:
             self.ema.load_state_dict(pieces["ema"])
@@ -78,9 +76,7 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
     for key in mine.keys() & theirs.keys():
         here, there = mine[key], theirs[key]
         if here.shape != there.shape or here.dtype != there.dtype:
-            differences.append(
-                f"{key} is {there.dtype} {list(there.shape)}, here {here.dtype} {list(here.shape)}"
-            )
+            differences.append(f"{key} is {there.dtype} {list(there.shape)}, here {here.dtype} {list(here.shape)}")
     if differences:
         shown = "; ".join(sorted(differences)[:5])
         more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
@@ -125,7 +121,5 @@ def _fitted(value: Any, parameter: Tensor, name: str) -> Any:
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     if value.shape != parameter.shape:
-        raise CheckpointError(
-            "CKPT_OPTIMIZER", f"the checkpoint's {name} has another shape than its parameter"
-        )
+        raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's {name} has another shape than its parameter")
     return torch.empty_like(parameter, dtype=value.dtype).copy_(shard_like(parameter, value))

@@ -31,9 +31,7 @@ class CostModel:
     def all_reduce_s(self, num_processes: int) -> float:
         """Seconds that summing the gradients over all processes takes by itself."""
         others = num_processes - 1
-        return (
-            2 * others / num_processes * self.gradient_bytes / self.bytes_per_s + 2 * others * self.latency_s
-        )
+        return 2 * others / num_processes * self.gradient_bytes / self.bytes_per_s + 2 * others * self.latency_s
 
     def step_s(self, num_processes: int, *, processes_per_core: float = 1.0) -> float:
         """Seconds of a step; processes that share a core compute in turn."""

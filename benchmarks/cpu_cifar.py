@@ -36,9 +36,7 @@ def run_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None) -
         "--seed",
         str(seed),
     ]
-    command += ["--cache-dir", str(cache_dir)] + (
-        [] if max_steps is None else ["--max-steps", str(max_steps)]
-    )
+    command += ["--cache-dir", str(cache_dir)] + ([] if max_steps is None else ["--max-steps", str(max_steps)])
     start = time.perf_counter()
     run = subprocess.run(command, cwd=results.ROOT, check=True, capture_output=True, text=True)
     accuracy = json.loads(run.stdout.splitlines()[-1])["accuracy"]
@@ -69,9 +67,7 @@ def train_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None)
         padded = F.pad((pixels.float() / 255 - mean) / std, (padding,) * 4, mode="reflect")
         crops = []
         for image in padded:
-            row, column, flip = (
-                int(torch.randint(high, ())) for high in (2 * padding + 1, 2 * padding + 1, 2)
-            )
+            row, column, flip = (int(torch.randint(high, ())) for high in (2 * padding + 1, 2 * padding + 1, 2))
             crop = image[:, row : row + size, column : column + size]
             crops.append(crop.flip(-1) if flip else crop)
         return torch.stack(crops).contiguous(memory_format=torch.channels_last)
@@ -145,8 +141,7 @@ def main() -> None:
     started = results.environment()
     ways = {"our recipe": run_ours, "plain accelerate script": run_plain}
     rounds = [
-        {name: run(*where, seed, options.max_steps) for name, run in ways.items()}
-        for seed in range(options.seeds)
+        {name: run(*where, seed, options.max_steps) for name, run in ways.items()} for seed in range(options.seeds)
     ]
     rows = []
     for name in ways:

@@ -55,9 +55,7 @@ def noise(num: int) -> ImageSplit:
 
 def make_loader(split: ImageSplit, batch_size: int) -> ImageLoader:
     num = len(split)
-    plan = BatchPlan(
-        num_samples=num, global_batch_size=batch_size, per_device_batch_size=batch_size, drop_last=True
-    )
+    plan = BatchPlan(num_samples=num, global_batch_size=batch_size, per_device_batch_size=batch_size, drop_last=True)
     return ImageLoader(
         split, plan=plan, process_index=0, seed=0, augment=AugmentConfig(),
         normalization=NORMALIZATION, device=DEVICE,
@@ -66,12 +64,7 @@ def make_loader(split: ImageSplit, batch_size: int) -> ImageLoader:
 
 def batches_of(loader: ImageLoader) -> Iterator[Batch]:
     """Yield batches forever."""
-    return (
-        batch
-        for epoch in range(10**6)
-        for window in loader.windows(epoch, 0)
-        for batch in window.micro_batches
-    )
+    return (batch for epoch in range(10**6) for window in loader.windows(epoch, 0) for batch in window.micro_batches)
 
 
 def make_model(name: str) -> nn.Module:
@@ -205,9 +198,7 @@ def timed(step: Step, num_steps: int) -> float:
     return (time.perf_counter() - start) / num_steps
 
 
-def measure(
-    name: str, batch_size: int, split: ImageSplit, *, num_steps: int, repeats: int
-) -> list[results.Row]:
+def measure(name: str, batch_size: int, split: ImageSplit, *, num_steps: int, repeats: int) -> list[results.Row]:
     loader = make_loader(split, batch_size)
     steps, ready_s = {}, {}
     for way, make in WAYS.items():
@@ -216,9 +207,7 @@ def measure(
             steps[way] = make(name, loader)
             timed(steps[way], 5)
             ready_s[way] = time.perf_counter() - start
-    measured = results.interleave(
-        list(steps), lambda way: {"s": timed(steps[way], num_steps)}, repeats=repeats
-    )
+    measured = results.interleave(list(steps), lambda way: {"s": timed(steps[way], num_steps)}, repeats=repeats)
     base = measured.get("by hand, captured", measured["by hand, eager"])
     rows = []
     for way in steps:

@@ -47,16 +47,12 @@ def run_airbench(script: Path, images: ImageDataset, num_runs: int) -> list[resu
                 # run, epoch, train_acc, val_acc, tta_val_acc, time_seconds
                 if len(cells) == 6 and cells[1] == "eval" and cells[0].isdigit():
                     cold_s = time.perf_counter() - start if not runs else None
-                    runs.append(
-                        {"accuracy": float(cells[4]), "training_s": float(cells[5]), "cold_s": cold_s}
-                    )
+                    runs.append({"accuracy": float(cells[4]), "training_s": float(cells[5]), "cold_s": cold_s})
                 if len(runs) == num_runs:
                     process.terminate()
                     break
     if len(runs) < num_runs:
-        raise RuntimeError(
-            f"{script} printed {len(runs)} evaluations of {num_runs}, exit code {process.returncode}"
-        )
+        raise RuntimeError(f"{script} printed {len(runs)} evaluations of {num_runs}, exit code {process.returncode}")
     return runs
 
 

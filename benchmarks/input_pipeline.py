@@ -102,12 +102,7 @@ def our_loader(images: ImageDataset, crop_mode: Any) -> Iterator[Any]:
         normalization=images.normalization,
         device=torch.device("cpu"),
     )
-    return (
-        batch
-        for epoch in range(1000)
-        for window in loader.windows(epoch, 0)
-        for batch in window.micro_batches
-    )
+    return (batch for epoch in range(1000) for window in loader.windows(epoch, 0) for batch in window.micro_batches)
 
 
 def images_per_s(batches: Iterator[Any], num_batches: int, clock: Clock) -> float:
@@ -132,9 +127,7 @@ def copied_bytes_per_s() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--dataset", type=Path, help="a folder with train.parquet and test.parquet; default: noise"
-    )
+    parser.add_argument("--dataset", type=Path, help="a folder with train.parquet and test.parquet; default: noise")
     parser.add_argument("--images", type=int, default=10_000, help="of noise")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
@@ -149,9 +142,7 @@ def main() -> None:
         if options.dataset is None:
             write_noise(folder, num_train=options.images)
         train_file = str(folder / "train.parquet")
-        rows = datasets.load_dataset(
-            "parquet", data_files=train_file, cache_dir=f"{scratch}/hf", split="train"
-        )
+        rows = datasets.load_dataset("parquet", data_files=train_file, cache_dir=f"{scratch}/hf", split="train")
         images = load_images(str(folder), cache_dir=Path(scratch) / "cache")
         transform = PilTransform(images.normalization.mean, images.normalization.std)
 
@@ -171,9 +162,7 @@ def main() -> None:
     table = []
     for name in names:
         rates = [row["rate"] for row in measured[name]]
-        ratios = [
-            mine / other["rate"] for mine, other in zip(rates, measured["HF + PIL batched"], strict=True)
-        ]
+        ratios = [mine / other["rate"] for mine, other in zip(rates, measured["HF + PIL batched"], strict=True)]
         table.append(
             {
                 "pipeline": name,

@@ -102,9 +102,7 @@ def raw_with_schedule_and_mean_loss(model: Stamped, batches: DataLoader[Any], nu
         total += loss.detach()
 
 
-def accelerate(
-    model: Stamped, batches: DataLoader[Any], num_steps: int, *, accumulates: bool = False
-) -> None:
+def accelerate(model: Stamped, batches: DataLoader[Any], num_steps: int, *, accumulates: bool = False) -> None:
     from contextlib import nullcontext
 
     from accelerate import Accelerator
@@ -247,9 +245,7 @@ def lightning(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_mi
 
     names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     quiet: dict[str, Any] = dict.fromkeys(names, False) if is_minimal else {}
-    trainer = L.Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, default_root_dir=tempfile.mkdtemp(), **quiet
-    )
+    trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=1, default_root_dir=tempfile.mkdtemp(), **quiet)
     trainer.fit(Module(), batches)
 
 
@@ -257,9 +253,7 @@ def lightning_minimal(model: Stamped, batches: DataLoader[Any], num_steps: int) 
     lightning(model, batches, num_steps, is_minimal=True)
 
 
-def pytorch_accelerated(
-    model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_minimal: bool = False
-) -> None:
+def pytorch_accelerated(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_minimal: bool = False) -> None:
     from pytorch_accelerated import Trainer as PeerTrainer
 
     class Trainer(PeerTrainer):  # type: ignore[misc]  # published without types

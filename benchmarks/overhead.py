@@ -20,9 +20,7 @@ NEEDS = {
 
 def is_installed(loop: str) -> bool:
     return all(
-        importlib.util.find_spec(package) is not None
-        for prefix, package in NEEDS.items()
-        if loop.startswith(prefix)
+        importlib.util.find_spec(package) is not None for prefix, package in NEEDS.items() if loop.startswith(prefix)
     )
 
 
@@ -39,10 +37,7 @@ def measure(model: str, loops: Sequence[str], num_steps: int, repeats: int) -> l
     for name in names:
         steps = [row["step_us"] for row in measured[name]]
         # Ratios within a round: both sides saw the machine in the same minute.
-        ratios = [
-            mine["step_us"] / base["step_us"]
-            for mine, base in zip(measured[name], measured["raw"], strict=True)
-        ]
+        ratios = [mine["step_us"] / base["step_us"] for mine, base in zip(measured[name], measured["raw"], strict=True)]
         rows.append(
             {
                 "loop": name,
@@ -61,9 +56,7 @@ def measure(model: str, loops: Sequence[str], num_steps: int, repeats: int) -> l
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--loops", nargs="+", default=list(LOOPS), help="of the tiny model; raw and ours are needed"
-    )
+    parser.add_argument("--loops", nargs="+", default=list(LOOPS), help="of the tiny model; raw and ours are needed")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--resnet-repeats", type=int, default=3)
@@ -72,9 +65,7 @@ def main() -> None:
     started = results.environment()
     tables = {"Linear(32, 10), batch 128": measure("tiny", options.loops, options.steps, options.repeats)}
     if options.resnet_repeats:
-        tables["ResNet-20, batch 128"] = measure(
-            "resnet20", LONG_STEPS, options.resnet_steps, options.resnet_repeats
-        )
+        tables["ResNet-20, batch 128"] = measure("resnet20", LONG_STEPS, options.resnet_steps, options.resnet_repeats)
     rows = {row["loop"]: row for row in next(iter(tables.values()))}
     ours, raw = rows["ours, all on"], rows["raw"]
     results.write(

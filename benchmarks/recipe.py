@@ -13,9 +13,7 @@ from pathlib import Path
 from . import results
 
 
-def train(
-    config: Path, *, dataset: str, cache_dir: Path, seed: int, flags: Sequence[str] = ()
-) -> results.Row:
+def train(config: Path, *, dataset: str, cache_dir: Path, seed: int, flags: Sequence[str] = ()) -> results.Row:
     """Return what `result.json` says, and as `process_s` the time from the start of Python to its end."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "recipes/cifar.py", "--config", str(config), "--dataset", dataset]

@@ -26,9 +26,7 @@ def environment() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [
-            line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line
-        ]
+        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = names[0] if names else cpu
     packages = ("accelerate", "torch", "numpy", "lightning", "pytorch-accelerated", "transformers")
     versions = {"python": platform.python_version()}

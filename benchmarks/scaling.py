@@ -114,9 +114,7 @@ def main() -> None:
         repeats=options.repeats,
     )
     rows = {
-        number: {
-            name: statistics.median(row[name] for row in measured[str(number)]) for name in (*PARTS, "bytes")
-        }
+        number: {name: statistics.median(row[name] for row in measured[str(number)]) for name in (*PARTS, "bytes")}
         for number in PROCESSES
     }
     model = fit(rows[1], rows[2])
@@ -154,9 +152,7 @@ def main() -> None:
     )
 
 
-def describe(
-    row: results.Row, number: int, model: CostModel, cores: int, options: argparse.Namespace
-) -> results.Row:
+def describe(row: results.Row, number: int, model: CostModel, cores: int, options: argparse.Namespace) -> results.Row:
     step_s = row["data_s"] + row["synchronised_s"]
     predicted_s = model.step_s(number, processes_per_core=number / cores)
     return {

@@ -31,9 +31,7 @@ def train(config: RecipeConfig) -> RunResult:
             train_set, test_set, run.config.batch, seed=config.seed, accelerator=run.accelerator
         )
         task = ClassificationTask()
-        return build_trainer(
-            run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics
-        ).fit()
+        return build_trainer(run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics).fit()
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_EVALUATE_OFFLI
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--effort", type=int, default=1, help="multiplies the repetitions of crash, fuzz and signal tests"
-    )
+    parser.addoption("--effort", type=int, default=1, help="multiplies the repetitions of crash, fuzz and signal tests")
 
 
 @pytest.fixture

@@ -74,9 +74,7 @@ def start(
             environment |= {"ACCELERATE_USE_CPU": "true", "MASTER_PORT": str(port)}
             environment |= variables(rank, num_processes)
         log = folder / f"rank-{rank}.log"
-        process = _context.Process(
-            target=_child, args=(log, environment, target, arguments), daemon=not has_workers
-        )
+        process = _context.Process(target=_child, args=(log, environment, target, arguments), daemon=not has_workers)
         process.start()
         job.processes.append(process)
     return job
@@ -91,9 +89,7 @@ def run(target: Callable[..., Any], *arguments: Any, num_processes: int = 1, fol
     return job
 
 
-def _child(
-    log: Path, environment: dict[str, str], target: Callable[..., Any], arguments: tuple[Any, ...]
-) -> None:
+def _child(log: Path, environment: dict[str, str], target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())

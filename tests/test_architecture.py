@@ -78,10 +78,7 @@ class Module:
 def read_modules() -> list[Module]:
     files = {path: path.relative_to(ROOT / PACKAGE) for path in (ROOT / PACKAGE).rglob("*.py")}
     files |= {path: path.relative_to(ROOT) for path in (ROOT / "recipes").rglob("*.py")}
-    return [
-        Module(".".join(name.with_suffix("").parts), ast.parse(path.read_text()))
-        for path, name in files.items()
-    ]
+    return [Module(".".join(name.with_suffix("").parts), ast.parse(path.read_text())) for path, name in files.items()]
 
 
 def module(name: str, source: str) -> Module:
@@ -139,9 +136,7 @@ def wrong_imports(modules: Iterable[Module]) -> list[str]:
         for room in sorted(imported_rooms(source) - {source.room}):
             other = layer_of(room)
             is_down = other is not None and (other < own or room in SIBLINGS.get(source.room, ()))
-            is_for_engine = room not in APART_FROM_THE_ENGINE or source.room in APART_FROM_THE_ENGINE | {
-                "recipes"
-            }
+            is_for_engine = room not in APART_FROM_THE_ENGINE or source.room in APART_FROM_THE_ENGINE | {"recipes"}
             is_for_engine |= source.room == "__init__" and room in HANDED_OUT
             if not (is_down and is_for_engine):
                 wrong.append(f"{source.name} imports {room}")
@@ -262,9 +257,7 @@ def draws_without_generator(node: ast.AST) -> bool:
         "randperm",
         "seed",
     }
-    return (
-        module_name in {"random", "np.random", "numpy.random"} or module_name == "torch" and function in draws
-    )
+    return module_name in {"random", "np.random", "numpy.random"} or module_name == "torch" and function in draws
 
 
 @dataclass(frozen=True)
@@ -483,7 +476,7 @@ def test_the_engine_can_be_read_in_an_afternoon() -> None:
         if path.relative_to(ROOT / PACKAGE).with_suffix("").parts[0] not in APART_FROM_THE_ENGINE
     ]
     # The aim is about 3,000: what stops, survives and explains a dying run took it past that.
-    assert sum(count_code_lines(path.read_text()) for path in paths) <= 4531
+    assert sum(count_code_lines(path.read_text()) for path in paths) <= 4420
 
 
 def test_importing_the_package_is_light() -> None:

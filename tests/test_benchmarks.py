@@ -38,9 +38,7 @@ TINY = {
 
 
 def test_the_tables_are_those_of_the_committed_results() -> None:
-    assert (results.FOLDER / "README.md").read_text() == results.readme(), (
-        "make it anew: python -m benchmarks.results"
-    )
+    assert (results.FOLDER / "README.md").read_text() == results.readme(), "make it anew: python -m benchmarks.results"
 
 
 def test_each_benchmark_is_tried() -> None:
@@ -78,9 +76,7 @@ def test_what_a_time_limit_cut_off_goes_on_with_the_parts_that_are_left(
         assert results.measured_before("part", now={**now, other: "another"}) == {}
 
 
-def test_a_measured_part_on_a_gpu_is_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_measured_part_on_a_gpu_is_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     monkeypatch.setattr(gpu_cifar, "measure", lambda *part, **sizes: [{"loop": part[0], "n": 1}])
     gpu_cifar.write({"resnet8, batch 8": [{"loop": "earlier", "n": 1}]}, results.environment())

@@ -145,9 +145,7 @@ def test_a_state_that_cannot_be_stored_is_an_error_at_once(directory: Path) -> N
 # --- names and order ---
 
 
-def test_a_name_is_a_position_and_no_clock_changes_the_order(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_a_position_and_no_clock_changes_the_order(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10**6, 0, -1))
     monkeypatch.setattr(time, "time_ns", lambda: next(clock))
     checkpointer = make(directory, keep_last_n=3)
@@ -172,9 +170,7 @@ def test_a_valid_checkpoint_at_the_same_position_is_kept(directory: Path) -> Non
 
 
 @pytest.mark.parametrize(("cause", "label"), [("bytes", "damaged"), ("config", "superseded")])
-def test_another_checkpoint_at_the_same_position_is_set_aside(
-    directory: Path, cause: str, label: str
-) -> None:
+def test_another_checkpoint_at_the_same_position_is_set_aside(directory: Path, cause: str, label: str) -> None:
     save(make(directory), 1)
     metadata = dict(METADATA)
     if cause == "bytes":
@@ -214,11 +210,7 @@ def test_a_state_that_is_not_finite_is_never_committed(directory: Path, piece: s
     checkpointer = make(directory)
     save(checkpointer, 1)
     pieces: dict[str, Any] = pieces_at(2)
-    tensor = (
-        pieces["model"]["layer.weight"]
-        if piece == "model"
-        else pieces["optimizer"]["state"][0]["momentum_buffer"]
-    )
+    tensor = pieces["model"]["layer.weight"] if piece == "model" else pieces["optimizer"]["state"][0]["momentum_buffer"]
     tensor[1, 2] = value
     checkpointer.save(position_at(2), pieces)
     with pytest.raises(DivergedError, match=rf"CKPT_NONFINITE.*{piece}.*{name_at(1)} stays the newest"):
@@ -229,16 +221,12 @@ def test_a_state_that_is_not_finite_is_never_committed(directory: Path, piece: s
 
 def test_large_weights_whose_sum_overflows_are_finite(directory: Path) -> None:
     checkpointer = make(directory)
-    checkpointer.save(
-        position_at(1), {"model": {"w": torch.full((9,), 3e38), "h": torch.full((9,), 6e4).half()}}
-    )
+    checkpointer.save(position_at(1), {"model": {"w": torch.full((9,), 3e38), "h": torch.full((9,), 6e4).half()}})
     checkpointer.wait(must_succeed=True)
     assert checkpointer.last_committed == name_at(1)
 
 
-def test_a_loaded_state_that_is_not_finite_is_refused(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loaded_state_that_is_not_finite_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpointer = make(directory)
     monkeypatch.setattr("accel_trainer.checkpoint.first_nonfinite", lambda tensors: None)
     checkpointer.save(position_at(1), {"model": {"w": torch.tensor([1.0, float("nan")])}})

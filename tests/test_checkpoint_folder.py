@@ -181,9 +181,7 @@ def test_the_bytes_that_were_verified_are_the_bytes_that_are_parsed(
     assert is_state_at(loaded.pieces, 1)
 
 
-def test_a_name_that_shows_before_its_content_is_waited_for(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_shows_before_its_content_is_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1)
     monkeypatch.setattr(checkpoint_folder, "RETRY_DELAYS_S", (0.0, 0.0))
@@ -209,9 +207,7 @@ def test_another_format_is_an_error_and_not_damage(directory: Path) -> None:
         load_checkpoint(checkpointer.directory)
 
 
-def test_a_checkpoint_that_others_could_write_is_reported(
-    directory: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_checkpoint_that_others_could_write_is_reported(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1)
     (directory / name_at(1)).chmod(0o777)

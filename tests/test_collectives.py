@@ -80,9 +80,7 @@ def check_broadcasts() -> None:
             assert broadcast_bytes(mine, accelerator) == contents(num_bytes)
         files = {"a/ü.json": b"{}", "empty": b"", "large": contents(1_000_003)}
         assert broadcast_files(files if accelerator.is_main_process else None, accelerator) == files
-        assert list(broadcast_files(files if accelerator.is_main_process else None, accelerator)) == list(
-            files
-        )
+        assert list(broadcast_files(files if accelerator.is_main_process else None, accelerator)) == list(files)
         assert broadcast_files({} if accelerator.is_main_process else None, accelerator) == {}
 
 
@@ -106,9 +104,7 @@ def act(path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_users_error_of_the_main_process_is_raised_on_every_process(
-    tmp_path: Path, num_processes: int
-) -> None:
+def test_a_users_error_of_the_main_process_is_raised_on_every_process(tmp_path: Path, num_processes: int) -> None:
     processes.run(fail, num_processes=num_processes, folder=tmp_path)
 
 

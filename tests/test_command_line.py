@@ -21,9 +21,7 @@ def test_a_process_that_fails_before_it_has_met_the_others_speaks_for_itself(tmp
     assert job.output(1).splitlines() == [
         "accel_trainer: process 1: error[CONFIG]: unknown flag --epoch: did you mean --epochs?"
     ]
-    assert (
-        job.output(0).splitlines()[-1].startswith("accel_trainer: error[RENDEZVOUS]: process 0 of 2 did not")
-    )
+    assert job.output(0).splitlines()[-1].startswith("accel_trainer: error[RENDEZVOUS]: process 0 of 2 did not")
 
 
 def join_unless_mistaken() -> None:

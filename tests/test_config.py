@@ -110,9 +110,7 @@ def test_flags_are_parsed(argv: list[str], expected: Config) -> None:
         (["--config", "missing.yaml"], "--config missing.yaml: No such file or directory"),
     ],
 )
-def test_a_bad_command_line_is_one_line(
-    argv: list[str], message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_command_line_is_one_line(argv: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(*argv)
     assert str(caught.value) == f"error[CONFIG]: {message}"
@@ -203,9 +201,7 @@ def test_a_file_that_is_not_text_is_one_line(tmp_path: Path) -> None:
 def test_flags_win_over_the_file_wherever_they_stand_and_origins_say_so(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("trainer: {num_epochs: 4, learning_rate: 0.5}")
-    config, origins = parse_config_and_origins(
-        Config, ["--epochs", "7", "--config", str(path)], description="Train."
-    )
+    config, origins = parse_config_and_origins(Config, ["--epochs", "7", "--config", str(path)], description="Train.")
     assert config == parsed(num_epochs=7, learning_rate=0.5)
     assert origins["trainer.num_epochs"] == "flag"
     assert origins["trainer.learning_rate"] == "file"
@@ -213,9 +209,7 @@ def test_flags_win_over_the_file_wherever_they_stand_and_origins_say_so(tmp_path
     assert len(origins) == 10
 
 
-@pytest.mark.parametrize(
-    "text", ["", "--x", "-h", "null", "~", "a\nb", "é€", "=", "#", "yes", "1", "1e3", " a "]
-)
+@pytest.mark.parametrize("text", ["", "--x", "-h", "null", "~", "a\nb", "é€", "=", "#", "yes", "1", "1e3", " a "])
 def test_a_saved_config_parses_back_equal(text: str) -> None:
     config = parsed(
         learning_rate=0.1 + 0.2, betas=(1e-300, 1 / 3), tags=("a", "b c", ""), use_ema=True,

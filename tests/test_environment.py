@@ -85,9 +85,7 @@ def test_the_commit_of_the_recipe_is_recorded_and_whether_it_was_changed(
     assert find_code_changes().endswith("\n(cut here)\n")
 
 
-def test_the_changes_since_the_commit_lie_in_the_run_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_changes_since_the_commit_lie_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tmp_path / "train.py"
     monkeypatch.setattr(sys, "argv", [str(recipe)])
     recipe.write_text("one\n")
@@ -133,9 +131,7 @@ def test_where_the_command_line_is_not_the_recipes_what_is_no_default_is_from_py
 
 
 def test_secrets_on_the_command_line_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = (
-        "train.py --hub-token hf_1 --db.password=p=2 --api-key 3 --epochs 4 --num-tokens 5 --use-token --lr 6"
-    )
+    argv = "train.py --hub-token hf_1 --db.password=p=2 --api-key 3 --epochs 4 --num-tokens 5 --use-token --lr 6"
     monkeypatch.setattr(sys, "argv", argv.split())
     shown = " ".join(describe_environment(Accelerator(cpu=True))["command"]["arguments"])
     assert shown == (

@@ -84,9 +84,7 @@ def shared(samples: Samples, batch_size: int, accelerator: Accelerator) -> Datas
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 3])
-def test_metrics_equal_a_plain_loop_for_any_number_of_samples_and_processes(
-    tmp_path: Path, num_processes: int
-) -> None:
+def test_metrics_equal_a_plain_loop_for_any_number_of_samples_and_processes(tmp_path: Path, num_processes: int) -> None:
     processes.run(check_all_sizes, num_processes=num_processes, folder=tmp_path)
 
 
@@ -144,9 +142,7 @@ class Given:
 @pytest.mark.parametrize(("ids", "counted"), [([*range(10), 3], 11), (list(range(9)), 9), ([], 0)])
 def test_a_loader_that_gives_a_sample_twice_or_not_at_all_is_found_out(ids: list[int], counted: int) -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
-    with pytest.raises(
-        RuntimeError, match=f"evaluation counted {counted} samples of 10: the evaluation loader"
-    ):
+    with pytest.raises(RuntimeError, match=f"evaluation counted {counted} samples of 10: the evaluation loader"):
         evaluate(make_model(), Given(ids, num_samples=10), accelerator)
 
 

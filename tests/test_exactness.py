@@ -63,9 +63,7 @@ SPLITS = {"1x(8x2)": (1, 8, 2), "2x8": (2, 8, 1), "2x(4x2)": (2, 4, 2), "4x4": (
 
 @pytest.mark.parametrize("num_train", [64, 72, 65])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_any_split_of_the_global_batch_trains_the_same_model(
-    tmp_path: Path, num_train: int, dtype: str
-) -> None:
+def test_any_split_of_the_global_batch_trains_the_same_model(tmp_path: Path, num_train: int, dtype: str) -> None:
     options = {"num_train": num_train, "dtype": getattr(torch, dtype)}
     processes.run(run_split, tmp_path / "whole", 16, 1, options, folder=tmp_path / "logs")
     whole = history(tmp_path / "whole")
@@ -91,9 +89,7 @@ def test_batch_norm_trains_the_same_model_on_any_number_of_processes(tmp_path: P
     options = {"num_train": num_train, "norm": "batch"}
     for num_processes in (1, 2, 4):
         arguments = (tmp_path / str(num_processes), 16 // num_processes, 1, options)
-        processes.run(
-            run_split, *arguments, num_processes=num_processes, folder=tmp_path / f"logs-{num_processes}"
-        )
+        processes.run(run_split, *arguments, num_processes=num_processes, folder=tmp_path / f"logs-{num_processes}")
     assert largest_difference(tmp_path / "1", tmp_path / "2") <= 1e-6
     assert largest_difference(tmp_path / "1", tmp_path / "4") <= 1e-6
 
@@ -201,18 +197,14 @@ def test_what_ddp_may_assume_of_the_graph_changes_no_bit(tmp_path: Path) -> None
         "static": {"static_graph": True},
         "unused": {"find_unused_parameters": True},
     }.items():
-        processes.run(
-            run_with, tmp_path / name, options, None, num_processes=2, folder=tmp_path / f"logs-{name}"
-        )
+        processes.run(run_with, tmp_path / name, options, None, num_processes=2, folder=tmp_path / f"logs-{name}")
     for name in ("static", "unused"):
         assert final_files(tmp_path / name) == final_files(tmp_path / "plain"), name
 
 
 def test_compressed_gradients_round_and_do_no_more(tmp_path: Path) -> None:
     for name, options in {"plain": {}, "fp16": {"gradient_compression": "fp16"}}.items():
-        processes.run(
-            run_with, tmp_path / name, options, 1, num_processes=2, folder=tmp_path / f"logs-{name}"
-        )
+        processes.run(run_with, tmp_path / name, options, 1, num_processes=2, folder=tmp_path / f"logs-{name}")
     # One step at a learning rate below 0.05, gradients below 2, rounded by 2**-11 before and after the sum.
     assert 0 < largest_difference(tmp_path / "plain", tmp_path / "fp16") < 0.05 * 2 * 2**-10
 
@@ -228,9 +220,7 @@ def test_a_resume_on_many_processes_is_bitwise_equal(tmp_path: Path) -> None:
     """Three or more add up gradients in an order that must not depend on when they started."""
     for name, stops in {"whole": (None,), "stopped": (1, 3, None)}.items():
         for max_steps in stops:
-            processes.run(
-                run_until, tmp_path / name, max_steps, num_processes=4, folder=tmp_path / f"logs-{name}"
-            )
+            processes.run(run_until, tmp_path / name, max_steps, num_processes=4, folder=tmp_path / f"logs-{name}")
     assert final_files(tmp_path / "whole") == final_files(tmp_path / "stopped")
 
 

@@ -105,9 +105,7 @@ def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
         launch(lambda: os.kill(os.getpid(), signal.SIGKILL), num_processes=2)
 
 
-def test_on_request_a_run_that_lost_a_process_goes_on_in_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_on_request_a_run_that_lost_a_process_goes_on_in_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     result = launch(die, tmp_path, num_processes=2, on_failure="single")
     assert (result.state, result.position.optimizer_step) == ("done", 6)
     assert "rank 1, step 4" in caplog.text
@@ -133,9 +131,7 @@ def test_one_process_is_this_one() -> None:
 
 def test_a_gpu_that_is_in_use_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accel_trainer.launching.uses_cpu", lambda: False)
-    with pytest.raises(
-        ConfigError, match="num_processes is 2, and there are 0 GPUs: .*ACCELERATE_USE_CPU=true"
-    ):
+    with pytest.raises(ConfigError, match="num_processes is 2, and there are 0 GPUs: .*ACCELERATE_USE_CPU=true"):
         launch(os.getpid, num_processes=2)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(ConfigError, match="CUDA is in use in this process, .*: restart it"):

@@ -71,9 +71,7 @@ def steps_of(epoch: int = 0, **options: int) -> list[Tensor]:
         batches_of(make_loader(process_index=rank, **options), epoch=epoch)
         for rank in range(options.get("num_processes", 1))
     ]
-    return [
-        torch.cat([batch.inputs for rank in ranks for batch in rank[step]]) for step in range(len(ranks[0]))
-    ]
+    return [torch.cat([batch.inputs for rank in ranks for batch in rank[step]]) for step in range(len(ranks[0]))]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -127,9 +125,7 @@ def test_inputs_targets_and_ids_of_a_batch_belong_together() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_an_empty_share_is_a_batch_of_no_rows(num_workers: int) -> None:
     plan = BatchPlan(num_samples=13, global_batch_size=12, per_device_batch_size=4, num_processes=3)
-    loader = DatasetLoader(
-        SampleReader(Noisy(13), CPU, num_workers=num_workers), plan, seed=0, process_index=2
-    )
+    loader = DatasetLoader(SampleReader(Noisy(13), CPU, num_workers=num_workers), plan, seed=0, process_index=2)
     full, short = loader.windows(0, 0)
     assert [len(batch) for batch in full.micro_batches] == [4]
     (empty,) = short.micro_batches
@@ -165,9 +161,7 @@ def test_a_signal_to_the_process_group_does_not_end_the_workers() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("num_samples", [1, 2, 31])
-def test_evaluation_gives_every_sample_once_in_order_over_all_processes(
-    num_samples: int, num_workers: int
-) -> None:
+def test_evaluation_gives_every_sample_once_in_order_over_all_processes(num_samples: int, num_workers: int) -> None:
     for num_processes, batch_size in itertools.product((1, 2, 3), (1, 4, 64)[num_workers and 1 :]):
         loaders = [
             DatasetEvalLoader(
@@ -226,9 +220,7 @@ def read_faulty(fault: Callable[[], object], **options: Any) -> str:
         (lambda: torch.zeros(3), r"DATA_SAMPLE\]: samples (\d+, )*17(, \d+)* make no batch \(.*Error: .*\)"),
     ],
 )
-def test_a_sample_that_cannot_be_used_is_named(
-    fault: Callable[[], object], message: str, num_workers: int
-) -> None:
+def test_a_sample_that_cannot_be_used_is_named(fault: Callable[[], object], message: str, num_workers: int) -> None:
     assert re.search(message, read_faulty(fault, num_workers=num_workers, num_classes=3))
 
 

@@ -136,9 +136,7 @@ def test_the_run_goes_on_with_smaller_forwards_to_the_same_weights(
     for mine, theirs in zip(history(tmp_path / "whole"), history(tmp_path / "cramped"), strict=True):
         assert mine == pytest.approx(theirs, abs=1e-6)
     said = [text for text in caplog.messages if "out of memory" in text]
-    assert [text.rpartition(": ")[2] for text in said] == ["going on with 8 x 2", "going on with 4 x 4"][
-        -len(said) :
-    ]
+    assert [text.rpartition(": ")[2] for text in said] == ["going on with 8 x 2", "going on with 4 x 4"][-len(said) :]
     assert said[0].startswith(f"out of memory at step 7 with {size} per device (peak ")
     assert task.was_freed == [True] * len(said)
     assert max(task.sizes[-4:]) == 4
@@ -184,9 +182,7 @@ def test_a_real_limit_of_memory_is_met_with_what_fits_below_it(tmp_path: Path) -
 def train_below_a_limit(folder: Path) -> None:
     config = make_config(folder)
     few = replace(config, trainer=replace(config.trainer, max_steps=1))
-    workload.train(
-        replace(few, run=replace(few.run, output_dir=folder / "before"))
-    )  # all that is loaded late
+    workload.train(replace(few, run=replace(few.run, output_dir=folder / "before")))  # all that is loaded late
     taken = next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines()
                  if line.startswith("VmSize"))  # fmt: skip
     resource.setrlimit(resource.RLIMIT_AS, (taken + (760 << 20), resource.RLIM_INFINITY))
@@ -203,9 +199,7 @@ def test_loss_scaling_does_not_mind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("moment", ["save", "step", "later"])
 def test_killed_around_it_the_run_ends_with_the_same_bytes(tmp_path: Path, moment: str) -> None:
     processes.run(train_cramped, tmp_path / "whole", None, folder=tmp_path / "logs-whole")
-    job = processes.start(
-        train_cramped, tmp_path / "killed", moment, num_processes=1, folder=tmp_path / "logs-killed"
-    )
+    job = processes.start(train_cramped, tmp_path / "killed", moment, num_processes=1, folder=tmp_path / "logs-killed")
     assert job.wait() == [-signal.SIGKILL], job.output()
     again = processes.run(train_cramped, tmp_path / "killed", None, folder=tmp_path / "logs-again")
     assert final_files(tmp_path / "killed") == final_files(tmp_path / "whole")
@@ -221,9 +215,7 @@ def train_cramped(folder: Path, moment: str | None) -> None:
 
 
 @pytest.mark.parametrize(("step", "shards"), [(1, False), (BAD_STEP, False), (BAD_STEP, True)])
-def test_of_several_processes_the_same_command_goes_on_with_less(
-    tmp_path: Path, step: int, shards: bool
-) -> None:
+def test_of_several_processes_the_same_command_goes_on_with_less(tmp_path: Path, step: int, shards: bool) -> None:
     """Only process 1 is out of memory, in the midst of collectives: the job ends at once."""
     processes.run(train_two, tmp_path / "whole", None, shards, num_processes=2, folder=tmp_path / "logs-0")
     arguments = (tmp_path / "cramped", step, shards)
@@ -261,9 +253,7 @@ def test_without_it_the_run_ends_in_one_line_and_goes_on_with_it(tmp_path: Path)
     job = processes.start(train_alone, tmp_path / "run", 16, False, num_processes=1, folder=tmp_path / "1")
     assert job.wait() == [64]
     line = only_line(job.output())
-    assert line.startswith(
-        "accel_trainer: error[OUT_OF_MEMORY]: out of memory at step 7 with 16 per device (peak"
-    )
+    assert line.startswith("accel_trainer: error[OUT_OF_MEMORY]: out of memory at step 7 with 16 per device (peak")
     assert line.endswith(
         "start again with --fit-batch, or with --global-batch-size 16 --accumulate 2, which keeps the global batch"
     )
@@ -280,9 +270,7 @@ def train_alone(folder: Path, size: int, fit: bool, step: int = BAD_STEP) -> Non
 
 
 def test_out_of_memory_at_the_first_step_leaves_the_folder_to_look_at(tmp_path: Path) -> None:
-    job = processes.start(
-        train_alone, tmp_path / "run", 16, False, 1, num_processes=1, folder=tmp_path / "logs"
-    )
+    job = processes.start(train_alone, tmp_path / "run", 16, False, 1, num_processes=1, folder=tmp_path / "logs")
     assert job.wait() == [64]
     assert "torch.OutOfMemoryError: CUDA" in (tmp_path / "run" / "logs" / "rank-00000.log").read_text()
 

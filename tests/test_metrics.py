@@ -43,9 +43,7 @@ def make_samples(num_classes: int) -> tuple[Tensor, Tensor]:
     return logits, torch.randint(num_classes, (NUM_SAMPLES,), generator=generator)
 
 
-def result_of(
-    metric: Metric, logits: Tensor, labels: Tensor, *, num_parts: int = 3, batch_size: int = 10
-) -> Any:
+def result_of(metric: Metric, logits: Tensor, labels: Tensor, *, num_parts: int = 3, batch_size: int = 10) -> Any:
     """Compute as `num_parts` processes do: sums of their own, added up at the end; ids in no order."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(5))
     parts = []

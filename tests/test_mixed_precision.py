@@ -68,9 +68,7 @@ def run(folder: Path, *, max_steps: int | None = None, watcher: Watcher | None =
     trainer = replace(config.trainer, max_grad_norm=None, max_steps=max_steps, log_every_n_steps=1)
     watcher = watcher or Watcher(OverflowingTask())
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    return workload.train(
-        replace(config, trainer=trainer), task=watcher.task, scaler=scaler, callbacks=(watcher,)
-    )
+    return workload.train(replace(config, trainer=trainer), task=watcher.task, scaler=scaler, callbacks=(watcher,))
 
 
 def test_an_overflow_skips_the_update_and_the_average_and_halves_the_scale(tmp_path: Path) -> None:

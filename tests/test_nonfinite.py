@@ -107,9 +107,7 @@ def run(
     config = workload.make_config(folder, **changes)
     trainer = replace(config.trainer, on_nonfinite=policy, max_steps=max_steps, max_grad_norm=clipping)
     callbacks = () if watcher is None else (watcher,)
-    return workload.train(
-        replace(config, trainer=trainer), task=task or Poisoned(), norm=norm, callbacks=callbacks
-    )
+    return workload.train(replace(config, trainer=trainer), task=task or Poisoned(), norm=norm, callbacks=callbacks)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
@@ -204,9 +202,7 @@ def test_a_skipped_step_leaves_no_trace_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     optimizer: str, max_grad_norm: float | None,
 ) -> None:  # fmt: skip
-    changes = {
-        "optimizer": OptimizerConfig(name="adamw" if optimizer == "adamw" else "sgd", learning_rate=0.01)
-    }
+    changes = {"optimizer": OptimizerConfig(name="adamw" if optimizer == "adamw" else "sgd", learning_rate=0.01)}
     if optimizer == "unfused":
         monkeypatch.setattr("accel_trainer.recipe.build_optimizer", unfused)
     watcher = Watcher()
@@ -336,9 +332,7 @@ def test_replay_takes_the_step_again_and_leaves_the_run_alone(
     folder = tmp_path / "run"
     flags = "--dataset digits --model resnet8 --epochs 1 --max-steps 60 --checkpoint-every-n-steps 4 "
     flags += f"--runtime.num-threads 1 --output-dir {folder} --cache-dir {tmp_path / 'cache'}"
-    done = subprocess.run(
-        [sys.executable, recipe, *flags.split()], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, recipe, *flags.split()], capture_output=True, text=True, check=False)
     assert done.returncode == 79, done.stderr
     (record,) = records(folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}

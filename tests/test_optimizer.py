@@ -51,9 +51,7 @@ def test_matrices_and_filters_decay_and_vectors_do_not() -> None:
 @pytest.mark.parametrize(("weight_decay", "decay_all"), [(0.1, True), (0.0, False)])
 def test_parameters_with_one_decay_are_one_group(weight_decay: float, decay_all: bool) -> None:
     model = small_net()
-    (group,) = parameter_groups(
-        model, OptimizerConfig(weight_decay=weight_decay, decay_norms_and_biases=decay_all)
-    )
+    (group,) = parameter_groups(model, OptimizerConfig(weight_decay=weight_decay, decay_norms_and_biases=decay_all))
     assert group["weight_decay"] == weight_decay
     assert group["param_names"] == [name for name, _ in model.named_parameters()]
 

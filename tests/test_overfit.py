@@ -70,9 +70,7 @@ def test_the_first_windows_come_again_in_every_epoch_and_can_be_sought() -> None
     whole, _ = build_dataset_loaders(data, data, batch, seed=5, accelerator=Accelerator(cpu=True))
 
     def ids(windows: object) -> list[list[int]]:
-        return [
-            [i for batch in window.micro_batches for i in batch.sample_ids.tolist()] for window in windows
-        ]
+        return [[i for batch in window.micro_batches for i in batch.sample_ids.tolist()] for window in windows]
 
     few, first = FewWindows(whole, 2), ids(whole.windows(0, 0))[:2]
     assert ids(few.windows(0, 0)) == ids(few.windows(7, 0)) == [*first, *first, first[0]]
@@ -141,9 +139,7 @@ def test_two_processes_stop_together(tmp_path: Path) -> None:
     assert [job.output(rank).count("overfit ok: ") for rank in (0, 1)] == [1, 0]
 
 
-def test_images_are_learnt_by_heart_without_augmentation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_are_learnt_by_heart_without_augmentation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--dataset", "digits", "--model", "resnet8", "--augment.mixup", "0.5", "--overfit", "1"]
     places = ["--cache-dir", str(tmp_path / "cache"), "--output-dir", str(tmp_path / "run")]
     with pytest.raises(SystemExit) as ended:

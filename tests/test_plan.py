@@ -25,9 +25,7 @@ PLANS = [
 
 def positions(plan: BatchPlan, step: int) -> list[int]:
     """What all processes together train in a step, in order of process and micro-batch."""
-    return [
-        p for rank in range(plan.num_processes) for micro in plan.micro_batches(step, rank) for p in micro
-    ]
+    return [p for rank in range(plan.num_processes) for micro in plan.micro_batches(step, rank) for p in micro]
 
 
 def test_a_window_is_the_same_samples_for_every_split() -> None:
@@ -156,9 +154,7 @@ def test_a_plan_of_nothing_is_refused(field: str) -> None:
 
 
 @pytest.mark.parametrize(("num_samples", "num_processes"), [(0, 1), (0, 4), (1, 2), (3, 4)])
-def test_fewer_samples_than_processes_are_refused_with_both_numbers(
-    num_samples: int, num_processes: int
-) -> None:
+def test_fewer_samples_than_processes_are_refused_with_both_numbers(num_samples: int, num_processes: int) -> None:
     with pytest.raises(
         DataError, match=f"DATA_TOO_SMALL.*{num_samples} training samples .* {num_processes} processes: add"
     ) as caught:

@@ -120,9 +120,7 @@ def test_a_stop_says_its_reason() -> None:
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
-def test_all_processes_stop_at_the_same_step_though_one_alone_got_a_signal(
-    tmp_path: Path, num_processes: int
-) -> None:
+def test_all_processes_stop_at_the_same_step_though_one_alone_got_a_signal(tmp_path: Path, num_processes: int) -> None:
     processes.run(stop_together, tmp_path, num_processes=num_processes, folder=tmp_path / "logs")
     stopped = {(tmp_path / str(rank)).read_text() for rank in range(num_processes)}
     assert stopped == {"6 SIGTERM"}  # raised before the poll of step 5, agreed one step later

@@ -12,9 +12,7 @@ from accel_trainer.process_group import join_processes
 
 
 @pytest.mark.parametrize("reason", ["nobody", "somebody else"])
-def test_others_that_cannot_be_reached_are_told_by_their_address(
-    monkeypatch: pytest.MonkeyPatch, reason: str
-) -> None:
+def test_others_that_cannot_be_reached_are_told_by_their_address(monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = str(taken.getsockname()[1])
@@ -27,9 +25,7 @@ def test_others_that_cannot_be_reached_are_told_by_their_address(
         with pytest.raises(ProcessError) as caught:
             join_processes("gloo", timeout_s=1)
     message = str(caught.value)
-    assert message.startswith(
-        f"error[RENDEZVOUS]: process {rank} of 4 did not meet the others at 127.0.0.1:{port} "
-    )
+    assert message.startswith(f"error[RENDEZVOUS]: process {rank} of 4 did not meet the others at 127.0.0.1:{port} ")
     assert ("EADDRINUSE" in message) == (reason == "somebody else")
     assert "\n" not in message
 

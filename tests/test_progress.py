@@ -58,9 +58,7 @@ def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> Non
     found = [match.groups() for match in steps if match]
     assert found == [("1", "2"), ("1", "4"), ("1", "5"), ("2", "6"), ("2", "8"), ("2", "10")]
     (last,) = (line for line in lines if "step 10/10  loss" in line)
-    assert re.search(
-        r"  learning rate \S+  images/s [\d,]+  data wait \S+%  memory \d\.\d GiB  00:00 left$", last
-    )
+    assert re.search(r"  learning rate \S+  images/s [\d,]+  data wait \S+%  memory \d\.\d GiB  00:00 left$", last)
     assert "\r" not in job.output(0)
     assert job.output(1) == "WARNING: a word of warning\n", "what process 0 shows is shown once"
 
@@ -117,6 +115,4 @@ def test_a_terminal_shows_one_bar_and_warnings_on_lines_of_their_own(tmp_path: P
 def test_what_is_left_includes_saves_and_the_evaluations_to_come(
     elapsed_s: float, evaluation_s: float, steps: tuple[int, int], evaluations: tuple[int, int], left_s: float
 ) -> None:
-    assert left_s == estimate_left_s(
-        elapsed_s, evaluation_s=evaluation_s, steps=steps, evaluations=evaluations
-    )
+    assert left_s == estimate_left_s(elapsed_s, evaluation_s=evaluation_s, steps=steps, evaluations=evaluations)

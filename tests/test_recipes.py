@@ -46,9 +46,7 @@ def test_the_minimal_recipe_is_short_and_learns(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text())["metrics"]["eval/accuracy"] > 0.9
 
 
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "recipes" / "configs").glob("*.yaml")), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "configs").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_config_is_one_that_the_recipe_takes(path: Path) -> None:
     config = load_config(cifar.Config, path.read_text(), source=str(path))
     with torch.device("meta"):
@@ -106,9 +104,7 @@ def test_bad_data_is_named_before_any_training(tmp_path: Path, capsys: pytest.Ca
     corrupt = images(tmp_path / "corrupt", [0, 1, 2, 0], broken=2)
     expect_refusal(tmp_path, capsys, ["--dataset", str(corrupt)], ExitCode.DATA, "row 2 of")
     empty = images(tmp_path / "empty", [])
-    expect_refusal(
-        tmp_path, capsys, ["--dataset", str(empty)], ExitCode.DATA, "the train split has no images"
-    )
+    expect_refusal(tmp_path, capsys, ["--dataset", str(empty)], ExitCode.DATA, "the train split has no images")
 
 
 def expect_refusal(

@@ -22,9 +22,7 @@ from accel_trainer import (
 from . import workload
 
 
-def run(
-    folder: Path | None, *, num_train: int = 72, max_steps: int | None = None, **changes: Any
-) -> RunResult:
+def run(folder: Path | None, *, num_train: int = 72, max_steps: int | None = None, **changes: Any) -> RunResult:
     config = workload.make_config(Path("unused"))
     run_config = replace(config.run, output_dir=folder, **changes.pop("run", {}))
     config = replace(config, run=run_config, trainer=replace(config.trainer, max_steps=max_steps), **changes)
@@ -115,9 +113,7 @@ def test_damaged_checkpoints_never_mean_a_silent_start_from_scratch(tmp_path: Pa
             run(tmp_path)
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_loudly(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_newest_checkpoint_is_passed_over_loudly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(tmp_path / "whole")
     run(tmp_path / "hurt", max_steps=6)
     newest = max((tmp_path / "hurt" / "checkpoints").glob("step-*"))

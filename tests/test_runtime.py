@@ -36,9 +36,7 @@ def test_fp16_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, source: 
     config = RuntimeConfig(mixed_precision="fp16" if source == "config" else None)
     if source == "launcher":
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
-    with pytest.raises(
-        ConfigError, match="--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no"
-    ):
+    with pytest.raises(ConfigError, match="--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no"):
         start_accelerator(config)
 
 
@@ -57,9 +55,7 @@ def test_the_config_decides_the_precision_before_the_launcher(
 def test_accumulation_set_by_the_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accelerate would divide every loss by it, also in a short window."""
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    with pytest.raises(
-        ConfigError, match="the launcher set 4 gradient accumulation steps: .* --accumulate"
-    ) as caught:
+    with pytest.raises(ConfigError, match="the launcher set 4 gradient accumulation steps: .* --accumulate") as caught:
         start_accelerator(ONE_THREAD)
     assert caught.value.exit_code == ExitCode.USAGE
 
@@ -107,9 +103,7 @@ def check_threads_on_one_core() -> None:
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script_method` is deprecated"
-)  # torch 2.13, by its own compiler
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch 2.13, by its own compiler
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_placed_model_is_the_same_module_with_the_same_names(compiled: bool) -> None:
     accelerator = start_accelerator(ONE_THREAD)

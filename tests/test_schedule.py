@@ -107,9 +107,7 @@ def test_a_bad_value_is_named_with_its_fix(changes: dict[str, object], message: 
 
 
 def test_a_warmup_longer_than_the_run_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="warmup_epochs is 11.0, longer than the run: set it to at most --epochs"
-    ):
+    with pytest.raises(ConfigError, match="warmup_epochs is 11.0, longer than the run: set it to at most --epochs"):
         schedule(warmup_epochs=11.0)
 
 

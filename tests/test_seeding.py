@@ -122,9 +122,7 @@ def test_keys_do_not_collide() -> None:
 
 
 def test_the_order_of_an_epoch_is_a_permutation_of_its_own() -> None:
-    orders = [
-        epoch_permutation(1000, seed=seed, epoch=epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1))
-    ]
+    orders = [epoch_permutation(1000, seed=seed, epoch=epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1))]
     for order in orders:
         assert torch.equal(order.sort().values, torch.arange(1000))
     for one in range(4):

@@ -28,18 +28,14 @@ FSDP = {  # as of accelerate_configs/fsdp.yaml, but for a net of 956 parameters
 }  # fmt: skip
 
 
-def train(
-    folder: Path, *, shards: bool, max_steps: int | None = None, name: str = "sgd", norm: str = "group"
-) -> None:
+def train(folder: Path, *, shards: bool, max_steps: int | None = None, name: str = "sgd", norm: str = "group") -> None:
     """Train in micro-batches, clipped, with a short last window; 29 samples are left for it, 37 to evaluate."""
     if shards:
         os.environ.update(FSDP)
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
     config = workload.make_config(
         folder,
-        batch=BatchConfig(
-            per_device_batch_size=28 // num_processes, global_batch_size=56, eval_batch_size=10
-        ),
+        batch=BatchConfig(per_device_batch_size=28 // num_processes, global_batch_size=56, eval_batch_size=10),
         trainer=TrainerConfig(num_epochs=2, max_steps=max_steps, log_every_n_steps=1, max_grad_norm=0.5),
         optimizer=OptimizerConfig(name=name, learning_rate=0.05),
     )
@@ -52,9 +48,7 @@ def history(folder: Path) -> list[dict[str, float]]:
 
 
 def run(folder: Path, *, num_processes: int, shards: bool, **options: object) -> None:
-    processes.run(
-        _start, folder, shards, options, num_processes=num_processes, folder=folder.with_suffix(".logs")
-    )
+    processes.run(_start, folder, shards, options, num_processes=num_processes, folder=folder.with_suffix(".logs"))
 
 
 def _start(folder: Path, shards: bool, options: dict[str, object]) -> None:
@@ -138,14 +132,10 @@ def _diverge(folder: Path) -> None:
     ],
     ids=["ema", "compile", "muon"],
 )
-def test_what_needs_whole_weights_is_refused_in_one_line(
-    tmp_path: Path, changes: dict[str, object], flag: str
-) -> None:
+def test_what_needs_whole_weights_is_refused_in_one_line(tmp_path: Path, changes: dict[str, object], flag: str) -> None:
     job = processes.start(_train_with, tmp_path / "run", changes, num_processes=2, folder=tmp_path / "logs")
     assert job.wait() == [1, 1]
-    line = (
-        f"error[FSDP]: {flag} does not work on sharded weights: leave it out, or launch with multi_gpu.yaml"
-    )
+    line = f"error[FSDP]: {flag} does not work on sharded weights: leave it out, or launch with multi_gpu.yaml"
     assert line in job.output()
 
 

@@ -45,9 +45,7 @@ def native(spatial_dims: int, **options: object) -> nn.Module:
     return norm
 
 
-def check_steps(
-    norm: nn.Module, shares: tuple[int, ...], shape: tuple[int, ...], accelerator: Accelerator
-) -> None:
+def check_steps(norm: nn.Module, shares: tuple[int, ...], shape: tuple[int, ...], accelerator: Accelerator) -> None:
     synced = convert_sync_batch_norm(copy.deepcopy(norm), device=CPU)
     assert isinstance(synced, CpuSyncBatchNorm)
     for step in range(2):

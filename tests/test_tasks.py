@@ -71,9 +71,7 @@ def test_evaluation_is_the_plain_cross_entropy_of_each_sample() -> None:
     model, batch = make_model(), make_batch()
     output = ClassificationTask(ClassificationConfig(label_smoothing=0.5)).eval_step(model, batch)
     assert torch.equal(output.outputs, model(batch.inputs))
-    np.testing.assert_allclose(
-        output.losses.detach(), cross_entropy(output.outputs, batch.targets), rtol=1e-12
-    )
+    np.testing.assert_allclose(output.losses.detach(), cross_entropy(output.outputs, batch.targets), rtol=1e-12)
 
 
 def reference_views(images: np.ndarray, tta: str) -> list[np.ndarray]:
@@ -94,9 +92,7 @@ def test_augmented_evaluation_averages_the_logits_of_its_views(tta: str, num_vie
     assert len(views) == num_views
     expected = torch.stack([model(torch.from_numpy(view)) for view in views]).double().mean(0)
     torch.testing.assert_close(output.outputs.double(), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(
-        output.losses.detach(), cross_entropy(output.outputs, batch.targets), rtol=1e-5
-    )
+    np.testing.assert_allclose(output.losses.detach(), cross_entropy(output.outputs, batch.targets), rtol=1e-5)
 
 
 def test_flipped_evaluation_does_not_tell_an_image_from_its_mirror_image() -> None:
@@ -108,9 +104,7 @@ def test_flipped_evaluation_does_not_tell_an_image_from_its_mirror_image() -> No
 
 
 def test_the_default_task_is_plain() -> None:
-    assert ClassificationTask().config == ClassificationConfig(
-        label_smoothing=0.0, train_accuracy=False, tta="none"
-    )
+    assert ClassificationTask().config == ClassificationConfig(label_smoothing=0.0, train_accuracy=False, tta="none")
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])

@@ -136,9 +136,7 @@ def test_a_run_killed_twice_has_each_row_once_in_its_tracker(tmp_path: Path, nam
     run = tmp_path / "project" / "run"
     run.parent.mkdir()
     for dies_after in (3, 7):  # before the first checkpoint, and two rows after the second
-        job = processes.start(
-            attempt, run, name, dies_after, num_processes=1, folder=tmp_path / f"logs-{dies_after}"
-        )
+        job = processes.start(attempt, run, name, dies_after, num_processes=1, folder=tmp_path / f"logs-{dies_after}")
         assert job.wait() == [-signal.SIGKILL], job.output()
         left = {step for _, step, _ in READERS[name](run / "trackers" / name)}
         assert left == set(range(1, dies_after + 1)), "rows that the next attempt takes another time"
@@ -251,9 +249,7 @@ def test_nan_reaches_a_tracker_as_a_number(
 def test_a_tracker_that_cannot_be_is_one_line_before_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--track tensorbord: accelerate knows no such tracker, but "):
         check_trackers(["tensorbord"])
-    missing = next(
-        name for name in ("aim", "clearml", "dvclive", "swanlab") if not importlib.util.find_spec(name)
-    )
+    missing = next(name for name in ("aim", "clearml", "dvclive", "swanlab") if not importlib.util.find_spec(name))
     config = workload.make_config(tmp_path / "run")
     with pytest.raises(ConfigError, match=f"pip install {missing}"):
         workload.train(replace(config, run=replace(config.run, track=(missing,))))

@@ -99,9 +99,7 @@ class Broken(Callback):
         raise self.error
 
 
-def test_an_observer_that_fails_is_told_of_once_and_left_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_observer_that_fails_is_told_of_once_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     broken, recorder = Broken(ZeroDivisionError("by zero")), Recorder()
     assert run(tmp_path, broken, recorder).state == "done"
     assert broken.num_calls == 3
@@ -121,9 +119,7 @@ def test_an_observer_whose_state_cannot_be_saved_costs_no_checkpoint(tmp_path: P
 
 
 @pytest.mark.parametrize("error", [UserError("MEANT", "stop here"), ZeroDivisionError()])
-def test_an_error_that_is_meant_or_of_an_essential_observer_ends_the_run(
-    tmp_path: Path, error: Exception
-) -> None:
+def test_an_error_that_is_meant_or_of_an_essential_observer_ends_the_run(tmp_path: Path, error: Exception) -> None:
     broken, recorder = Broken(error), Recorder()
     broken.is_essential = not isinstance(error, UserError)
     with pytest.raises(type(error)):

@@ -197,13 +197,9 @@ def main() -> None:
             eval_batch_size=10,
         ),
     )
-    config = replace(
-        config, trainer=replace(config.trainer, num_epochs=options.epochs, max_steps=options.max_steps)
-    )
+    config = replace(config, trainer=replace(config.trainer, num_epochs=options.epochs, max_steps=options.max_steps))
     dtype = getattr(torch, options.dtype)
-    result = train(
-        config, num_train=options.num_train, norm=options.norm, dropout=options.dropout, dtype=dtype
-    )
+    result = train(config, num_train=options.num_train, norm=options.norm, dropout=options.dropout, dtype=dtype)
     raise SystemExit(75 if result.state == "preempted" else 0)
 
 

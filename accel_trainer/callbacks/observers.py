@@ -71,9 +71,7 @@ class Observers:
         self._num_failures[callback] += 1
         name = f"{type(callback).__name__}.{hook}"
         if self._num_failures[callback] == 1:
-            _logger.warning(
-                "%s failed (%s: %s); training goes on", name, type(error).__name__, error, exc_info=error
-            )
+            _logger.warning("%s failed (%s: %s); training goes on", name, type(error).__name__, error, exc_info=error)
         if self._num_failures[callback] == _MAX_FAILURES:
             _logger.warning("%s failed again: %s is not called any more", name, type(callback).__name__)
             self._callbacks.remove(callback)

@@ -82,9 +82,7 @@ class Progress(Callback):
             self._bar.set_description_str(epoch, refresh=False)
             self._bar.set_postfix_str("  ".join([left, *numbers]))
         else:
-            self.tell(
-                "  ".join([epoch, f"step {row['optimizer_step']}/{self._num_steps}", *numbers, left]).rstrip()
-            )
+            self.tell("  ".join([epoch, f"step {row['optimizer_step']}/{self._num_steps}", *numbers, left]).rstrip())
 
     def tell(self, text: str) -> None:
         """Show some lines, above the bar if there is one."""

@@ -48,11 +48,7 @@ class RunRecord(Callback):
         path = self._folder / "result.json"
         if not trainer.accelerator.is_main_process:
             return
-        if (
-            path.exists()
-            and result.state == "done"
-            and result.position.optimizer_step == self._first_step > 0
-        ):
+        if path.exists() and result.state == "done" and result.position.optimizer_step == self._first_step > 0:
             return
         with writes_to(self._folder):
             self._write(trainer, result)

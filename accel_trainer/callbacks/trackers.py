@@ -40,9 +40,7 @@ def check_trackers(names: Sequence[str]) -> None:
             known = ", ".join(sorted(map(str, LOGGER_TYPE_TO_CLASS)))
             raise ConfigError("TRACKER", f"--track {name}: accelerate knows no such tracker, but {known}")
         if not filter_trackers([name], "."):
-            raise ConfigError(
-                "TRACKER", f"--track {name} needs a package that is missing: pip install {name}"
-            )
+            raise ConfigError("TRACKER", f"--track {name} needs a package that is missing: pip install {name}")
 
 
 class Trackers(Callback):
@@ -93,9 +91,7 @@ class Trackers(Callback):
         for copy in started:
             copy.join(max(0.0, deadline_s - time.monotonic()))
             if copy.is_alive():
-                _logger.warning(
-                    "%s does not answer and lacks the last rows: metrics.jsonl has all", copy.name
-                )
+                _logger.warning("%s does not answer and lacks the last rows: metrics.jsonl has all", copy.name)
 
 
 class _Copy(threading.Thread):

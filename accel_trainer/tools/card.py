@@ -26,9 +26,7 @@ def write_card(
         curves = draw_curves([run], quantities=("loss", "accuracy"))
         data = _metadata(run, described, metrics)
     except ImportError as error:
-        raise OutputError(
-            "EXPORT", f"a model card needs {error.name}: pip install 'accel-trainer[report]'"
-        ) from error
+        raise OutputError("EXPORT", f"a model card needs {error.name}: pip install 'accel-trainer[report]'") from error
     template = resources.files(__package__).joinpath("card.md.jinja").read_text()
     text = (
         jinja2.Environment(trim_blocks=True, lstrip_blocks=True)

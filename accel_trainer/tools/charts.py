@@ -64,9 +64,7 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
         axes.set_xlabel("optimizer step")
         axes.locator_params(nbins=6)
         if is_share(chart):
-            axes.yaxis.set_major_formatter(
-                lambda value, _: f"{round(100 * value, 4):g}%" if value <= 1 else ""
-            )
+            axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 4):g}%" if value <= 1 else "")
         elif chart.startswith("perf/"):
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
@@ -80,9 +78,7 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
     return draw_chart(name, title=_title(chart), size=_SIZE, draw=draw)
 
 
-def _plot_run(
-    axes: Axes, palette: Palette, run: RunReader, names: Sequence[str], *, color: str | None
-) -> None:
+def _plot_run(axes: Axes, palette: Palette, run: RunReader, names: Sequence[str], *, color: str | None) -> None:
     """Draw the series of one run: in its own colour beside other runs, else in one for each kind."""
     kind_colors = {"train": palette.muted, "eval": palette.series[0], "eval_ema": palette.series[1]}
     for name in names:
@@ -92,9 +88,7 @@ def _plot_run(
         if len(steps) > _MAX_MARKERS:
             style.pop("marker", None)
         label = _KIND_NAMES.get(kind, "") if color is None else run.name if name == names[-1] else None
-        axes.plot(
-            steps, values, color=color or kind_colors.get(kind, palette.series[0]), label=label, **style
-        )
+        axes.plot(steps, values, color=color or kind_colors.get(kind, palette.series[0]), label=label, **style)
 
 
 def draw_time(runs: Sequence[RunReader]) -> Chart | None:

@@ -32,12 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the weights at a path as safetensors; return the exit code."""
     parser = CommandParser(prog="accel-trainer convert", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("source", type=Path, help="what to convert")
-    parser.add_argument(
-        "--to", type=Path, required=True, help="the safetensors file to write; must not exist"
-    )
-    parser.add_argument(
-        "--key", help="where the weights are in a checkpoint of torch, if it does not say itself"
-    )
+    parser.add_argument("--to", type=Path, required=True, help="the safetensors file to write; must not exist")
+    parser.add_argument("--key", help="where the weights are in a checkpoint of torch, if it does not say itself")
     options = parser.parse_args(argv)
     weights, found_in = read_weights(options.source, key=options.key)
     target: Path = options.to
@@ -113,11 +109,7 @@ def _choose(found: Any, key: str | None, file: Path) -> tuple[dict[str, Tensor],
     for name in keys:
         if isinstance(found, Mapping) and _is_weights(found.get(name)):
             return dict(found[name]), f"[{name!r}]"
-    has = (
-        ", ".join(str(name)[:40] for name in list(found)[:8])
-        if isinstance(found, Mapping)
-        else type(found).__name__
-    )
+    has = ", ".join(str(name)[:40] for name in list(found)[:8]) if isinstance(found, Mapping) else type(found).__name__
     if key is not None:
         raise ConfigError("CONVERT", f"{file} has no weights under --key {key}, it has {has}: choose another")
     raise _refused(file, f"no weights are in it, but {has}", "say where with --key")

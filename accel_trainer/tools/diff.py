@@ -74,9 +74,7 @@ def _is_known(side: Mapping[str, Any]) -> bool:
 def _results(run: RunReader) -> dict[str, Any]:
     """Return what the run ended with, and its evaluations at the end; matrices are for the report."""
     numbers = {name: run.result.get(name) for name in _RESULTS}
-    metrics = {
-        name: value for name, value in run.result.get("metrics", {}).items() if isinstance(value, float)
-    }
+    metrics = {name: value for name, value in run.result.get("metrics", {}).items() if isinstance(value, float)}
     return {"state": run.state, **metrics, **numbers}
 
 

@@ -33,9 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="a finished run")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--to", type=Path, help="the folder to write")
-    target.add_argument(
-        "--hub", metavar="ORG/NAME", help="the hub repository to push to; made private if it is new"
-    )
+    target.add_argument("--hub", metavar="ORG/NAME", help="the hub repository to push to; made private if it is new")
     parser.add_argument(
         "--onnx", action="store_true", help="add model.onnx: images with values between 0 and 1 to logits"
     )
@@ -78,9 +76,7 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
         for name, data in files.items():
             storage.write_file_atomic(folder / name, data)
     except OSError as error:
-        raise OutputError(
-            "EXPORT", f"{folder} cannot be written ({error.strerror}): choose another"
-        ) from error
+        raise OutputError("EXPORT", f"{folder} cannot be written ({error.strerror}): choose another") from error
 
 
 def reported_metrics(run: RunReader) -> dict[str, float]:

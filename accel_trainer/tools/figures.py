@@ -62,9 +62,7 @@ class Chart:
     png: bytes
 
 
-def draw_chart(
-    name: str, *, title: str, size: tuple[float, float], draw: Callable[[Axes, Palette], None]
-) -> Chart:
+def draw_chart(name: str, *, title: str, size: tuple[float, float], draw: Callable[[Axes, Palette], None]) -> Chart:
     """Return what `draw` draws on axes of `size` in inches."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -105,10 +103,7 @@ def _for_page(svg: str, title: str) -> str:
     """Return the SVG element alone, without references to anything outside, its placeholders replaced."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = (
-        re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", svg[: svg.index(">")])
-        + svg[svg.index(">") :]
-    )
+    svg = re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", svg[: svg.index(">")]) + svg[svg.index(">") :]
     for variable, color in _PLACEHOLDERS.variables().items():
         svg = svg.replace(color, f"var(--{variable})")
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1)

@@ -25,9 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print what is at a path; return the exit code."""
     parser = CommandParser(prog="accel-trainer inspect", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("path", type=Path, help="a run folder, or one of its checkpoints")
-    parser.add_argument(
-        "--full", action="store_true", help="list every tensor and value of a run's checkpoint"
-    )
+    parser.add_argument("--full", action="store_true", help="list every tensor and value of a run's checkpoint")
     options = parser.parse_args(argv)
     path = options.path.resolve()
     if (path / "checkpoints").is_dir():
@@ -54,14 +52,8 @@ def _inspect_run(run: Path, *, is_full: bool) -> int:
         if report.problem is not None:
             print(f"damaged: {report.problem}")
     known = {report.name for report in reports}
-    for other in sorted(
-        path.name for path in directory.iterdir() if path.is_dir() and path.name not in known
-    ):
-        kind = (
-            "left by a killed save, swept at the next start"
-            if TEMPORARY_NAME.fullmatch(other)
-            else "set aside"
-        )
+    for other in sorted(path.name for path in directory.iterdir() if path.is_dir() and path.name not in known):
+        kind = "left by a killed save, swept at the next start" if TEMPORARY_NAME.fullmatch(other) else "set aside"
         print(f"not used: {other} ({kind})")
     if usable is None:
         print("a resume would find nothing whole" if reports else "there is no checkpoint yet")

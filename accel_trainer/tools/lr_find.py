@@ -126,9 +126,7 @@ def _verdict(sweep: Sweep) -> list[str]:
         return ["the loss never fell: look at the data and the model, for example with --overfit 1"]
     lines = [f"steepest fall of the loss at --lr {sweep.steepest:.2g}"]
     if sweep.divergence is not None:
-        lines.append(
-            f"diverges at --lr {sweep.divergence:.2g}; one tenth of that is {sweep.divergence / 10:.2g}"
-        )
+        lines.append(f"diverges at --lr {sweep.divergence:.2g}; one tenth of that is {sweep.divergence / 10:.2g}")
     return [*lines, f"suggestion: --lr {sweep.suggestion:.2g}"]
 
 
@@ -153,9 +151,7 @@ def _draw(sweep: Sweep, path: Path) -> None:
     axes.plot(sweep.learning_rates, sweep.losses, ".", color="#b9b9b9", markersize=4, label="each step")
     axes.plot(sweep.learning_rates, sweep.smooth, color="#2f62d3", label="averaged")
     if sweep.divergence is not None:
-        axes.axvline(
-            sweep.divergence, color="#c8345e", linestyle=":", label=f"diverges, {sweep.divergence:.2g}"
-        )
+        axes.axvline(sweep.divergence, color="#c8345e", linestyle=":", label=f"diverges, {sweep.divergence:.2g}")
     if sweep.suggestion is not None:
         axes.axvline(sweep.suggestion, color="#0c8a6c", label=f"suggestion, {sweep.suggestion:.2g}")
     finite = [value for value in sweep.losses if math.isfinite(value)]
@@ -168,6 +164,4 @@ def _draw(sweep: Sweep, path: Path) -> None:
     try:
         storage.write_file_atomic(path, picture.getvalue())
     except OSError as error:
-        raise OutputError(
-            "PNG", f"--png {path} cannot be written ({error.strerror}): check the path"
-        ) from error
+        raise OutputError("PNG", f"--png {path} cannot be written ({error.strerror}): check the path") from error

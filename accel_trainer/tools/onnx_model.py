@@ -53,9 +53,7 @@ def write_onnx(folder: Path) -> bytes:
         assert program is not None
         return bytes(program.model_proto.SerializeToString())
     except ImportError as error:
-        raise OutputError(
-            "EXPORT", f"--onnx needs {error.name}: pip install 'accel-trainer[onnx]'"
-        ) from error
+        raise OutputError("EXPORT", f"--onnx needs {error.name}: pip install 'accel-trainer[onnx]'") from error
 
 
 @contextmanager

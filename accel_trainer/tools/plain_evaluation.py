@@ -33,17 +33,11 @@ def evaluate(folder: Path, data: Path) -> dict[str, float]:
     tensors = load_file(data)
     loss_sum, num_correct, num_in_top5 = 0.0, 0, 0
     with torch.inference_mode():
-        for images, labels in zip(
-            *(tensors[name].split(_BATCH_SIZE) for name in ("images", "labels")), strict=True
-        ):
+        for images, labels in zip(*(tensors[name].split(_BATCH_SIZE) for name in ("images", "labels")), strict=True):
             inputs = ((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
-            rounded = (
-                torch.autocast("cpu", getattr(torch, precision)) if precision else contextlib.nullcontext()
-            )
+            rounded = torch.autocast("cpu", getattr(torch, precision)) if precision else contextlib.nullcontext()
             with rounded:
-                logits = torch.stack(
-                    [model(view).float() for view in _views(inputs, config["evaluation"]["tta"])]
-                )
+                logits = torch.stack([model(view).float() for view in _views(inputs, config["evaluation"]["tta"])])
             logits = logits.mean(0)
             ranked = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
             loss_sum += float(F.cross_entropy(logits, labels, reduction="sum"))

@@ -53,10 +53,4 @@ def _import_order(line: str) -> tuple[bool, bool, bool, str]:
 
 
 def _spell(value: Any) -> str:
-    return (
-        value.__name__
-        if isinstance(value, type)
-        else json.dumps(value)
-        if isinstance(value, str)
-        else repr(value)
-    )
+    return value.__name__ if isinstance(value, type) else json.dumps(value) if isinstance(value, str) else repr(value)

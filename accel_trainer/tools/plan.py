@@ -21,9 +21,7 @@ from ..state import TrainState
 from ..vision import load_images
 from .parser import CommandParser
 
-_EXAMPLE = (
-    "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --num-processes 8"
-)
+_EXAMPLE = "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --num-processes 8"
 _NUM_ROWS, _BAR_WIDTH = 10, 40
 
 
@@ -49,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="accel-trainer plan [RECIPE.py]", description=__doc__, epilog=_EXAMPLE, allow_abbrev=False
     )
     parser.add_argument("--num-processes", type=int, default=1, help="processes to plan for; default: 1")
-    parser.add_argument(
-        "--num-samples", type=int, help="training samples; default: counted in the recipe's --dataset"
-    )
+    parser.add_argument("--num-samples", type=int, help="training samples; default: counted in the recipe's --dataset")
     parser.add_argument("--png", type=Path, help="where to draw the learning rate")
     options, flags = parser.parse_known_args(argv)
     config_class = RecipeConfig if recipe is None else find_config_class(recipe)
@@ -70,9 +66,7 @@ def find_config_class(path: Path) -> type[RecipeConfig]:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError("RECIPE", f"{path} is not a recipe: give the path of a Python file")
-    module = sys.modules[name] = importlib.util.module_from_spec(
-        spec
-    )  # where dataclasses look up their types
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look up their types
     try:
         spec.loader.exec_module(module)
     except UserError:
@@ -112,18 +106,12 @@ def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> R
         config=config,
         batch=batch,
         peak_learning_rate=peak_learning_rate,
-        warmup_steps=config.schedule.warmup_steps(
-            total_steps=total_steps, steps_per_epoch=batch.steps_per_epoch
-        ),
+        warmup_steps=config.schedule.warmup_steps(total_steps=total_steps, steps_per_epoch=batch.steps_per_epoch),
         learning_rate_at=learning_rate_at,
         num_steps=len(positions),
         # However a run ends, it evaluates and saves there.
-        evaluation_steps=sorted(
-            {*(end.optimizer_step for end in ends if end.epoch % every == 0), len(positions)}
-        ),
-        save_steps=sorted(
-            {*(p.optimizer_step for p in positions if config.checkpoint.is_due(p)), len(positions)}
-        ),
+        evaluation_steps=sorted({*(end.optimizer_step for end in ends if end.epoch % every == 0), len(positions)}),
+        save_steps=sorted({*(p.optimizer_step for p in positions if config.checkpoint.is_due(p)), len(positions)}),
     )
 
 
@@ -202,6 +190,4 @@ def _draw(plan: RunPlan, path: Path) -> None:
     try:
         storage.write_file_atomic(path, picture.getvalue())
     except OSError as error:
-        raise OutputError(
-            "PNG", f"--png {path} cannot be written ({error.strerror}): check the path"
-        ) from error
+        raise OutputError("PNG", f"--png {path} cannot be written ({error.strerror}): check the path") from error

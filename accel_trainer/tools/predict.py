@@ -19,9 +19,7 @@ _EXAMPLE = "example: accel-trainer predict runs/first cat.png dog.jpg --top 3"
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each image: its path, then labels with their confidence."""
     parser = CommandParser(prog="accel-trainer predict", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument(
-        "model", type=Path, help="what `export` wrote, a finished run, or ORG/NAME on the hub"
-    )
+    parser.add_argument("model", type=Path, help="what `export` wrote, a finished run, or ORG/NAME on the hub")
     parser.add_argument("image", type=Path, nargs="+", help="a picture in any format that pillow reads")
     parser.add_argument("--top", type=int, default=1, help="labels to print for each; default: 1")
     options = parser.parse_args(argv)

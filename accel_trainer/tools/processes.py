@@ -34,9 +34,7 @@ def start_recipe(
     precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
     several = [*_LAUNCH, "--num_processes", str(num_processes), "--mixed_precision", precision]
     launcher = several if num_processes > 1 else []
-    return subprocess.Popen(
-        [sys.executable, *launcher, *command], cwd=directory, env=environment, stdout=output
-    )
+    return subprocess.Popen([sys.executable, *launcher, *command], cwd=directory, env=environment, stdout=output)
 
 
 def recorded_start(environment: Mapping[str, Any], folder: Path) -> dict[str, Any]:

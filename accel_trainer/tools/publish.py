@@ -41,7 +41,5 @@ def _told(name: str) -> Iterator[None]:
         yield
     except Exception as error:  # of the network: those of the hub's HTTP library, another one in each version
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        fix = fixes.get(
-            type(error), "check the network and what your token may write, or export --to a folder"
-        )
+        fix = fixes.get(type(error), "check the network and what your token may write, or export --to a folder")
         raise OutputError("HUB", f"--hub {name}: {reason}: {fix}") from error

@@ -41,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, data in files.items():
             storage.write_file_atomic(charts / name, data)
     except OSError as error:
-        raise OutputError(
-            "REPORT", f"{path} cannot be written ({error.strerror}): choose another --to"
-        ) from error
+        raise OutputError("REPORT", f"{path} cannot be written ({error.strerror}): choose another --to") from error
     print(f"{path}\n{charts}{os.sep}  {len(files)} charts")
     return 0
 
@@ -59,9 +57,7 @@ def render(runs: Sequence[RunReader]) -> tuple[str, dict[str, bytes]]:
         curves = [*draw_curves(runs), *([] if time is None else [time])]
         classes = [_class_charts(run) for run in runs]
     except ImportError as error:
-        raise OutputError(
-            "REPORT", f"a report needs {error.name}: pip install 'accel-trainer[report]'"
-        ) from error
+        raise OutputError("REPORT", f"a report needs {error.name}: pip install 'accel-trainer[report]'") from error
     template = resources.files(__package__).joinpath("report.html.jinja").read_text()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string(template).render(
@@ -122,9 +118,7 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
     if "optimizer_step" in result:
         shown.append(("steps", f"{result['optimizer_step']:,}", f"{result['epoch']} of {epochs} epochs"))
     if result.get("images_per_s"):
-        shown.append(
-            ("images per second", f"{result['images_per_s']:,.0f}", f"{result['samples_seen']:,} seen")
-        )
+        shown.append(("images per second", f"{result['images_per_s']:,.0f}", f"{result['samples_seen']:,} seen"))
     if "wall_s" in result:
         memory = (result.get("peak_memory_bytes") or 0) / 2**30
         seconds = sum(run.phase_s.values()) or result["wall_s"]

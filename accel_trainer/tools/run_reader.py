@@ -76,9 +76,7 @@ class RunReader:
     def metric_names(self) -> list[str]:
         """Return the names of all recorded numbers, each once."""
         ignored = {"event", "optimizer_step", "epoch"}
-        return [
-            name for name in dict.fromkeys(key for row in self.rows for key in row) if name not in ignored
-        ]
+        return [name for name in dict.fromkeys(key for row in self.rows for key in row) if name not in ignored]
 
     def evaluations(self) -> list[Mapping[str, Any]]:
         """Return the rows of evaluations."""

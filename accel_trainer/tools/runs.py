@@ -19,9 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = CommandParser(prog="accel-trainer runs", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="default: runs")
-    parser.add_argument(
-        "--sort", choices=_COLUMNS, default="name", help="the column to sort by; best comes first"
-    )
+    parser.add_argument("--sort", choices=_COLUMNS, default="name", help="the column to sort by; best comes first")
     options = parser.parse_args(argv)
     runs = find_runs(options.folder)
     if not runs:
@@ -82,9 +80,7 @@ def _winners(rows: Sequence[Mapping[str, Any]]) -> set[str]:
         if row["best"] is not None:
             judged.setdefault((row["data"], row["metric"]), []).append(row)
     return {
-        str(min(group, key=lambda row: _sort_key(row, "best"))["name"])
-        for group in judged.values()
-        if len(group) > 1
+        str(min(group, key=lambda row: _sort_key(row, "best"))["name"]) for group in judged.values() if len(group) > 1
     }
 
 

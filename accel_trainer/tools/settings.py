@@ -30,9 +30,7 @@ def changed_settings(run: RunReader) -> list[tuple[str, Any, Any]]:
     }
     defaults = config_to_dict(RecipeConfig()) | {name: config_to_dict(part) for name, part in parts.items()}
     own = flatten(run.config)
-    return [
-        change for change in diff_config(defaults, run.config) if change[0] in own and _is_training(change[0])
-    ]
+    return [change for change in diff_config(defaults, run.config) if change[0] in own and _is_training(change[0])]
 
 
 def differing_settings(runs: Sequence[RunReader]) -> list[dict[str, Any]]:

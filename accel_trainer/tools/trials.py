@@ -91,9 +91,7 @@ def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Ch
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError(
-            "SWEEP", f"--values {path} cannot be read: {' '.join(str(error).split())}"
-        ) from None
+        raise ConfigError("SWEEP", f"--values {path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(content, Mapping):
         raise ConfigError("SWEEP", f"--values {path}: expected names, each with a list of values")
     fields = config_fields(config_class)
@@ -102,9 +100,7 @@ def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Ch
     for key, value in flatten_config(content):
         field = fields.get(key.replace("-", "_"))
         if field is None:
-            raise ConfigError(
-                "SWEEP", f"--values {path}: {key} is not a value of this recipe, see its --help"
-            )
+            raise ConfigError("SWEEP", f"--values {path}: {key} is not a value of this recipe, see its --help")
         if isinstance(value, list) and not _is_one_value(field, value):
             axes.append([Choice(key, str(v), as_arguments(field, v, f"{path}: {key}")) for v in value])
         else:

@@ -41,9 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--tolerance", type=float, default=5e-4,
         help="how far numbers may lie apart: 0.0005 is 5 of 10,000 images, and 0.05 %% of a loss",
     )  # fmt: skip
-    parser.add_argument(
-        "--python", default=sys.executable, help="the interpreter to evaluate with; default: this one"
-    )
+    parser.add_argument("--python", default=sys.executable, help="the interpreter to evaluate with; default: this one")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         folder, dataset = options.folder, options.dataset
@@ -57,9 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         measured = evaluate_apart(find_export(folder), data, python=options.python)
         has_weights = _check_weights(folder)
-    return (
-        ExitCode.DONE if _compare(reported["metrics"], measured, options.tolerance) & has_weights else _FAILED
-    )
+    return ExitCode.DONE if _compare(reported["metrics"], measured, options.tolerance) & has_weights else _FAILED
 
 
 def read_reported(folder: Path) -> dict[str, Any]:

@@ -25,29 +25,21 @@ def _norm(kind: Norm, channels: int, momentum: float) -> nn.Module:
     return norm
 
 
-def _unit(
-    in_channels: int, out_channels: int, *, norm: Norm, momentum: float, pool: bool = False
-) -> nn.Sequential:
+def _unit(in_channels: int, out_channels: int, *, norm: Norm, momentum: float, pool: bool = False) -> nn.Sequential:
     """Build a convolution that begins as the identity on its first channels, pooling and a norm."""
     filters = convolution(in_channels, out_channels, kernel=3)
     nn.init.dirac_(filters.weight.data[:in_channels])
-    return nn.Sequential(
-        filters, *([nn.MaxPool2d(2)] if pool else []), _norm(norm, out_channels, momentum), nn.GELU()
-    )
+    return nn.Sequential(filters, *([nn.MaxPool2d(2)] if pool else []), _norm(norm, out_channels, momentum), nn.GELU())
 
 
 class ConvGroup(nn.Module):
     """A convolution that halves H and W, then one more, or two more around a shortcut."""
 
-    def __init__(
-        self, in_channels: int, out_channels: int, *, is_residual: bool, norm: Norm, momentum: float
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, is_residual: bool, norm: Norm, momentum: float) -> None:
         super().__init__()
         self.is_residual = is_residual
         self.first = _unit(in_channels, out_channels, norm=norm, momentum=momentum, pool=True)
-        others = [
-            _unit(out_channels, out_channels, norm=norm, momentum=momentum) for _ in range(1 + is_residual)
-        ]
+        others = [_unit(out_channels, out_channels, norm=norm, momentum=momentum) for _ in range(1 + is_residual)]
         if is_residual:
             del others[-1][-1]  # the last activation comes after the sum
         self.others = nn.Sequential(*others)

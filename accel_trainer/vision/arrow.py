@@ -48,11 +48,7 @@ def _unreachable(repository: str, error: Exception) -> DataError:
     from huggingface_hub import constants
 
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    hint = (
-        "unset HF_HUB_OFFLINE"
-        if constants.HF_HUB_OFFLINE
-        else "set HF_HUB_OFFLINE=1 if it was downloaded before"
-    )
+    hint = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "set HF_HUB_OFFLINE=1 if it was downloaded before"
     return DataError(
         "DATA_HUB",
         f"cannot get {repository} from the Hugging Face hub ({reason}): give a local folder with "
@@ -66,9 +62,7 @@ def read_parquet(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
 
 
 def _name(files: Sequence[Path]) -> str:
-    return (
-        str(files[0]) if len(files) == 1 else f"{files[0].parent}/{{{','.join(path.name for path in files)}}}"
-    )
+    return str(files[0]) if len(files) == 1 else f"{files[0].parent}/{{{','.join(path.name for path in files)}}}"
 
 
 def _table(files: Sequence[Path]) -> pa.Table:
@@ -85,9 +79,7 @@ def _table(files: Sequence[Path]) -> pa.Table:
     try:
         return pa.concat_tables(tables)
     except pa.ArrowException as error:
-        raise DataError(
-            "DATA_PARQUET", f"{_name(files)} differ in their columns: download them again"
-        ) from error
+        raise DataError("DATA_PARQUET", f"{_name(files)} differ in their columns: download them again") from error
 
 
 def _raw_images(train: pa.Table, test: pa.Table, *, names: tuple[str, str]) -> RawImages:
@@ -141,9 +133,7 @@ def _labels(column: pa.ChunkedArray, name: str) -> NDArray[np.int64]:
     import pyarrow.compute as pc
 
     if not pa.types.is_integer(column.type):
-        raise DataError(
-            "DATA_LABEL", f"{name} has labels of type {column.type}: make them integers from 0 on"
-        )
+        raise DataError("DATA_LABEL", f"{name} has labels of type {column.type}: make them integers from 0 on")
     missing = np.flatnonzero(pc.is_null(column).to_numpy())
     if len(missing):
         raise DataError(

@@ -44,13 +44,9 @@ class AugmentConfig:
             if not 0 <= alpha < math.inf:
                 raise ConfigError("AUGMENT", f"--augment.{name} is {alpha}: set it to 0 or a positive number")
         if self.crop_mode not in ("reflect", "zero"):
-            raise ConfigError(
-                "AUGMENT", f"--augment.crop-mode is {self.crop_mode!r}: set it to reflect or zero"
-            )
+            raise ConfigError("AUGMENT", f"--augment.crop-mode is {self.crop_mode!r}: set it to reflect or zero")
         if self.flip not in ("none", "random", "alternating"):
-            raise ConfigError(
-                "AUGMENT", f"--augment.flip is {self.flip!r}: set it to none, random or alternating"
-            )
+            raise ConfigError("AUGMENT", f"--augment.flip is {self.flip!r}: set it to none, random or alternating")
 
     @property
     def mixes(self) -> bool:
@@ -166,9 +162,7 @@ def draw_mix(
     return weights, weights.mean((1, 2, 3))
 
 
-def _box_mask(
-    rows: Tensor, columns: Tensor, heights: Tensor, widths: Tensor, *, height: int, width: int
-) -> Tensor:
+def _box_mask(rows: Tensor, columns: Tensor, heights: Tensor, widths: Tensor, *, height: int, width: int) -> Tensor:
     """Return bool [B, 1, H, W], true inside boxes given by first row and column, height and width [B]."""
     row = torch.arange(height, device=rows.device)
     column = torch.arange(width, device=rows.device)

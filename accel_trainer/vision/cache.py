@@ -180,16 +180,12 @@ def _open(folder: Path) -> ImageDataset | None:
     )
 
 
-def _open_split(
-    folder: Path, name: str, entry: Any, shape: list[int], num_classes: int, left_out: Any
-) -> ImageSplit:
+def _open_split(folder: Path, name: str, entry: Any, shape: list[int], num_classes: int, left_out: Any) -> ImageSplit:
     num_samples = int(entry["num_samples"])
     images = _mapped(
         folder / f"{name}{_IMAGES}", [num_samples, *shape], dtype=torch.uint8, sha256=entry["images_sha256"]
     )
-    labels = _mapped(
-        folder / f"{name}{_LABELS}", [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"]
-    )
+    labels = _mapped(folder / f"{name}{_LABELS}", [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"])
     return ImageSplit(
         images=images.permute(0, 3, 1, 2),
         labels=labels,

@@ -10,9 +10,7 @@ from .images import ImageDataset
 from .sources import find_source
 
 
-def load_images(
-    name_or_path: str, *, cache_dir: Path, bad_images: BadImageConfig | None = None
-) -> ImageDataset:
+def load_images(name_or_path: str, *, cache_dir: Path, bad_images: BadImageConfig | None = None) -> ImageDataset:
     """Load a data set by name (`cifar10`, `cifar100`, `digits`) or from a folder.
 
     The first call decodes it into a cache below `cache_dir`; later ones map the cache after checking its
@@ -24,6 +22,4 @@ def load_images(
             `bad_images` allows, which by default is none.
         OutputError: the cache cannot be written.
     """
-    return open_or_build(
-        find_source(name_or_path), cache_dir=cache_dir, bad_images=bad_images or BadImageConfig()
-    )
+    return open_or_build(find_source(name_or_path), cache_dir=cache_dir, bad_images=bad_images or BadImageConfig())

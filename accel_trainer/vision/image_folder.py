@@ -39,6 +39,4 @@ def _split(files: Sequence[Path], class_names: tuple[str, ...]) -> EncodedSplit:
                 f"the classes are {', '.join(class_names)}",
             )
     labels = np.array([label_of[path.parent.name] for path in files], dtype=np.int64)
-    return EncodedSplit(
-        labels=labels, encoded_at=lambda index: files[index], name_of=lambda index: str(files[index])
-    )
+    return EncodedSplit(labels=labels, encoded_at=lambda index: files[index], name_of=lambda index: str(files[index]))

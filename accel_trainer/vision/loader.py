@@ -144,9 +144,7 @@ class ImageLoader:
     def _augmented(self, ids: Tensor, placements: Placement, epoch: int) -> Tensor:
         """Crop, flip, normalise and cut the images at `ids` [B], each at its place."""
         augment = self._augment
-        crops = crop(
-            self._pixels.images, ids, placements, padding=augment.crop_padding, mode=augment.crop_mode
-        )
+        crops = crop(self._pixels.images, ids, placements, padding=augment.crop_padding, mode=augment.crop_mode)
         images = self._pixels.normalized(crops)
         return cut_out(augment, images, ids.to(images.device), seed=self._seed, epoch=epoch)
 
@@ -156,9 +154,7 @@ class ImageLoader:
         """Mix each image with one of the whole training set, augmented as that one is in this epoch."""
         height, width = images.shape[2:]
         partners = draw_partners(ids, num_samples=self.plan.num_samples, seed=self._seed, epoch=epoch)
-        pixel_weights, shares = draw_mix(
-            self._augment, ids, height=height, width=width, seed=self._seed, epoch=epoch
-        )
+        pixel_weights, shares = draw_mix(self._augment, ids, height=height, width=width, seed=self._seed, epoch=epoch)
         others = self._augmented(partners, placements.of(partners), epoch)
         images = torch.lerp(others, images, pixel_weights.to(images.device))
         targets = shares.new_zeros((len(ids), self._num_classes))

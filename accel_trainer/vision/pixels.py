@@ -23,9 +23,7 @@ def crop(images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mod
     return chosen(images, ids, placement, padding=padding, mode=mode)
 
 
-def crop_by_gather(
-    images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode
-) -> Tensor:
+def crop_by_gather(images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode) -> Tensor:
     """Crop with one indexed gather. No boolean index, hence no host sync."""
     height, width = images.shape[1:3]
     rows = placement.rows[:, None] + torch.arange(height, device=images.device) - padding  # [B, H]
@@ -50,9 +48,7 @@ def _inside(positions: Tensor, size: int, mode: CropMode) -> Tensor:
     return last - (last - positions.abs()).abs()
 
 
-def crop_by_copy(
-    images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode
-) -> Tensor:
+def crop_by_copy(images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode) -> Tensor:
     """Crop by copying whole images into a padded batch, then a window of each: runs of bytes, as a CPU likes them.
 
     The data set itself is never copied, padded or flipped: it stays a memory-mapped file.

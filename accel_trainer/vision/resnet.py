@@ -33,9 +33,7 @@ def _shortcut(kind: Shortcut, in_channels: int, out_channels: int, *, stride: in
         return nn.Identity()
     if kind == "pad":
         return PadShortcut(in_channels, out_channels, stride=stride)
-    return nn.Sequential(
-        convolution(in_channels, out_channels, kernel=1, stride=stride), make_norm(norm, out_channels)
-    )
+    return nn.Sequential(convolution(in_channels, out_channels, kernel=1, stride=stride), make_norm(norm, out_channels))
 
 
 class BasicBlock(nn.Module):

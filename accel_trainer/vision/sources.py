@@ -51,9 +51,7 @@ def find_source(name_or_path: str) -> Source:
         raise DataError("DATA_NOT_FOUND", f"no folder {name_or_path}: give an existing one, or {_choices()}")
     near = get_close_matches(name_or_path, DATASET_NAMES, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError(
-        "DATA_NAME", f"no data set {name_or_path!r}: {hint}--dataset is {_choices()}, or a folder"
-    )
+    raise ConfigError("DATA_NAME", f"no data set {name_or_path!r}: {hint}--dataset is {_choices()}, or a folder")
 
 
 def _choices() -> str:

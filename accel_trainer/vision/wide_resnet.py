@@ -14,9 +14,7 @@ from .blocks import BlockSequence, Norm, convolution, initialize, make_norm
 class WideBlock(nn.Module):
     """Norm, ReLU, convolution, twice, with dropout between; the shortcut starts after the first ReLU."""
 
-    def __init__(
-        self, in_channels: int, out_channels: int, *, stride: int, norm: Norm, dropout: float
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, stride: int, norm: Norm, dropout: float) -> None:
         super().__init__()
         self.norm = make_norm(norm, in_channels)
         self.residual = nn.Sequential(
@@ -27,9 +25,7 @@ class WideBlock(nn.Module):
             convolution(out_channels, out_channels, kernel=3),
         )
         self.projection = (
-            None
-            if in_channels == out_channels
-            else convolution(in_channels, out_channels, kernel=1, stride=stride)
+            None if in_channels == out_channels else convolution(in_channels, out_channels, kernel=1, stride=stride)
         )
 
     def forward(self, x: Tensor) -> Tensor:

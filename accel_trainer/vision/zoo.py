@@ -56,17 +56,13 @@ class ModelConfig:
         if self.name not in MODEL_NAMES:
             near = get_close_matches(self.name, MODEL_NAMES, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(
-                "MODEL_NAME", f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}"
-            )
+            raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}")
         if self.width is not None and self.width < 1:
             raise ConfigError("MODEL_WIDTH", f"--model.width is {self.width}: set it to 1 or more")
         if self.norm not in ("batch", "group"):
             raise ConfigError("MODEL_NORM", f"--model.norm is {self.norm!r}: set it to batch or group")
         if not 0 <= self.dropout < 1:
-            raise ConfigError(
-                "MODEL_DROPOUT", f"--model.dropout is {self.dropout}: set it to 0 or more and below 1"
-            )
+            raise ConfigError("MODEL_DROPOUT", f"--model.dropout is {self.dropout}: set it to 0 or more and below 1")
 
 
 class _Shared(TypedDict):
@@ -99,9 +95,7 @@ def model_call(config: ModelConfig, *, in_channels: int, num_classes: int) -> pa
     if config.name in _AIRBENCH:
         factors, width, is_residual, norm_momentum = _AIRBENCH[config.name]
         widths = tuple(factor * (config.width or width) for factor in factors)
-        return partial(
-            Airbench, widths=widths, is_residual=is_residual, norm_momentum=norm_momentum, **shared
-        )
+        return partial(Airbench, widths=widths, is_residual=is_residual, norm_momentum=norm_momentum, **shared)
     if config.name in _WIDE:
         depth, factor = _WIDE[config.name]
         return partial(WideResNet, depth=depth, factor=factor, width=config.width or 16, **shared)

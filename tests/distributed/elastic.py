@@ -74,9 +74,7 @@ class Samples(ClassificationTask, Callback):
 def command_line() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument(
-        "--kill", nargs="*", default=[], help="one place per attempt: start, step-N, machine-N"
-    )
+    parser.add_argument("--kill", nargs="*", default=[], help="one place per attempt: start, step-N, machine-N")
     parser.add_argument("--samples", type=Path, help="where to write down who trained on what")
     parser.add_argument("--batch-size", type=int, default=16)
     options = parser.parse_args()

@@ -51,9 +51,7 @@ class Machines:
         log = self.folder / f"machine-{machine}.log"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
-            )
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
         return Launch(process, log)
 
     def _inside(self, machine: int) -> list[str]:

@@ -69,9 +69,7 @@ def test_a_job_of_four_that_loses_a_machine_goes_on_with_two_from_the_last_commi
     kept = {row["step"]: row["attempt"] for row in sorted(rows, key=lambda row: row["attempt"])}
     assert list(kept.values()).count(1) >= 3, "two processes trained the rest"
     for epoch in ((1, 2, 3), (4, 5, 6)):
-        trained = [
-            row["samples"] for row in rows if row["step"] in epoch and row["attempt"] == kept[row["step"]]
-        ]
+        trained = [row["samples"] for row in rows if row["step"] in epoch and row["attempt"] == kept[row["step"]]]
         assert sorted(sum(trained, [])) == list(range(72)), "every sample of an epoch once"
 
 

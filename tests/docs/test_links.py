@@ -14,9 +14,7 @@ from .commands import command_flags, launcher_flags, recipe_flags
 from .pages import PAGES, ROOT, anchors_of, links_of, page_name, prose_of
 
 # Paths of the repository, from its root or from the package, with wildcards.
-_PATH = re.compile(
-    r"(?<![\w/.<])(?:accel_trainer|accelerate_configs|benchmarks|docs|recipes|tests)/[\w./*-]*[\w*/]"
-)
+_PATH = re.compile(r"(?<![\w/.<])(?:accel_trainer|accelerate_configs|benchmarks|docs|recipes|tests)/[\w./*-]*[\w*/]")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 
 # Of docker, sbatch, mypy and pytest; the doctor's `--json` stands beside the flags of the recipe that it looks at.

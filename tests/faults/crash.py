@@ -43,9 +43,7 @@ def make_config(folder: Path) -> RecipeConfig:
         batch=BatchConfig(per_device_batch_size=8, global_batch_size=16, eval_batch_size=10),
         checkpoint=CheckpointConfig(every_n_steps=2, keep_last_n=KEEP_LAST_N, keep_every_n_steps=4),
     )
-    return replace(
-        config, trainer=replace(config.trainer, num_epochs=8, patience=1, monitor="eval_ema/accuracy")
-    )
+    return replace(config, trainer=replace(config.trainer, num_epochs=8, patience=1, monitor="eval_ema/accuracy"))
 
 
 # --- what a run does to the disk, by name ---
@@ -156,9 +154,7 @@ class Attempt:
         return [Operation(**json.loads(line)) for line in re.findall(r"^operation (.*)$", self.output, re.M)]
 
 
-def attempt(
-    scratch: Path, kill: Kill | None = None, *, num_processes: int = 1, disk: str = "naming"
-) -> Attempt:
+def attempt(scratch: Path, kill: Kill | None = None, *, num_processes: int = 1, disk: str = "naming") -> Attempt:
     """Start the command in `scratch`/run, and kill it if asked to; return when all its processes have ended."""
     logs = scratch / f"attempt-{len(list(scratch.glob('attempt-*')))}"
     logs.mkdir(parents=True)
@@ -169,9 +165,7 @@ def attempt(
         for rank in kill.victims:
             job.processes[rank].kill()
     codes = job.wait(SURVIVOR_TIMEOUT_S if kill is not None else 120)
-    outputs = "\n".join(
-        job.output(rank) for rank in range(num_processes) if (logs / f"rank-{rank}.log").exists()
-    )
+    outputs = "\n".join(job.output(rank) for rank in range(num_processes) if (logs / f"rank-{rank}.log").exists())
     return Attempt(codes, outputs, time.monotonic() - start_s)
 
 
@@ -246,9 +240,7 @@ class Tally:
         return self.lost + self.other_bytes + self.repairs + self.leftovers
 
 
-def survive(
-    scratch: Path, kills: Sequence[Kill], reference: dict[str, Any], *, num_processes: int = 1
-) -> Tally:
+def survive(scratch: Path, kills: Sequence[Kill], reference: dict[str, Any], *, num_processes: int = 1) -> Tally:
     """Start a run, deliver one kill per attempt, let it end, and compare. Complaints go to stdout."""
     tally, run = Tally(runs=1), scratch / "run"
     acknowledged: set[str] = set()
@@ -268,9 +260,7 @@ def survive(
         tally.lost += is_lost
         tally.repairs += has_failed
         if is_lost or has_failed:
-            print(
-                f"after {kill}: acknowledged {newest}, valid {valid}, exit codes {this.codes}\n{this.output}"
-            )
+            print(f"after {kill}: acknowledged {newest}, valid {valid}, exit codes {this.codes}\n{this.output}")
         if not any(this.codes):
             break
     tally.acknowledged = len(acknowledged)
@@ -354,9 +344,7 @@ def main() -> None:
     parser.add_argument("--worker", type=int, default=0)
     parser.add_argument("--num-workers", type=int, default=1)
     options = parser.parse_args()
-    tallies = run_share(
-        options.scratch, effort=options.effort, worker=options.worker, num_workers=options.num_workers
-    )
+    tallies = run_share(options.scratch, effort=options.effort, worker=options.worker, num_workers=options.num_workers)
     print("tally " + json.dumps({kind: asdict(tally) for kind, tally in tallies.items()}))
 
 

@@ -48,9 +48,7 @@ class InterceptedDisk(storage.Disk):
         self.intercept("write", path, lambda: write(data), lambda: write(half), bytes(data))
 
     def truncate(self, path: Path, descriptor: int, size: int) -> None:
-        self.intercept(
-            "truncate", path, lambda: storage.Disk.truncate(self, path, descriptor, size), _nothing, size
-        )
+        self.intercept("truncate", path, lambda: storage.Disk.truncate(self, path, descriptor, size), _nothing, size)
 
     def sync(self, path: Path, descriptor: int) -> None:
         self.intercept("sync", path, lambda: storage.Disk.sync(self, path, descriptor), _nothing)

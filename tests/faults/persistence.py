@@ -96,8 +96,7 @@ class Model:
         assert node.names is not None
         kept = _apply(node.names, [change for change in node.pending if self.keep_name()])
         return {
-            name: self._bytes(child) if child.names is None else self.survivors(child)
-            for name, child in kept.items()
+            name: self._bytes(child) if child.names is None else self.survivors(child) for name, child in kept.items()
         }
 
     def _bytes(self, node: Node) -> bytes:

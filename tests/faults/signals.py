@@ -147,9 +147,7 @@ def launch(case: Case, folder: str) -> None:
     from accel_trainer.tools import launch
 
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    shape = (
-        ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"] if case.num_processes > 1 else []
-    )
+    shape = ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"] if case.num_processes > 1 else []
     sys.exit(launch.main([*shape, "-m", "tests.faults.signals", "--child", folder, "--phase", case.phase]))
 
 

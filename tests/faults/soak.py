@@ -107,9 +107,7 @@ def rows_of(samples: Sequence[Sample]) -> list[Sample]:
 def what_grew(rows: Sequence[Sample]) -> list[str]:
     """Return what is more than 5 % above its early value at the end."""
     early, late = rows[1], rows[-1]
-    pairs = {
-        name: (getattr(early, name), getattr(late, name)) for name in ("rss_mib", "open_files", "threads")
-    }
+    pairs = {name: (getattr(early, name), getattr(late, name)) for name in ("rss_mib", "open_files", "threads")}
     return [
         f"{name} grew from {before:g} to {after:g}"
         for name, (before, after) in pairs.items()

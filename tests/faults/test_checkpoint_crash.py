@@ -87,8 +87,6 @@ def test_kills_at_random_times_and_again_during_the_resume_lose_nothing(scratch:
         folder.mkdir()
         acknowledged: list[str] = []
         for _ in range(3):
-            acknowledged += run_until_killed(
-                folder, KillingDisk(-1, "before"), kill_after_s=draw.uniform(0, 0.03)
-            )
+            acknowledged += run_until_killed(folder, KillingDisk(-1, "before"), kill_after_s=draw.uniform(0, 0.03))
         assert_nothing_is_lost(folder, acknowledged)
         shutil.rmtree(folder)

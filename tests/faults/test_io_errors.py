@@ -73,9 +73,7 @@ def test_an_error_at_any_change_of_a_save_is_survived(scratch: Path, error: int,
         shutil.rmtree(folder)
 
 
-def test_a_failed_save_is_a_warning_with_a_code_that_says_why(
-    scratch: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_save_is_a_warning_with_a_code_that_says_why(scratch: Path, caplog: pytest.LogCaptureFixture) -> None:
     checkpointer = start(scratch)
     with installed(FailingDisk(2, errno.ENOSPC, times=1)), caplog.at_level(logging.WARNING):
         save(checkpointer, STEPS_BEFORE + 1, must_succeed=False)

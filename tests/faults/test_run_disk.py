@@ -137,9 +137,8 @@ def test_processes_with_other_versions_are_named_before_anything_is_written(tmp_
     job = processes.start(train_differently, tmp_path / "run", num_processes=3, folder=tmp_path / "logs")
     assert job.wait() == [1, 1, 1]
     for rank in range(3):
-        assert (
-            "PROCESSES_DIFFER]: not the same as on process 0: torch on 2; code on 1; config on 1, 2. Install"
-            in (job.output(rank))
+        assert "PROCESSES_DIFFER]: not the same as on process 0: torch on 2; code on 1; config on 1, 2. Install" in (
+            job.output(rank)
         )
     assert not (tmp_path / "run").exists()
 
@@ -165,9 +164,7 @@ def train_on_other_data(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "checkpoint", "run"])
-def test_a_new_run_starts_with_the_weights_of_another_and_nothing_else_of_it(
-    tmp_path: Path, kind: str
-) -> None:
+def test_a_new_run_starts_with_the_weights_of_another_and_nothing_else_of_it(tmp_path: Path, kind: str) -> None:
     workload.train(workload.make_config(tmp_path / "first"))
     newest = max((tmp_path / "first" / "checkpoints").glob("step-*"))
     source = {"file": newest / "ema.safetensors", "checkpoint": newest, "run": tmp_path / "first"}[kind]

@@ -165,9 +165,7 @@ def test_a_signal_to_the_process_group_leaves_data_workers_alive_until_the_step_
     tmp_path: Path,
 ) -> None:
     """A worker holds back the batch that the step waits for."""
-    job = processes.start(
-        train_with_workers, tmp_path, num_processes=1, folder=tmp_path / "logs", has_workers=True
-    )
+    job = processes.start(train_with_workers, tmp_path, num_processes=1, folder=tmp_path / "logs", has_workers=True)
     wait_for((tmp_path / "ready-0").exists)
     os.killpg(job.processes[0].pid or 0, signal.SIGTERM)
     time.sleep(0.2)

@@ -16,9 +16,7 @@ from tests.faults import soak
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_nothing_grows_with_the_steps_of_a_run(tmp_path: Path, num_workers: int) -> None:
     num_steps = 1000 if num_workers else 2000
-    job = processes.start(
-        soak_for, num_steps, num_workers, num_processes=1, folder=tmp_path, has_workers=True
-    )
+    job = processes.start(soak_for, num_steps, num_workers, num_processes=1, folder=tmp_path, has_workers=True)
     assert job.wait() == [0], job.output()
     assert job.output().count("\n") == 13, job.output()
 

@@ -57,9 +57,7 @@ def test_a_metric_that_fails_is_named_and_costs_no_step(
     ) in job.output().splitlines()[-1]
     assert "in update\n" in job.output(rank) or "in compute\n" in job.output(rank), "its traceback"
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["last_commit"] == f"step-{step:010d}-epoch-00000", (
-        "no checkpoint was due before the evaluation"
-    )
+    assert status["last_commit"] == f"step-{step:010d}-epoch-00000", "no checkpoint was due before the evaluation"
 
     processes.run(train, tmp_path / "run", folder=tmp_path / "mended", **options)
     processes.run(train, tmp_path / "whole", folder=tmp_path / "whole-logs", **options)
@@ -88,13 +86,9 @@ def train_on_unreadable(folder: Path, rank: int, num_workers: int) -> None:
 
 
 @pytest.mark.parametrize(("rank", "num_workers"), [(0, 0), (1, 0), (1, 1)])
-def test_a_bad_sample_of_one_process_ends_both_and_is_named(
-    tmp_path: Path, rank: int, num_workers: int
-) -> None:
+def test_a_bad_sample_of_one_process_ends_both_and_is_named(tmp_path: Path, rank: int, num_workers: int) -> None:
     arguments = (tmp_path / "run", rank, num_workers)
-    job = processes.start(
-        train_on_unreadable, *arguments, num_processes=2, folder=tmp_path / "logs", has_workers=True
-    )
+    job = processes.start(train_on_unreadable, *arguments, num_processes=2, folder=tmp_path / "logs", has_workers=True)
     assert job.wait(30) == [65, 65], job.output()
     said = job.output().splitlines()[-1]
     assert "cannot be read (OSError: cut short): mend it" in said

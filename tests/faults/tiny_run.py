@@ -55,9 +55,7 @@ def is_state_at(pieces: object, step: int) -> bool:
     return (
         ours.skeleton == theirs.skeleton
         and list(ours.tensors) == list(theirs.tensors)
-        and all(
-            torch.equal(a, b) for a, b in zip(ours.tensors.values(), theirs.tensors.values(), strict=True)
-        )
+        and all(torch.equal(a, b) for a, b in zip(ours.tensors.values(), theirs.tensors.values(), strict=True))
     )
 
 

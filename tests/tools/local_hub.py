@@ -51,16 +51,12 @@ class _Answers(BaseHTTPRequestHandler):
             self._say({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
             files = [file["path"] for file in json.loads(body)["files"]]
-            self._say(
-                {"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in files]}
-            )
+            self._say({"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in files]})
         elif "/commit/" in self.path:
             for row in map(json.loads, body.splitlines()):
                 if row["key"] == "file":
                     self.server.files[row["value"]["path"]] = base64.b64decode(row["value"]["content"])
-            self._say(
-                {"commitUrl": f"{self.server.url}/me/digits/commit/{_REVISION}", "commitOid": _REVISION}
-            )
+            self._say({"commitUrl": f"{self.server.url}/me/digits/commit/{_REVISION}", "commitOid": _REVISION})
         else:
             self.send_error(404)
 

@@ -88,9 +88,7 @@ class Payload:
         return os.mkdir, (self.path,)
 
 
-def test_a_pickle_that_needs_more_than_tensors_is_refused_and_runs_nothing(
-    tmp_path: Path, capsys: Shown
-) -> None:
+def test_a_pickle_that_needs_more_than_tensors_is_refused_and_runs_nothing(tmp_path: Path, capsys: Shown) -> None:
     torch.save({"state_dict": weights(), "x": Payload(str(tmp_path / "pwned"))}, tmp_path / "evil.pt")
     torch.save(nn.Linear(3, 2), tmp_path / "module.pt")
     for name in ("evil.pt", "module.pt"):

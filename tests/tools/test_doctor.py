@@ -37,9 +37,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_config_without_errors_exits_with_0_and_says_what_is_well(tmp_path: Path, capsys: Shown) -> None:
-    code, shown, _ = run_command(
-        capsys, ["doctor", CIFAR, "--dataset", "digits", "--output-dir", tmp_path / "run"]
-    )
+    code, shown, _ = run_command(capsys, ["doctor", CIFAR, "--dataset", "digits", "--output-dir", tmp_path / "run"])
     assert code == 0
     assert "\nok      The data set is there\n" in shown
     assert "\nok      The run folder can be written\n" in shown
@@ -77,14 +75,10 @@ def test_processes_are_compared_and_the_network_between_them_is_measured(tmp_pat
     job = processes.start(look_together, num_processes=2, folder=tmp_path)
     assert job.wait() == [64, 64]
     shown = job.output(0)
-    assert re.search(
-        r"^all_reduce over 2 processes: \S+ GB/s \(16 MiB\), \S+ ms for one number$", shown, re.M
-    )
+    assert re.search(r"^all_reduce over 2 processes: \S+ GB/s \(16 MiB\), \S+ ms for one number$", shown, re.M)
     assert "error   PROCESSES_DIFFER: not the same as on process 0: config on 1; data on 1. Install" in shown
     assert "warning CLOCKS: the clocks of the machines differ by 9" in shown
-    assert re.search(r"^warning NCCL_TIMEOUT: .* \(on processes 1\)$", shown, re.M), (
-        "found by process 1 alone"
-    )
+    assert re.search(r"^warning NCCL_TIMEOUT: .* \(on processes 1\)$", shown, re.M), "found by process 1 alone"
     assert job.output(1) == "", "one process speaks"
 
 
@@ -159,9 +153,7 @@ FIRST_OF_TWO = {
         ("batch: {global_batch_size: x}", "expected an int"),
     ],
 )
-def test_a_run_whose_config_cannot_be_read_is_one_line(
-    tmp_path: Path, capsys: Shown, text: str, said: str
-) -> None:
+def test_a_run_whose_config_cannot_be_read_is_one_line(tmp_path: Path, capsys: Shown, text: str, said: str) -> None:
     _, shown, error = run_command(capsys, ["doctor", write_config(tmp_path / "run", text)])
     assert said in error
     assert (error.count("\n"), shown) == (1, "")
@@ -172,9 +164,7 @@ def test_a_run_whose_config_cannot_be_read_is_one_line(
 
 def test_a_run_that_failed_is_told_by_its_last_words(tmp_path: Path, capsys: Shown) -> None:
     """For real: a parameter that takes no part in the loss, which stops torch's reduction of two processes."""
-    job = processes.start(
-        train_with_an_idle_layer, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
-    )
+    job = processes.start(train_with_an_idle_layer, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
     assert 0 not in job.wait()
     code, shown, _ = run_command(capsys, ["doctor", tmp_path / "run"])
     assert code == 0

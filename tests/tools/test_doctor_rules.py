@@ -91,9 +91,7 @@ def test_a_main_address_that_nobody_knows(address: str, reason: str) -> None:
 
 def test_machines_that_are_to_meet_on_a_loopback_address() -> None:
     said = str(find("LOOPBACK", **TWO | {"WORLD_SIZE": "4"}))
-    assert said.startswith(
-        "MASTER_ADDR 127.0.0.1 is this machine alone and only 2 of 4 processes are on it: set"
-    )
+    assert said.startswith("MASTER_ADDR 127.0.0.1 is this machine alone and only 2 of 4 processes are on it: set")
     assert find("LOOPBACK", **TWO) is find("LOOPBACK") is None
     assert find("LOOPBACK", **TWO | {"WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}) is None
 
@@ -108,9 +106,7 @@ def test_a_network_interface_that_does_not_exist(value: str, is_wrong: bool) -> 
     assert found is None or found.startswith(f"NCCL_SOCKET_IFNAME={value} names no interface of ")
 
 
-def test_a_file_that_decides_unseen_what_the_launcher_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_decides_unseen_what_the_launcher_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "default_config.yaml"
     monkeypatch.setattr(config_args, "default_config_file", str(path))
     assert find("LAUNCHER_DEFAULTS") is None
@@ -130,9 +126,7 @@ def test_a_timeout_that_nothing_reads() -> None:
 
 
 def test_a_setting_for_debugging_that_slows_every_step() -> None:
-    said = find(
-        "SLOW_SETTING", CUDA_LAUNCH_BLOCKING="1", NCCL_P2P_DISABLE="1", TORCH_DISTRIBUTED_DEBUG="INFO"
-    )
+    said = find("SLOW_SETTING", CUDA_LAUNCH_BLOCKING="1", NCCL_P2P_DISABLE="1", TORCH_DISTRIBUTED_DEBUG="INFO")
     assert str(said).startswith("CUDA_LAUNCH_BLOCKING=1, NCCL_P2P_DISABLE=1 slow every step down: unset them")
     assert find("SLOW_SETTING", CUDA_LAUNCH_BLOCKING="0") is None
 
@@ -149,9 +143,7 @@ def check_shared_memory() -> None:
     mount_small_disk(Path("/dev/shm"), "size=2g")
     assert find("SHARED_MEMORY") is None
     mount_small_disk(Path("/dev/shm"), "size=64m")
-    assert str(find("SHARED_MEMORY")).startswith(
-        "/dev/shm has 64 MiB, and data workers (num_workers > 0) and NCCL"
-    )
+    assert str(find("SHARED_MEMORY")).startswith("/dev/shm has 64 MiB, and data workers (num_workers > 0) and NCCL")
 
 
 def test_too_few_files_for_data_workers() -> None:
@@ -173,9 +165,7 @@ def test_more_threads_than_cores(tmp_path: Path) -> None:
 
 def check_threads() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    assert find("THREADS", with_threads(2)) == (
-        "1 processes of 2 threads share 1 cores: set --runtime.num-threads 1"
-    )
+    assert find("THREADS", with_threads(2)) == ("1 processes of 2 threads share 1 cores: set --runtime.num-threads 1")
     assert str(find("THREADS", **TWO)).endswith("set --runtime.num-threads 1 and launch fewer processes")
     assert find("THREADS", with_threads(1)) is find("THREADS") is None
 
@@ -206,19 +196,13 @@ def test_a_recipe_that_uses_cuda_as_it_is_imported(monkeypatch: pytest.MonkeyPat
 def test_a_package_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert find("PACKAGE_OLD") is None
     (tmp_path / "tqdm-4.1.dist-info").mkdir()
-    (tmp_path / "tqdm-4.1.dist-info" / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: tqdm\nVersion: 4.1\n"
-    )
+    (tmp_path / "tqdm-4.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: tqdm\nVersion: 4.1\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert str(find("PACKAGE_OLD")).startswith("tqdm is 4.1, needed is >=")
 
 
-@pytest.mark.parametrize(
-    ("dataset", "package"), [("digits", "sklearn"), ("cifar10", "datasets"), ("/x", "PIL")]
-)
-def test_a_package_that_the_data_needs_is_missing(
-    monkeypatch: pytest.MonkeyPatch, dataset: str, package: str
-) -> None:
+@pytest.mark.parametrize(("dataset", "package"), [("digits", "sklearn"), ("cifar10", "datasets"), ("/x", "PIL")])
+def test_a_package_that_the_data_needs_is_missing(monkeypatch: pytest.MonkeyPatch, dataset: str, package: str) -> None:
     config = DatasetConfig(dataset=dataset)
     assert find("PACKAGE_MISSING", config) is None
     monkeypatch.setitem(sys.modules, package, None)
@@ -287,9 +271,7 @@ def check_lock(folder: Path) -> None:
 
 
 @needs_mounts
-@pytest.mark.parametrize(
-    ("options", "said"), [("size=1m", "GiB free"), ("nr_inodes=9", "room for 8 more files")]
-)
+@pytest.mark.parametrize(("options", "said"), [("size=1m", "GiB free"), ("nr_inodes=9", "room for 8 more files")])
 def test_a_disk_with_little_room(tmp_path: Path, options: str, said: str) -> None:
     (tmp_path / "disk").mkdir()
     in_a_process(check_space, tmp_path / "disk", options, said, folder=tmp_path / "logs")
@@ -315,9 +297,7 @@ def test_a_damaged_checkpoint_and_what_a_start_does_then(tmp_path: Path) -> None
 def test_another_number_of_processes_than_before(tmp_path: Path) -> None:
     save(make(tmp_path / "checkpoints", metadata={**METADATA, "num_processes": 4}), 1)
     said = str(find("OTHER_NUM_PROCESSES", in_folder(tmp_path), **TWO))
-    assert said.startswith(
-        f"{name_at(1)} was saved by 4 processes and this launch has 2: the global batch and every"
-    )
+    assert said.startswith(f"{name_at(1)} was saved by 4 processes and this launch has 2: the global batch and every")
     assert find("OTHER_NUM_PROCESSES", in_folder(tmp_path), **TWO | {"WORLD_SIZE": "4"}) is None
 
 

@@ -90,10 +90,7 @@ def test_the_card_reports_the_numbers_of_the_run(runs: Path, model: Path) -> Non
     reported = {result.metric_type: result for result in data.eval_results}
     assert reported["accuracy"].metric_value == best["value"]
     assert reported["accuracy"].dataset_type == "digits"
-    assert (
-        reported["accuracy"].dataset_revision
-        == load_images("digits", cache_dir=runs.parent / "cache").fingerprint
-    )
+    assert reported["accuracy"].dataset_revision == load_images("digits", cache_dir=runs.parent / "cache").fingerprint
     assert data.pipeline_tag == "image-classification"
     assert f"| accuracy | {best['value']:.2%} |" in (model / "README.md").read_text()
 
@@ -134,9 +131,7 @@ def test_the_code_in_the_card_runs_without_this_package(
     assert code is not None
     digit(runs, model / "image.png")
     script = "import sys; sys.modules['accel_trainer'] = None; sys.path.insert(0, '.')\n" + code[1]
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", script], cwd=model, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-I", "-c", script], cwd=model, capture_output=True, text=True, check=True)
     _, out, _ = run_command(capsys, ["predict", model, model / "image.png"])
     assert out.split()[1:] == done.stdout.split(), "the card and `predict` see the same"
 
@@ -171,9 +166,7 @@ def call_apart(*argv: object, **environment: str) -> subprocess.CompletedProcess
     code = "import sys; from accel_trainer.tools.main import main; sys.exit(main())"
     command = [sys.executable, "-c", code, *map(str, argv)]
     environment |= {"NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    return subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_a_push_leaves_a_private_repository_that_others_predict_with(
@@ -241,9 +234,7 @@ def test_the_onnx_of_an_export_gives_the_logits_of_its_model(
 # --- verify ---
 
 
-def test_an_export_and_a_run_are_verified(
-    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_and_a_run_are_verified(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in (model, runs / "fast"):
         code, text = verify(folder, runs, capsys)
         assert code == 0, text
@@ -276,9 +267,7 @@ def test_other_weights_fail_also_with_their_own_hash(
     assert re.search(r"accuracy .* DIFFERS", text)
 
 
-def test_a_better_number_in_the_card_fails(
-    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_better_number_in_the_card_fails(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card = (model / "README.md").read_text()
     accuracy = re.search(r"type: accuracy\n +value: (\S+)", card)
     assert accuracy is not None
@@ -299,9 +288,7 @@ def test_a_better_number_in_a_run_fails(runs: Path, model: Path, capsys: pytest.
     assert "error[RUN_CHANGED]" in text
 
 
-def test_other_data_than_reported_on_are_refused(
-    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_data_than_reported_on_are_refused(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card = model / "README.md"
     card.write_text(re.sub(r"revision: \w+", "revision: " + "a" * 64, card.read_text()))
     code, text = verify(model, runs, capsys)
@@ -320,9 +307,7 @@ def test_a_python_without_this_package_gets_the_reported_numbers(
         for path in installed.iterdir():
             if not path.name.startswith(("accel_trainer", "__editable__")) and path.suffix != ".pth":
                 (site / path.name).symlink_to(path)
-    found = subprocess.run(
-        [python, "-I", "-c", "import accel_trainer"], capture_output=True, text=True, check=False
-    )
+    found = subprocess.run([python, "-I", "-c", "import accel_trainer"], capture_output=True, text=True, check=False)
     assert "No module named 'accel_trainer'" in found.stderr
     arguments = [model, "--cache-dir", runs.parent / "cache", "--python", python]
     code, out, err = run_command(capsys, ["verify", *arguments])

@@ -48,9 +48,7 @@ def test_full_and_a_checkpoint_alone_list_every_tensor_and_value(run: Path, caps
         assert "  param_groups[0].betas     (0.9, 0.99)\n" in shown
 
 
-def test_a_damaged_checkpoint_is_named_with_its_file_and_the_older_one_is_used(
-    run: Path, capsys: Shown
-) -> None:
+def test_a_damaged_checkpoint_is_named_with_its_file_and_the_older_one_is_used(run: Path, capsys: Shown) -> None:
     damage(run / "checkpoints", 2)
     (run / "checkpoints" / ".tmp-step-0000000003-epoch-00000-7-7").mkdir()
     assert main(["inspect", str(run)]) == 0

@@ -20,9 +20,7 @@ def test_the_steepest_fall_is_suggested_but_at_most_a_tenth_of_where_it_diverges
     falls_at = [2.3 - 1.5 / (1 + (1e-2 / rate) ** 2) for rate in RATES]
     found = judge(RATES, falls_at)
     assert found.divergence is None
-    assert (
-        found.suggestion == found.steepest == pytest.approx(1.2e-2, rel=0.7)
-    )  # the mean follows the loss late
+    assert found.suggestion == found.steepest == pytest.approx(1.2e-2, rel=0.7)  # the mean follows the loss late
     explodes = [loss + (rate / 0.3) ** 4 for loss, rate in zip(falls_at, RATES, strict=True)]
     found = judge(RATES, explodes)
     assert found.divergence == pytest.approx(0.4, rel=0.5)

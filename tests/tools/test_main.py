@@ -73,15 +73,11 @@ def test_a_shell_completes_commands_their_flags_and_files(tmp_path: Path) -> Non
     script.write_text(done.stdout)
 
     def complete(*words: str) -> list[str]:
-        line = (
-            f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _accel_trainer; "
-        )
+        line = f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _accel_trainer; "
         shell = ["bash", "--norc", "-c", line + 'echo "${COMPREPLY[@]}"']
         return subprocess.run(shell, capture_output=True, text=True, check=True).stdout.split()
 
     assert complete("accel-trainer", "re") == ["replay", "report", "rerun"]
     assert complete("accel-trainer", "runs", "--s") == ["--sort"]
     assert complete("accel-trainer", "rerun", "--output") == ["--output-dir"]
-    assert complete("accel-trainer", "report", "runs/f") == [], (
-        "the shell's own completion of files takes over"
-    )
+    assert complete("accel-trainer", "report", "runs/f") == [], "the shell's own completion of files takes over"

@@ -30,9 +30,7 @@ def train(flags: list[str]) -> None:
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_a_run_does_what_was_planned(num_processes: int, tmp_path: Path) -> None:
     flags = [*FLAGS, "--cache-dir", str(tmp_path / "cache"), "--output-dir", str(tmp_path / "run")]
-    plan = plan_run(
-        parse_config(cifar.Config, flags, description=""), num_samples=1438, num_processes=num_processes
-    )
+    plan = plan_run(parse_config(cifar.Config, flags, description=""), num_samples=1438, num_processes=num_processes)
     job = run(train, flags, num_processes=num_processes, folder=tmp_path / "logs")
     banner = job.output().splitlines()
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -112,9 +110,7 @@ def test_bad_input_is_one_line(argv: list[object], message: str, capsys: pytest.
 
 
 @pytest.mark.parametrize("source", ["import nonsense_that_is_not_installed", "def f(:", "x = 1"])
-def test_a_file_that_is_no_recipe_is_one_line(
-    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_no_recipe_is_one_line(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "recipe.py"
     path.write_text(source)
     code, _, err = plan(capsys, path, "--num-samples", "9")

@@ -101,9 +101,7 @@ def test_each_chart_lies_beside_the_page_as_a_picture(
     assert (tmp_path / "page" / "loss.png").read_bytes() == loss, "the same run, the same bytes"
 
 
-def test_restarts_are_marked_and_the_times_of_all_attempts_added(
-    runs: Path, tmp_path: Path, page: str
-) -> None:
+def test_restarts_are_marked_and_the_times_of_all_attempts_added(runs: Path, tmp_path: Path, page: str) -> None:
     run = attempted(runs, tmp_path, [0, 10, 10, 30])
     assert run.restarts == [10, 10, 30]
     assert run.num_killed == 1

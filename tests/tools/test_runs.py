@@ -39,9 +39,7 @@ def test_runs_are_sorted_by_the_column_asked_for(runs: Path, capsys: pytest.Capt
         return ["fast" if "fast" in line else "slow" for line in lines]
 
     assert order("best") == ["fast", "slow"], "the better one first"
-    walls = {
-        name: json.loads((runs / name / "result.json").read_text())["wall_s"] for name in ("fast", "slow")
-    }
+    walls = {name: json.loads((runs / name / "result.json").read_text())["wall_s"] for name in ("fast", "slow")}
     assert order("wall") == sorted(walls, key=lambda name: walls[name]), "the shorter one first"
 
 
@@ -59,9 +57,7 @@ def test_a_run_that_was_killed_before_its_first_row_is_in_the_table(
     assert "not-a-run" not in out
 
 
-def test_a_half_written_row_is_left_out(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_half_written_row_is_left_out(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(runs / "fast", tmp_path / "run")
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"event": "tra')
@@ -75,9 +71,7 @@ def test_a_folder_without_runs_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert err == f"accel_trainer: error[NO_RUNS]: no runs in {tmp_path}: give the folder that holds them\n"
 
 
-def test_two_runs_that_differ_in_one_flag_show_that_flag_alone(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_runs_that_differ_in_one_flag_show_that_flag_alone(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = run_command(capsys, ["diff", runs / "fast", runs / "slow"])[1].splitlines()
     assert out[:4] == ["fast -> slow", "config", "  optimizer.learning_rate  0.1 -> 0.01", "results"]
     assert any(line.startswith("  eval_ema/accuracy") for line in out[4:])

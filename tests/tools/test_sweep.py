@@ -33,9 +33,7 @@ def test_flags_with_several_values_are_swept_and_others_belong_to_every_run(tmp_
         (0, 0.1), (0, 0.2), (1, 0.1), (1, 0.2)
     ]  # fmt: skip
     assert {t.config.trainer.num_epochs for t in trials} == {3}
-    assert {t.config.run.track for t in trials} == {("a", "b")}, (
-        "a flag that takes several values is one value"
-    )
+    assert {t.config.run.track for t in trials} == {("a", "b")}, "a flag that takes several values is one value"
     assert [t.folder.name for t in trials][:2] == ["seed-0_lr-0.1", "seed-0_lr-0.2"]
     assert all(t.config.run.output_dir == t.folder for t in trials)
 
@@ -67,9 +65,7 @@ def test_a_file_of_values_is_swept_as_flags_are(tmp_path: Path) -> None:
         ([], "seed: [1", "cannot be read"),
     ],
 )
-def test_a_mistake_is_found_before_any_run(
-    tmp_path: Path, flags: list[str], values: str | None, message: str
-) -> None:
+def test_a_mistake_is_found_before_any_run(tmp_path: Path, flags: list[str], values: str | None, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         plan(tmp_path, *flags, values=values)
     assert message in str(error.value)

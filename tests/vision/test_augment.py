@@ -18,9 +18,7 @@ def test_draws_for_a_sample_do_not_depend_on_its_batch() -> None:
     assert everyone.flips is not None
     assert few.flips is not None
     assert torch.equal(everyone.flips[some], few.flips)
-    all_weights, weights = (
-        draw_mix(config, ids, height=8, width=8, seed=5, epoch=2)[0] for ids in (IDS, some)
-    )
+    all_weights, weights = (draw_mix(config, ids, height=8, width=8, seed=5, epoch=2)[0] for ids in (IDS, some))
     assert torch.equal(all_weights[some], weights)
 
 

@@ -47,9 +47,7 @@ def load(root: Path, bad_images: BadImageConfig | None = None) -> ImageDataset:
 
 
 # The first image decides the size: of one that has another, all others differ.
-@pytest.mark.parametrize(
-    ("fault", "position"), [(f, p) for f in FAULTS for p in (0, 5)][:-2] + [("another size", 5)]
-)
+@pytest.mark.parametrize(("fault", "position"), [(f, p) for f in FAULTS for p in (0, 5)][:-2] + [("another size", 5)])
 def test_a_bad_image_is_named_or_left_out_with_its_label(root: Path, fault: str, position: int) -> None:
     whole = load(root)
     write(root, {position: FAULTS[fault]})

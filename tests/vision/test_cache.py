@@ -63,9 +63,7 @@ def test_normalisation_is_that_of_the_training_pixels(root: Path) -> None:
     assert dataset.normalization.std == pytest.approx(values.std((0, 2, 3), correction=0).tolist(), abs=1e-12)
 
 
-def test_changed_sources_are_decoded_anew_and_have_another_fingerprint(
-    root: Path, builds: list[Path]
-) -> None:
+def test_changed_sources_are_decoded_anew_and_have_another_fingerprint(root: Path, builds: list[Path]) -> None:
     first = load(root)
     write_parquet_folder(root, num_train=13)
     second = load(root)
@@ -139,9 +137,7 @@ def list_manifest(folder: Path) -> None:
         list_manifest,
     ],
 )
-def test_a_damaged_cache_is_built_again(
-    root: Path, builds: list[Path], damage: Callable[[Path], None]
-) -> None:
+def test_a_damaged_cache_is_built_again(root: Path, builds: list[Path], damage: Callable[[Path], None]) -> None:
     expected = load(root)
     images = expected.train.images.clone()
     damage(only_folder(root))
@@ -190,9 +186,7 @@ def test_a_killed_writer_leaves_nothing_that_the_next_one_trips_over(root: Path)
 
 
 @FORKS
-def test_processes_that_load_at_once_get_the_same_and_decode_once(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_that_load_at_once_get_the_same_and_decode_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = multiprocessing.get_context("fork")
     results: Queue[str] = context.Queue()
     builders: Queue[int] = context.Queue()
@@ -237,9 +231,7 @@ def test_without_locks_a_second_writer_is_tolerated(root: Path, monkeypatch: pyt
     only_folder(root)
 
 
-def test_a_cache_that_can_only_be_read_is_used(
-    root: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_can_only_be_read_is_used(root: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     load(root)
 
     def refuse(*arguments: object, **options: object) -> None:

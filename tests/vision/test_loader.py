@@ -165,9 +165,7 @@ def test_without_augmentation_batches_are_the_normalised_images() -> None:
     split = random_split(24)
     mean = torch.tensor(NORMALIZATION.mean)[:, None, None]
     std = torch.tensor(NORMALIZATION.std)[:, None, None]
-    for batch in itertools.chain(
-        *batches_of(make_loader(augment=AugmentConfig(crop_padding=0, flip="none")))
-    ):
+    for batch in itertools.chain(*batches_of(make_loader(augment=AugmentConfig(crop_padding=0, flip="none")))):
         expected = (split.images[batch.sample_ids].float() / 255 - mean) / std
         torch.testing.assert_close(batch.inputs, expected, rtol=0, atol=2e-6)
         assert torch.equal(batch.targets, split.labels[batch.sample_ids])
@@ -220,9 +218,7 @@ def test_padding_that_cannot_be_mirrored_is_refused() -> None:
     make_loader(augment=AugmentConfig(crop_padding=8, crop_mode="zero"))
 
 
-def make_eval_loader(
-    num_samples: int, *, num_processes: int, process_index: int, batch_size: int
-) -> ImageEvalLoader:
+def make_eval_loader(num_samples: int, *, num_processes: int, process_index: int, batch_size: int) -> ImageEvalLoader:
     return ImageEvalLoader(
         random_split(num_samples),
         batch_size=batch_size,
@@ -270,9 +266,7 @@ def test_the_loaders_keep_the_engines_protocols() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
 @pytest.mark.parametrize("keep_on_device", [True, False])
-def test_a_gpu_gets_the_pixels_of_the_cpu_and_waits_for_none(
-    augment: AugmentConfig, keep_on_device: bool
-) -> None:
+def test_a_gpu_gets_the_pixels_of_the_cpu_and_waits_for_none(augment: AugmentConfig, keep_on_device: bool) -> None:
     plan = BatchPlan(num_samples=31, global_batch_size=12, per_device_batch_size=5)
     loaders = [
         ImageLoader(

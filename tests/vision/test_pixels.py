@@ -11,9 +11,7 @@ from accel_trainer.vision.augment import AugmentConfig, Placement, draw_placemen
 from accel_trainer.vision.pixels import CropMode, crop_by_copy, crop_by_gather, normalize
 
 
-def crop_one_by_one(
-    images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode
-) -> Tensor:
+def crop_one_by_one(images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode) -> Tensor:
     """The same by the book: pad, crop, flip each image."""
     height, width, crops = *images.shape[1:3], []
     for position, sample in enumerate(ids.tolist()):

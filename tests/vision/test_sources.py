@@ -27,13 +27,9 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "layout", ["{}.parquet", "data/{}-00000-of-00001.parquet", "plain_text/{}-0.parquet"]
-)
+@pytest.mark.parametrize("layout", ["{}.parquet", "data/{}-00000-of-00001.parquet", "plain_text/{}-0.parquet"])
 @pytest.mark.parametrize("columns", [("img", "label"), ("image", "fine_label")])
-def test_parquet_is_found_where_hub_snapshots_have_it(
-    root: Path, layout: str, columns: tuple[str, str]
-) -> None:
+def test_parquet_is_found_where_hub_snapshots_have_it(root: Path, layout: str, columns: tuple[str, str]) -> None:
     images = random_images(4)
     for split in ("train", "test"):
         write_parquet(
@@ -126,16 +122,12 @@ def test_an_unknown_name_is_answered_with_the_choices(
 
 
 def test_an_unreachable_hub_is_one_line_that_names_the_ways_out(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"DATA_HUB.*uoft-cs/cifar10.*--dataset FOLDER.*--dataset digits"
-    ) as caught:
+    with pytest.raises(DataError, match=r"DATA_HUB.*uoft-cs/cifar10.*--dataset FOLDER.*--dataset digits") as caught:
         load_images("cifar10", cache_dir=tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_the_hub_is_asked_once_before_the_library_retries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_is_asked_once_before_the_library_retries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     def unreachable(self: object, repository: str, *, timeout: float) -> None:
@@ -147,9 +139,7 @@ def test_the_hub_is_asked_once_before_the_library_retries(
         load_images("cifar100", cache_dir=tmp_path)
 
 
-def test_a_data_set_of_the_hub_is_read_as_its_parquet_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_set_of_the_hub_is_read_as_its_parquet_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     images = write_parquet_folder(tmp_path / "hub")
@@ -168,12 +158,7 @@ def bomb(side: int) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", header)
-        + chunk(b"IDAT", zlib.compress(b""))
-        + chunk(b"IEND", b"")
-    )
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
 
 
 GOOD = png(random_images(1)[0])
@@ -269,9 +254,7 @@ def test_sizes_differ_between_splits(root: Path) -> None:
         (unseen_test_label, r"DATA_LABEL\]: row 1 of .*test.parquet has label 5, the classes are 0 to 0"),
     ],
 )
-def test_a_damaged_parquet_folder_is_explained(
-    root: Path, damage: Callable[[Path], None], message: str
-) -> None:
+def test_a_damaged_parquet_folder_is_explained(root: Path, damage: Callable[[Path], None], message: str) -> None:
     write_parquet_folder(root)
     damage(root)
     with pytest.raises(DataError, match=message):
@@ -286,9 +269,7 @@ def test_a_damaged_image_folder_is_explained(root: Path) -> None:
     (root / "train" / "bee" / "1.png").unlink()
     (root / "test" / "cow").mkdir()
     (root / "test" / "cow" / "0.png").write_bytes(GOOD)
-    with pytest.raises(
-        DataError, match=r"DATA_LABEL\]: .*test/cow/0.png is of class 'cow', which no training"
-    ):
+    with pytest.raises(DataError, match=r"DATA_LABEL\]: .*test/cow/0.png is of class 'cow', which no training"):
         load(root)
 
 
@@ -306,9 +287,7 @@ def test_binary_files_cut_short_or_missing_are_named(root: Path) -> None:
     with pytest.raises(DataError, match=r"DATA_NOT_FOUND.*test_batch.bin"):
         load(root)
     (root / "test_batch.bin").write_bytes(bytes(3073))
-    with pytest.raises(
-        DataError, match=r"DATA_BINARY.*data_batch_1.bin has 3173 bytes, not a multiple of 3073"
-    ):
+    with pytest.raises(DataError, match=r"DATA_BINARY.*data_batch_1.bin has 3173 bytes, not a multiple of 3073"):
         load(root)
 
 
@@ -318,9 +297,7 @@ def test_pickles_are_refused_unread(root: Path, files: tuple[str, ...]) -> None:
     folder.mkdir()
     for name in files:
         (folder / name).write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
-    with pytest.raises(
-        DataError, match=r"DATA_PICKLE.*is a Python pickle, which can run any code when opened"
-    ):
+    with pytest.raises(DataError, match=r"DATA_PICKLE.*is a Python pickle, which can run any code when opened"):
         load(root)
 
 

@@ -33,9 +33,7 @@ def model_of(name: str = "airbench94") -> torch.nn.Module:
 def test_the_first_features_of_a_whitened_network_are_uncorrelated_and_of_unit_variance() -> None:
     images = smooth_images(32)
     model = whiten(model_of(), images)
-    mean, std = (
-        torch.tensor(v)[:, None, None] for v in (images.normalization.mean, images.normalization.std)
-    )
+    mean, std = (torch.tensor(v)[:, None, None] for v in (images.normalization.mean, images.normalization.std))
     features = model.stem((images.train.images / 255 - mean) / std)
     half = features.shape[1] // 2
     products = torch.einsum("nchw,ndhw->cd", features[:, :half], features[:, :half]) / features[:, 0].numel()
@@ -58,12 +56,8 @@ def test_the_products_of_patches_are_those_of_a_loop_over_them() -> None:
 def test_whitening_is_the_same_each_time_and_only_sets_the_frozen_stem() -> None:
     images, model, before = smooth_images(16), model_of(), dict(model_of().state_dict())
     first = {name: weight.clone() for name, weight in whiten(model, images).state_dict().items()}
-    assert all(
-        torch.equal(weight, first[name]) for name, weight in whiten(model_of(), images).state_dict().items()
-    )
-    assert [name for name, weight in first.items() if not torch.equal(weight, before[name])] == [
-        "stem.weight"
-    ]
+    assert all(torch.equal(weight, first[name]) for name, weight in whiten(model_of(), images).state_dict().items())
+    assert [name for name, weight in first.items() if not torch.equal(weight, before[name])] == ["stem.weight"]
     assert not model.stem.weight.requires_grad
 
 
@@ -71,8 +65,7 @@ def test_other_models_are_left_alone_and_images_that_are_too_small_are_refused()
     model = model_of("resnet8")
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     assert all(
-        torch.equal(weight, before[name])
-        for name, weight in whiten(model, smooth_images(8)).state_dict().items()
+        torch.equal(weight, before[name]) for name, weight in whiten(model, smooth_images(8)).state_dict().items()
     )
     with pytest.raises(ConfigError, match=r"images of 8 x 8 pixels are too small.*it needs 16"):
         whiten(model_of(), smooth_images(8))

@@ -24,9 +24,7 @@ PARAMETERS = {
     "wrn16_4": 2_748_890,
     "wrn28_10": 36_479_194,
 }
-SMALL = {
-    name: ModelConfig(name=name, width=4) for name in MODEL_NAMES if name not in ("resnet110", "wrn28_10")
-}
+SMALL = {name: ModelConfig(name=name, width=4) for name in MODEL_NAMES if name not in ("resnet110", "wrn28_10")}
 
 
 def count_parameters(config: ModelConfig, *, in_channels: int = 3, num_classes: int = 10) -> int:

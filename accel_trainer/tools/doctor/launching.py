@@ -113,11 +113,7 @@ def find_nccl_timeout(now: Situation) -> str | None:
 def find_slow_setting(now: Situation) -> str | None:
     """No setting made for debugging slows the run down."""
     found = [f"{name}={value}" for name, value in _SLOW.items() if now.environ.get(name) == value]
-    return (
-        f"{', '.join(found)} slow every step down: unset them unless you are looking for a fault"
-        if found
-        else None
-    )
+    return f"{', '.join(found)} slow every step down: unset them unless you are looking for a fault" if found else None
 
 
 def _problem_of_port(port: int) -> str | None:

@@ -40,9 +40,7 @@ def find_few_files(now: Situation) -> str | None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= _MIN_FILES or soft == resource.RLIM_INFINITY:
         return None
-    return (
-        f"a process may open {soft} files, which data workers exhaust: `ulimit -n {hard}` before the launch"
-    )
+    return f"a process may open {soft} files, which data workers exhaust: `ulimit -n {hard}` before the launch"
 
 
 def find_threads(now: Situation) -> str | None:
@@ -53,8 +51,7 @@ def find_threads(now: Situation) -> str | None:
     fix = max(1, num_cpus // now.num_local_processes)
     return (
         f"{now.num_local_processes} processes of {num_threads} threads share {num_cpus} cores: set "
-        f"--runtime.num-threads {fix}"
-        + (" and launch fewer processes" if now.num_local_processes > num_cpus else "")
+        f"--runtime.num-threads {fix}" + (" and launch fewer processes" if now.num_local_processes > num_cpus else "")
     )
 
 
@@ -65,9 +62,7 @@ def find_cpu_quota(now: Situation) -> str | None:
         allowed = int(quota) / int(period)
     except (OSError, ValueError):  # none, or "max"
         return None
-    used = (
-        now.config.runtime.num_threads or available_cpus() // now.num_local_processes
-    ) * now.num_local_processes
+    used = (now.config.runtime.num_threads or available_cpus() // now.num_local_processes) * now.num_local_processes
     if used <= allowed:
         return None
     fix = max(1, int(allowed) // now.num_local_processes)

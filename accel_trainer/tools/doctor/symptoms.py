@@ -98,9 +98,7 @@ def diagnose(run: Path) -> list[Finding]:
     said = "\n".join([error, *map(_tail, sorted((run / "logs").glob("rank-*.log")))])
     first_line = error.splitlines()[0]
     return [
-        Finding(
-            symptom.code, "warning", f"the last attempt ended with: {first_line[:160]}; {symptom.meaning}"
-        )
+        Finding(symptom.code, "warning", f"the last attempt ended with: {first_line[:160]}; {symptom.meaning}")
         for symptom in SYMPTOMS
         if re.search(symptom.pattern, said)
     ][:1]

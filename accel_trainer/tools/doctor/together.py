@@ -73,9 +73,7 @@ def _find_differences(now: Situation, accelerator: Accelerator) -> list[Finding]
 def _find_clock_skew(accelerator: Accelerator) -> list[Finding]:
     """Compare the clocks: the earliest error of a run that fails is named by them. **Collective.**"""
     dist.barrier()
-    clocks = gather_rows(
-        torch.tensor([[accelerator.process_index, time.time()]], dtype=torch.float64), accelerator
-    )
+    clocks = gather_rows(torch.tensor([[accelerator.process_index, time.time()]], dtype=torch.float64), accelerator)
     skew_s = float(clocks[:, 1].max() - clocks[:, 1].min())
     if skew_s <= _MAX_CLOCK_SKEW_S:
         return []
