@@ -146,7 +146,7 @@ def check_shared_memory() -> None:
     assert str(find("SHARED_MEMORY")).startswith("/dev/shm has 64 MiB, and data workers (num_workers > 0) and NCCL")
 
 
-def test_too_few_files_for_data_workers() -> None:
+def test_too_few_files_for_data_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
@@ -157,6 +157,8 @@ def test_too_few_files_for_data_workers() -> None:
         assert find("OPEN_FILES") is None
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (resource.RLIM_INFINITY,) * 2)
+    assert find("OPEN_FILES") is None, "infinity is written as -1"
 
 
 def test_more_threads_than_cores(tmp_path: Path) -> None:
@@ -225,6 +227,8 @@ def test_compilation_without_a_compiler(tmp_path: Path) -> None:
     (tmp_path / "c++").chmod(0o755)
     assert find("COMPILER_MISSING", config, PATH=str(tmp_path)) is None
     assert find("COMPILER_MISSING", PATH="") is None
+    (tmp_path / "c++").rename(tmp_path / "mine")
+    assert find("COMPILER_MISSING", config, PATH=str(tmp_path), CXX="mine") is None
 
 
 def test_a_torch_that_was_told_to_run_code_from_files() -> None:
