@@ -176,7 +176,7 @@ class Trainer:
                     for window in self.data_wait.around(self._windows()):
                         report = self.train_window(window)
                         self._notify("on_step_end", report)
-                        if self.stop_flag.poll():
+                        if self.stop_flag.poll() or self._requested_stop:
                             break
                         if self.checkpointer.is_due(state) and not self._is_epoch_end:
                             self.save()

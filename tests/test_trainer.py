@@ -67,6 +67,24 @@ class Recorder(Callback):
         self.events.append(type(error).__name__)
 
 
+class StopAt(Callback):
+    """Asks for a stop after a step."""
+
+    def __init__(self, optimizer_step: int) -> None:
+        self.optimizer_step = optimizer_step
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        if report.optimizer_step == self.optimizer_step:
+            trainer.request_stop("enough")
+
+
+def test_a_stop_that_a_callback_asks_for_comes_after_that_step_and_lasts(tmp_path: Path) -> None:
+    for _ in range(2):  # the same command again finds a finished run
+        result = run(tmp_path, StopAt(2), num_epochs=3)
+        assert (result.state, result.stop_reason, result.position.optimizer_step) == ("done", "enough", 2)
+        assert "eval/accuracy" in result.metrics
+
+
 def test_observers_see_the_moments_of_a_run_in_order(tmp_path: Path) -> None:
     recorder = Recorder()
     config = workload.make_config(tmp_path)
