@@ -32,6 +32,7 @@ TINY = {
     "checkpointing": ["--repeats", "2"],
     "startup": ["--repeats", "1"],
     "cpu_cifar": ["--seeds", "1", "--max-steps", "1"],
+    "scaling": ["--repeats", "1", "--steps", "2"],
     "gpu_cifar": [],
     "gpu_records": [],
 }
