@@ -23,8 +23,11 @@ $(INSTALLED) $(TRAINABLE): pyproject.toml constraints.txt
 train: $(TRAINABLE) ## Train a small ResNet on the digits that come with scikit-learn
 	@$(BIN)/python recipes/cifar.py --config recipes/configs/digits.yaml $(ARGS)
 
-test: setup ## Run the tests
-	@$(BIN)/pytest -q $(ARGS)
+test: setup ## Run the tests, but for the slow ones
+	@$(BIN)/pytest -q -m "not slow" $(ARGS)
+
+slow-test: setup ## Run the tests that train for a minute or more
+	@$(BIN)/pytest -q -m slow $(ARGS)
 
 lint: setup ## Check style, format and types
 	@$(BIN)/ruff check --quiet
@@ -56,4 +59,4 @@ clean: ## Remove .venv and all caches; runs/ stays
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test lint crash-test fuzz-test signal-test soak bench docs clean
+.PHONY: help setup train test slow-test lint crash-test fuzz-test signal-test soak bench docs clean

@@ -47,7 +47,7 @@ def test_each_benchmark_is_tried() -> None:
 
 
 @pytest.mark.filterwarnings("default")  # of packages that are compared with
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "scaling")) for name in NAMES])
 def test_a_benchmark_runs_with_tiny_sizes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

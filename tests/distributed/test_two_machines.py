@@ -46,7 +46,7 @@ def train(folder: Path) -> None:
     [
         ("loopback", "accelerate", 2, (1, 0), 0),
         ("namespaces", "accelerate", 1, (0, 1), 5),
-        ("namespaces", "torchrun", 2, (1, 0), 0),
+        pytest.param("namespaces", "torchrun", 2, (1, 0), 0, marks=pytest.mark.slow),
     ],
     indirect=["machines"],
 )

@@ -145,7 +145,11 @@ def _masked(line: str) -> str:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", PAGES_TO_RUN, ids=page_name)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] * (page.name == "tutorial.md")) for page in PAGES_TO_RUN],
+    ids=page_name,
+)
 def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(tmp_path)
     monkeypatch.chdir(tmp_path)
