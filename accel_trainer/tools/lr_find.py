@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import subprocess
 import sys
@@ -12,9 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from .. import storage
 from ..config import parse_config
 from ..errors import ConfigError, ExitCode, OutputError
+from .figures import save_picture
 from .launch import signals_handed_on
 from .parser import CommandParser
 from .plan import find_config_class
@@ -159,9 +158,4 @@ def _draw(sweep: Sweep, path: Path) -> None:
     axes.set_ylim(min(finite) - 0.05 * finite[0], finite[0] * 1.5)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150)
-    try:
-        storage.write_file_atomic(path, picture.getvalue())
-    except OSError as error:
-        raise OutputError("PNG", f"--png {path} cannot be written ({error.strerror}): check the path") from error
+    save_picture(figure, path)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-import io
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import storage
 from ..config import parse_config
-from ..errors import ConfigError, OutputError, UserError
+from ..errors import ConfigError, UserError
 from ..plan import BatchPlan
 from ..recipe import plan_learning_rate
 from ..run_config import RecipeConfig
 from ..schedule import Schedule
 from ..state import TrainState
 from ..vision import load_images
+from .figures import save_picture
 from .parser import CommandParser
 
 _EXAMPLE = "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --num-processes 8"
@@ -185,9 +184,4 @@ def _draw(plan: RunPlan, path: Path) -> None:
     axes.set(xlabel="optimizer step", ylabel="learning rate", title=plan.batch.describe().split(",")[0])
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", dpi=150)
-    try:
-        storage.write_file_atomic(path, picture.getvalue())
-    except OSError as error:
-        raise OutputError("PNG", f"--png {path} cannot be written ({error.strerror}): check the path") from error
+    save_picture(figure, path)
