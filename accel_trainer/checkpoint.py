@@ -22,6 +22,7 @@ from .checkpoint_files import (
 from .checkpoint_folder import BestCheckpoint
 from .encoding import Encoded, encode
 from .errors import CheckpointError, ConfigError, DivergedError
+from .ranges import AT_LEAST_ONE
 from .run_folder import free_bytes
 from .snapshot import Snapshot
 from .state import TrainState
@@ -48,16 +49,10 @@ class CheckpointConfig:
     """End the run after so many failed saves in a row; before that a failed save is a warning."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "every_n_steps",
-            "every_n_epochs",
-            "keep_last_n",
-            "keep_every_n_steps",
-            "max_failed_saves",
-        ):
-            value, low = getattr(self, name), 2 if name == "keep_last_n" else 1
-            if value is not None and value < low:
-                raise ConfigError("CONFIG", f"checkpoint.{name} is {value}: set it to {low} or more")
+        names = ("every_n_steps", "every_n_epochs", "keep_every_n_steps", "max_failed_saves")
+        AT_LEAST_ONE.check(self, "checkpoint", *names)
+        if self.keep_last_n < 2:
+            raise ConfigError("CONFIG", f"checkpoint.keep_last_n is {self.keep_last_n}: set it to 2 or more")
 
     def is_due(self, position: TrainState) -> bool:
         """Whether a checkpoint is to be saved at `position`."""

@@ -19,6 +19,7 @@ from .errors import OutOfMemoryError, Preempted
 from .plan import BatchConfig, BatchPlan
 from .runtime import describe_memory
 from .update import WeightUpdate
+from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -30,9 +31,9 @@ _NEEDS_LESS = "take a smaller model or images, --mixed-precision bf16, or shard 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error` says that the device or the host has no memory left."""
-    if not isinstance(error, RuntimeError):
-        return False
-    return isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(RuntimeError(str(error)))
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and should_reduce_batch_size(RuntimeError(str(error)))
 
 
 class BatchFit:
@@ -65,7 +66,7 @@ class BatchFit:
             trainer.save()  # or there would be nothing to start from again
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if not (update.is_open and is_out_of_memory(error)):
                 raise
             finer = self._halved(trainer.loader.plan, step=trainer.state.optimizer_step + 1)
@@ -96,11 +97,19 @@ class BatchFit:
         _logger.warning("%s: going on with %s", fact, split)
         return finer
 
-    def explain(self, phase: str, *, step: int) -> OutOfMemoryError:
-        """Return what to do about an error elsewhere than in the forwards and backwards of a step."""
-        size, fix = self._batch.eval_batch_size, _NEEDS_LESS
-        where = f"in the {phase} after step {step}"
-        if phase == "evaluation" and size > 1:
+
+@contextmanager
+def shortage_explained(config: BatchConfig, watchdog: Watchdog, accelerator: Accelerator) -> Iterator[None]:
+    """Raise an OutOfMemoryError that says what to do about one that no step of `BatchFit` met."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        step, size, fix = watchdog.position.optimizer_step, config.eval_batch_size, _NEEDS_LESS
+        where = "before training" if watchdog.phase == "start" else f"in the {watchdog.phase} after step {step}"
+        if watchdog.phase == "evaluation" and size > 1:
             where = f"{where} with {size} per device"
             fix = f"set --batch.eval-batch-size {size // 2}, which changes no metric"
-        return OutOfMemoryError("OUT_OF_MEMORY", f"out of memory {where} ({describe_memory(self._accelerator)}): {fix}")
+        fact = f"out of memory {where} ({describe_memory(accelerator)})"
+        raise OutOfMemoryError("OUT_OF_MEMORY", f"{fact}: {fix}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -10,8 +9,8 @@ import tyro
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from .errors import ConfigError
 from .muon import Muon
+from .ranges import AT_LEAST_ONE, BELOW_ONE, NOT_NEGATIVE, POSITIVE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,22 +45,10 @@ class OptimizerConfig:
     """Whether vectors and scalars (norm scales, biases) decay too."""
 
     def __post_init__(self) -> None:
-        for name, high in (
-            ("learning_rate", math.inf),
-            ("momentum", 1.0),
-            ("filter_momentum", 1.0),
-            ("betas", 1.0),
-            ("eps", math.inf),
-            ("weight_decay", math.inf),
-        ):
-            value = getattr(self, name)
-            if not all(0 <= number < high for number in (value if name == "betas" else [value])):
-                raise ConfigError("CONFIG", f"optimizer.{name} is {value}: set it to at least 0 and below {high}")
-        for name in ("bias_learning_rate_scale", "linear_learning_rate_scale"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError("CONFIG", f"optimizer.{name} is {getattr(self, name)}: set it above 0")
-        if self.base_batch_size < 1:
-            raise ConfigError("CONFIG", f"optimizer.base_batch_size is {self.base_batch_size}: set it to 1 or more")
+        NOT_NEGATIVE.check(self, "optimizer", "learning_rate", "eps", "weight_decay")
+        BELOW_ONE.check(self, "optimizer", "momentum", "filter_momentum", "betas")
+        POSITIVE.check(self, "optimizer", "bias_learning_rate_scale", "linear_learning_rate_scale")
+        AT_LEAST_ONE.check(self, "optimizer", "base_batch_size")
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from .config import save_config
 from .environment import describe_environment, find_code_changes, find_origins
 from .errors import ConfigError, DivergedError, OutOfMemoryError, Preempted, ProcessError, UserError
 from .launcher_variables import find_launcher
+from .memory import shortage_explained
 from .preemption import StopFlag, stop_on_signals
 from .preflight import Situation, log_warnings, refuse_errors
 from .resume import (
@@ -115,8 +116,9 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             if accelerator.is_main_process:
                 log_warnings(Situation(config=resolved))
             with reported(folder, watchdog, rank=rank, num_processes=num_processes):
-                checkpoint = read_checkpoint(where, accelerator)
-                yield Run(resolved, accelerator, folder, checkpoint, identity_sha256(resolved), watchdog)
+                with shortage_explained(resolved.batch, watchdog, accelerator):
+                    checkpoint = read_checkpoint(where, accelerator)
+                    yield Run(resolved, accelerator, folder, checkpoint, identity_sha256(resolved), watchdog)
                 leave(accelerator)
     except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
         raise  # the folder says why

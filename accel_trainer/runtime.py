@@ -26,6 +26,7 @@ from .environment import available_cpus
 from .errors import ConfigError
 from .launcher_variables import find_processes
 from .process_group import join_processes
+from .ranges import AT_LEAST_ONE, POSITIVE
 from .sharding import is_sharded
 from .sync_batch_norm import convert_sync_batch_norm
 
@@ -64,10 +65,8 @@ class RuntimeConfig:
     reads it as it loads) also each connection."""
 
     def __post_init__(self) -> None:
-        if self.num_threads is not None and self.num_threads < 1:
-            raise ConfigError("CONFIG", f"runtime.num_threads is {self.num_threads}: set it to 1 or more, or None")
-        if not self.timeout_s > 0:
-            raise ConfigError("CONFIG", f"runtime.timeout_s is {self.timeout_s}: set it above 0")
+        AT_LEAST_ONE.check(self, "runtime", "num_threads")
+        POSITIVE.check(self, "runtime", "timeout_s")
 
 
 def start_accelerator(config: RuntimeConfig) -> Accelerator:

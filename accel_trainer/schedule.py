@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .errors import ConfigError
+from .ranges import FRACTION, INSIDE_ONE, NOT_NEGATIVE
 
 Schedule = Callable[[int], float]
 """Maps the completed optimizer steps (0 before the first) to the learning rate of the next one."""
@@ -41,18 +42,10 @@ class ScheduleConfig:
     """Where `triangular` peaks, as a fraction of all steps."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("warmup_epochs", 0.0, math.inf),
-            ("min_fraction", 0.0, 1.0),
-            ("power", 0.0, math.inf),
-            ("gamma", 0.0, math.inf if self.shape == "exponential" else 1.0),
-            ("peak_fraction", 0.0, 1.0),
-        ):
-            value = getattr(self, name)
-            if not (low <= value <= high and math.isfinite(value)):
-                raise ConfigError("CONFIG", f"schedule.{name} is {value}: set it between {low} and {high}")
-        if any(not 0 < milestone < 1 for milestone in self.milestones):
-            raise ConfigError("CONFIG", f"schedule.milestones is {self.milestones}: set fractions between 0 and 1")
+        NOT_NEGATIVE.check(self, "schedule", "warmup_epochs", "power")
+        FRACTION.check(self, "schedule", "min_fraction", "peak_fraction")
+        (NOT_NEGATIVE if self.shape == "exponential" else FRACTION).check(self, "schedule", "gamma")
+        INSIDE_ONE.check(self, "schedule", "milestones")
         if self.shape == "triangular" and self.warmup_epochs:
             raise ConfigError(
                 "CONFIG",

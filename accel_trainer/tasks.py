@@ -10,7 +10,7 @@ import tyro
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .errors import ConfigError
+from .ranges import BELOW_ONE
 from .types import Batch, EvalOutput, StepOutput
 
 
@@ -26,8 +26,7 @@ class ClassificationConfig:
     """Test-time augmentation: `flip` averages logits over the mirror image, `flip_crop` also over two shifts."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ConfigError("CONFIG", f"label_smoothing is {self.label_smoothing}: set it to at least 0 and below 1")
+        BELOW_ONE.check(self, "task", "label_smoothing")
 
 
 class ClassificationTask:

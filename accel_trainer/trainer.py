@@ -24,12 +24,13 @@ from .collectives import run_on_main
 from .ema import Ema
 from .errors import ConfigError
 from .evaluation import EvaluationStopped, Evaluator, MetricFailed
-from .memory import BatchFit, is_out_of_memory
+from .memory import BatchFit
 from .meters import WaitClock
 from .nonfinite import NonfiniteGuard
 from .optimizer import coming_state_bytes
 from .plan import BatchConfig
 from .preemption import StopFlag, stop_on_signals
+from .ranges import ABOVE_ZERO, AT_LEAST_ONE
 from .schedule import Schedule
 from .seeding import seed_forward
 from .sharding import whole_weights
@@ -69,18 +70,12 @@ class TrainerConfig:
     """Write a row of training numbers every n optimizer steps, and at the end of each epoch."""
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "evaluate_every_n_epochs", "log_every_n_steps", "patience"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError("CONFIG", f"trainer.{name} is {value}: set it to 1 or more")
+        AT_LEAST_ONE.check(self, "trainer", "max_steps", "evaluate_every_n_epochs", "log_every_n_steps", "patience")
+        ABOVE_ZERO.check(self, "trainer", "max_grad_norm", "max_time_s")
         if self.num_epochs < 0:
             raise ConfigError("CONFIG", f"--epochs is {self.num_epochs}: set it to 0 (evaluate only) or more")
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError("CONFIG", f"--ema is {self.ema_decay}: set a decay between 0 and 1, such as 0.999")
-        for name in ("max_grad_norm", "max_time_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError("CONFIG", f"trainer.{name} is {value}: set it above 0, or None")
 
     @property
     def monitored_metric(self) -> str:
@@ -368,8 +363,6 @@ class Trainer:
             self._notify("on_error", error)
             with suppress(Exception):
                 self.checkpointer.wait()  # a save in flight holds good state: let it end
-            if is_out_of_memory(error):
-                raise self._batch_fit.explain(self.watchdog.phase, step=self.state.optimizer_step) from error
             raise
 
     def _notify(self, hook: str, *arguments: Any) -> None:

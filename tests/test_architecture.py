@@ -18,7 +18,7 @@ PACKAGE = "accel_trainer"
 
 # A room is a module of the package, or one of its folders as a whole. Imports go down only.
 LAYERS = (
-    {"errors", "state", "types"},
+    {"errors", "ranges", "state", "types"},
     {
         "collectives", "config", "ema", "encoding", "environment", "history", "launcher_variables", "meters",
         "metrics", "muon", "optimizer", "plan", "preemption", "preflight", "process_group", "run_folder", "schedule",
@@ -45,6 +45,7 @@ SIBLINGS = {
     "history": {"storage"},
     "loader": {"sample_reader"},
     "memory": {"update"},
+    "ranges": {"errors"},
     "recipe": {"run", "run_config"},
     "resume": {"run_config"},
     "run": {"resume", "run_config"},
@@ -476,7 +477,7 @@ def test_the_engine_can_be_read_in_an_afternoon() -> None:
         if path.relative_to(ROOT / PACKAGE).with_suffix("").parts[0] not in APART_FROM_THE_ENGINE
     ]
     # The aim is about 3,000: what stops, survives and explains a dying run took it past that.
-    assert sum(count_code_lines(path.read_text()) for path in paths) <= 4420
+    assert sum(count_code_lines(path.read_text()) for path in paths) <= 4405
 
 
 def test_importing_the_package_is_light() -> None:

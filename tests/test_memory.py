@@ -7,10 +7,12 @@ import os
 import resource
 import signal
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -28,6 +30,7 @@ from accel_trainer import (
     StepOutput,
     Trainer,
     main,
+    start_run,
 )
 from accel_trainer.memory import is_out_of_memory
 from accel_trainer.resume import with_batch
@@ -311,6 +314,19 @@ def test_an_evaluation_names_its_own_flag_and_costs_no_step(tmp_path: Path) -> N
 class CrampedUpdate(Callback):
     def on_fit_start(self, trainer: Trainer) -> None:
         trainer.optimizer.register_step_pre_hook(lambda *unused: run_out())
+
+
+def ask_numpy_for_too_much() -> None:
+    np.empty(1 << 60, dtype=np.uint8)
+
+
+@pytest.mark.parametrize("ask", [run_out, ask_for_too_much, ask_numpy_for_too_much])
+def test_what_does_not_fit_before_training_is_one_line(tmp_path: Path, ask: Callable[[], None]) -> None:
+    said = r"out of memory before training \(.*\): take a smaller model"
+    with pytest.raises(ConfigError, match=said), start_run(make_config(tmp_path), recipe="workload"):
+        ask()
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 64)
 
 
 def test_an_update_that_may_be_half_made_is_not_taken_anew(tmp_path: Path) -> None:

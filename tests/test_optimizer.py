@@ -173,7 +173,7 @@ def as_stored(pieces: Any) -> Any:
         ({"learning_rate": -0.1}, "optimizer.learning_rate is -0.1: set it to at least 0"),
         ({"learning_rate": math.nan}, "optimizer.learning_rate is nan"),
         ({"learning_rate": math.inf}, "optimizer.learning_rate is inf"),
-        ({"momentum": 1.0}, "optimizer.momentum is 1.0: set it to at least 0 and below 1.0"),
+        ({"momentum": 1.0}, "optimizer.momentum is 1.0: set it to at least 0 and below 1"),
         ({"weight_decay": -1e-4}, "optimizer.weight_decay is -0.0001"),
         ({"eps": -1.0}, "optimizer.eps is -1.0"),
         ({"betas": (0.9, 1.0)}, r"optimizer.betas is \(0.9, 1.0\)"),

@@ -153,7 +153,7 @@ def test_peak_memory_is_in_bytes() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_threads": 0}, "runtime.num_threads is 0: set it to 1 or more, or None"),
+        ({"num_threads": 0}, "runtime.num_threads is 0: set it to 1 or more"),
         ({"timeout_s": 0.0}, "runtime.timeout_s is 0.0: set it above 0"),
         ({"timeout_s": float("nan")}, "runtime.timeout_s is nan: set it above 0"),
     ],
