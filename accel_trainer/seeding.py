@@ -18,9 +18,9 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def fold(*keys: int) -> int:
-    """Hash any integers into one key in [0, 2**32)."""
-    key = _INCREMENT
+def fold(*keys: int, start: int = _INCREMENT) -> int:
+    """Hash any integers into one key in [0, 2**32); from the key `start` of others on, the key of all."""
+    key = start
     for value in keys:
         while True:  # 32 bits at a time, so that large seeds do not alias
             key = (key ^ (value & _MASK)) + _INCREMENT & _MASK
@@ -58,13 +58,14 @@ def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:
     return torch.randperm(num_samples, generator=generator)
 
 
-def seed_forward(*, seed: int, optimizer_step: int, micro_batch: int, process_index: int) -> None:
+def seed_forward(process_key: int, *, optimizer_step: int, micro_batch: int) -> None:
     """Seed torch's default generators for one forward, so that dropout needs no stored RNG state.
 
-    The generators are seeded directly: `torch.manual_seed` does the same in 93 us instead of 1 us
-    (torch 2.13, CPU), and also seeds devices that the process does not use.
+    `process_key` is the `fold` of the run's seed and the process index, made once. The generators are
+    seeded directly: `torch.manual_seed` does the same in 93 us instead of 1 us (torch 2.13, CPU), and also
+    seeds devices that the process does not use.
     """
-    key = fold(seed, optimizer_step, micro_batch, process_index)
+    key = fold(optimizer_step, micro_batch, start=process_key)
     torch.default_generator.manual_seed(key)
     if torch.cuda.is_initialized():
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(key)

@@ -32,7 +32,7 @@ from .plan import BatchConfig
 from .preemption import StopFlag, stop_on_signals
 from .ranges import ABOVE_ZERO, AT_LEAST_ONE
 from .schedule import Schedule
-from .seeding import seed_forward
+from .seeding import fold, seed_forward
 from .sharding import whole_weights
 from .state import TrainState
 from .training_state import Pieces, TrainingState
@@ -122,6 +122,7 @@ class Trainer:
         self.config, self.accelerator, self.task, self.loader = config, accelerator, task, loader
         self.learning_rate_at, self.evaluator, self.checkpointer = learning_rate_at, evaluator, checkpointer
         self.seed = seed
+        self._process_key = fold(seed, accelerator.process_index)
         self.state = TrainState()
         self.best: BestCheckpoint | None = None
         self.metrics: Mapping[str, Any] = {}
@@ -193,12 +194,7 @@ class Trainer:
         share = accelerator.num_processes / window.num_items  # DDP averages gradients over the processes
         losses, sums = [], []
         for index, batch in enumerate(self.data_wait.around(window.micro_batches)):
-            seed_forward(
-                seed=self.seed,
-                optimizer_step=state.optimizer_step,
-                micro_batch=index,
-                process_index=accelerator.process_index,
-            )
+            seed_forward(self._process_key, optimizer_step=state.optimizer_step, micro_batch=index)
             is_last = index == len(window.micro_batches) - 1
             with nullcontext() if is_last else accelerator.no_sync(self.model):
                 output = self.task.train_step(self.model, batch)

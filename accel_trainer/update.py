@@ -11,6 +11,7 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
 
 from .nonfinite import Attempt, NonfiniteGuard
 from .optimizer import set_learning_rate
@@ -20,6 +21,7 @@ from .types import Window
 
 _MIN_LOSS_SCALE = 1e-3  # what still overflows below it is no overflow of float16, but NaN or inf
 _ENGINES = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA, DistributedType.FSDP)
+_WRAPPED_STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__
 
 
 class Outcome(NamedTuple):
@@ -104,7 +106,7 @@ class WeightUpdate:
         if scaler is None:
             if self._guard.refuses(attempt, grad_norm):
                 return True
-            self.optimizer.step()
+            take_step(self.optimizer)
             return False
         # A fused optimizer skips inside its kernel, which accelerate 1.15 does not notice: the scale tells.
         scale, is_first = scaler.get_scale(), not self.optimizer.state
@@ -125,6 +127,25 @@ class WeightUpdate:
         # What `zero_grad` does, without the profiler's hooks around it: 1 us instead of 10 us.
         for parameter in self._guard.parameters:
             parameter.grad = None
+
+
+def take_step(optimizer: Optimizer) -> None:
+    """Step the optimizer, without what torch wraps around its step for hooks and profilers where there are none.
+
+    The wrapper takes 9 to 14 us of a step of 160 us all the same (a tiny model on a CPU, torch 2.13).
+    """
+    step = type(optimizer).step
+    if getattr(step, "__code__", None) is _WRAPPED_STEP and not _is_step_watched(optimizer):
+        step.__wrapped__(optimizer)  # type: ignore[attr-defined]
+    else:
+        optimizer.step()
+
+
+def _is_step_watched(optimizer: Optimizer) -> bool:
+    mine = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    everyones = torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks
+    is_replaced = "step" in vars(optimizer)  # as by torch's schedulers, to count
+    return bool(mine or everyones or is_replaced or torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
 
 
 def _settle_buckets(model: DistributedDataParallel) -> None:

@@ -121,6 +121,10 @@ def test_keys_do_not_collide() -> None:
     assert all(0 <= key < 2**32 for key in keys)
 
 
+def test_a_key_can_be_folded_in_parts() -> None:
+    assert fold(3, 4, start=fold(1, 2**40)) == fold(1, 2**40, 3, 4)
+
+
 def test_the_order_of_an_epoch_is_a_permutation_of_its_own() -> None:
     orders = [epoch_permutation(1000, seed=seed, epoch=epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1))]
     for order in orders:
@@ -142,7 +146,9 @@ def test_a_forward_has_a_stream_of_its_own_that_can_be_drawn_again() -> None:
     def draw(**position: int) -> float:
         torch.rand(17)  # whatever happened before
         origin = {"seed": 0, "optimizer_step": 5, "micro_batch": 1, "process_index": 2}
-        seed_forward(**{**origin, **position})
+        where = {**origin, **position}
+        process_key = fold(where["seed"], where["process_index"])
+        seed_forward(process_key, optimizer_step=where["optimizer_step"], micro_batch=where["micro_batch"])
         return torch.rand(()).item()
 
     assert draw() == draw()
