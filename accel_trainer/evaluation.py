@@ -45,7 +45,7 @@ class Evaluator:
         was_training = model.training
         model.eval()
         _share_buffers(model, self.accelerator)
-        num_local, id_sum = 0, torch.zeros((), dtype=torch.int64, device=device)
+        seen = [torch.zeros(0, dtype=torch.int64, device=device)]
         parts = [metric.empty(device) for metric in self.metrics]
         failure: MetricFailed | None = None
         batches = self.loader.batches()
@@ -54,8 +54,7 @@ class Evaluator:
                 if len(batch) == 0:
                     continue
                 output = self.task.eval_step(model, batch)
-                num_local += len(batch)
-                id_sum += batch.sample_ids.sum()
+                seen.append(batch.sample_ids)
                 for metric, sums in zip(self.metrics, parts, strict=True):
                     try:
                         metric.update(sums, batch, output)
@@ -64,12 +63,13 @@ class Evaluator:
         model.train(was_training)
         if stop_flag is not None and stop_flag.agreed.is_preemption:
             raise EvaluationStopped
-        coverage = torch.cat([id_sum.new_tensor([num_local, failure is not None]), id_sum[None]]).double()
+        ids = torch.cat(seen)
+        coverage = torch.cat([ids.new_tensor([len(ids), failure is not None]), ids.sum()[None]]).double()
         covered, *merged = self._merge([coverage, *parts])
-        num_counted, num_failures, ids = covered.tolist()
+        num_counted, num_failures, id_sum = covered.tolist()
         if num_failures:
             raise failure or MetricFailed("by peer")  # the words that make `status` look for whose it is
-        self._check_each_once(num_counted, ids)
+        self._check_each_once(num_counted, id_sum)
         results: dict[str, Any] = {}
         for metric, sums in zip(self.metrics, merged, strict=True):
             try:

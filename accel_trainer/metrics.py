@@ -26,8 +26,8 @@ class MeanLoss:
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
         """Add the losses [B]."""
-        sums[0] += output.losses.double().sum()
-        sums[1] += len(batch)
+        sums[0].add_(output.losses.sum(dtype=torch.float64))
+        sums[1].add_(len(batch))
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
         """Return `loss`."""
@@ -52,8 +52,8 @@ class TopKAccuracy:
         else:
             k = min(self.k, output.outputs.shape[1])
             hits = (output.outputs.topk(k, dim=1).indices == batch.targets[:, None]).any(1)
-        sums[0] += hits.sum()
-        sums[1] += len(batch)
+        sums[0].add_(hits.sum())
+        sums[1].add_(len(batch))
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
         """Return the accuracy in 0..1."""

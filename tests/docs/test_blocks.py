@@ -103,7 +103,7 @@ class Session:
         environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(self.folder),
             "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
-            "ARGS": block.argument,
+            "ARGS": block.argument, "MAKEFLAGS": "",  # not those of the `make test` that runs this
         }  # fmt: skip
         recipe = re.compile(r"^(?!accel-trainer|make).*\b\w+\.py\b")
         commands = [f"{line} {block.argument}" if recipe.match(line) else line for line in block.commands]
