@@ -224,7 +224,21 @@ def run_with(folder: Path, options: dict[str, Any], max_steps: int | None) -> No
     runtime = RuntimeConfig(num_threads=1, timeout_s=60, **options)
     batch = BatchConfig(per_device_batch_size=8, eval_batch_size=10)
     config = workload.make_config(folder, batch=batch, runtime=runtime)
-    workload.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)))
+    check = AssertGraphOptions(options)
+    workload.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)), callbacks=(check,))
+
+
+class AssertGraphOptions(Callback):
+    """DistributedDataParallel was told what was asked for, and nothing else."""
+
+    is_essential = True
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        for name in ("static_graph", "find_unused_parameters"):
+            assert getattr(trainer.model, name) == self._options.get(name, False), name
 
 
 def test_a_resume_on_many_processes_is_bitwise_equal(tmp_path: Path) -> None:

@@ -63,14 +63,16 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
     config = json.loads((source / "config.json").read_bytes()) | {"evaluation": _evaluation(run)}
     weights = storage.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
     config.setdefault("sha256", hashlib.sha256(weights).hexdigest())  # runs of older versions left none
-    files = {
+    files = {}
+    if with_onnx:
+        files["model.onnx"] = write_onnx(source)
+        config["onnx_sha256"] = hashlib.sha256(files["model.onnx"]).hexdigest()
+    files |= {
         "model.safetensors": weights,
         "config.json": json.dumps(config, indent=1).encode(),
         "model.py": write_source(described).encode(),
         **write_card(run, described, config, metrics),
     }
-    if with_onnx:
-        files["model.onnx"] = write_onnx(source)
     prepare_directory(folder)
     try:
         for name, data in files.items():

@@ -98,14 +98,17 @@ def evaluate_apart(folder: Path, data: Path, *, python: str = sys.executable) ->
 
 
 def _check_weights(folder: Path) -> bool:
-    """Say whether the weights are those that the run wrote; runs of older versions left no hash to compare."""
+    """Say whether the weights are those that were written; runs of older versions left no hash to compare."""
     place = find_export(folder)
-    expected = json.loads((place / "config.json").read_bytes()).get("sha256")
-    found = hashlib.sha256((place / "model.safetensors").read_bytes()).hexdigest()
-    is_same = expected in (None, found)
-    verdict = "ok" if expected == found else "CHANGED" if expected else "no hash was recorded"
-    print(f"model.safetensors  sha256 {found[:16]}  {verdict}")
-    return is_same
+    config = json.loads((place / "config.json").read_bytes())
+    recorded = {"model.safetensors": config.get("sha256"), "model.onnx": config.get("onnx_sha256")}
+    are_same = True
+    for name in filter(lambda name: (place / name).exists(), recorded):
+        expected, found = recorded[name], hashlib.sha256((place / name).read_bytes()).hexdigest()
+        are_same &= expected in (None, found)
+        verdict = "ok" if expected == found else "CHANGED" if expected else "no hash was recorded"
+        print(f"{name.ljust(17)}  sha256 {found[:16]}  {verdict}")
+    return are_same
 
 
 def _compare(reported: Mapping[str, float], measured: Mapping[str, float], tolerance: float) -> bool:

@@ -65,7 +65,11 @@ def test_two_machines_started_in_any_order_train_as_one_does(
         assert [path.name for path in machines.disk(1).iterdir()] == ["logs"], "process 0 alone writes"
 
 
-@pytest.mark.parametrize(("machines", "processes_each", "lost"), [("loopback", 1, 1)], indirect=["machines"])
+@pytest.mark.parametrize(
+    ("machines", "processes_each", "lost"),
+    [pytest.param("loopback", 1, 1, marks=pytest.mark.slow), ("namespaces", 2, 0)],
+    indirect=["machines"],
+)
 def test_a_machine_that_is_lost_ends_the_run_on_the_other_and_the_same_commands_go_on_exactly(
     machines: Machines, processes_each: int, lost: int
 ) -> None:

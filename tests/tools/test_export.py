@@ -230,6 +230,16 @@ def test_the_onnx_of_an_export_gives_the_logits_of_its_model(
     (logits,) = session.run(None, {"images": pixels.numpy()})
     torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
 
+    code, text = verify(tmp_path / "model", runs, capsys)
+    assert code == 0
+    assert re.search(r"^model\.onnx +sha256 \w+  ok$", text, re.MULTILINE)
+    with (tmp_path / "model" / "model.onnx").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"!")
+    code, text = verify(tmp_path / "model", runs, capsys)
+    assert code == 1
+    assert re.search(r"^model\.onnx +sha256 \w+  CHANGED$", text, re.MULTILINE)
+
 
 # --- verify ---
 
