@@ -22,6 +22,7 @@ from .callbacks.trackers import Trackers
 from .checkpoint import Checkpointer
 from .checkpoint_files import LoadedCheckpoint, decode_files, read_checkpoint
 from .checkpoint_folder import find_checkpoint
+from .compilation import Compiler
 from .config import config_to_dict
 from .errors import CheckpointError
 from .evaluation import Evaluator
@@ -80,7 +81,9 @@ def build_trainer(
     check_same_everywhere({"data": f"{data_fingerprint}, {loader.plan.num_samples} samples"}, accelerator)
     if config.run.init_from is not None and run.checkpoint is None:
         _load_weights(model, config.run.init_from)
-    model = place_model(model, accelerator, config.runtime)
+    is_main = accelerator.is_main_process
+    compiler = Compiler(is_quiet=not is_main)
+    model = place_model(model, accelerator, config.runtime, compiler)
     plan = loader.plan
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, plan)
     total_steps = config.trainer.num_epochs * plan.steps_per_epoch
@@ -89,7 +92,6 @@ def build_trainer(
         f"peak learning rate {peak_learning_rate:g}, {sum(p.numel() for p in model.parameters()):,} parameters\n"
         f"run folder {run.folder}"
     )
-    is_main = accelerator.is_main_process
     progress = Progress(banner=banner, is_quiet=config.run.quiet or not is_main)
     history = History(run.folder / "metrics.jsonl") if is_main else None
     trackers = Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(config))
@@ -97,6 +99,7 @@ def build_trainer(
         accelerator,
         history=history,
         every_n_steps=config.trainer.log_every_n_steps,
+        compiler=compiler,
         sinks=[progress.show, trackers.show],
     )
     profile = Profile(run.folder / "profile", log=log, show=progress.tell)
