@@ -72,9 +72,9 @@ def main() -> None:
         "overhead",
         title="Overhead of the loop",
         how="One thread, SGD with momentum, the same ready-made batches. A step is the thread's CPU time between two "
-        "forwards (median of a run's last three quarters); columns are medians over processes started in turn, the "
-        "start-up is the smallest. `ours, all on`: cosine schedule, mean loss logged every 50 steps, checkpoints, "
-        "a callback on every event.",
+        "forwards (the lower decile of a run's last three quarters: load and a slower clock only add); columns are "
+        "medians over processes started in turn, the start-up is the smallest. `ours, all on`: cosine schedule, mean "
+        "loss logged every 50 steps, checkpoints, a callback on every event.",
         tables=tables,
         goals=[
             f"At most 1.10 of raw with everything on: {ours['of raw']:.2f} "
