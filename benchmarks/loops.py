@@ -125,8 +125,11 @@ def accelerate_accumulate(model: Stamped, batches: DataLoader[Any], num_steps: i
     accelerate(model, batches, num_steps, accumulates=True)
 
 
-def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_fused: bool = False) -> None:
-    """With a cosine schedule, the mean loss logged every 50 steps, checkpoints, and a callback on every event."""
+def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_optimizer: bool = True) -> None:
+    """With a cosine schedule, the mean loss logged every 50 steps, checkpoints, and a callback on every event.
+
+    And with the optimizer that the toolkit makes, or else that of the other loops.
+    """
     from accelerate import Accelerator
 
     from accel_trainer import (
@@ -185,7 +188,7 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_fused: 
         TrainerConfig(num_epochs=1, monitor="eval/loss", monitor_mode="min"),
         accelerator=accelerator,
         model=model,
-        optimizer=build_optimizer(model, config) if is_fused else make_optimizer(model),
+        optimizer=build_optimizer(model, config) if has_own_optimizer else make_optimizer(model),
         learning_rate_at=build_schedule(
             ScheduleConfig(),
             peak_learning_rate=LEARNING_RATE,
@@ -203,9 +206,8 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_fused: 
     trainer.fit()
 
 
-def ours_fused(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
-    """With the optimizer that `build_optimizer` makes."""
-    ours(model, batches, num_steps, is_fused=True)
+def ours_with_their_optimizer(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
+    ours(model, batches, num_steps, has_own_optimizer=False)
 
 
 def fabric(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
@@ -313,7 +315,7 @@ LOOPS: dict[str, Loop] = {
     "raw": raw,
     "raw, schedule + mean loss": raw_with_schedule_and_mean_loss,
     "ours, all on": ours,
-    "ours, its fused optimizer": ours_fused,
+    "ours, the others' optimizer": ours_with_their_optimizer,
     "Fabric": fabric,
     "accelerate": accelerate,
     "accelerate + accumulate": accelerate_accumulate,
