@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import tyro
 
 from . import checkpoint_folder, storage
@@ -90,7 +91,11 @@ class Checkpointer:
         self._before_commit = before_commit
         self._failed_in_a_row = 0
         self._snapshot = Snapshot()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        # A second thread that computes on several cores slows the first down for good: OpenMP counts both teams, and
+        # lets neither wait awake. The recipe for CIFAR on two cores then trained at 0.76 to 0.9 of its speed.
+        self._executor = ThreadPoolExecutor(
+            1, thread_name_prefix="checkpoint", initializer=torch.set_num_threads, initargs=(1,)
+        )
         self._pending: Future[None] | None = None
 
     def prepare(self, pieces: Mapping[str, object], *, coming_bytes: int = 0) -> None:

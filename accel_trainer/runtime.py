@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from .process_group import join_processes
 from .ranges import AT_LEAST_ONE, POSITIVE
 from .sharding import is_sharded
 from .sync_batch_norm import convert_sync_batch_norm
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +154,8 @@ def _pin(config: RuntimeConfig, accelerator: Accelerator) -> None:
     """Fix what changes the bits of a result and would otherwise depend on the launcher."""
     local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     torch.set_num_threads(config.num_threads or max(1, available_cpus() // local_processes))
+    if accelerator.device.type == "cpu":
+        _keep_freed_memory()
     if accelerator.device.type == "cuda":
         torch.backends.cudnn.benchmark = not config.deterministic
         torch.backends.cudnn.deterministic = config.deterministic
@@ -158,6 +163,18 @@ def _pin(config: RuntimeConfig, accelerator: Accelerator) -> None:
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep the memory that a step frees for the next one, and not give it back to the system.
+
+    Handed out and cleared anew page by page in each step, it takes 16 % of the time of the CIFAR recipe on two cores
+    (1,780 images/s instead of 2,110); kept, 56 MB more are resident. `MALLOC_...` variables of the user's win.
+    """
+    if platform.libc_ver()[0] == "glibc" and not any(name.startswith("MALLOC_") for name in os.environ):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 2**25)  # the most that glibc accepts
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfig, compiler: Compiler) -> nn.Module:

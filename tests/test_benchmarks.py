@@ -25,19 +25,9 @@ while True:
 """
 TINY_RECIPE = "model: {name: resnet8}\ntrainer: {num_epochs: 1}\n"
 
+OURS = ("ours, all on", "ours, the others' optimizer")
 TINY = {
-    "overhead": [
-        "--loops",
-        "raw",
-        "ours, all on",
-        "ours, the others' optimizer",
-        "--repeats",
-        "1",
-        "--steps",
-        "8",
-        "--resnet-repeats",
-        "0",
-    ],
+    "overhead": ["--loops", "raw", *OURS, "--repeats", "1", "--steps", "8", "--resnet-repeats", "0"],
     "input_pipeline": ["--images", "1024", "--repeats", "1", "--workers", "0"],
     "evaluation": ["--repeats", "1"],
     "checkpointing": ["--repeats", "2"],

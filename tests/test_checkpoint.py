@@ -19,6 +19,7 @@ from accel_trainer.encoding import encode
 from accel_trainer.errors import CheckpointError, ConfigError, DivergedError
 from accel_trainer.snapshot import Snapshot
 from accel_trainer.state import TrainState
+from tests import processes
 from tests.faults.disks import InterceptedDisk, installed
 from tests.faults.tiny_run import (
     METADATA,
@@ -233,3 +234,20 @@ def test_a_loaded_state_that_is_not_finite_is_refused(directory: Path, monkeypat
     checkpointer.wait(must_succeed=True)
     with pytest.raises(CheckpointError, match=r"CKPT_NONFINITE.*model\.safetensors: w is NaN or inf"):
         load_checkpoint(checkpointer.directory)
+
+
+def test_a_save_leaves_the_cores_to_the_training(tmp_path: Path) -> None:
+    processes.run(check_threads_of_a_save, tmp_path / "checkpoints", folder=tmp_path / "logs")
+
+
+def check_threads_of_a_save(folder: Path) -> None:
+    torch.set_num_threads(3)
+    weights = torch.ones(1 << 20)
+    weights.sum()  # starts the other two
+    before = len(os.listdir("/proc/self/task"))
+    checkpointer = Checkpointer(folder, config=CheckpointConfig(), metadata={})
+    checkpointer.prepare({"model": {"weights": weights}})
+    checkpointer.save(TrainState(optimizer_step=1), {"model": {"weights": weights}})
+    checkpointer.wait(must_succeed=True)
+    assert len(os.listdir("/proc/self/task")) == before + 1, "the writer computes on one core, its own"
+    assert torch.get_num_threads() == 3

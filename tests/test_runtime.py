@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import resource
 from pathlib import Path
 
 import pytest
@@ -162,3 +164,25 @@ def test_peak_memory_is_in_bytes() -> None:
 def test_a_bad_value_is_named_with_its_fix(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RuntimeConfig(**changes)
+
+
+def test_memory_that_a_step_frees_is_there_for_the_next(tmp_path: Path) -> None:
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("another C library")
+    processes.run(check_freed_memory, folder=tmp_path)
+
+
+def check_freed_memory() -> None:
+    start_accelerator(ONE_THREAD)
+    blocks = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for _ in range(6)]
+    model, images = nn.Sequential(*blocks), torch.randn(64, 16, 32, 32)
+
+    def count_faults(num_steps: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(num_steps):
+            model(images).sum().backward()
+            model.zero_grad()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    count_faults(6)
+    assert count_faults(6) < 600, "some 20,000 otherwise"
