@@ -23,10 +23,10 @@ $(INSTALLED) $(TRAINABLE): pyproject.toml constraints.txt
 train: $(TRAINABLE) ## Train a small ResNet on the digits that come with scikit-learn
 	@$(BIN)/python recipes/cifar.py --config recipes/configs/digits.yaml $(ARGS)
 
-test: setup ## Run the tests, but for the slow ones
+test: setup ## Run the tests, but for those of `make slow-test`
 	@$(BIN)/pytest -q -m "not slow" $(ARGS)
 
-slow-test: setup ## Run the tests that train for a minute or more
+slow-test: setup ## Run the tests that `make test` leaves out, for their time
 	@$(BIN)/pytest -q -m slow $(ARGS)
 
 lint: setup ## Check style, format and types

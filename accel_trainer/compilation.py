@@ -35,8 +35,7 @@ class Compiler:
 
         start_s = time.perf_counter()
         try:
-            compiled: Callable[..., Any] = lookup_backend("inductor")(graph, inputs)
-            return compiled
+            return lookup_backend("inductor")(graph, inputs)
         except Exception as error:
             if not self._is_quiet:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]

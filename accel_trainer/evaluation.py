@@ -45,7 +45,7 @@ class Evaluator:
         was_training = model.training
         model.eval()
         _share_buffers(model, self.accelerator)
-        seen = [torch.zeros(0, dtype=torch.int64, device=device)]
+        seen: list[Tensor] = []
         parts = [metric.empty(device) for metric in self.metrics]
         failure: MetricFailed | None = None
         batches = self.loader.batches()
@@ -54,7 +54,7 @@ class Evaluator:
                 if len(batch) == 0:
                     continue
                 output = self.task.eval_step(model, batch)
-                seen.append(batch.sample_ids)
+                seen.append(batch.sample_ids)  # wherever the loader keeps them
                 for metric, sums in zip(self.metrics, parts, strict=True):
                     try:
                         metric.update(sums, batch, output)
@@ -63,7 +63,7 @@ class Evaluator:
         model.train(was_training)
         if stop_flag is not None and stop_flag.agreed.is_preemption:
             raise EvaluationStopped
-        ids = torch.cat(seen)
+        ids = (torch.cat(seen) if seen else torch.zeros(0, dtype=torch.int64)).to(device)
         coverage = torch.cat([ids.new_tensor([len(ids), failure is not None]), ids.sum()[None]]).double()
         covered, *merged = self._merge([coverage, *parts])
         num_counted, num_failures, id_sum = covered.tolist()
