@@ -20,18 +20,17 @@ class Ema:
     def __init__(self, source: nn.Module, *, decay: float) -> None:
         self.decay = decay
         self.model = copy.deepcopy(source).eval().requires_grad_(False)
-        pairs = list(zip(_tensors(self.model), _tensors(source), strict=True))
-        self._averaged = [(mine, theirs) for mine, theirs in pairs if mine.is_floating_point()]
-        self._copied = [(mine, theirs) for mine, theirs in pairs if not mine.is_floating_point()]
+        self._averaged, self._counted = _tensors(self.model, is_float=True), _tensors(self.model, is_float=False)
+        self._sources, self._counters = _tensors(source, is_float=True), _tensors(source, is_float=False)
 
     @torch.no_grad()
     def update(self, *, optimizer_step: int) -> None:
         """Take the source's weights after step `optimizer_step` (the first is 1) into the average."""
         decay = min(self.decay, (1 + optimizer_step) / (10 + optimizer_step))
-        torch._foreach_lerp_([mine for mine, _ in self._averaged], [theirs for _, theirs in self._averaged], 1 - decay)
-        for mine, theirs in self._copied:
-            mine.copy_(theirs)
+        torch._foreach_lerp_(self._averaged, self._sources, 1 - decay)
+        if self._counted:
+            torch._foreach_copy_(self._counted, self._counters)
 
 
-def _tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+def _tensors(model: nn.Module, *, is_float: bool) -> list[Tensor]:
+    return [tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point() == is_float]

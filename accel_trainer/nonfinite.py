@@ -59,8 +59,10 @@ class NonfiniteGuard:
         self._may_skip, self._accelerator = may_skip, accelerator
         self._model, self._optimizer = model, optimizer
         self._task, self._seed, self._folder = task, seed, folder
-        self._buffers = list(model.buffers())
-        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}  # on CUDA, one kernel copies all of a dtype, and only those
+        for buffer in model.buffers():
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+        self._buffers = [(buffers, [buffer.clone() for buffer in buffers]) for buffers in by_dtype.values()]
         self._found = torch.zeros((), device=accelerator.device)
         self._one = torch.ones((), device=accelerator.device)
         self._is_sharded = is_sharded(accelerator)
@@ -71,13 +73,13 @@ class NonfiniteGuard:
 
     def remember_buffers(self) -> None:
         """Note the running statistics before the forwards of a step change them."""
-        if self._buffers:
-            torch._foreach_copy_(self._buffers_before, self._buffers)
+        for buffers, before in self._buffers:
+            torch._foreach_copy_(before, buffers)
 
     def restore_buffers(self) -> None:
         """Put the running statistics back: a step that is skipped leaves no trace."""
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._buffers_before)
+        for buffers, before in self._buffers:
+            torch._foreach_copy_(buffers, before)
 
     def refuses(self, attempt: Attempt, grad_norm: Tensor | None) -> bool:
         """Return whether the update must be left out. **Host sync**, but for what is put off on CUDA.
@@ -85,25 +87,31 @@ class NonfiniteGuard:
         Raises:
             DivergedError: it must, and so the run must end.
         """
-        # The norm is NaN or inf if any gradient is.
-        gradients = [p.grad for p in self.parameters if p.grad is not None] if grad_norm is None else [grad_norm]
-        if self._is_sharded:
-            gradients = [local_part(gradient) for gradient in gradients]
-        found = self._found
-        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, self._one)
-        if self._is_sharded:
-            found = self._accelerator.reduce(found)
+        found = self.scan(grad_norm)
         # Of a first update that its kernel skips, fused SGD keeps uninitialised memory as momentum (torch 2.13).
         if self._may_defer and self._optimizer.state:
-            self.settle()
             self._optimizer.found_inf = found  # type: ignore[attr-defined]
-            self._pending = attempt._replace(position=replace(attempt.position)), _sent_to_host(found)
+            self.look_later(attempt)
             return False
         if not found:
             return False
         self._found.zero_()
         self.tell(attempt, must_stop=not self._may_skip)
         return True
+
+    def scan(self, grad_norm: Tensor | None) -> Tensor:
+        """Return a flag [] on the device: 1 if a gradient is NaN or inf, or one was that has not been told."""
+        # The norm is NaN or inf if any gradient is.
+        gradients = [p.grad for p in self.parameters if p.grad is not None] if grad_norm is None else [grad_norm]
+        if self._is_sharded:
+            gradients = [local_part(gradient) for gradient in gradients]
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
+        return self._accelerator.reduce(self._found) if self._is_sharded else self._found
+
+    def look_later(self, attempt: Attempt) -> None:
+        """Start to fetch the flag of an update, which its kernel heeds by itself, and read that of the one before."""
+        self.settle()
+        self._pending = attempt._replace(position=replace(attempt.position)), _sent_to_host(self._found)
 
     def settle(self) -> None:
         """Read the flag of the last update, if it was put off. Raises DivergedError."""

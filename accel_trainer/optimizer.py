@@ -106,6 +106,13 @@ def coming_state_bytes(optimizer: Optimizer) -> int:
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of every group, times the group's own `learning_rate_scale` if it has one."""
+    """Set the learning rate of every group, times the group's own `learning_rate_scale` if it has one.
+
+    A group whose learning rate is a tensor keeps that tensor, and is given its new value.
+    """
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group.get("learning_rate_scale", 1.0)
+        value = learning_rate * group.get("learning_rate_scale", 1.0)
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value

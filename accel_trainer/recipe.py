@@ -19,10 +19,11 @@ from .callbacks.progress import Progress
 from .callbacks.record import RunRecord
 from .callbacks.stop import EarlyStopping, TimeLimit
 from .callbacks.trackers import Trackers
+from .capture import StepCapture, obstacles_to_capture
 from .checkpoint import Checkpointer
 from .checkpoint_files import LoadedCheckpoint, decode_files, read_checkpoint
 from .checkpoint_folder import find_checkpoint
-from .compilation import Compiler
+from .compilation import Compiler, Stopwatch
 from .config import config_to_dict
 from .errors import CheckpointError
 from .evaluation import Evaluator
@@ -82,8 +83,8 @@ def build_trainer(
     if config.run.init_from is not None and run.checkpoint is None:
         _load_weights(model, config.run.init_from)
     is_main = accelerator.is_main_process
-    compiler = Compiler(is_quiet=not is_main)
-    model = place_model(model, accelerator, config.runtime, compiler)
+    preparation = Stopwatch()
+    model = place_model(model, accelerator, config.runtime, Compiler(preparation, is_quiet=not is_main))
     plan = loader.plan
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, plan)
     total_steps = config.trainer.num_epochs * plan.steps_per_epoch
@@ -99,7 +100,7 @@ def build_trainer(
         accelerator,
         history=history,
         every_n_steps=config.trainer.log_every_n_steps,
-        compiler=compiler,
+        preparation=preparation,
         sinks=[progress.show, trackers.show],
     )
     profile = Profile(run.folder / "profile", log=log, show=progress.tell)
@@ -143,6 +144,12 @@ def build_trainer(
             *callbacks,
         ],
     )
+    if config.runtime.capture:
+        obstacles = [*obstacles_to_capture(trainer), *(["does not go with --profile"] if config.run.profile else [])]
+        if not obstacles:
+            trainer.compute = StepCapture(trainer, preparation=preparation).compute
+        elif is_main:
+            _logger.warning("--capture %s, and so each step is taken as it comes", obstacles[0])
     trainer.prepare_checkpoints()
     if run.checkpoint is not None:
         _check_data(run, data_fingerprint)

@@ -50,6 +50,9 @@ class RuntimeConfig:
     compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
     """Compile the model with torch.compile, for each shape apart; a net that it cannot compile runs as it is, with a
     warning. Slower for small nets on the CPU (0.65 to 0.85 times, torch 2.13)."""
+    capture: Annotated[bool, tyro.conf.arg(aliases=["--capture"])] = False
+    """Record forward, backward and update as one CUDA graph and replay it: for small nets, whose steps a GPU computes
+    sooner than a host can launch them. A step that cannot be recorded goes on as it comes, with a warning."""
     deterministic: bool = True
     """Choose deterministic kernels on CUDA; without them a resumed run is close, but not the same bits."""
     num_threads: int | None = None
@@ -163,6 +166,8 @@ def _pin(config: RuntimeConfig, accelerator: Accelerator) -> None:
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
+            # Would fill new tensors with NaN, a kernel each, for those who read them before they write.
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _keep_freed_memory() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -27,7 +27,7 @@ from .evaluation import EvaluationStopped, Evaluator, MetricFailed
 from .memory import BatchFit
 from .meters import WaitClock
 from .nonfinite import NonfiniteGuard
-from .optimizer import coming_state_bytes
+from .optimizer import coming_state_bytes, set_learning_rate
 from .plan import BatchConfig
 from .preemption import StopFlag, stop_on_signals
 from .ranges import ABOVE_ZERO, AT_LEAST_ONE
@@ -36,8 +36,8 @@ from .seeding import fold, seed_forward
 from .sharding import whole_weights
 from .state import TrainState
 from .training_state import Pieces, TrainingState
-from .types import Loader, StepReport, Task, Window
-from .update import WeightUpdate
+from .types import Loader, StepOutput, StepReport, Task, Window
+from .update import Outcome, WeightUpdate
 from .watchdog import Watchdog
 
 
@@ -122,7 +122,7 @@ class Trainer:
         self.config, self.accelerator, self.task, self.loader = config, accelerator, task, loader
         self.learning_rate_at, self.evaluator, self.checkpointer = learning_rate_at, evaluator, checkpointer
         self.seed = seed
-        self._process_key = fold(seed, accelerator.process_index)
+        self.process_key = fold(seed, accelerator.process_index)
         self.state = TrainState()
         self.best: BestCheckpoint | None = None
         self.metrics: Mapping[str, Any] = {}
@@ -147,7 +147,7 @@ class Trainer:
             seed=seed,
             folder=checkpointer.directory.parent,
         )
-        self._update = WeightUpdate(
+        self.update = WeightUpdate(
             accelerator=accelerator,
             model=self.model,
             optimizer=optimizer,
@@ -155,6 +155,7 @@ class Trainer:
             guard=self._guard,
             max_grad_norm=config.max_grad_norm,
         )
+        self.compute: Callable[[Window], tuple[StepOutput, Outcome]] = self.compute_as_it_comes
         ema_model = None if self.ema is None else self.ema.model
         self._training_state = TrainingState(model, optimizer, ema_model, accelerator.scaler)
 
@@ -168,7 +169,7 @@ class Trainer:
             self.watchdog.phase = "training"
             while not (self.is_finished or self.stop_flag.agreed):
                 self.model.train()
-                with self._batch_fit.retrying(self, self._update):
+                with self._batch_fit.retrying(self, self.update):
                     for window in self.data_wait.around(self._windows()):
                         report = self.train_window(window)
                         self._notify("on_step_end", report)
@@ -188,33 +189,40 @@ class Trainer:
 
     def train_window(self, window: Window) -> StepReport:
         """Take one optimizer step: the gradient of the mean loss over all samples of the window, on all processes."""
-        state, accelerator = self.state, self.accelerator
+        state = self.state
         learning_rate = self.learning_rate_at(state.optimizer_step)
-        self._update.begin(learning_rate)
-        share = accelerator.num_processes / window.num_items  # DDP averages gradients over the processes
-        losses, sums = [], []
-        for index, batch in enumerate(self.data_wait.around(window.micro_batches)):
-            seed_forward(self._process_key, optimizer_step=state.optimizer_step, micro_batch=index)
-            is_last = index == len(window.micro_batches) - 1
-            with nullcontext() if is_last else accelerator.no_sync(self.model):
-                output = self.task.train_step(self.model, batch)
-                self._update.add_gradients(output.loss_sum, share)
-            losses.append(output.loss_sum.detach())
-            sums.append(output.sums)
-        grad_norm, was_skipped = self._update.apply(state, window, losses)
+        set_learning_rate(self.update.optimizer, learning_rate)
+        output, update = self.compute(window)
         state.advance(window.num_items)
-        if self.ema is not None and not was_skipped:
+        if self.ema is not None and not update.was_skipped:
             self.ema.update(optimizer_step=state.optimizer_step)
         return StepReport(
             optimizer_step=state.optimizer_step,
             epoch=state.epoch,
             learning_rate=learning_rate,
-            loss_sum=_total(losses),
-            sums={name: _total([part[name] for part in sums]) for name in sums[0]},
+            loss_sum=output.loss_sum,
+            sums=output.sums,
             num_items=window.num_items,
-            grad_norm=grad_norm,
-            was_skipped=was_skipped,
+            grad_norm=update.grad_norm,
+            was_skipped=update.was_skipped,
         )
+
+    def compute_as_it_comes(self, window: Window) -> tuple[StepOutput, Outcome]:
+        """Run forward, backward and update; return what the task made of the window, and what became of the update."""
+        accelerator, step = self.accelerator, self.state.optimizer_step
+        share = accelerator.num_processes / window.num_items  # DDP averages gradients over the processes
+        losses, sums = [], []
+        self.update.begin()
+        for index, batch in enumerate(self.data_wait.around(window.micro_batches)):
+            seed_forward(self.process_key, optimizer_step=step, micro_batch=index)
+            is_last = index == len(window.micro_batches) - 1
+            with nullcontext() if is_last else accelerator.no_sync(self.model):
+                output = self.task.train_step(self.model, batch)
+                self.update.add_gradients(output.loss_sum, share)
+            losses.append(output.loss_sum.detach())
+            sums.append(output.sums)
+        outcome = self.update.apply(self.state, window, losses)
+        return StepOutput(_total(losses), {name: _total([part[name] for part in sums]) for name in sums[0]}), outcome
 
     def evaluate(self) -> dict[str, Any]:
         """Return the metrics of the model as `eval/...` and of its EMA as `eval_ema/...`. **Collective. Host sync.**

@@ -106,10 +106,15 @@ def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> d
         index: {name: _fitted(value, parameters[index], f"{name}[{index}]") for name, value in values.items()}
         for index, values in piece["state"].items()
     }
-    # Which kernel can be had is a matter of this run, not of the one that saved.
-    kernels = [{"fused": mine["fused"]} if "fused" in mine else {} for mine in optimizer.param_groups]
-    groups = [group | kernel for group, kernel in zip(piece["param_groups"], kernels, strict=True)]
-    return {"state": state, "param_groups": groups}
+    pairs = zip(optimizer.param_groups, piece["param_groups"], strict=True)
+    return {"state": state, "param_groups": [{**theirs, **_own_settings(mine, theirs)} for mine, theirs in pairs]}
+
+
+def _own_settings(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a group's settings is a matter of this run: its kernel, and a tensor for the learning rate."""
+    has_tensor = isinstance(mine["lr"], Tensor) or isinstance(theirs["lr"], Tensor)
+    names = ["fused", "capturable", *(["lr"] if has_tensor else [])]  # each step sets the learning rate
+    return {name: mine[name] for name in names if name in mine}
 
 
 def _group_identity(group: Mapping[str, Any]) -> tuple[Any, ...]:

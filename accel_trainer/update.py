@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
 from .nonfinite import Attempt, NonfiniteGuard
-from .optimizer import set_learning_rate
 from .sharding import is_sharded, local_part
 from .state import TrainState
 from .types import Window
@@ -45,36 +44,36 @@ class WeightUpdate:
     ) -> None:  # fmt: skip
         self._accelerator, self._model, self._guard = accelerator, model, guard
         self._max_grad_norm = max_grad_norm
-        self._share, self._loss_gradient = 0.0, torch.empty(0)
+        self._loss_gradients: dict[float, Tensor] = {}
         self.is_open = False
         self.is_plain = accelerator.scaler is None and accelerator.distributed_type not in _ENGINES
         self.optimizer = optimizer if self.is_plain else prepared_optimizer
         if isinstance(model, DistributedDataParallel):
             _settle_buckets(model)
-            self._drop_gradients()
+            self.drop_gradients()
         if is_sharded(accelerator):
             # "_fused_sgd_ does not have a sharding strategy" (torch 2.13).
             for group in optimizer.param_groups:
                 group["fused"] = False
 
-    def begin(self, learning_rate: float) -> None:
-        """Set the learning rate, and note what the forwards of a step change."""
-        set_learning_rate(self.optimizer, learning_rate)
+    def begin(self) -> None:
+        """Note what the forwards of a step change."""
         self._guard.remember_buffers()
         self.is_open = True
 
     def add_gradients(self, loss_sum: Tensor, share: float) -> None:
         """Add the gradients of `loss_sum * share`.
 
-        The share enters as the gradient of the sum, kept for the next step: the product and its own
+        The share enters as the gradient of the sum, kept for the steps to come: the product and its own
         backward would take 11 us more of a step of 140 us (a tiny model on a CPU).
         """
-        if share != self._share:
-            self._share, self._loss_gradient = share, torch.full_like(loss_sum, share)
+        loss_gradient = self._loss_gradients.get(share)
+        if loss_gradient is None:
+            loss_gradient = self._loss_gradients[share] = torch.full_like(loss_sum, share)
         if self.is_plain:
-            loss_sum.backward(self._loss_gradient)
+            loss_sum.backward(loss_gradient)
         else:
-            self._accelerator.backward(loss_sum, gradient=self._loss_gradient)
+            self._accelerator.backward(loss_sum, gradient=loss_gradient)
 
     def apply(self, position: TrainState, window: Window, losses: Sequence[Tensor]) -> Outcome:
         """Clip, step and drop the gradients. **Host sync** with loss scaling.
@@ -85,13 +84,28 @@ class WeightUpdate:
         self.is_open = False
         grad_norm = self._clip_gradients()
         was_skipped = self._step(Attempt(position, window, losses), grad_norm)
-        self._drop_gradients()
+        self.drop_gradients()
         return Outcome(grad_norm, was_skipped)
+
+    def apply_unseen(self) -> Tensor | None:
+        """Clip, step and drop the gradients, as `apply` does, without a look at them from the host; return the norm [].
+
+        The optimizer must be fused and have stepped before: then its kernel leaves out a step that is not finite.
+        `look_later` must follow.
+        """
+        grad_norm = self._clip_gradients()
+        self.optimizer.found_inf = self._guard.scan(grad_norm)  # type: ignore[attr-defined]
+        take_step(self.optimizer)
+        self.drop_gradients()
+        return grad_norm
+
+    def look_later(self, attempt: Attempt) -> None:
+        """See `NonfiniteGuard.look_later`."""
+        self._guard.look_later(attempt)
 
     def undo(self) -> None:
         """Forget the gradients and running statistics of a window that did not come to its end."""
-        self.is_open = False
-        self._drop_gradients()
+        self.drop_gradients()
         self._guard.restore_buffers()
 
     def _clip_gradients(self) -> Tensor | None:
@@ -120,7 +134,9 @@ class WeightUpdate:
                 self._guard.tell(attempt, must_stop=True)
         return was_skipped
 
-    def _drop_gradients(self) -> None:
+    def drop_gradients(self) -> None:
+        """Forget what was added."""
+        self.is_open = False
         if not self.is_plain:
             self.optimizer.zero_grad(set_to_none=True)
             return

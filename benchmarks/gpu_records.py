@@ -57,7 +57,7 @@ def run_airbench(script: Path, images: ImageDataset, num_runs: int) -> list[resu
 
 
 def run_ours(config: Path, dataset: str, cache_dir: Path, seed: int) -> results.Row:
-    flags = ["--compile"] if torch.cuda.is_available() else []
+    flags = ["--compile", "--capture"] if torch.cuda.is_available() else []
     record = recipe.train(config, dataset=dataset, cache_dir=cache_dir, seed=seed, flags=flags)
     training_s = record["samples_seen"] / record["images_per_s"]
     accuracy = record["metrics"]["eval/accuracy"]
@@ -81,8 +81,8 @@ def write(runs: dict[str, list[results.Row]], started: results.Row) -> None:
     results.write(
         "gpu_records",
         title="CIFAR-10 in seconds on a GPU",
-        how="`recipes/configs/cifar10_94.yaml --compile`, a process a seed, and airbench's script, all seeds in one "
-        "process. Ours counts compilation as training, theirs does not; both are in the time from the start.",
+        how="`recipes/configs/cifar10_94.yaml --compile --capture`, a process a seed, and airbench's script, all seeds "
+        "in one process. Compilation counts for the time from the start alone.",
         tables={PART: [row(name, done) for name, done in runs.items()]},
         goals=["At most its training time for its accuracy less 0.1, and a quarter of it from the start."],
         started=started,

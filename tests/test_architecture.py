@@ -28,7 +28,7 @@ LAYERS = (
         "checkpoint", "checkpoint_files", "checkpoint_folder", "evaluation", "failures", "loader", "nonfinite",
         "profiling", "runtime", "sample_reader", "status", "tasks", "training_state", "vision", "watchdog",
     },
-    {"callbacks", "memory", "trainer", "update"},
+    {"callbacks", "capture", "memory", "trainer", "update"},
     {"command_line", "dry_run", "hub", "launching", "recipe", "resume", "run", "run_config", "tools"},
     {"__init__"},
     {"recipes"},
@@ -36,6 +36,7 @@ LAYERS = (
 
 # Rooms of one layer stand apart, but for these.
 SIBLINGS = {
+    "capture": {"trainer", "update"},
     "checkpoint": {"checkpoint_files", "checkpoint_folder"},
     "checkpoint_folder": {"checkpoint_files"},
     "command_line": {"dry_run", "run_config"},
@@ -477,7 +478,7 @@ def test_the_engine_can_be_read_in_an_afternoon() -> None:
         if path.relative_to(ROOT / PACKAGE).with_suffix("").parts[0] not in APART_FROM_THE_ENGINE
     ]
     # The aim is about 3,000: what stops, survives and explains a dying run took it past that.
-    assert sum(count_code_lines(path.read_text()) for path in paths) <= 4450
+    assert sum(count_code_lines(path.read_text()) for path in paths) <= 4615
 
 
 def test_importing_the_package_is_light() -> None:

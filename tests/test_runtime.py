@@ -11,7 +11,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import nn
 
-from accel_trainer.compilation import Compiler
+from accel_trainer.compilation import Compiler, Stopwatch
 from accel_trainer.errors import ConfigError, ExitCode
 from accel_trainer.runtime import (
     RuntimeConfig,
@@ -112,7 +112,7 @@ def test_a_placed_model_is_the_same_module_with_the_same_names(compiled: bool) -
     accelerator = start_accelerator(ONE_THREAD)
     model = SmallNet(norm="batch")
     names, parameters = list(model.state_dict()), list(map(id, model.parameters()))
-    placed = place_model(model, accelerator, RuntimeConfig(compile=compiled), Compiler())
+    placed = place_model(model, accelerator, RuntimeConfig(compile=compiled), Compiler(Stopwatch()))
     assert isinstance(placed, SmallNet)
     assert list(placed.state_dict()) == names
     assert list(map(id, placed.parameters())) == parameters
@@ -123,7 +123,9 @@ def test_a_placed_model_is_the_same_module_with_the_same_names(compiled: bool) -
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_filters_are_laid_out_as_configured(channels_last: bool) -> None:
     accelerator = start_accelerator(ONE_THREAD)
-    placed = place_model(SmallNet(norm="batch"), accelerator, RuntimeConfig(channels_last=channels_last), Compiler())
+    placed = place_model(
+        SmallNet(norm="batch"), accelerator, RuntimeConfig(channels_last=channels_last), Compiler(Stopwatch())
+    )
     filters = placed.layers[3].weight
     assert filters.is_contiguous(memory_format=torch.channels_last) == channels_last
 
@@ -135,7 +137,9 @@ def test_norms_span_several_processes_unless_told_otherwise(tmp_path: Path) -> N
 def check_norms() -> None:
     with joined_processes() as accelerator:
         for spans in (True, False):
-            placed = place_model(SmallNet(norm="batch"), accelerator, RuntimeConfig(sync_batch_norm=spans), Compiler())
+            placed = place_model(
+                SmallNet(norm="batch"), accelerator, RuntimeConfig(sync_batch_norm=spans), Compiler(Stopwatch())
+            )
             kind = CpuSyncBatchNorm if spans else nn.BatchNorm2d
             assert type(placed.layers[1]) is type(placed.layers[4]) is kind
         assert describe_machine(accelerator).startswith("2 x cpu (1 threads) over gloo, precision no, torch ")

@@ -96,7 +96,7 @@ def train(
         checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
         seed=5,
     )
-    update = trainer._update
+    update = trainer.update
     assert update.is_plain == (way != "with a scaler")
     if way == "long":
         update.is_plain, update.optimizer = False, accelerator.prepare_optimizer(update.optimizer)

@@ -57,6 +57,16 @@ def test_restored_objects_have_the_state_that_was_taken(name: str) -> None:
     assert same(stored(target), pieces)
 
 
+@pytest.mark.parametrize("is_mine", [True, False])
+def test_where_the_learning_rate_is_kept_is_not_restored(is_mine: bool) -> None:
+    source, target = trained(0), trained(1)
+    with_tensor = target if is_mine else source
+    for group in with_tensor.optimizer.param_groups:
+        group["lr"] = torch.tensor(group["lr"])
+    target.restore(stored(source))
+    assert all(isinstance(group["lr"], Tensor) == is_mine for group in target.optimizer.param_groups)
+
+
 def test_pieces_are_the_live_tensors() -> None:
     state = trained(0)
     pieces = state.pieces()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 
-from ..compilation import Compiler
+from ..compilation import Stopwatch
 from ..history import History
 from ..loader import DatasetLoader
 from ..meters import Meters
@@ -41,12 +41,12 @@ class MetricsLog(Callback):
         *,
         history: History | None,
         every_n_steps: int,
-        compiler: Compiler | None = None,
+        preparation: Stopwatch | None = None,
         sinks: Sequence[Callable[[Row], None]] = (),
     ) -> None:
         self._meters = Meters(accelerator)
         self._history, self._every_n_steps, self._sinks = history, every_n_steps, sinks
-        self._compiler = compiler or Compiler()
+        self._preparation = preparation or Stopwatch()
         self._total_s, self._total_items = 0.0, 0
         self._was_hinted = False
 
@@ -67,15 +67,15 @@ class MetricsLog(Callback):
         if report.optimizer_step % self._every_n_steps and not is_epoch_end:
             return
         values = self._meters.read()  # waits for the device: the clock is read after it
-        compile_s = self._compiler.seconds - self._compile_before_s
-        seconds = time.perf_counter() - self._timer_start_s - compile_s
+        preparation_s = self._preparation.seconds - self._prepared_before_s
+        seconds = time.perf_counter() - self._timer_start_s - preparation_s
         self._total_s, self._total_items = self._total_s + seconds, self._total_items + self._timed_items
         values["optim/learning_rate"] = report.learning_rate
         if trainer.accelerator.scaler is not None:
             values["optim/loss_scale"] = trainer.accelerator.scaler.get_scale()
         values["perf/images_per_s"] = self._timed_items / seconds
-        if compile_s:
-            values["perf/compile_s"] = compile_s
+        if preparation_s:
+            values["perf/compile_s"] = preparation_s
         waited = (trainer.data_wait.seconds - self._waited_before_s) / seconds
         values["perf/data_wait_fraction"] = waited
         self._hint(trainer, waited)
@@ -106,7 +106,7 @@ class MetricsLog(Callback):
 
     def _restart_timer(self, trainer: Trainer) -> None:
         self._timer_start_s, self._timed_items = time.perf_counter(), 0
-        self._waited_before_s, self._compile_before_s = trainer.data_wait.seconds, self._compiler.seconds
+        self._waited_before_s, self._prepared_before_s = trainer.data_wait.seconds, self._preparation.seconds
 
     def _hint(self, trainer: Trainer, fraction: float) -> None:
         """Say once that the data holds up the training, if it has for a while."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from accelerate import notebook_launcher
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from accel_trainer import launch, parse_config
 from recipes import cifar
@@ -14,4 +15,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "launch":
         launch(cifar.train, config, num_processes=2)
     else:
-        notebook_launcher(cifar.train, (config,), num_processes=2)
+        notebook_launcher(cifar.train, (config,), num_processes=2, use_port=str(get_free_port()))
