@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from accel_trainer import BatchPlan
+from accel_trainer import BatchPlan, RuntimeConfig
+from accel_trainer.runtime import start_accelerator
 from accel_trainer.vision import AugmentConfig, ImageDataset, ImageLoader, load_images
 
 from . import results
@@ -135,7 +136,7 @@ def main() -> None:
     import datasets
 
     datasets.disable_progress_bars()
-    torch.set_num_threads(1)
+    start_accelerator(RuntimeConfig(num_threads=1))  # memory that is freed is kept, as in a run: for all ways
     started = results.environment()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.dataset or Path(scratch)
