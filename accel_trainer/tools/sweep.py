@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from .. import storage
@@ -26,7 +30,7 @@ _FAILED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train what is not trained yet, one run after another, and print the table. Start it again to go on."""
+    """Train what is not trained yet, and print the table. Start it again to go on."""
     argv = list(sys.argv[1:] if argv is None else argv)
     recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
     parser = CommandParser(
@@ -38,13 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--values", type=Path, help="a YAML file: a list of values for each name to sweep")
     parser.add_argument("--output-dir", type=Path, help="the sweep's folder; default: runs/sweep-RECIPE")
     parser.add_argument("--num-processes", type=int, default=1, help="processes of each run; default: 1")
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side, each on its share; default: 1")
     options, flags = parser.parse_known_args(argv)
+    if options.at_once < 1:
+        raise ConfigError("SWEEP", f"--at-once is {options.at_once}: set it to 1 or more")
     if recipe is None:
         raise ConfigError("SWEEP", f"name the recipe first; {_EXAMPLE}")
     folder = (options.output_dir or Path("runs") / f"sweep-{recipe.stem}").resolve()
     trials = plan_trials(find_config_class(recipe), flags, values=options.values, folder=folder)
     prepare_directory(folder)
-    codes = list(_train(recipe, trials, options.num_processes))
+    codes = _train(recipe, trials, num_processes=options.num_processes, at_once=options.at_once)
+    if ExitCode.PREEMPTED in codes:
+        _say("stopped by a signal: start the same command again to go on")
     runs = [run for trial in trials if (run := _finished_run(trial)) is not None]
     rows = summarize(trials, runs)
     with writes_to(folder):
@@ -55,29 +64,71 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _FAILED if any(codes) else ExitCode.DONE
 
 
-def _train(recipe: Path, trials: Sequence[Trial], num_processes: int) -> Iterator[int]:
-    """Train the runs that are not finished; yield the exit code of each, up to one that a signal came to."""
-    with signals_handed_on() as received:
-        for number, trial in enumerate(trials, 1):
-            where = f"[{number}/{len(trials)}] {trial.folder.name}"
-            if _finished_run(trial) is not None:
-                print(f"{where}: finished before")
-                continue
-            log = trial.folder.with_name(f"{trial.folder.name}.log")
-            print(f"{where}: training, its lines are in {log}", flush=True)
-            command = [str(recipe), *trial.flags]
+@dataclass(frozen=True)
+class _Place:
+    """What a run of several at once has to itself: cores of this machine, and a GPU where there are some."""
+
+    cores: Sequence[int]
+    variables: Mapping[str, str]
+
+
+def _divide_machine(at_once: int) -> list[_Place]:
+    if at_once == 1 or not hasattr(os, "sched_getaffinity"):
+        return [_Place((), {})] * at_once
+    import torch
+
+    cores = sorted(os.sched_getaffinity(0))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = [str(index) for index in range(torch.cuda.device_count())] if visible is None else visible.split(",")
+    has_gpus = torch.cuda.is_available()
+    return [
+        _Place(cores[slot::at_once] or cores, {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if has_gpus else {})
+        for slot in range(at_once)
+    ]
+
+
+def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int, at_once: int) -> list[int]:
+    """Train the runs that are not finished; return the exit code of each. None starts after a signal."""
+    places: SimpleQueue[_Place] = SimpleQueue()
+    for place in _divide_machine(at_once):
+        places.put(place)
+
+    def train(number: int, trial: Trial) -> int:
+        where = f"[{number}/{len(trials)}] {trial.folder.name}"
+        if received:
+            return ExitCode.PREEMPTED
+        if _finished_run(trial) is not None:
+            _say(f"{where}: finished before")
+            return ExitCode.DONE
+        log = trial.folder.with_name(f"{trial.folder.name}.log")
+        _say(f"{where}: training, its lines are in {log}")
+        place = places.get()
+        if place.cores:
+            os.sched_setaffinity(0, place.cores)  # of this thread alone, and of what it starts
+        command = [str(recipe), *trial.flags]
+        try:
             with (
                 log.open("wb") as output,
-                start_recipe(command, num_processes=num_processes, output=output) as process,
+                start_recipe(command, num_processes=num_processes, variables=place.variables, output=output) as process,
             ):
+                if received:  # while it was started, and so not handed on
+                    process.terminate()
                 code = process.wait()
-            if received:
-                print("stopped by a signal: start the same command again to go on", flush=True)
-                yield ExitCode.PREEMPTED
-                return
-            if code:
-                print(f"{where}: exit code {code}", flush=True)
-            yield code
+        finally:
+            places.put(place)
+        if received:
+            return ExitCode.PREEMPTED
+        if code:
+            _say(f"{where}: exit code {code}")
+        return code
+
+    with signals_handed_on() as received, ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(train, range(1, len(trials) + 1), trials))
+
+
+def _say(line: str) -> None:
+    """Print a line at one go: those of several threads do not mix."""
+    print(f"{line}\n", end="", flush=True)
 
 
 def _finished_run(trial: Trial) -> RunReader | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import statistics
 import subprocess
@@ -17,6 +18,10 @@ from recipes import cifar
 from tests.tools.conftest import run_command
 
 ROOT = Path(__file__).parents[2]
+
+
+def available_cores() -> set[int]:
+    return os.sched_getaffinity(0)
 
 
 def plan(folder: Path, *flags: str, values: str | None = None) -> list[Trial]:
@@ -99,6 +104,26 @@ def test_a_sweep_tables_mean_and_spread_and_trains_no_finished_run_again(
     assert code == 64, "a wrong value ends it before any run"
 
 
+@pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
+def test_runs_at_once_have_cores_of_their_own_and_the_results_they_have_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sweep", ROOT / "recipes" / "minimal.py", "--epochs", "1", "--runtime.num-threads", "1"]
+    command += ["--seed", "0", "1", "2"]
+    places = []
+    for at_once in (1, 2):
+        folder = tmp_path / str(at_once)
+        code, out, _ = run_command(capsys, [*command, "--output-dir", folder, "--at-once", at_once])
+        assert code == 0, out
+        assert [f"[{number}/3]" in out for number in (1, 2, 3)] == [True] * 3
+        runs = [json.loads((folder / f"seed-{seed}" / "environment.json").read_text()) for seed in range(3)]
+        places.append({run["hardware"]["num_cpus"] for run in runs})
+    num_cores = len(available_cores())
+    assert places == [{num_cores}, {num_cores // 2, num_cores - num_cores // 2}]
+    alone, together = ((tmp_path / name / "sweep.json").read_text() for name in ("1", "2"))
+    assert json.loads(alone) == json.loads(together)
+
+
 def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["sweep", ROOT / "recipes" / "minimal.py", "--epochs", "1", "--output-dir", tmp_path / "sweep"]
     code, out, err = run_command(capsys, [*command, "--batch-size", "1000", "128"])
@@ -107,18 +132,20 @@ def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.
     assert out.splitlines()[-1].split()[:3] == ["128", "1", "eval/accuracy"]
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
 def test_a_signal_ends_the_sweep_whatever_becomes_of_the_run_and_the_same_command_goes_on(
-    tmp_path: Path,
+    tmp_path: Path, at_once: int
 ) -> None:
     folder = tmp_path / "sweep"
     door = "from accel_trainer.tools.main import main; raise SystemExit(main())"
-    flags = ["--seed", "0", "1", "--epochs", "1", "--output-dir", str(folder)]
+    flags = ["--seed", "0", "1", "2", "--epochs", "1", "--output-dir", str(folder), "--at-once", str(at_once)]
     command = [sys.executable, "-c", door, "sweep", str(ROOT / "recipes" / "minimal.py"), *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sweep:
         assert sweep.stdout is not None
-        assert "seed-0: training" in sweep.stdout.readline()
+        for seed in range(at_once):
+            assert f"seed-{seed}: training" in sweep.stdout.readline()
         sweep.send_signal(signal.SIGTERM)  # while the run still starts, and has no handlers
         rest = sweep.stdout.read()
         assert sweep.wait() == 75
     assert "start the same command again" in rest
-    assert "seed-1" not in rest
+    assert f"seed-{at_once}" not in rest, "no other was begun"
