@@ -98,11 +98,9 @@ class Task(Protocol):
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the loss summed over the batch. Called under autocast."""
-        ...
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         """Return per-sample losses and outputs. Called under autocast, without gradients."""
-        ...
 
 
 class Loader(Protocol):
@@ -113,7 +111,6 @@ class Loader(Protocol):
 
     def windows(self, epoch: int, first_step: int) -> Iterator[Window]:
         """Yield this process's windows of `epoch` from its step `first_step` on. Seeking is O(1)."""
-        ...
 
 
 class EvalLoader(Protocol):
@@ -122,11 +119,9 @@ class EvalLoader(Protocol):
     @property
     def num_samples(self) -> int:
         """How many samples an evaluation must count, over all processes."""
-        ...
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's share of the samples; it may be empty."""
-        ...
 
 
 class Metric(Protocol):
@@ -139,12 +134,9 @@ class Metric(Protocol):
 
     def empty(self, device: torch.device) -> Tensor:
         """Return zeroed sums, float64 of any fixed shape, on `device`."""
-        ...
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
         """Add a batch to `sums` in place. No host sync."""
-        ...
 
     def compute(self, sums: Tensor) -> Mapping[str, float]:
         """Turn merged sums, on the CPU, into named numbers."""
-        ...
