@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -77,8 +77,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     refuse_errors(Situation(config=config))
     accelerator = start_accelerator(config.runtime)
     seed_everything(config.seed)
-    lock: list[RunLock] = []
     created: list[Path] = []
+    lock = ExitStack()
 
     def open_folder() -> bytes:
         check_trackers(config.run.track)
@@ -86,7 +86,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         if not wanted.exists():
             created.append(wanted)
         folder = prepare_directory(wanted)
-        lock.append(RunLock(folder / "run.lock"))
+        lock.enter_context(RunLock(folder / "run.lock"))
         _sweep(folder)
         source = find_source(folder, config.run)
         stored = None if source is None else read_stored_config(source)
@@ -127,8 +127,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             _remove_unused(folder)
         raise
     finally:
-        for held in lock:
-            held.release()
+        lock.close()
 
 
 def _remove_unused(folder: Path) -> None:
