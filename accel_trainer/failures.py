@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from . import storage
 
 _MAX_BYTES = 2**20
@@ -89,10 +91,4 @@ class Records:
 
 
 def _is_gone(record: dict[str, Any]) -> bool:
-    if record.get("host") != os.uname().nodename:
-        return False
-    try:
-        os.kill(record["pid"], 0)
-    except ProcessLookupError:
-        return True
-    return False
+    return record.get("host") == os.uname().nodename and not psutil.pid_exists(record["pid"])
