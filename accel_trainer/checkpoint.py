@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -134,14 +134,12 @@ class Checkpointer:
         pieces: Mapping[str, object],
         *,
         best: BestCheckpoint | None = None,
-        pinned: Collection[str] = (),
     ) -> None:
         """Copy `pieces`, name -> state of plain values and tensors, and write them in the background.
 
         Returns once the copy is made; training may go on. `best` is the best checkpoint so far, maybe this
-        one: it is kept, and best.json names it. `pinned` names further ones to keep. A valid checkpoint of
-        this run that exists at `position` stays. Raises what an earlier save left, as `wait` does, and
-        CheckpointError for a state that cannot be stored.
+        one: it is kept, and best.json names it. A valid checkpoint of this run that exists at `position` stays.
+        Raises what an earlier save left, as `wait` does, and CheckpointError for a state that cannot be stored.
         """
         self.num_waits += self._pending is not None and not self._pending.done()
         self.wait()
@@ -157,7 +155,7 @@ class Checkpointer:
         def commit() -> None:
             wait_for_copies()
             self._commit(name, copies, header)
-            self._tidy_up(name, best, pinned)
+            self._tidy_up(name, best)
 
         self._pending = self._executor.submit(commit)
 
@@ -203,14 +201,13 @@ class Checkpointer:
         self.last_committed = name
         _logger.info("checkpoint %s saved", name)
 
-    def _tidy_up(self, name: str, best: BestCheckpoint | None, pinned: Collection[str]) -> None:
+    def _tidy_up(self, name: str, best: BestCheckpoint | None) -> None:
         """Name the best, then delete the old: in this order a crash loses nothing."""
         try:
             checkpoint_folder.update_best(self.directory, best)
             checkpoint_folder.delete_old(
                 self.directory,
                 name,
-                pinned=pinned,
                 keep_last_n=self.config.keep_last_n,
                 keep_every_n_steps=self.config.keep_every_n_steps,
             )

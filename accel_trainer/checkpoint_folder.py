@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -153,14 +153,12 @@ def _read_best(directory: Path) -> bytes:
         return b""
 
 
-def delete_old(
-    directory: Path, newest: str, *, pinned: Collection[str], keep_last_n: int, keep_every_n_steps: int | None
-) -> None:
+def delete_old(directory: Path, newest: str, *, keep_last_n: int, keep_every_n_steps: int | None) -> None:
     """Delete what is not kept, now that `newest` is committed: only whole checkpoints of ours.
 
-    Kept are the last `keep_last_n`, the best, the `pinned` and multiples of `keep_every_n_steps`. Positions
-    only grow, so a checkpoint ahead of `newest` belongs to a future that this run left by resuming from an
-    older one: it is set aside.
+    Kept are the last `keep_last_n`, the best, and multiples of `keep_every_n_steps`. Positions only grow, so a
+    checkpoint ahead of `newest` belongs to a future that this run left by resuming from an older one: it is
+    set aside.
     """
     candidates = list_checkpoints(directory)
     for path in candidates:
@@ -168,15 +166,11 @@ def delete_old(
             _logger.warning("%s is ahead of this run, which resumed from an older one: set aside", path)
             set_aside(path, "superseded")
     committed = [path for path in candidates if path.name <= newest and is_committed(path)]
-    kept = {newest, best_name(directory), *pinned, *(path.name for path in committed[-keep_last_n:])}
-    storage.remove_directories(
-        path for path in committed if path.name not in kept and not _is_permanent(path.name, keep_every_n_steps)
-    )
+    kept = {newest, best_name(directory), *(path.name for path in committed[-keep_last_n:])}
+    if keep_every_n_steps is not None:
+        kept |= {path.name for path in committed if int(path.name.split("-")[1]) % keep_every_n_steps == 0}
+    storage.remove_directories(path for path in committed if path.name not in kept)
     storage.sweep(directory)
-
-
-def _is_permanent(name: str, every_n_steps: int | None) -> bool:
-    return every_n_steps is not None and int(name.split("-")[1]) % every_n_steps == 0
 
 
 def has_checkpoints(directory: Path) -> bool:

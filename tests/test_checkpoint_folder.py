@@ -30,12 +30,12 @@ def directory(tmp_path: Path) -> Path:
 # --- retention ---
 
 
-def test_the_last_the_best_the_pinned_and_the_permanent_are_kept(directory: Path) -> None:
+def test_the_last_the_best_and_the_permanent_are_kept(directory: Path) -> None:
     checkpointer = make(directory, keep_every_n_steps=5)
     best = BestCheckpoint(name_at(3), "accuracy", 0.9)
     for step in range(1, 13):
-        save(checkpointer, step, best=best if step >= 3 else None, pinned=[name_at(2)])
-    kept = [name_at(step) for step in (2, 3, 5, 10, 11, 12)]
+        save(checkpointer, step, best=best if step >= 3 else None)
+    kept = [name_at(step) for step in (3, 5, 10, 11, 12)]
     assert names(directory) == ["best.json", *kept]
     assert json.loads((directory / "best.json").read_bytes()) == {
         "name": name_at(3), "metric": "accuracy", "value": 0.9,

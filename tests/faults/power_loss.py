@@ -47,9 +47,7 @@ class DeletesFirst(Checkpointer):
     """A wrong protocol: room for the new checkpoint is made before it is committed."""
 
     def _commit(self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]) -> None:
-        checkpoint_folder.delete_old(
-            self.directory, name, pinned=(), keep_last_n=KEEP_LAST_N - 1, keep_every_n_steps=None
-        )
+        checkpoint_folder.delete_old(self.directory, name, keep_last_n=KEEP_LAST_N - 1, keep_every_n_steps=None)
         super()._commit(name, pieces, header)
 
 
