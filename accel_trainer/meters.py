@@ -48,7 +48,7 @@ class Meters:
     def _clear(self) -> None:
         self._pending: list[StepReport] = []
         self._local: dict[str, Tensor] = {}
-        self._num_items = self._num_updates = self._num_skipped = 0
+        self._counts = dict.fromkeys(("num_items", "num_updates", "num_skipped"), 0)
 
     def update(self, report: StepReport) -> None:
         """Take a step into the sums; of one that was skipped, only that it was."""
@@ -61,7 +61,7 @@ class Meters:
             return
         # A skipped step's loss may be NaN, which would be all that the mean says.
         reports = [report for report in self._pending if not report.was_skipped]
-        self._num_skipped += len(self._pending) - len(reports)
+        self._counts["num_skipped"] += len(self._pending) - len(reports)
         self._pending = []
         if not reports:
             return
@@ -75,8 +75,8 @@ class Meters:
             if name == "grad_norm" and not self._accelerator.is_main_process:
                 total.zero_()  # every process has the same norm: it is counted once
             self._local[name] = self._local[name] + total if name in self._local else total
-        self._num_items += sum(report.num_items for report in reports)
-        self._num_updates += len(reports)
+        self._counts["num_items"] += sum(report.num_items for report in reports)
+        self._counts["num_updates"] += len(reports)
 
     def _global_sums(self) -> dict[str, float]:
         """**Collective. Host sync.**"""
@@ -91,23 +91,17 @@ class Meters:
         sums, means = self._global_sums(), {}  # first: this counts the steps that are pending
         for name, value in sums.items():
             if name == "grad_norm":
-                means["optim/grad_norm"] = value / self._num_updates
+                means["optim/grad_norm"] = value / self._counts["num_updates"]
             else:
-                means[f"train/{name}"] = value / max(1, self._num_items)
-        if self._num_skipped:
-            means["optim/skipped_steps"] = float(self._num_skipped)
+                means[f"train/{name}"] = value / max(1, self._counts["num_items"])
+        if self._counts["num_skipped"]:
+            means["optim/skipped_steps"] = float(self._counts["num_skipped"])
         self._clear()
         return means
 
     def state_dict(self) -> dict[str, Any]:
         """Return the global sums. **Collective. Host sync.**"""
-        sums = self._global_sums()
-        return {
-            "sums": sums,
-            "num_items": self._num_items,
-            "num_updates": self._num_updates,
-            "num_skipped": self._num_skipped,
-        }
+        return {"sums": self._global_sums(), **self._counts}  # in this order: the first counts what is pending
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the sums on the main process; the others start at zero, for any number of processes."""
@@ -118,5 +112,4 @@ class Meters:
             name: torch.tensor(share * value, dtype=torch.float64, device=device)
             for name, value in state["sums"].items()
         }
-        self._num_items, self._num_updates = state["num_items"], state["num_updates"]
-        self._num_skipped = state["num_skipped"]
+        self._counts = {name: state[name] for name in self._counts}
