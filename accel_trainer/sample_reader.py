@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.sharedctypes import RawArray, RawValue
 from typing import Any
 
@@ -68,7 +69,7 @@ class SampleReader:
             yield batch
 
     def _no_rows(self, samples: _SeededSamples) -> Batch:
-        batch = _CollateBatch(self.collate, None)([samples[0]])
+        batch = _make_batch([samples[0]], collate=self.collate, num_classes=None)
         return Batch(batch.inputs[:0], batch.targets[:0], batch.sample_ids[:0])
 
     def _loader(self, samples: _SeededSamples, ids: list[list[int]]) -> Any:
@@ -76,7 +77,7 @@ class SampleReader:
             samples,  # type: ignore[arg-type]  # needs __getitem__ alone: the ids come from the batch sampler
             batch_sampler=ids,
             num_workers=self.num_workers,
-            collate_fn=_CollateBatch(self.collate, self.num_classes),
+            collate_fn=partial(_make_batch, collate=self.collate, num_classes=self.num_classes),
             pin_memory=self.device.type == "cuda",
             timeout=self.timeout_s if self.num_workers else 0,
             generator=torch.Generator(),  # its own: creating the iterator would draw from the global stream
@@ -125,24 +126,18 @@ class _SeededSamples:
             raise _failed(f"sample {sample_id} cannot be read", error) from error
 
 
-class _CollateBatch:
-    """Makes a `Batch` of samples with their ids, after a look at their labels, while they are on the host."""
-
-    def __init__(self, collate: Collate, num_classes: int | None) -> None:
-        self._collate, self._num_classes = collate, num_classes
-
-    def __call__(self, samples: list[tuple[int, Any]]) -> Batch:
-        ids = [sample_id for sample_id, _ in samples]
-        try:
-            inputs, targets = self._collate([sample for _, sample in samples])
-        except Exception as error:
-            raise _failed(f"samples {', '.join(map(str, ids))} make no batch", error) from error
-        if self._num_classes is not None:
-            for sample_id, label in zip(ids, targets.tolist(), strict=True):
-                if not 0 <= label < self._num_classes:
-                    classes = f"the classes are 0 to {self._num_classes - 1}"
-                    raise _SampleError(f"sample {sample_id} has label {label}, {classes}")
-        return Batch(inputs, targets, torch.tensor(ids))
+def _make_batch(samples: list[tuple[int, Any]], *, collate: Collate, num_classes: int | None) -> Batch:
+    """Make a `Batch` of samples with their ids, after a look at their labels, while they are on the host."""
+    ids = [sample_id for sample_id, _ in samples]
+    try:
+        inputs, targets = collate([sample for _, sample in samples])
+    except Exception as error:
+        raise _failed(f"samples {', '.join(map(str, ids))} make no batch", error) from error
+    if num_classes is not None:
+        for sample_id, label in zip(ids, targets.tolist(), strict=True):
+            if not 0 <= label < num_classes:
+                raise _SampleError(f"sample {sample_id} has label {label}, the classes are 0 to {num_classes - 1}")
+    return Batch(inputs, targets, torch.tensor(ids))
 
 
 def _explained(error: Exception, samples: _SeededSamples) -> DataError | None:
