@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
 
@@ -23,26 +22,20 @@ _NOTHING = 1000  # as it travels: the smallest code wins, and a signal is smalle
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Stop:
-    """What made a run stop: nothing (code 0), a signal (its number) or the time limit."""
-
-    code: int = 0
-
-    def __bool__(self) -> bool:
-        return self.code != 0
+class Stop(int):
+    """What made a run stop: nothing (0), a signal (its number) or the time limit."""
 
     @property
     def is_preemption(self) -> bool:
         """Whether a signal asked for it."""
-        return 0 < self.code < TIME_LIMIT
+        return 0 < self < TIME_LIMIT
 
     @property
     def reason(self) -> str | None:
         """The signal's name, `time limit`, or None."""
-        if not self.code:
+        if not self:
             return None
-        return signal.Signals(self.code).name if self.is_preemption else "time limit"
+        return signal.Signals(self).name if self.is_preemption else "time limit"
 
 
 class StopFlag:
@@ -57,33 +50,33 @@ class StopFlag:
     """
 
     def __init__(self, *, num_processes: int = 1) -> None:
-        self.agreed = Stop()
+        self.agreed = self._wish = Stop()
         self.num_polls = 0
         self.may_leave = False
-        self._code, self._num_processes = 0, num_processes
-        self._reduced = torch.zeros(2, dtype=torch.int32)  # smallest code; whether all have run out
+        self._num_processes = num_processes
+        self._reduced = torch.zeros(2, dtype=torch.int32)  # smallest wish; whether all have run out
         self._pending: dist.Work | None = None
         self._have_all_run_out = False
 
     @property
     def is_raised(self) -> bool:
         """Whether this process has asked for a stop."""
-        return self._code != 0
+        return bool(self._wish)
 
     def request(self, code: int) -> None:
         """Ask for a stop by signal number or `TIME_LIMIT`; the first signal is kept. Safe in a signal handler."""
-        if not Stop(self._code).is_preemption:
-            self._code = code
+        if not self._wish.is_preemption:
+            self._wish = Stop(code)
 
     def poll(self, *, has_run_out: bool = False) -> bool:
         """Return whether to stop now, the same on every process. **Collective** (asynchronous)."""
         self.num_polls += 1
         if self._num_processes == 1:
-            self.agreed, self._have_all_run_out = Stop(self._code), has_run_out
+            self.agreed, self._have_all_run_out = self._wish, has_run_out
         else:
             self.drain()
             if not (self.agreed.is_preemption or self._have_all_run_out):
-                self._reduced[0], self._reduced[1] = self._code or _NOTHING, has_run_out
+                self._reduced[0], self._reduced[1] = self._wish or _NOTHING, has_run_out
                 self._pending = dist.all_reduce(self._reduced, op=dist.ReduceOp.MIN, async_op=True)
         return bool(self.agreed)
 
