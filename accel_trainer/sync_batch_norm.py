@@ -22,15 +22,13 @@ class _SumOverProcesses(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, values: Tensor) -> Tensor:
-        total = values.clone()
+        total = values.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total)
         return total
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total)
-        return total
+        return _sum_over_processes(gradient)
 
 
 def _sum_over_processes(values: Tensor) -> Tensor:
