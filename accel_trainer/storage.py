@@ -127,14 +127,12 @@ def new_directory(final: Path) -> Iterator[Path]:
         yield temporary
         disk.sync_directory(temporary)
         disk.rename(temporary, final)
-    except OSError as error:
+    except BaseException as error:
         _discard(temporary)
-        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY) or not final.is_dir():
+        is_in_the_way = isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY)
+        if not (is_in_the_way and final.is_dir()):
             raise
         _logger.info("%s was written by another process in the meantime and is kept", final)
-    except BaseException:
-        _discard(temporary)
-        raise
     disk.sync_directory(final.parent)
 
 
