@@ -54,12 +54,7 @@ def reduce_mean(tensor: Tensor, accelerator: Accelerator) -> Tensor:
 
 def all_gather(tensor: Tensor, accelerator: Accelerator) -> Tensor:
     """Return the tensors [...] of all processes, of one shape, in the order of these: [P, ...]. **Collective.**"""
-    if accelerator.num_processes == 1:
-        return tensor[None].clone()
-    mine = tensor.contiguous()
-    pieces = [torch.empty_like(mine) for _ in range(accelerator.num_processes)]
-    dist.all_gather(pieces, mine)
-    return torch.stack(pieces)
+    return accelerator.gather(tensor[None].clone())  # type: ignore[no-any-return]
 
 
 def broadcast(tensor: Tensor, accelerator: Accelerator, *, from_process: int = 0) -> Tensor:
