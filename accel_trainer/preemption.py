@@ -179,7 +179,7 @@ class WorkerDeaths:
 worker_deaths = WorkerDeaths()
 
 
-def ignore_signals(worker_id: int = 0) -> None:
+def ignore_signals() -> None:
     """Let a process outlive a signal to its group: a data worker, which main ends, or one that is done."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

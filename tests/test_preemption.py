@@ -174,7 +174,7 @@ def test_data_workers_outlive_every_stop_signal(tmp_path: Path) -> None:
 def ignore_all() -> None:
     from accel_trainer.preemption import ignore_signals
 
-    ignore_signals(0)
+    ignore_signals()
     for number in SIGNALS:
         os.kill(os.getpid(), number)
 
