@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +36,30 @@ def start_recipe(
     several = [*_LAUNCH, "--num_processes", str(num_processes), "--mixed_precision", precision]
     launcher = several if num_processes > 1 else []
     return subprocess.Popen([sys.executable, *launcher, *command], cwd=directory, env=environment, stdout=output)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a run of several at once has to itself: cores of this machine, and variables that leave it a GPU."""
+
+    cores: Sequence[int] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def divide_machine(num_places: int) -> list[Place]:
+    """Return that many shares of the machine; one alone is all of it."""
+    if num_places == 1 or not hasattr(os, "sched_getaffinity"):
+        return [Place()] * num_places
+    import torch
+
+    cores = sorted(os.sched_getaffinity(0))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = [str(index) for index in range(torch.cuda.device_count())] if visible is None else visible.split(",")
+    has_gpus = torch.cuda.is_available()
+    return [
+        Place(cores[k::num_places] or cores, {"CUDA_VISIBLE_DEVICES": gpus[k % len(gpus)]} if has_gpus else {})
+        for k in range(num_places)
+    ]
 
 
 def recorded_start(environment: Mapping[str, Any], folder: Path) -> dict[str, Any]:

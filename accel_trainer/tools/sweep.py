@@ -8,7 +8,6 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -20,7 +19,7 @@ from ..run_folder import prepare_directory, writes_to
 from .launch import signals_handed_on
 from .parser import CommandParser
 from .plan import find_config_class
-from .processes import start_recipe
+from .processes import Place, divide_machine, start_recipe
 from .run_reader import RunReader, read_run
 from .tables import format_number, print_table
 from .trials import Trial, plan_trials
@@ -64,33 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _FAILED if any(codes) else ExitCode.DONE
 
 
-@dataclass(frozen=True)
-class _Place:
-    """What a run of several at once has to itself: cores of this machine, and a GPU where there are some."""
-
-    cores: Sequence[int]
-    variables: Mapping[str, str]
-
-
-def _divide_machine(at_once: int) -> list[_Place]:
-    if at_once == 1 or not hasattr(os, "sched_getaffinity"):
-        return [_Place((), {})] * at_once
-    import torch
-
-    cores = sorted(os.sched_getaffinity(0))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    gpus = [str(index) for index in range(torch.cuda.device_count())] if visible is None else visible.split(",")
-    has_gpus = torch.cuda.is_available()
-    return [
-        _Place(cores[slot::at_once] or cores, {"CUDA_VISIBLE_DEVICES": gpus[slot % len(gpus)]} if has_gpus else {})
-        for slot in range(at_once)
-    ]
-
-
 def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int, at_once: int) -> list[int]:
     """Train the runs that are not finished; return the exit code of each. None starts after a signal."""
-    places: SimpleQueue[_Place] = SimpleQueue()
-    for place in _divide_machine(at_once):
+    places: SimpleQueue[Place] = SimpleQueue()
+    for place in divide_machine(at_once):
         places.put(place)
 
     def train(number: int, trial: Trial) -> int:
