@@ -40,7 +40,7 @@ def start_recipe(
 
 @dataclass(frozen=True)
 class Place:
-    """What a run of several at once has to itself: cores of this machine, and variables that leave it a GPU."""
+    """What a run of several at once has to itself: cores of this machine, and variables that leave it some GPUs."""
 
     cores: Sequence[int] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -56,10 +56,11 @@ def divide_machine(num_places: int) -> list[Place]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = [str(index) for index in range(torch.cuda.device_count())] if visible is None else visible.split(",")
     has_gpus = torch.cuda.is_available()
-    return [
-        Place(cores[k::num_places] or cores, {"CUDA_VISIBLE_DEVICES": gpus[k % len(gpus)]} if has_gpus else {})
-        for k in range(num_places)
-    ]
+    places = []
+    for k in range(num_places):
+        mine = ",".join(gpus[k::num_places] or [gpus[k % len(gpus)]]) if has_gpus else ""
+        places.append(Place(cores[k::num_places] or cores, {"CUDA_VISIBLE_DEVICES": mine} if mine else {}))
+    return places
 
 
 def recorded_start(environment: Mapping[str, Any], folder: Path) -> dict[str, Any]:

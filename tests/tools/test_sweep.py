@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from accel_trainer import ConfigError
+from accel_trainer.tools.processes import divide_machine
 from accel_trainer.tools.trials import Trial, plan_trials
 from recipes import cifar
 from tests.tools.conftest import run_command
@@ -149,3 +151,23 @@ def test_a_signal_ends_the_sweep_whatever_becomes_of_the_run_and_the_same_comman
         assert sweep.wait() == 75
     assert "start the same command again" in rest
     assert f"seed-{at_once}" not in rest, "no other was begun"
+
+
+@pytest.mark.parametrize(
+    ("num_places", "visible", "expected"),
+    [
+        (2, None, ["0,2", "1,3"]),
+        (2, "4,7", ["4", "7"]),
+        (3, "4,7", ["4", "7", "4"]),
+        (1, "4,7", [None]),
+    ],
+)
+def test_gpus_are_shared_out_among_runs_at_once(
+    monkeypatch: pytest.MonkeyPatch, num_places: int, visible: str | None, expected: list[str | None]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # four, as on machines that CI does not have
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [place.variables.get("CUDA_VISIBLE_DEVICES") for place in divide_machine(num_places)] == expected
