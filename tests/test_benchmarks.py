@@ -11,17 +11,25 @@ from benchmarks.input_pipeline import write_noise
 
 pytestmark = pytest.mark.timeout(300)  # most start whole trainings in processes of their own
 
-# What airbench prints, of the images where it reads them.
-AIRBENCH = """
+# What airbench94_muon prints, of the images where it reads them: a run is named in its first row alone.
+AIRBENCH94 = """
 import torch
 data = torch.load("cifar10/train.pt")
 assert data["images"].shape == (256, 32, 32, 3) and data["images"].dtype == torch.uint8
 print("|  run     |  epoch  |  train_acc  |  val_acc  |  tta_val_acc  |  time_seconds  |")
 for run in ("warmup", 0, 1, 2):
     print(f"|  {run}  |  0  |  0.5  |  0.5  |    |  1.0  |")
-    print(f"|  {run}  |  eval  |  0.9  |  0.9  |  0.94{0 if run == 'warmup' else run}  |  2.5  |", flush=True)
+    print("|    |  1  |  0.5  |  0.5  |    |  2.0  |")
+    print(f"|    |  eval  |  0.9  |  0.9  |  0.94{0 if run == 'warmup' else run}  |  2.5  |", flush=True)
 while True:
     pass
+"""
+# And airbench96, which has no warm-up and a column more.
+AIRBENCH96 = """
+print("|  run     |  epoch  |  train_loss  |  train_acc  |  val_acc  |  tta_val_acc  |  total_time_seconds  |")
+for run in range(25):
+    print(f"|  {run}  |  0  |  1.0  |  0.5  |  0.5  |    |  1.0  |")
+    print(f"|    |  eval  |  0.3  |  0.9  |  0.9  |  0.94{run}  |  2.5  |", flush=True)
 """
 TINY_RECIPE = "model: {name: resnet8}\ntrainer: {num_epochs: 1}\n"
 
@@ -91,11 +99,12 @@ def test_a_measured_part_on_a_gpu_is_not_measured_again(tmp_path: Path, monkeypa
     assert written == [["resnet8, batch 8", "resnet8, batch 16"]]
 
 
+@pytest.mark.parametrize("script", [AIRBENCH94, AIRBENCH96])
 def test_airbench_runs_beside_the_recipe_and_a_second_start_trains_the_seeds_that_are_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     write_noise(tmp_path, num_train=256)
-    (tmp_path / "airbench.py").write_text(AIRBENCH)
+    (tmp_path / "airbench.py").write_text(script)
     (tmp_path / "recipe.yaml").write_text(TINY_RECIPE)
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     arguments = ["gpu_records", "--dataset", str(tmp_path), "--cache-dir", str(tmp_path / "cache")]
@@ -104,12 +113,11 @@ def test_airbench_runs_beside_the_recipe_and_a_second_start_trains_the_seeds_tha
     images = load_images(str(tmp_path), cache_dir=tmp_path / "cache")
     theirs = gpu_records.run_airbench(tmp_path / "airbench.py", images, 2)
     assert [(run["accuracy"], run["training_s"]) for run in theirs] == [(0.940, 2.5), (0.941, 2.5)]
-    gpu_records.write({"airbench": theirs, "ours": [theirs[0]]}, results.environment())
+    part, other = gpu_records.part_of(tmp_path / "recipe.yaml"), {"ours": [theirs[0]]}
+    gpu_records.write({part: {"airbench": theirs, "ours": [theirs[0]]}, "other": other}, results.environment())
     gpu_records.main()
-    rows = {
-        row["training"]: row
-        for row in results.measured_before("gpu_records", now=results.environment())[gpu_records.PART]
-    }
-    assert rows["airbench"]["samples"] == theirs
-    assert rows["ours"]["n"] == 2
-    assert rows["ours"]["samples"][1]["training_s"] > 0
+    measured = gpu_records.read(results.environment())
+    assert measured["other"] == other, "of another recipe, and kept"
+    assert measured[part]["airbench"] == theirs
+    assert len(measured[part]["ours"]) == 2
+    assert measured[part]["ours"][1]["training_s"] > 0
