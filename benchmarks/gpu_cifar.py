@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from accel_trainer import (
     Batch,
@@ -218,6 +219,34 @@ def timed(step: Step, num_steps: int) -> float:
     return (time.perf_counter() - start) / num_steps
 
 
+def floor_s(name: str, batch_size: int) -> float:
+    """Return the least seconds of a step by the roofline: its operations and its memory traffic, one after the other.
+
+    The rates are those of a large matrix product and a large copy in bfloat16, on this device, now. The traffic is
+    what convolutions write, 14 times: as they, norms and ReLUs, forward and backward, read and write it.
+    """
+    model, num_images, written = make_model(name), 8, 0
+
+    def note(module: nn.Module, inputs: object, output: Tensor) -> None:
+        nonlocal written
+        written += output.numel()
+
+    hooks = [m.register_forward_hook(note) for m in model.modules() if isinstance(m, nn.Conv2d)]
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(num_images, 3, 32, 32, device=DEVICE)).sum().backward()
+    for hook in hooks:
+        hook.remove()
+    size = 8192 if HAS_GPU else 256
+    matrix = torch.ones(size, size, device=DEVICE, dtype=torch.bfloat16)
+    large = torch.empty(2**30 if HAS_GPU else 2**20, device=DEVICE, dtype=torch.bfloat16)
+    other = torch.empty_like(large)
+    timed(lambda: matrix @ matrix, 5)
+    flops_per_s = 2 * size**3 / timed(lambda: matrix @ matrix, 20)
+    bytes_per_s = 2 * 2 * len(large) / timed(lambda: other.copy_(large), 20)
+    num_flops: int = counter.get_total_flops()
+    return batch_size / num_images * (num_flops / flops_per_s + 14 * 2 * written / bytes_per_s)
+
+
 def measure(name: str, batch_size: int, split: ImageSplit, *, num_steps: int, repeats: int) -> list[results.Row]:
     loader = make_loader(split, batch_size)
     steps, ready_s = {}, {}
@@ -228,7 +257,7 @@ def measure(name: str, batch_size: int, split: ImageSplit, *, num_steps: int, re
             timed(steps[way], 5)
             ready_s[way] = time.perf_counter() - start
     measured = results.interleave(list(steps), lambda way: {"s": timed(steps[way], num_steps)}, repeats=repeats)
-    base = measured.get("by hand, captured", measured["by hand, eager"])
+    base, floor = measured.get("by hand, captured", measured["by hand, eager"]), floor_s(name, batch_size)
     rows = []
     for way in steps:
         seconds = [row["s"] for row in measured[way]]
@@ -238,6 +267,7 @@ def measure(name: str, batch_size: int, split: ImageSplit, *, num_steps: int, re
                 "loop": way,
                 "steps/s": 1 / statistics.median(seconds),
                 "images/s": batch_size / statistics.median(seconds),
+                "of the roofline": floor / statistics.median(seconds),
                 "speed of captured": statistics.median(speeds),
                 "lowest": min(speeds),
                 "highest": max(speeds),
@@ -281,7 +311,8 @@ def write(tables: dict[str, list[results.Row]], started: results.Row) -> None:
         "gpu_cifar",
         title="Training on a GPU",
         how="bfloat16, channels last, one process, the same loader on the device; wall time with the device "
-        "synchronised, loops in turn.",
+        "synchronised, loops in turn. The roofline is the time that a step's operations and memory traffic take at "
+        "the rates of a large matrix product and a large copy on the same device.",
         tables=tables,
         goals=[
             "At batch 128 at least 0.97 of a captured loop by hand; 4 (ResNet-20) and 1.5 times (ResNet-18) the "
