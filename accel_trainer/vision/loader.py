@@ -127,12 +127,12 @@ class ImageLoader:
         # on an accelerator 40 kernel launches a step.
         everyone = torch.arange(self.plan.num_samples, device=order.device)
         placements = draw_placement(self._augment, everyone, seed=self._seed, epoch=epoch)
-        in_order = placements.of(order)  # so that a batch's are slices, which cost nothing
+        in_order, labels = placements.of(order), self._pixels.labels[order]  # a batch's are slices: they cost nothing
 
         def make(share: range) -> Batch:
             ids = order[share.start : share.stop]
             images = self._augmented(ids, in_order.between(share.start, share.stop), epoch)
-            targets = self._pixels.labels[ids]
+            targets = labels[share.start : share.stop]
             if self._augment.mixes:
                 images, targets = self._mixed(images, targets, ids, placements, epoch)
             return self._pixels.batch(images, targets, ids)
