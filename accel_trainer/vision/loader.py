@@ -37,11 +37,11 @@ class _Pixels:
         self.images = split.images.permute(0, 2, 3, 1).contiguous().to(home)  # uint8 [N, H, W, C]
         self.labels = split.labels.to(home)
         self.device, self.dtype, self.channels_last = device, dtype, channels_last
-        width = self.images.shape[2]
+        num_pixels = self.images.shape[1] * self.images.shape[2]
         mean = torch.tensor(normalization.mean, dtype=torch.float64)
         std = torch.tensor(normalization.std, dtype=torch.float64)
-        self._scale = (1 / (255 * std)).float().repeat(width).to(device)  # [W * C]
-        self._offset = (-mean / std).float().repeat(width).to(device)
+        self._scale = (1 / (255 * std)).float().repeat(num_pixels).to(device)  # [H * W * C]
+        self._offset = (-mean / std).float().repeat(num_pixels).to(device)
 
     def normalized(self, crops: Tensor) -> Tensor:
         """Map uint8 [B, H, W, C] to float32 [B, C, H, W] on the device of the run."""

@@ -99,6 +99,6 @@ def _mirror_edges(padded: NDArray[np.uint8], padding: int) -> None:
 
 
 def normalize(pixels: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-    """Return float32 `pixels * scale + offset`, [B, H, W, C], with `scale` and `offset` [W * C] for a row."""
-    rows = pixels.flatten(2).to(torch.float32)
-    return torch.addcmul(offset, rows, scale, out=rows).view(pixels.shape)
+    """Return float32 `pixels * scale + offset`, [B, H, W, C], with `scale` and `offset` [H * W * C] for an image."""
+    images = pixels.flatten(1).to(torch.float32)
+    return torch.addcmul(offset, images, scale, out=images).view(pixels.shape)

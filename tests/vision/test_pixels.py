@@ -57,12 +57,12 @@ def test_no_samples_make_an_empty_batch_of_the_right_shape(crop: object, padding
     images, none = torch.zeros(3, 8, 8, 3, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
     crops = crop(images, none, Placement(none, none, none == 1), padding=padding, mode="reflect")  # type: ignore[operator]
     assert crops.shape == (0, 8, 8, 3)
-    assert normalize(crops, torch.ones(24), torch.zeros(24)).shape == (0, 8, 8, 3)
+    assert normalize(crops, torch.ones(192), torch.zeros(192)).shape == (0, 8, 8, 3)
 
 
 def test_normalised_training_pixels_have_mean_0_and_deviation_1() -> None:
     pixels = torch.randint(0, 256, (50, 8, 8, 3), dtype=torch.uint8)
     values = pixels.double() / 255
     mean, std = values.mean((0, 1, 2)), values.std((0, 1, 2), correction=0)
-    result = normalize(pixels, (1 / (255 * std)).float().repeat(8), (-mean / std).float().repeat(8))
+    result = normalize(pixels, (1 / (255 * std)).float().repeat(64), (-mean / std).float().repeat(64))
     torch.testing.assert_close(result.double(), (values - mean) / std, rtol=0, atol=1e-6)
