@@ -99,7 +99,8 @@ class Trainer:
 
     `model` is the plain module on the accelerator's device and `optimizer` the plain optimizer over
     its parameters; the trainer prepares both. Everything that varies is a collaborator; to change
-    the algorithm itself, override `train_window`.
+    the algorithm itself, override `train_window`. What it calls for forward, backward and update is
+    `compute`, which `StepCapture` replaces by a recording.
     """
 
     def __init__(
