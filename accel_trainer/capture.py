@@ -34,7 +34,6 @@ class Record(Protocol):
 
     def __call__(self, work: Callable[[], StepValues]) -> tuple[Callable[[], None], StepValues]:
         """Return what replays the work, and the values that a replay writes. Raises if it cannot be recorded."""
-        ...
 
 
 def record_cuda_graph(work: Callable[[], StepValues]) -> tuple[Callable[[], None], StepValues]:
@@ -73,7 +72,6 @@ class StepCapture:
 
     def __init__(self, trainer: Trainer, *, preparation: Stopwatch, record: Record = record_cuda_graph) -> None:
         self._trainer, self._preparation, self._record = trainer, preparation, record
-        self._compute_as_it_comes = trainer.compute_as_it_comes
         self._modules = list(trainer.raw_model.modules())
         self._weights = list(trainer.raw_model.parameters())
         self._kind: object = None
@@ -88,19 +86,19 @@ class StepCapture:
     def compute(self, window: Window) -> tuple[StepOutput, Outcome]:
         """Do what `Trainer.compute` does."""
         if self.is_given_up or len(window.micro_batches) > 1:
-            return self._compute_as_it_comes(window)
+            return self._trainer.compute_as_it_comes(window)
         (batch,) = self._trainer.data_wait.around(window.micro_batches)
         window = Window([batch], window.num_items)
+        if not all(isinstance(part, Tensor) for part in _tensors(batch)):
+            self._give_up("the inputs or targets of a batch are not one tensor")
+            return self._trainer.compute_as_it_comes(window)
         kind = self._kind_of(window)
         self._num_in_a_row = self._num_in_a_row + 1 if kind == self._kind else 1
         self._kind = kind
         step = self._recorded
         if step is not None and step.kind == kind:
-            if step.is_checked:
-                return self._replay(step, window)
-            with self._preparation.running():
-                return self._take_both_ways(step, window)
-        result = self._compute_as_it_comes(window)
+            return self._replay(step, window) if step.is_checked else self._take_both_ways(step, window)
+        result = self._trainer.compute_as_it_comes(window)
         if self._num_in_a_row == _WARM_UP_STEPS:
             with self._preparation.running():
                 self._try_to_record(window)
@@ -143,15 +141,16 @@ class StepCapture:
         """Take the step as it comes, and once more from the same start by the recording. **Host sync.**"""
         state = _state_of(self._trainer)
         before = [tensor.detach().clone() for tensor in state]
-        output, outcome = self._compute_as_it_comes(window)
-        after = [tensor.detach().clone() for tensor in state]
-        _put(before, state)
-        replayed, _ = self._replay(step, window)
-        left, expected = [*state, *_values(replayed)], [*after, *_values(output)]
-        step.is_checked = all(map(torch.equal, left, expected))
-        if not step.is_checked:
-            _put(after, state)
-            self._give_up("a recorded step does not leave the bits of the step itself")
+        output, outcome = self._trainer.compute_as_it_comes(window)
+        with self._preparation.running():
+            after = [tensor.detach().clone() for tensor in state]
+            _put(before, state)
+            replayed, _ = self._replay(step, window)
+            left, expected = [*state, *_values(replayed)], [*after, *_values(output)]
+            step.is_checked = all(map(torch.equal, left, expected))
+            if not step.is_checked:
+                _put(after, state)
+                self._give_up("a recorded step does not leave the bits of the step itself")
         return output, outcome
 
     def _give_up(self, reason: str) -> None:

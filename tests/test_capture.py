@@ -26,7 +26,7 @@ from accel_trainer.capture import Record, StepCapture, obstacles_to_capture, rec
 from accel_trainer.compilation import Stopwatch
 from accel_trainer.seeding import epoch_permutation
 from accel_trainer.tasks import ClassificationTask
-from accel_trainer.types import Batch, StepOutput
+from accel_trainer.types import Batch, StepOutput, Window
 
 from . import tape, workload
 from .test_exactness import final_files
@@ -38,10 +38,10 @@ class Capture(Callback):
     is_essential = True
 
     def __init__(self, record: Record = tape.record) -> None:
-        self._record, self.num_replayed = record, 0
+        self._record, self.num_replayed, self.preparation = record, 0, Stopwatch()
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        capture = StepCapture(trainer, preparation=Stopwatch(), record=self._counting)
+        capture = StepCapture(trainer, preparation=self.preparation, record=self._counting)
         trainer.compute = capture.compute
 
     def _counting(self, work: Callable[[], Any]) -> Any:
@@ -88,6 +88,7 @@ def test_recorded_steps_train_the_same_weights(tmp_path: Path, optimizer: Optimi
     train(tmp_path / "as it comes", Capture(unrecordable), **options)
     train(tmp_path / "recorded", capture, **options)
     assert capture.num_replayed == 2 * 9 - 3, "all but three steps for warming up, and each epoch's last"
+    assert capture.preparation.seconds > 0, "told apart from training"
     assert final_files(tmp_path / "recorded") == final_files(tmp_path / "as it comes")
 
 
@@ -120,6 +121,34 @@ def test_what_cannot_be_recorded_is_taken_as_it_comes_and_said_once(
     )
     train(tmp_path / "as it comes", Capture(unrecordable), norm="batch")
     assert final_files(tmp_path / "reads") == final_files(tmp_path / "as it comes")
+
+
+def test_inputs_that_are_not_one_tensor_are_taken_as_they_come_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Pairs(Callback):
+        """Hands out the inputs in a tuple."""
+
+        is_essential = True
+
+        def on_fit_start(self, trainer: Trainer) -> None:
+            capture = trainer.compute
+
+            def compute(window: Window) -> Any:
+                (batch,) = window.micro_batches
+                return capture(Window([replace(batch, inputs=(batch.inputs,))], window.num_items))
+
+            trainer.compute = compute
+
+    class FirstOfPair(ClassificationTask):
+        def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+            return super().train_step(model, replace(batch, inputs=batch.inputs[0]))
+
+    capture = Capture()
+    train(tmp_path / "pairs", capture, Pairs(), task=FirstOfPair())
+    assert capture.num_replayed == 0
+    (said,) = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert said.startswith("--capture: the inputs or targets of a batch are not one tensor, and so each step")
 
 
 def test_a_step_that_the_host_has_a_part_in_is_not_replayed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

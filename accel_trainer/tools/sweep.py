@@ -7,7 +7,7 @@ import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -26,6 +26,7 @@ from .trials import Trial, plan_trials
 
 _EXAMPLE = "example: accel-trainer sweep recipes/cifar.py --dataset digits --seed 0 1 2 --lr 0.05 0.1"
 _FAILED = 1
+_SIGNAL_CHECK_S = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,7 +100,10 @@ def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int, at_once
         return code
 
     with signals_handed_on() as received, ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(train, range(1, len(trials) + 1), trials))
+        futures = [pool.submit(train, number, trial) for number, trial in enumerate(trials, 1)]
+        while wait(futures, timeout=_SIGNAL_CHECK_S).not_done:
+            pass  # a signal that comes as a wait for a lock begins is handled after it alone (Python 3.11)
+        return [future.result() for future in futures]
 
 
 def _say(line: str) -> None:
