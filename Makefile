@@ -42,6 +42,7 @@ fuzz-test: setup ## Feed damaged and hostile files, twenty times as many
 
 signal-test: setup ## Send every signal in every phase to every receiver, and let processes die, twenty times as often
 	@$(BIN)/python -m tests.faults.signals
+	@$(BIN)/python -m tests.faults.interruptions --number 200 --log .interruptions.jsonl
 	@$(REPEATEDLY) -m signal $(ARGS)
 
 soak: setup ## Train a tiny net for 100,000 steps: memory, open files and threads must not grow
@@ -51,6 +52,9 @@ bench: setup ## Measure what the README reports, also of other toolkits
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmarks]'
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+gpu: setup ## Measure on a GPU, in about ten minutes, what holds there; DATASET=FOLDER: with CIFAR-10 from a folder
+	@$(BIN)/python -m benchmarks.gpu $(if $(DATASET),--dataset '$(DATASET)') $(ARGS)
+
 docs: setup ## Build the documentation into site/, readable without a network
 	@NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet && \
 	echo "open site/index.html, or for its search: python -m http.server --directory site"
@@ -59,4 +63,4 @@ clean: ## Remove .venv and all caches; runs/ stays
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test slow-test lint crash-test fuzz-test signal-test soak bench docs clean
+.PHONY: help setup train test slow-test lint crash-test fuzz-test signal-test soak bench gpu docs clean

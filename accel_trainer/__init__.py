@@ -2,6 +2,16 @@
 
 from .callbacks.base import Callback
 from .checkpoint import CheckpointConfig
+from .collectives import (
+    all_gather,
+    all_reduce,
+    barrier,
+    broadcast,
+    main_process_first,
+    reduce_mean,
+    reduce_sum,
+    scatter,
+)
 from .command_line import main
 from .config import load_config, parse_config, save_config
 from .errors import (
@@ -38,6 +48,7 @@ __all__ = [
     "Evaluator", "ExitCode", "Loader", "MeanLoss", "Metric", "OptimizerConfig", "OutputError", "ProcessError",
     "RecipeConfig", "Run", "RunConfig", "RunResult", "RuntimeConfig", "SampleReader", "Schedule",
     "ScheduleConfig", "StepOutput", "StepReport", "Task", "TopKAccuracy", "TrainState", "Trainer", "TrainerConfig",
-    "UserError", "Window", "build_dataset_loaders", "build_optimizer", "build_schedule", "build_trainer",
-    "launch", "load_config", "main", "parse_config", "save_config", "start_run",
+    "UserError", "Window", "all_gather", "all_reduce", "barrier", "broadcast", "build_dataset_loaders",
+    "build_optimizer", "build_schedule", "build_trainer", "launch", "load_config", "main", "main_process_first",
+    "parse_config", "reduce_mean", "reduce_sum", "save_config", "scatter", "start_run",
 ]  # fmt: skip

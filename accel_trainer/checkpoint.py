@@ -215,6 +215,13 @@ class Checkpointer:
             # The checkpoint is safe; the next save tidies up again.
             _logger.warning("cannot tidy up %s after saving %s: %s", self.directory, name, error.strerror)
 
+    def record_best(self, best: BestCheckpoint | None) -> None:
+        """Name the best checkpoint so far in best.json, outside a save. Call it on main, after `wait`."""
+        try:
+            checkpoint_folder.update_best(self.directory, best)
+        except OSError as error:
+            _logger.warning("cannot write %s: %s", self.directory / checkpoint_folder.BEST_FILE, error.strerror)
+
     def close(self) -> None:
         """Wait for the last save and stop the thread."""
         try:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from . import storage
 from .checkpoint_files import (
@@ -36,6 +37,8 @@ class BestCheckpoint:
     name: str
     metric: str
     value: float
+    mode: Literal["max", "min"] = "max"
+    """Whether a larger or a smaller value is better."""
 
 
 def find_checkpoint(directory: Path, name: str | None = None) -> Files | None:

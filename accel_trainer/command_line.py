@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import sys
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from .config import parse_config
 from .dry_run import dry_run
 from .errors import ExitCode, ProcessError, UserError
-from .launcher_variables import find_processes
+from .launcher_variables import find_processes, without_local_rank
 from .preemption import ignore_signals
 from .run_config import RecipeConfig
 from .trainer import RunResult
@@ -37,14 +38,18 @@ def main(
     An error of the user's becomes one line on stderr; a bug, and anything with `--debug`, has a traceback too.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)  # a segmentation fault or bus error then says where
     is_debug = "--debug" in (sys.argv if argv is None else argv)
     try:
-        find_processes()  # so that a mistake is told once, whatever launched this
+        find_processes()  # so that a mistake is reported once, whatever launched this
+        if argv is None:
+            sys.argv[1:] = without_local_rank(sys.argv[1:])  # for all who read the command later, as a run's record
         config = parse_config(config_class, argv, description=description)
         result = dry_run(train, config) if config.run.dry_run else train(config)
     except Exception as error:
         _report(error, is_debug=is_debug)
-        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if os.environ.get("WORLD_SIZE", "1") != "1":
             # Closed sockets tell the others at once; to close the process group in order would wait for them.
             sys.stdout.flush()
             sys.stderr.flush()
@@ -67,7 +72,8 @@ def _report(error: Exception, *, is_debug: bool) -> None:
     is_bug = not isinstance(error, UserError)
     if is_debug or is_bug:
         traceback.print_exception(error)
-    rank = int(os.environ.get("RANK", 0))
+    named = os.environ.get("RANK", "0")
+    rank = int(named) if named.isdecimal() else 0
     is_alone = rank > 0 and not dist.is_initialized()
     if is_alone:
         time.sleep(_WAIT_FOR_MAIN_S)

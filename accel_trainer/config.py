@@ -25,6 +25,7 @@ import tyro
 import yaml
 
 from .errors import ConfigError
+from .familiar_flags import find_familiar
 
 C = TypeVar("C")
 Origin = Literal["default", "file", "flag"]
@@ -158,7 +159,10 @@ def _read_command_line(config_class: Any, argv: Sequence[str]) -> Iterator[_Give
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    known = list(known)
+    if familiar := find_familiar(name, known):
+        return familiar
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {nearest[0]}?" if nearest else "see --help"
 
 

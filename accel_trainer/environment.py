@@ -19,6 +19,7 @@ from accelerate import Accelerator
 
 from .config import config_to_dict, diff_config, parse_config_and_origins
 from .errors import ConfigError
+from .machine import available_cpus
 
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
 _GIT_TIMEOUT_S = 10
@@ -56,11 +57,6 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
 def _without_secrets(arguments: list[str]) -> list[str]:
     """Return a command with the values of flags such as `--hub-token` taken out."""
     return _SECRET.sub(r"\1***", "\0".join(arguments)).split("\0")
-
-
-def available_cpus() -> int:
-    """Return the cores that this process may run on: a scheduler or `taskset` often leaves it some of them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _version(package: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -68,17 +69,17 @@ class Records:
             time.sleep(0.1)
         if failures:
             return min(failures, key=lambda failure: failure.time_s)
-        gone = [rank for rank in self._others if len(self._others) == 1 or _is_gone(self._read(rank))]
-        if not gone:
-            return mine
-        return replace(mine, rank=gone[0], error="gone without a word: killed, perhaps for lack of memory")
+        for rank in self._others:
+            if (fate := _fate(self._read(rank))) is not None:
+                return replace(mine, rank=rank, error=fate)
+        return mine
 
     def _failures(self) -> list[Failure]:
         records = [self._read(rank) for rank in self._others]
         return [Failure(**record["failure"]) for record in records if record.get("failure")]
 
     def _write(self, failure: Failure | None) -> None:
-        mine = {"pid": os.getpid(), "host": os.uname().nodename, "failure": failure and asdict(failure)}
+        mine = {"pid": os.getpid(), "host": platform.node(), "failure": failure and asdict(failure)}
         path = self.log(self._rank).with_suffix(".json")
         storage.write_file_atomic(path, json.dumps(mine).encode())
 
@@ -90,5 +91,12 @@ class Records:
             return {}  # not there: on another machine's disk
 
 
-def _is_gone(record: dict[str, Any]) -> bool:
-    return record.get("host") == os.uname().nodename and not psutil.pid_exists(record["pid"])
+def _fate(record: dict[str, Any]) -> str | None:
+    """Return what can be seen from here of a process that does not answer; None: it runs, or is elsewhere."""
+    if record.get("host") != platform.node():
+        return None
+    try:
+        is_suspended = psutil.Process(record["pid"]).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return "gone without a word: killed from outside, or it ran out of memory (see `dmesg`)"
+    return "suspended: it did not answer in time (a debugger, Ctrl-Z, SIGSTOP)" if is_suspended else None

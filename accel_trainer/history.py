@@ -23,7 +23,7 @@ class History:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._file = AppendFile(path)
         self._unwritten = b""
         self._lock = threading.Lock()  # a row is appended while the thread that saves syncs
@@ -44,7 +44,7 @@ class History:
                 self._write()
             except OSError as error:
                 if is_first:
-                    _logger.warning("a row of %s is kept for later: %s", self._path, error.strerror)
+                    _logger.warning("a row of %s is kept for later: %s", self.path, error.strerror)
 
     def _write(self) -> None:
         if self._unwritten:
@@ -63,7 +63,7 @@ class History:
         if self.size < size:
             _logger.warning(
                 "%s is %d bytes, %d at the checkpoint: rows before it are missing",
-                self._path,
+                self.path,
                 self.size,
                 size,
             )

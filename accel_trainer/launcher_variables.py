@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from .errors import ConfigError
 
@@ -17,7 +17,11 @@ _OTHERS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
     _SRUN,  # its step's, since those of the job are also set in a batch script, which is none of its tasks
 )
-_FIX = "start with torchrun, accelerate launch, mpirun or srun; or unset RANK and WORLD_SIZE to run one process"
+MAX_THREADS = 1024  # a million end a process by signal 11
+_LOCAL_RANK = re.compile(r"\0(--local[-_]rank)[=\0](\d+)(?=\0|$)")
+_FIX = (
+    "start with torchrun, accelerate launch, mpirun or srun; or unset RANK, WORLD_SIZE and LOCAL_RANK for one process"
+)
 
 
 def find_processes() -> int:
@@ -27,13 +31,11 @@ def find_processes() -> int:
         ConfigError: the launcher's variables are incomplete or contradict each other.
     """
     environment = os.environ
-    if environment.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true":
-        raise ConfigError("LAUNCH", "DeepSpeed is not supported: launch with multi_gpu.yaml or fsdp.yaml")
     if not {"RANK", "WORLD_SIZE"} & environment.keys():
         names = next((names for names in _OTHERS if set(names) <= environment.keys()), None)
         if names is not None:
             environment.update(_translated(environment, names))
-    if not {"RANK", "WORLD_SIZE"} & environment.keys():
+    if not set(_NAMES[:3]) & environment.keys():
         if {"MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"} <= environment.keys():
             raise ConfigError(
                 "LAUNCH",
@@ -42,8 +44,10 @@ def find_processes() -> int:
             )
         return 1
     num_processes = _number(environment, "WORLD_SIZE")
-    if num_processes > 1:
+    if num_processes > 1 or "LOCAL_RANK" in environment:  # with which accelerate meets others, if there are none too
         _check_complete(environment, num_processes)
+    if num_processes == 0:
+        raise ConfigError("LAUNCH", f"WORLD_SIZE is 0, and should be 1 or more: {_FIX}")
     return num_processes
 
 
@@ -56,6 +60,35 @@ def find_launcher() -> int | None:
     marks = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND", "ACCEL_TRAINER_LAUNCHER"}
     is_launched = marks & os.environ.keys()
     return int(os.environ.get("ACCEL_TRAINER_LAUNCHER", os.getppid())) if is_launched else None
+
+
+def count_local_processes() -> int:
+    """Return how many processes the launch has on this machine. Raises ConfigError: the launcher says no number."""
+    return max(1, _number(os.environ, "LOCAL_WORLD_SIZE")) if os.environ.get("LOCAL_WORLD_SIZE") else 1
+
+
+def without_local_rank(argv: Sequence[str]) -> list[str]:
+    """Return a command line without the `--local-rank N` that `python -m torch.distributed.launch` adds.
+
+    Raises:
+        ConfigError: it is not what LOCAL_RANK says.
+    """
+    text = _LOCAL_RANK.sub("", joined := "\0".join(["", *argv]))
+    for name, value in _LOCAL_RANK.findall(joined):
+        if value != os.environ.get("LOCAL_RANK"):
+            raise ConfigError("LAUNCH", f"{name} is {value}, LOCAL_RANK {os.environ.get('LOCAL_RANK')}: {_FIX}")
+    return text.split("\0")[1:]
+
+
+def given_num_threads() -> int | None:
+    """Return OMP_NUM_THREADS if the user set it; torchrun and accelerate's launcher set it to 1 by themselves."""
+    value = os.environ.get("OMP_NUM_THREADS", "")
+    is_launchers = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND"} & os.environ.keys()
+    if is_launchers or not value.isdecimal():
+        return None
+    if int(value) > MAX_THREADS:
+        raise ConfigError("LAUNCH", f"OMP_NUM_THREADS is {value}: set it to 1 to {MAX_THREADS}")
+    return int(value) or None
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from accelerate.state import AcceleratorState, GradientState
@@ -23,6 +22,9 @@ from torch.distributed.elastic.utils.distributed import get_free_port
 from .errors import ConfigError, ExitCode, ProcessError, UserError
 from .launcher_variables import find_processes
 from .runtime import uses_cpu
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkProcess
 
 _logger = logging.getLogger(__name__)
 _GRACE_S = 30.0  # for the others to end in good order, once one has failed
@@ -69,6 +71,8 @@ def launch(
 
 
 def _check_can_fork(num_processes: int) -> None:
+    if not hasattr(os, "fork"):
+        raise ConfigError("LAUNCH", f"num_processes is {num_processes}, and Windows forks no process: set it to 1")
     if uses_cpu():
         return
     if torch.cuda.is_initialized():

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any, overload
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 from torch.utils.data import default_collate
 
-from .plan import BatchConfig, BatchPlan
+from .accelerate_settings import reject_unsupported
+from .plan import BatchConfig, BatchPlan, split_evenly
 from .sample_reader import WORKER_TIMEOUT_S, Collate, SampleReader
 from .seeding import epoch_permutation, fold
+from .streams import has_streams
 from .types import Batch, Window
 
 
@@ -28,30 +32,42 @@ class DatasetLoader:
         self.plan = plan
         self._reader, self._seed, self._process_index = reader, seed, process_index
 
+    def fingerprint(self) -> str:
+        """Return what tells these data from others, at the cost of reading some samples."""
+        return self._reader.fingerprint()
+
     def windows(self, epoch: int, first_step: int) -> Iterator[Window]:
         """Yield this process's windows of `epoch` from `first_step` on."""
         order = epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch)
         steps = range(first_step, self.plan.steps_per_epoch)
         positions = [self.plan.micro_batches(step, self._process_index) for step in steps]
         ids = [order[micro.start : micro.stop] for window in positions for micro in window]
-        batches = _on_device(self._reader.read(ids, key=fold(self._seed, epoch)), self._reader.device)
+        batches, to_device = self._reader.read(ids, key=fold(self._seed, epoch)), DeviceCopy(self._reader.device)
         for step, window in zip(steps, positions, strict=True):
-            yield Window([next(batches) for _ in window], num_items=self.plan.window_size(step))
+            micro_batches = _MicroBatches(batches, len(window), to_device)
+            yield Window(micro_batches, num_items=self.plan.window_size(step))
+            micro_batches.read_all()
 
 
 class DatasetEvalLoader:
-    """Evaluates on the samples of `reader`: a contiguous share per process, no padding."""
+    """Evaluates on the samples of `reader`: a contiguous share per process, without padding."""
 
     def __init__(
         self, reader: SampleReader, *, batch_size: int, num_processes: int = 1, process_index: int = 0
     ) -> None:
-        self.num_samples = len(reader)
-        share = torch.arange(self.num_samples).tensor_split(num_processes)[process_index]
-        self._reader, self._ids = reader, list(share.split(batch_size)) if len(share) else []
+        self._reader, self.num_samples = reader, len(reader)
+        self._shares = split_evenly(
+            range(self.num_samples), batch_size=batch_size, num_processes=num_processes, process_index=process_index
+        )
+
+    def fingerprint(self) -> str:
+        """Return what tells these data from others, at the cost of reading some samples."""
+        return self._reader.fingerprint()
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's share, in order."""
-        yield from _on_device(self._reader.read(self._ids, key=0), self._reader.device)
+        ids = [torch.arange(share.start, share.stop) for share in self._shares]
+        yield from map(DeviceCopy(self._reader.device), self._reader.read(ids, key=0))
 
 
 def build_dataset_loaders(
@@ -68,7 +84,11 @@ def build_dataset_loaders(
     """Return this process's training and evaluation loader over map-style datasets of `(input, target)` pairs.
 
     The options are those of `SampleReader`.
+
+    Raises:
+        ConfigError: `accelerator` has settings that are not supported, such as `split_batches`.
     """
+    reject_unsupported(accelerator)
     num_processes, process_index = accelerator.num_processes, accelerator.process_index
     train_reader, test_reader = (
         SampleReader(
@@ -93,17 +113,51 @@ def build_dataset_loaders(
     )
 
 
-def _on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Move batches to the device: on CUDA by a stream, so that each comes while the step before still computes."""
-    if device.type != "cuda":
-        yield from (batch.to(device) for batch in batches)
-        return
-    stream = torch.cuda.Stream()
-    for batch in batches:
-        with torch.cuda.stream(stream):
-            moved = batch.to(device)
-        training = torch.cuda.current_stream()
-        training.wait_stream(stream)
-        for part in (moved.inputs, moved.targets, moved.sample_ids):
-            part.record_stream(training)  # else its memory could be used again before training has read it
-        yield moved
+class DeviceCopy:
+    """Copies batches to the device by a stream of its own, so that a copy runs while the step before computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.Stream(device) if has_streams(device) else None
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch on the device, for work of the current stream."""
+        if self._stream is None:
+            return batch if self._device.type == "cpu" else batch.to(self._device)
+        training = torch.accelerator.current_stream(self._device)
+        with self._stream:
+            moved = batch.to(self._device)
+        training.wait_stream(self._stream)
+
+        def keep(tensor: Tensor) -> Tensor:
+            """Keep the memory until training has read it: the copies' stream would use it again before."""
+            tensor.record_stream(training)
+            return tensor
+
+        return moved.map(keep)
+
+
+class _MicroBatches(Sequence[Batch]):
+    """The micro-batches of a step, read as they are asked for; one at a time is on the device."""
+
+    def __init__(self, batches: Iterator[Batch], number: int, to_device: Callable[[Batch], Batch]) -> None:
+        self._batches, self._number, self._to_device = batches, number, to_device
+        self._read: list[Batch] = []
+
+    def __len__(self) -> int:
+        return self._number
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(self._number))]
+        position = range(self._number)[index]
+        self._read += islice(self._batches, max(0, position + 1 - len(self._read)))
+        return self._to_device(self._read[position])
+
+    def read_all(self) -> None:
+        """Read what has not been asked for, so that the next step begins where this one ends."""
+        self._read += islice(self._batches, self._number - len(self._read))

@@ -1,4 +1,4 @@
-"""Running sums of the training path, kept on the device; reading them is its only host sync."""
+"""Running sums of the training path, kept on the device if it has float64; reading them is its only host sync."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from .metrics import sums_device
 from .types import StepReport
 
 _FOLD_AFTER = 256
@@ -43,12 +44,18 @@ class Meters:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
+        self._device = sums_device(accelerator.device)
         self._clear()
 
     def _clear(self) -> None:
         self._pending: list[StepReport] = []
         self._local: dict[str, Tensor] = {}
         self._counts = dict.fromkeys(("num_items", "num_updates", "num_skipped"), 0)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps since the last read."""
+        return len(self._pending) + self._counts["num_updates"] + self._counts["num_skipped"]
 
     def update(self, report: StepReport) -> None:
         """Take a step into the sums; of one that was skipped, only that it was."""
@@ -71,7 +78,7 @@ class Meters:
         if norms := [report.grad_norm for report in reports if report.grad_norm is not None]:
             columns["grad_norm"] = norms
         for name, column in columns.items():
-            total = torch.stack(column).double().sum()
+            total = torch.stack(column).to(self._device).double().sum()
             if name == "grad_norm" and not self._accelerator.is_main_process:
                 total.zero_()  # every process has the same norm: it is counted once
             self._local[name] = self._local[name] + total if name in self._local else total
@@ -106,10 +113,9 @@ class Meters:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the sums on the main process; the others start at zero, for any number of processes."""
         share = float(self._accelerator.is_main_process)
-        device = self._accelerator.device
         self._clear()
         self._local = {
-            name: torch.tensor(share * value, dtype=torch.float64, device=device)
+            name: torch.tensor(share * value, dtype=torch.float64, device=self._device)
             for name, value in state["sums"].items()
         }
         self._counts = {name: state[name] for name in self._counts}

@@ -19,8 +19,8 @@ class Muon(SGD):
     """SGD, but groups with a `filter_momentum` step along their orthogonalised momentum.
 
     Filters [out, in, ...] are a matrix [out, in * ...]. As in airbench94_muon, their momentum is
-    Nesterov's, and their norm is kept at sqrt(out) instead of decaying. Give such groups a `momentum`
-    and `weight_decay` of 0. Parameters must not be sharded.
+    Nesterov's, and their norm is kept at sqrt(out) instead of decaying; a norm of 0 stays 0 until the
+    first step. Give such groups a `momentum` and `weight_decay` of 0. Parameters must not be sharded.
     """
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -44,6 +44,7 @@ class Muon(SGD):
         buffer = torch.add(unscaled, before, alpha=momentum)
         direction = orthogonalized((unscaled + momentum * buffer).flatten(1)).view_as(filters)
         length = len(filters) ** 0.5 / filters.norm()
+        length = torch.where(length.isfinite(), length, 1.0)  # filters that are 0 have no direction to keep
         if found_inf is not None:  # the step will not be taken: leave no trace, and do not wait for the flag
             buffer = torch.where(found_inf > 0, before, buffer)
             length = torch.where(found_inf > 0, 1.0, length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -21,6 +22,7 @@ from .collectives import gather_rows
 from .errors import DivergedError
 from .sharding import is_sharded, local_part
 from .state import TrainState
+from .streams import arrival, has_streams
 from .types import Batch, Task, Window
 
 _logger = logging.getLogger(__name__)
@@ -46,8 +48,8 @@ class NonfiniteGuard:
 
     The scan takes 3 to 5 us of a step of 160 us (a tiny model on a CPU), less if there is a norm for
     clipping to look at instead, and with the copy of the buffers 65 us of 450 ms (ResNet-20, batch
-    128). On CUDA the fused optimizer skips the update by itself; so that the host need not wait for the
-    flag, it is read a step later, unless the run is to go on.
+    128). On an accelerator with streams the fused optimizer skips the update by itself; so that the host
+    need not wait for the flag, it is read a step later, unless the run is to go on.
     """
 
     def __init__(
@@ -62,27 +64,30 @@ class NonfiniteGuard:
         by_dtype: dict[torch.dtype, list[Tensor]] = {}  # on CUDA, one kernel copies all of a dtype, and only those
         for buffer in model.buffers():
             by_dtype.setdefault(buffer.dtype, []).append(buffer)
-        self._buffers = [(buffers, [buffer.clone() for buffer in buffers]) for buffers in by_dtype.values()]
+        self._buffers = list(by_dtype.values())
         self._found = torch.zeros((), device=accelerator.device)
         self._one = torch.ones((), device=accelerator.device)
         self._is_sharded = is_sharded(accelerator)
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
-        is_async = accelerator.device.type == "cuda" and is_fused
+        is_async = has_streams(accelerator.device) and is_fused
         self._may_defer = is_async and not (may_skip or self._is_sharded)
+        # Two copies, the newer first: a step may be judged when the next has begun.
+        self._copies = deque([[buffer.clone() for buffer in kind] for kind in self._buffers] for _ in range(2))
         self._pending: tuple[Attempt, Callable[[], bool]] | None = None
 
     def remember_buffers(self) -> None:
         """Note the running statistics before the forwards of a step change them."""
-        for buffers, before in self._buffers:
-            torch._foreach_copy_(before, buffers)
+        self._copies.rotate()
+        for buffers, copies in zip(self._buffers, self._copies[0], strict=True):
+            torch._foreach_copy_(copies, buffers)
 
-    def restore_buffers(self) -> None:
+    def restore_buffers(self, *, steps_ago: int = 0) -> None:
         """Put the running statistics back: a step that is skipped leaves no trace."""
-        for buffers, before in self._buffers:
-            torch._foreach_copy_(buffers, before)
+        for buffers, copies in zip(self._buffers, self._copies[steps_ago], strict=True):
+            torch._foreach_copy_(buffers, copies)
 
     def refuses(self, attempt: Attempt, grad_norm: Tensor | None) -> bool:
-        """Return whether the update must be left out. **Host sync**, but for what is put off on CUDA.
+        """Return whether the update must be left out. **Host sync**, but for what is put off.
 
         Raises:
             DivergedError: it must, and so the run must end.
@@ -96,7 +101,7 @@ class NonfiniteGuard:
         if not found:
             return False
         self._found.zero_()
-        self.tell(attempt, must_stop=not self._may_skip)
+        self.tell(attempt)
         return True
 
     def scan(self, grad_norm: Tensor | None) -> Tensor:
@@ -110,18 +115,22 @@ class NonfiniteGuard:
 
     def look_later(self, attempt: Attempt) -> None:
         """Start to fetch the flag of an update, which its kernel heeds by itself, and read that of the one before."""
-        self.settle()
+        self.settle(steps_ago=1)
         self._pending = attempt._replace(position=replace(attempt.position)), _sent_to_host(self._found)
 
-    def settle(self) -> None:
+    def settle(self, *, steps_ago: int = 0) -> None:
         """Read the flag of the last update, if it was put off. Raises DivergedError."""
         pending, self._pending = self._pending, None
         if pending is not None and pending[1]():
-            self.tell(pending[0], must_stop=True)
+            self.tell(pending[0], must_stop=True, steps_ago=steps_ago)
 
-    def tell(self, attempt: Attempt, *, must_stop: bool) -> None:
-        """Write down what is known of a non-finite step, and warn or raise DivergedError. **Collective. Host sync.**"""
-        self.restore_buffers()
+    def tell(self, attempt: Attempt, *, must_stop: bool | None = None, steps_ago: int = 0) -> None:
+        """Write down what is known of a non-finite step, and warn or raise DivergedError. **Collective. Host sync.**
+
+        `must_stop`: None is as the config says. `steps_ago`: 1 if the next step has begun.
+        """
+        must_stop = not self._may_skip if must_stop is None else must_stop
+        self.restore_buffers(steps_ago=steps_ago)
         record = self._describe(attempt)
         step, ids = record["optimizer_step"], record["nonfinite_sample_ids"]
         path = self._folder / f"nonfinite-step-{step:010d}.json"
@@ -200,12 +209,11 @@ def _plain(value: float) -> float | str:
 
 def _sent_to_host(flag: Tensor) -> Callable[[], bool]:
     """Start to copy `flag` to the host; what is returned waits for it, and not for what comes after."""
-    copy = flag.to("cpu", non_blocking=True, copy=True)
-    arrived = torch.cuda.current_stream().record_event() if flag.is_cuda else None
+    copy = flag.to("cpu", non_blocking=has_streams(flag.device), copy=True)
+    wait = arrival(flag.device)
 
     def read() -> bool:
-        if arrived is not None:
-            arrived.synchronize()
+        wait()
         return bool(copy)
 
     return read

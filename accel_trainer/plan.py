@@ -64,17 +64,14 @@ class BatchPlan:
         return min(self.global_batch_size, self.num_samples - step_in_epoch * self.global_batch_size)
 
     def micro_batches(self, step_in_epoch: int, process_index: int) -> list[range]:
-        """Return the positions in the epoch's order of each micro-batch of one process.
-
-        As many for every process, the last of one perhaps empty: normalisation over all processes, and
-        weights that are gathered for a forward, make each forward a collective.
-        """
-        first, size = step_in_epoch * self.global_batch_size, self.window_size(step_in_epoch)
-        start = first + math.ceil(size * process_index / self.num_processes)
-        stop = first + math.ceil(size * (process_index + 1) / self.num_processes)
-        largest_share = math.ceil(size / self.num_processes)
-        cuts = range(start, start + largest_share, self.per_device_batch_size)
-        return [range(min(cut, stop), min(cut + self.per_device_batch_size, stop)) for cut in cuts]
+        """Return the positions in the epoch's order of each micro-batch of one process; as many for every process."""
+        first = step_in_epoch * self.global_batch_size
+        return split_evenly(
+            range(first, first + self.window_size(step_in_epoch)),
+            batch_size=self.per_device_batch_size,
+            num_processes=self.num_processes,
+            process_index=process_index,
+        )
 
     def describe(self) -> str:
         """Return the arithmetic in one line."""
@@ -83,6 +80,19 @@ class BatchPlan:
             f"x {self.accumulation_steps} accumulation = {self.global_batch_size} per step, "
             f"{self.steps_per_epoch} steps per epoch of {self.num_samples} samples"
         )
+
+
+def split_evenly(positions: range, *, batch_size: int, num_processes: int, process_index: int) -> list[range]:
+    """Return one process's contiguous share of `positions`, cut into batches of at most `batch_size`.
+
+    As many for every process, the last of one perhaps empty: normalisation over all processes, and
+    weights that are gathered for a forward, make each forward a collective.
+    """
+    first, size = positions.start, len(positions)
+    start = first + math.ceil(size * process_index / num_processes)
+    stop = first + math.ceil(size * (process_index + 1) / num_processes)
+    cuts = range(start, start + math.ceil(size / num_processes), batch_size)
+    return [range(min(cut, stop), min(cut + batch_size, stop)) for cut in cuts]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +112,6 @@ class BatchConfig:
     fit_batch: Annotated[bool, tyro.conf.arg(aliases=["--fit-batch"])] = False
     """When memory runs out, take the step anew with half the samples per forward and twice the forwards, and go on so,
     also at the next start. The global batch stays; BatchNorm and dropout see smaller forwards, as with accumulation."""
-    overfit: Annotated[int | None, tyro.conf.arg(aliases=["--overfit"])] = None
-    """Train on the first n global batches alone, unaugmented, until their loss is close to 0; say what to suspect if
-    it never is. None: on all of the data."""
     drop_last: bool = False
     """Whether to leave out the short last step of an epoch; otherwise it is trained, every sample once."""
     eval_batch_size: int = 500
@@ -118,7 +125,6 @@ class BatchConfig:
             ("global_batch_size", "--global-batch-size"),
             ("accumulation_steps", "--accumulate"),
             ("eval_batch_size", "--batch.eval-batch-size"),
-            ("overfit", "--overfit"),
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -13,8 +13,13 @@ import torch
 import torch.distributed as dist
 
 from .errors import Preempted
+from .process_group import find_cpu_group
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+# Those of them that this system has: Windows has the first two, and Ctrl-Break.
+_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGBREAK")
+SIGNALS = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))
+
+_CHILD_DIED = getattr(signal, "SIGCHLD", None)  # None: Windows
 
 TIME_LIMIT = 100  # above every signal number
 _NOTHING = 1000  # as it travels: the smallest code wins, and a signal is smaller than the time limit
@@ -49,11 +54,13 @@ class StopFlag:
     `may_leave` is set, there is nothing to save, and a signal raises `Preempted` where it arrives.
     """
 
-    def __init__(self, *, num_processes: int = 1) -> None:
+    def __init__(self, *, num_processes: int = 1, timeout_s: float = 1800.0) -> None:
+        """With several processes **Collective**; `timeout_s` is how long a poll waits for the others."""
         self.agreed = self._wish = Stop()
         self.num_polls = 0
         self.may_leave = False
         self._num_processes = num_processes
+        self._group = None if num_processes == 1 else find_cpu_group(timeout_s=timeout_s)
         self._reduced = torch.zeros(2, dtype=torch.int32)  # smallest wish; whether all have run out
         self._pending: dist.Work | None = None
         self._have_all_run_out = False
@@ -77,7 +84,7 @@ class StopFlag:
             self.drain()
             if not (self.agreed.is_preemption or self._have_all_run_out):
                 self._reduced[0], self._reduced[1] = self._wish or _NOTHING, has_run_out
-                self._pending = dist.all_reduce(self._reduced, op=dist.ReduceOp.MIN, async_op=True)
+                self._pending = dist.all_reduce(self._reduced, dist.ReduceOp.MIN, self._group, async_op=True)
         return bool(self.agreed)
 
     def drain(self) -> None:
@@ -155,10 +162,12 @@ class WorkerDeaths:
 
     def defer(self) -> None:
         """Take over torch's handler, which comes with the first workers. Without effect outside the main thread."""
-        handler = signal.getsignal(signal.SIGCHLD)
+        if _CHILD_DIED is None:
+            return
+        handler = signal.getsignal(_CHILD_DIED)
         if getattr(handler, "__module__", "").startswith("torch.") and callable(handler):
             with suppress(ValueError):
-                signal.signal(signal.SIGCHLD, self._handle)
+                signal.signal(_CHILD_DIED, self._handle)
                 self._tell = handler
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -170,7 +179,7 @@ class WorkerDeaths:
         """Raise torch's RuntimeError of a worker that has died, or dies inside the block."""
         self._is_heard = True
         try:
-            self._tell(signal.SIGCHLD, None)
+            self._tell(_CHILD_DIED or 0, None)
             yield
         finally:
             self._is_heard = False

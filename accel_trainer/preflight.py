@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 import torch.distributed as dist
 
+from .accelerate_settings import is_switched_on
 from .errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class Situation:
     @property
     def is_on_cpu(self) -> bool:
         """Whether the launcher asked for the CPU, also where there is a GPU."""
-        return self.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
+        return is_switched_on("ACCELERATE_USE_CPU", self.environ)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import time
@@ -16,7 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from .errors import ExitCode, ProcessError
 
-_stores: list[Store] = []
+_stores: dict[tuple[str, int], Store] = {}  # others may meet again while this process still leaves
 
 
 def join_processes(backend: str | None, *, timeout_s: float) -> None:
@@ -34,11 +35,9 @@ def join_processes(backend: str | None, *, timeout_s: float) -> None:
         return
     _choose_interface(os.environ["MASTER_ADDR"])
     try:
-        store, *_ = next(rendezvous("env://", timeout=timeout))
-        _stores.append(store)  # process 0 serves it, and others may meet again while it still leaves
-        store = _fresh_part(store, rank, num_processes, timeout_s=timeout_s)
+        store = _fresh_part(_meet(rank, timeout), rank, num_processes, timeout_s=timeout_s)
         dist.init_process_group(backend, store=store, rank=rank, world_size=num_processes, timeout=timeout)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ProcessError(
             "RENDEZVOUS",
@@ -48,6 +47,43 @@ def join_processes(backend: str | None, *, timeout_s: float) -> None:
             rank,
             ExitCode.INTERNAL,
         ) from error
+
+
+def find_cpu_group(*, timeout_s: float) -> dist.ProcessGroup | None:
+    """Return the group that reduces tensors of the CPU: None is the default one, if it can. **Collective.**
+
+    A group that somebody made before the run, such as accelerate's for GPUs, may have NCCL alone.
+    """
+    has_one = "cpu:" in dist.get_backend_config()
+    return None if has_one else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+
+def _meet(rank: int, timeout: timedelta) -> Store:
+    """Return the store through which the processes find each other; process 0 serves it unless the launcher does."""
+    if rank > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return next(rendezvous("env://", timeout=timeout))[0]  # type: ignore[no-any-return]
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if address not in _stores:
+        _stores[address] = _serve(*address, timeout)
+    _stores[address].set_timeout(timeout)
+    return _stores[address]
+
+
+def _serve(host: str, port: int, timeout: timedelta) -> Store:
+    """Serve a store, on the loopback alone if that is where the processes meet: torch listens on all interfaces."""
+    if os.name != "posix" or not _is_loopback(host):
+        return next(rendezvous("env://", timeout=timeout))[0]  # type: ignore[no-any-return]
+    with socket.create_server(("127.0.0.1" if host == "localhost" else host, port)) as server:
+        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
+            host, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=server.detach()
+        )
+    return store
+
+
+def _is_loopback(host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.IPv4Address(host).is_loopback
+    return host == "localhost"
 
 
 def _choose_interface(host: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +14,11 @@ from . import storage
 from .callbacks.attempts import AttemptLog
 from .callbacks.base import Callback
 from .callbacks.log import MetricsLog
-from .callbacks.overfit import FewWindows, OverfitCheck
-from .callbacks.profile import Profile, ProfiledTask
+from .callbacks.profile import Profile
 from .callbacks.progress import Progress
 from .callbacks.record import RunRecord
 from .callbacks.stop import EarlyStopping, TimeLimit
 from .callbacks.trackers import Trackers
-from .capture import StepCapture, obstacles_to_capture
 from .checkpoint import Checkpointer
 from .checkpoint_files import LoadedCheckpoint, decode_files, read_checkpoint
 from .checkpoint_folder import find_checkpoint
@@ -27,6 +26,7 @@ from .compilation import Compiler, Stopwatch
 from .config import config_to_dict
 from .errors import CheckpointError
 from .evaluation import Evaluator
+from .fingerprint import SAMPLED, describe_fingerprint
 from .history import History
 from .memory import BatchFit
 from .optimizer import build_optimizer
@@ -54,16 +54,16 @@ def build_trainer(
     loader: Loader,
     eval_loader: EvalLoader,
     metrics: Sequence[Metric],
-    data_fingerprint: str = "",
+    data_fingerprint: str | None = None,
     export_config: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
     trainer_class: type[Trainer] = Trainer,
 ) -> Trainer:
     """Assemble a trainer for `run` and put it where the run stands. **Collective.**
 
-    `model` is plain, on the CPU. `data_fingerprint` names the training data's content: a run is not
-    continued on other data. `export_config` goes beside the exported weights as JSON. `trainer_class` is for
-    a subclass that overrides `train_window`.
+    `model` is plain, on the CPU. `data_fingerprint` names the content of the data: a run is not continued on other
+    data. None: a hash of some samples, if the loaders have one. `export_config` goes beside the exported weights as
+    JSON. `trainer_class` is for a subclass that overrides `train_window`.
 
     Raises:
         ConfigError: some processes have other data than main.
@@ -79,7 +79,9 @@ def build_trainer(
             "--mixed-precision fp16": accelerator.scaler,
         },
     )
-    check_same_everywhere({"data": f"{data_fingerprint}, {loader.plan.num_samples} samples"}, accelerator)
+    fingerprint = _fingerprint(loader, eval_loader) if data_fingerprint is None else data_fingerprint
+    num_samples = loader.plan.num_samples, eval_loader.num_samples
+    check_same_everywhere({"data": f"{fingerprint}, {num_samples} samples"}, accelerator)
     if config.run.init_from is not None and run.checkpoint is None:
         _load_weights(model, config.run.init_from)
     is_main = accelerator.is_main_process
@@ -87,14 +89,20 @@ def build_trainer(
     model = place_model(model, accelerator, config.runtime, Compiler(preparation, is_quiet=not is_main))
     plan = loader.plan
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, plan)
-    total_steps = config.trainer.num_epochs * plan.steps_per_epoch
+    num_epochs, max_steps = config.trainer.num_epochs, config.trainer.max_steps
+    steps = f"{num_epochs * plan.steps_per_epoch} steps"
+    if max_steps is not None and max_steps < num_epochs * plan.steps_per_epoch:
+        steps = f"{max_steps} steps (--max-steps)"
     banner = (
-        f"{describe_machine(accelerator)}\n{plan.describe()}, {config.trainer.num_epochs} epochs, {total_steps} steps\n"
+        f"{describe_machine(accelerator)}\n{plan.describe()}, {num_epochs} epochs, {steps}\n"
         f"peak learning rate {peak_learning_rate:g}, {sum(p.numel() for p in model.parameters()):,} parameters\n"
+        f"{num_samples[0]} + {num_samples[1]} samples, compared at a resume by {describe_fingerprint(fingerprint)}\n"
         f"run folder {run.folder}"
     )
     progress = Progress(banner=banner, is_quiet=config.run.quiet or not is_main)
     history = History(run.folder / "metrics.jsonl") if is_main else None
+    if history is not None:
+        run.resources.callback(history.close)
     trackers = Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(config))
     log = MetricsLog(
         accelerator,
@@ -103,18 +111,14 @@ def build_trainer(
         preparation=preparation,
         sinks=[progress.show, trackers.show],
     )
-    profile = Profile(run.folder / "profile", log=log, show=progress.tell)
-    checks: list[Callback] = []
-    if config.batch.overfit is not None:
-        loader = FewWindows(loader, config.batch.overfit)
-        checks = [OverfitCheck(loader, tell=progress.tell)]
+    profile = Profile(run.folder / "profile", show=progress.tell)
     trainer = trainer_class(
         config.trainer,
         accelerator=accelerator,
         model=model,
         optimizer=build_optimizer(model, config.optimizer),
         learning_rate_at=learning_rate_at,
-        task=ProfiledTask(task) if config.run.profile else task,
+        task=task,
         loader=loader,
         evaluator=Evaluator(eval_loader, task=task, metrics=metrics, accelerator=accelerator),
         checkpointer=Checkpointer(
@@ -122,7 +126,8 @@ def build_trainer(
             config=config.checkpoint,
             metadata={
                 "config_sha256": run.config_sha256,
-                "data_fingerprint": data_fingerprint,
+                "data_fingerprint": fingerprint,
+                "num_samples": list(num_samples),
                 "num_processes": accelerator.num_processes,
                 "global_batch_size": plan.global_batch_size,
                 "versions": library_versions(),
@@ -140,21 +145,15 @@ def build_trainer(
             RunRecord(run.folder, log=log, export_config=export_config or {}),
             *([profile] if config.run.profile else []),
             trackers,
-            *checks,
             *callbacks,
         ],
     )
-    if config.runtime.capture:
-        obstacles = [*obstacles_to_capture(trainer), *(["does not go with --profile"] if config.run.profile else [])]
-        if not obstacles:
-            trainer.compute = StepCapture(trainer, preparation=preparation).compute
-        elif is_main:
-            _logger.warning("--capture %s, and so each step is taken as it comes", obstacles[0])
+    run.resources.callback(trainer.checkpointer.close)
     trainer.prepare_checkpoints()
     if run.checkpoint is not None:
-        _check_data(run, data_fingerprint)
+        changes = [*run.changes, *_data_changes(run, fingerprint, num_samples)]
         _note_changes(run.checkpoint, accelerator.num_processes)
-        trainer.restore(run.checkpoint.pieces)
+        trainer.restore(run.checkpoint.pieces, changes=changes)
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
     return trainer
@@ -186,15 +185,28 @@ def _stopping(run: Run) -> list[Callback]:
     return callbacks
 
 
-def _check_data(run: Run, data_fingerprint: str) -> None:
+def _fingerprint(loader: Loader, eval_loader: EvalLoader) -> str:
+    """Return what tells the data of both loaders from others; empty if one of them cannot say."""
+    parts = [each.fingerprint() if hasattr(each, "fingerprint") else "" for each in (loader, eval_loader)]
+    return SAMPLED + hashlib.sha256("".join(parts).encode()).hexdigest() if all(parts) else ""
+
+
+def _data_changes(run: Run, fingerprint: str, num_samples: tuple[int, int]) -> list[str]:
+    """Return `["data"]` if the data is not what the checkpoint was trained on, and that is allowed; else nothing."""
     assert run.checkpoint is not None
-    stored = run.checkpoint.manifest.get("data_fingerprint")
-    if stored != data_fingerprint and "data" not in run.config.run.allow_change:
-        raise CheckpointError(
-            "DATA_CHANGED",
-            f"the training data is not what this run was trained on ({str(stored)[:12]} -> {data_fingerprint[:12]}): "
-            "restore it, choose another --output-dir, or continue on purpose with --allow-change data",
-        )
+    stored = run.checkpoint.manifest.get("data_fingerprint", "")
+    before = tuple(run.checkpoint.manifest.get("num_samples", num_samples))
+    has_same_hash = stored == fingerprint or "" in (stored, fingerprint)
+    if has_same_hash and before == num_samples:
+        return []
+    if "data" in run.config.run.allow_change:
+        return ["data"]
+    change = f"{before} -> {num_samples} samples" if before != num_samples else f"{stored[:16]} -> {fingerprint[:16]}"
+    raise CheckpointError(
+        "DATA_CHANGED",
+        f"the data is not what this run was trained on ({change}): restore it, choose another --output-dir, or "
+        "continue on purpose with --allow-change data",
+    )
 
 
 def _note_changes(checkpoint: LoadedCheckpoint, num_processes: int) -> None:

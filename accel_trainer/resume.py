@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,9 +15,8 @@ from accelerate import Accelerator
 from .checkpoint_files import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
 from .checkpoint_folder import find_checkpoint, has_checkpoints
 from .collectives import broadcast_files, run_on_main
-from .config import config_to_dict
 from .errors import CheckpointError, ConfigError, OutputError
-from .run_config import RecipeConfig, RunConfig, diff_training
+from .run_config import RecipeConfig, RunConfig, training_changes
 from .run_folder import RunLock
 
 R = TypeVar("R", bound=RecipeConfig)
@@ -52,7 +51,7 @@ def _is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     try:
         stored = yaml.safe_load((folder / "config.yaml").read_text())
         resolved = with_batch(config, stored, num_processes=1)
-        if diff_training(stored, config_to_dict(resolved)) or not has_checkpoints(folder / "checkpoints"):
+        if training_changes(stored, resolved) or not has_checkpoints(folder / "checkpoints"):
             return False
         RunLock(folder / "run.lock").release()
         result = folder / "result.json"
@@ -110,18 +109,24 @@ def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: in
     return replace(config, batch=batch)
 
 
-def check_unchanged(stored: Mapping[str, Any], config: RecipeConfig, allowed: tuple[str, ...], folder: Path) -> None:
-    """Raise ConfigError if the config decides another training than the stored one, beyond what is `allowed`."""
+def check_changes(stored: Mapping[str, Any], config: RecipeConfig, allowed: Sequence[str], folder: Path) -> list[str]:
+    """Return the names of what is changed on purpose, in what decides the training.
+
+    Raises:
+        ConfigError: something else is changed, too.
+    """
     names = {name.replace("-", "_") for name in allowed}
-    changes = [change for change in diff_training(stored, config_to_dict(config)) if change[0] not in names]
-    if changes:
-        listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in changes)
-        flags = " ".join(name for name, _, _ in changes)
+    changes = training_changes(stored, config)
+    refused = [change for change in changes if change[0] not in names]
+    if refused:
+        listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
+        flags = " ".join(name for name, _, _ in refused)
         raise ConfigError(
             "CONFIG_CHANGED",
             f"{folder} was made with another config ({listed}): choose another --output-dir, or continue it on "
             f"purpose with --allow-change {flags}",
         )
+    return [name for name, _, _ in changes]
 
 
 def read_checkpoint(where: tuple[str, str | None] | None, accelerator: Accelerator) -> LoadedCheckpoint | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -25,7 +27,7 @@ from .memory import shortage_explained
 from .preemption import StopFlag, stop_on_signals
 from .preflight import Situation, log_warnings, refuse_errors
 from .resume import (
-    check_unchanged,
+    check_changes,
     choose_folder,
     find_source,
     read_checkpoint,
@@ -53,7 +55,11 @@ class Run:
     folder: Path
     checkpoint: LoadedCheckpoint | None
     config_sha256: str
+    changes: tuple[str, ...]
+    """What of the config was changed on purpose since the checkpoint, in what decides the training."""
     watchdog: Watchdog
+    resources: ExitStack
+    """Closed when the run is over, however it ends."""
 
     def remember_micro_batch(self, per_device_batch_size: int) -> None:
         """Note the samples of a forward with which the next start goes on, if with `fit_batch`."""
@@ -83,7 +89,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     def open_folder() -> bytes:
         check_trackers(config.run.track)
         wanted = choose_folder(config, recipe)
-        if not wanted.exists():
+        if not os.path.exists(wanted):
             created.append(wanted)
         folder = prepare_directory(wanted)
         lock.enter_context(RunLock(folder / "run.lock"))
@@ -91,8 +97,9 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         source = find_source(folder, config.run)
         stored = None if source is None else read_stored_config(source)
         resolved = with_batch(config, stored, num_processes=accelerator.num_processes)
+        changes: list[str] = []
         if source is not None and stored is not None:
-            check_unchanged(stored, resolved, config.run.allow_change, source.run)
+            changes = check_changes(stored, resolved, config.run.allow_change, source.run)
         environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
         with writes_to(folder):
             if source is not None and source.run != folder:
@@ -101,16 +108,19 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             storage.write_file_atomic(folder / "environment.json", json.dumps(environment, indent=1).encode())
             storage.write_file_atomic(folder / "code.diff", find_code_changes().encode())
         where = None if source is None else [str(source.run), source.checkpoint]
-        return json.dumps([str(folder), where, asdict(resolved.batch)]).encode()
+        return json.dumps([str(folder), where, asdict(resolved.batch), changes]).encode()
 
     check_same_everywhere(describe_identity(config), accelerator)
     rank, num_processes = accelerator.process_index, accelerator.num_processes
-    stop_flag = StopFlag(num_processes=num_processes)
-    watchdog = Watchdog(stop_flag, timeout_s=config.runtime.timeout_s, launcher_pid=find_launcher())
+    stop_flag = StopFlag(num_processes=num_processes, timeout_s=config.runtime.timeout_s)
+    others_wait_s = config.runtime.timeout_s if num_processes > 1 else math.inf
+    watchdog = Watchdog(
+        stop_flag, timeout_s=config.runtime.stuck_timeout_s or others_wait_s, launcher_pid=find_launcher()
+    )  # fmt: skip
     try:
         with stop_on_signals(stop_flag), watchdog:
             stop_flag.may_leave = True  # until there is something to save
-            path, where, batch = json.loads(run_on_main(open_folder, accelerator))
+            path, where, batch, changes = json.loads(run_on_main(open_folder, accelerator))
             folder = Path(path)
             resolved = replace(config, batch=replace(config.batch, **batch))
             if accelerator.is_main_process:
@@ -118,7 +128,11 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             with reported(folder, watchdog, rank=rank, num_processes=num_processes):
                 with shortage_explained(resolved.batch, watchdog, accelerator):
                     checkpoint = read_checkpoint(where, accelerator)
-                    yield Run(resolved, accelerator, folder, checkpoint, identity_sha256(resolved), watchdog)
+                    with ExitStack() as resources:
+                        identity = identity_sha256(resolved)
+                        yield Run(
+                            resolved, accelerator, folder, checkpoint, identity, tuple(changes), watchdog, resources
+                        )
                 leave(accelerator)
     except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
         raise  # the folder says why
@@ -133,8 +147,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
 def _remove_unused(folder: Path) -> None:
     """Remove the folder of a run that was refused before it wrote a row or a checkpoint."""
     history = folder / "metrics.jsonl"
-    is_empty = not history.exists() or history.stat().st_size == 0
-    if folder.is_dir() and is_empty and not has_checkpoints(folder / "checkpoints"):
+    is_empty = not os.path.exists(history) or history.stat().st_size == 0
+    if os.path.isdir(folder) and is_empty and not has_checkpoints(folder / "checkpoints"):
         storage.remove_directories([folder])
 
 

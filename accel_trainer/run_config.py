@@ -12,21 +12,32 @@ from typing import Annotated, Any
 import tyro
 
 from .checkpoint import CheckpointConfig
-from .config import config_to_dict, diff_config
+from .config import config_to_dict, flatten_config
 from .optimizer import OptimizerConfig
 from .plan import BatchConfig
 from .runtime import RuntimeConfig
 from .schedule import ScheduleConfig
 from .trainer import TrainerConfig
 
-# What may differ between two commands of the same run: where it writes, how long it goes on, what it
-# shows, what it does when it diverges, and how the global batch is split. Everything else decides what is trained.
-FREE = (
-    "run.", "checkpoint.", "trainer.max_steps", "trainer.max_time_s", "trainer.on_nonfinite",
-    "batch.per_device_batch_size", "batch.accumulation_steps", "batch.eval_batch_size",
-    "batch.num_workers", "batch.fit_batch",
-    "runtime.num_threads", "runtime.timeout_s", "runtime.backend", "runtime.debug_distributed",
-)  # fmt: skip
+# What may differ between two starts of the same run, by the beginning of its dotted name. All else decides what is
+# trained, and may be changed on purpose only (`--allow-change`). docs/checkpoints.md has the same lists.
+MUTABLE_ON_RESUME = {
+    "run.": "where the run lives and what it shows",
+    "checkpoint.": "when it saves, and what is kept",
+    "trainer.max_steps": "how long it trains",
+    "trainer.max_time_s": "how long it trains",
+    "trainer.on_nonfinite": "what it does about NaN and inf",
+    "batch.per_device_batch_size": "how the global batch is split",
+    "batch.accumulation_steps": "how the global batch is split",
+    "batch.fit_batch": "how the global batch is split",
+    "batch.eval_batch_size": "how evaluations are split",
+    "batch.num_workers": "who reads the data",
+    "runtime.num_threads": "how fast it is, and the last bits",
+    "runtime.timeout_s": "how long it waits for other processes",
+    "runtime.stuck_timeout_s": "how long it waits for itself",
+    "runtime.backend": "what carries messages between processes",
+    "runtime.debug_distributed": "what is logged about them",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +60,7 @@ class RunConfig:
     cache_dir: Annotated[Path, tyro.conf.arg(aliases=["--cache-dir"])] = Path("~/.cache/accel_trainer")
     """Where decoded data is kept, for all runs."""
     profile: Annotated[bool, tyro.conf.arg(aliases=["--profile"])] = False
-    """Trace some steps and write where the time goes into `profile/` of the run folder."""
+    """Trace some steps into `profile/` of the run folder, with torch's table of their operations."""
     dry_run: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False
     """Try it all: a step, an evaluation, a checkpoint, and on from there for another, in a folder that is gone then."""
     quiet: Annotated[bool, tyro.conf.arg(aliases=["--quiet"])] = False
@@ -78,12 +89,29 @@ class RecipeConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
 
-def diff_training(stored: Mapping[str, Any], mine: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return `(dotted name, old, new)` of the values that decide what is trained and differ."""
-    return [change for change in diff_config(stored, mine) if not change[0].startswith(FREE)]
+_WAS_DEFAULT = ("trainer.monitor_mode", "max")
+"""What is now None, and means the same for what could then be monitored without a mode of its own."""
+
+
+def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tuple[str, Any, Any]]:
+    """Return `(dotted name, old, new)` of the values that decide what is trained and differ from the `stored` config.
+
+    A value that a config of an older version does not have counts as its default; one that this version no longer
+    has does not count.
+    """
+    mine = dict(flatten_config(config_to_dict(config)))
+    before = {**dict(flatten_config(config_to_dict(type(config)()))), **dict(flatten_config(stored))}
+    return [
+        (name, before[name], value)
+        for name, value in mine.items()
+        if value != before[name]
+        and not name.startswith(tuple(MUTABLE_ON_RESUME))
+        and (name, before[name]) != _WAS_DEFAULT
+    ]
 
 
 def identity_sha256(config: RecipeConfig) -> str:
     """Return a hash of what decides the training."""
-    values = diff_training({}, config_to_dict(config))
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+    values = dict(flatten_config(config_to_dict(config)))
+    decisive = {name: value for name, value in values.items() if not name.startswith(tuple(MUTABLE_ON_RESUME))}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import storage
+from . import portable, storage
 from .errors import OutputError
 
 _MAX_NAME_BYTES = 255
@@ -74,6 +73,8 @@ def free_bytes(path: Path) -> int:
 def foreign_access(path: Path) -> str | None:
     """Return why somebody else may have changed `path`, or None if only this user can."""
     status = path.stat()
+    if not hasattr(os, "geteuid"):  # Windows, where rights are not in the mode
+        return None
     if status.st_uid not in (os.geteuid(), 0):
         return f"{path} belongs to user id {status.st_uid}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -94,11 +95,12 @@ class RunLock:
         # The kernel drops the lock when the process closes any descriptor of the file, so it is
         # opened once, here, and read and written through this descriptor only.
         with writes_to(path.parent):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | portable.SAFELY, 0o600)
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            portable.take_lock(self._descriptor)
         except OSError as error:
-            owner = os.pread(self._descriptor, 4096, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            owner = os.read(self._descriptor, 4096)
             os.close(self._descriptor)
             raise _not_locked(path.parent, error, owner) from error
         owner = json.dumps(
@@ -111,7 +113,8 @@ class RunLock:
         ).encode()
         with writes_to(path.parent):
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(self._descriptor, owner, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            os.write(self._descriptor, owner)
 
     def release(self) -> None:
         """Let another run have the folder."""

@@ -19,19 +19,29 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
     FullyShardedDataParallelPlugin,
+    GradScalerKwargs,
     convert_outputs_to_fp32,
+    patch_environment,
 )
 from torch import nn
 
+from .accelerate_settings import (
+    accelerates_errors,
+    forget_earlier_accelerators,
+    is_switched_on,
+    read_launch,
+    reject_unsupported,
+)
 from .compilation import Compiler
-from .environment import available_cpus
 from .errors import ConfigError
-from .launcher_variables import find_processes
+from .launcher_variables import MAX_THREADS, count_local_processes, find_processes, given_num_threads
+from .machine import available_cpus, peak_resident_bytes, total_memory_bytes
 from .process_group import join_processes
-from .ranges import AT_LEAST_ONE, POSITIVE
+from .ranges import AT_LEAST_ONE, POSITIVE, Range
 from .sharding import is_sharded
 from .sync_batch_norm import convert_sync_batch_norm
 
+_THREADS = Range(f"to 1 to {MAX_THREADS}", lambda number: 1 <= number <= MAX_THREADS)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -50,16 +60,24 @@ class RuntimeConfig:
     compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
     """Compile the model with torch.compile, for each shape apart; a net that it cannot compile runs as it is, with a
     warning. Slower for small nets on the CPU (0.65 to 0.85 times, torch 2.13)."""
-    capture: Annotated[bool, tyro.conf.arg(aliases=["--capture"])] = False
-    """Record forward, backward and update as one CUDA graph and replay it: for small nets, whose steps a GPU computes
-    sooner than a host can launch them. A step that cannot be recorded goes on as it comes, with a warning."""
     deterministic: bool = True
     """Choose deterministic kernels on CUDA; without them a resumed run is close, but not the same bits."""
     num_threads: int | None = None
-    """CPU threads per process; None: the cores this process may use, divided by the processes. It changes the last bits
-    of a result: set it for a run that may go on with fewer cores, or elsewhere."""
+    """CPU threads per process; None: OMP_NUM_THREADS of a process that no launcher set it for, else the cores this
+    process may use, divided by the processes. It changes the last bits of a result: set it for a run that may
+    continue with fewer cores, or elsewhere."""
+    tf32: bool = False
+    """Let CUDA multiply float32 matrices and convolve in TF32, with 10 bits of mantissa instead of 23: faster, and
+    other results."""
+    loss_scale: float = 65536.0
+    """What fp16 multiplies the loss by at first, so that small gradients do not become 0; overflows halve it."""
+    loss_scale_growth_steps: int = 2000
+    """Double the loss scale after this many steps without an overflow."""
     timeout_s: float = 600.0
     """How long a process waits for the others in a collective before it gives up."""
+    stuck_timeout_s: float | None = None
+    """End a process that has made no progress in training for so long, with the stacks of its threads in its log. None:
+    `timeout_s` with several processes, which then have given it up; no limit for one."""
     find_unused_parameters: bool = False
     """Let a step leave parameters without gradient with several processes; costs a search of the graph per step."""
     static_graph: bool = False
@@ -73,62 +91,65 @@ class RuntimeConfig:
     reads it as it loads) also each connection."""
 
     def __post_init__(self) -> None:
-        AT_LEAST_ONE.check(self, "runtime", "num_threads")
-        POSITIVE.check(self, "runtime", "timeout_s")
+        _THREADS.check(self, "runtime", "num_threads")
+        AT_LEAST_ONE.check(self, "runtime", "loss_scale_growth_steps")
+        POSITIVE.check(self, "runtime", "timeout_s", "stuck_timeout_s", "loss_scale")
 
 
 def start_accelerator(config: RuntimeConfig) -> Accelerator:
     """Join the processes of this launch, whatever launched them, and set precision and threads. **Collective.**
 
     Raises:
-        ConfigError: the launch does not make the processes it was asked for, or the precision is not to be had.
+        ConfigError: the launch does not make the processes it was asked for, or asks for what is not supported.
         ProcessError: the others cannot be reached.
     """
     num_processes = find_processes()
+    given_threads = given_num_threads()
     use_cpu = uses_cpu()
-    precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    sharding = read_launch(precision)
     if use_cpu and precision == "fp16":
         # accelerate 1.15 would run float32 and say nothing.
         raise ConfigError("CONFIG", "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no")
     if num_processes > 1:
         _join(config, use_cpu=use_cpu)
-    accelerator = Accelerator(
-        cpu=use_cpu and num_processes > 1, mixed_precision=precision, kwargs_handlers=[_ddp_options(config)]
-    )
-    if use_cpu and num_processes > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        # accelerate 1.15 shards on accelerators alone, and here would train DDP and say nothing.
-        accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin()
-        accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
-    if is_sharded(accelerator) and not accelerator.is_fsdp2:
-        raise ConfigError("FSDP", "FSDP 1 is not supported: set fsdp_version: 2, as in fsdp.yaml")
+    accelerator = _build_accelerator(config, precision, sharding, is_on_cpus=use_cpu and num_processes > 1)
     if accelerator.num_processes != num_processes:
         raise ConfigError(
             "LAUNCH",
             f"the launcher announced {num_processes} processes, accelerate found {accelerator.num_processes}: "
             "for CPU processes launch with ACCELERATE_USE_CPU=true",
         )
-    if accelerator.gradient_accumulation_steps != 1:
-        raise ConfigError(
-            "LAUNCH",
-            f"the launcher set {accelerator.gradient_accumulation_steps} gradient accumulation steps: "
-            "remove that and use --accumulate",
-        )
+    reject_unsupported(accelerator)
+    _set_num_threads(config.num_threads or given_threads)
     _pin(config, accelerator)
     return accelerator
 
 
 def uses_cpu() -> bool:
     """Return whether a run trains on the CPU: without a GPU, or if the launcher says so."""
-    is_wanted = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true")
-    return is_wanted or not torch.accelerator.is_available()
+    return is_switched_on("ACCELERATE_USE_CPU", os.environ) or not torch.accelerator.is_available()
+
+
+def _build_accelerator(
+    config: RuntimeConfig, precision: str, sharding: FullyShardedDataParallelPlugin | None, *, is_on_cpus: bool
+) -> Accelerator:
+    forget_earlier_accelerators()
+    handlers = [_ddp_options(config), _scaler_options(config)]
+    # Without this variable, accelerate sets the threads and warns; they are set after.
+    with accelerates_errors(), patch_environment(omp_num_threads=os.environ.get("OMP_NUM_THREADS", "1")):
+        accelerator = Accelerator(
+            cpu=is_on_cpus, mixed_precision=precision, fsdp_plugin=sharding, kwargs_handlers=handlers
+        )
+    if is_on_cpus and sharding is not None:
+        # accelerate 1.15 shards on accelerators alone, and here would train DDP and say nothing.
+        accelerator.state.fsdp_plugin = sharding
+        accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+    return accelerator
 
 
 def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     """Form the process group, which accelerate then uses."""
-    if dist.is_initialized():
-        return
-    # As torchrun does. Without it, accelerate sets the threads and warns; `_pin` sets them after.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     has_cuda = torch.cuda.is_available() and not use_cpu
     if config.backend == "nccl" and not has_cuda:
         raise ConfigError("CONFIG", "--runtime.backend nccl needs GPUs, and there are none: use gloo")
@@ -136,12 +157,22 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
         raise ConfigError("CONFIG", "--runtime.gradient-compression bf16 needs GPUs and NCCL: use fp16")
     if config.backend == "mpi" and not dist.is_mpi_available():
         raise ConfigError("CONFIG", "--runtime.backend mpi needs a torch built with MPI: use gloo, also under mpirun")
+    if dist.is_initialized():
+        if config.backend is not None and f":{config.backend}" not in dist.get_backend_config():
+            raise ConfigError(
+                "LAUNCH",
+                f"--runtime.backend {config.backend}, but the processes have joined over {dist.get_backend()} already: "
+                "make no process group, PartialState or Accelerator before the run",
+            )
+        return
     if config.debug_distributed:
         # DETAIL, with gloo, ends DistributedDataParallel in a segmentation fault (torch 2.13).
         os.environ.update(TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_DEBUG="INFO")
         dist.set_debug_level_from_env()  # type: ignore[attr-defined]
-    # gloo beside nccl: the stop flag is reduced on the CPU, without stalling the GPU.
-    by_platform = "gloo" if use_cpu else ("cpu:gloo,cuda:nccl" if has_cuda else None)
+    by_platform, accelerator = "gloo", torch.accelerator.current_accelerator()
+    if accelerator is not None and not use_cpu:
+        # gloo beside nccl or its like: the stop flag is reduced on the CPU, without stalling the accelerator.
+        by_platform = f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
     join_processes(by_platform if config.backend in (None, "nccl") else config.backend, timeout_s=config.timeout_s)
 
 
@@ -153,19 +184,26 @@ def _ddp_options(config: RuntimeConfig) -> DistributedDataParallelKwargs:
     )
 
 
+def _scaler_options(config: RuntimeConfig) -> GradScalerKwargs:
+    return GradScalerKwargs(init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps)
+
+
+def _set_num_threads(wanted: int | None) -> None:
+    """Set the threads of this process; None: its part of the machine's cores."""
+    torch.set_num_threads(wanted or max(1, available_cpus() // count_local_processes()))
+
+
 def _pin(config: RuntimeConfig, accelerator: Accelerator) -> None:
     """Fix what changes the bits of a result and would otherwise depend on the launcher."""
-    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    torch.set_num_threads(config.num_threads or max(1, available_cpus() // local_processes))
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
     if accelerator.device.type == "cpu":
         _keep_freed_memory()
     if accelerator.device.type == "cuda":
         torch.backends.cudnn.benchmark = not config.deterministic
         torch.backends.cudnn.deterministic = config.deterministic
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+        torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True, warn_only=True)
             # Would fill new tensors with NaN, a kernel each, for those who read them before they write.
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
@@ -191,16 +229,29 @@ def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfi
     """
     model = model.to(accelerator.device)
     if config.channels_last and not is_sharded(accelerator):  # shards must be contiguous (torch 2.13)
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # `model.to(memory_format=...)` fails on the weights of 3-d convolutions (torch 2.13).
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.ndim == 4:
+                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
     if config.sync_batch_norm and accelerator.num_processes > 1:
         model = convert_sync_batch_norm(model, device=accelerator.device)
     if config.compile:
         compiler.compile(model)
+    if is_sharded(accelerator):
+        _choose_shards(model, accelerator)
     if is_sharded(accelerator) and accelerator.native_amp:
         # accelerate 1.15 would not autocast but cast the weights, those of norms too, which do not fit their buffers.
         accelerator.state.fsdp_plugin.mixed_precision_policy = None
         model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))
     return model
+
+
+def _choose_shards(model: nn.Module, accelerator: Accelerator) -> None:
+    """Let accelerate look up, while a mistake is still one line, which parts of `model` are sharded apart."""
+    try:
+        accelerator.state.fsdp_plugin.set_auto_wrap_policy(model)
+    except ValueError as error:
+        raise ConfigError("LAUNCH", f"accelerate's fsdp_transformer_layer_cls_to_wrap does not fit: {error}") from error
 
 
 def describe_machine(accelerator: Accelerator) -> str:
@@ -225,17 +276,17 @@ def library_versions() -> dict[str, str]:
 
 
 def peak_memory_bytes(accelerator: Accelerator) -> int:
-    """Return the most memory this process has used: of the GPU where there is one, else resident."""
-    if accelerator.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(accelerator.device)
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """Return the most memory this process has used: of a device that counts its own, else resident."""
+    device = torch.get_device_module(accelerator.device)
+    if hasattr(device, "max_memory_allocated"):
+        return int(device.max_memory_allocated(accelerator.device))
+    return peak_resident_bytes()
 
 
 def describe_memory(accelerator: Accelerator) -> str:
-    """Return the peak, of the memory of the GPU where there is one, else of the machine."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if accelerator.device.type == "cuda":
-        total = torch.cuda.get_device_properties(accelerator.device).total_memory
+    """Return the peak, of the memory of a device that counts its own, else of the machine."""
+    device = torch.get_device_module(accelerator.device)
+    total = total_memory_bytes()
+    if hasattr(device, "max_memory_allocated"):
+        total = device.get_device_properties(accelerator.device).total_memory
     return f"peak {peak_memory_bytes(accelerator) / 2**30:.2f} of {total / 2**30:.2f} GiB"

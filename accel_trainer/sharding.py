@@ -1,4 +1,4 @@
-"""Weights that lie in shards on all processes (FSDP2): whole for a checkpoint and an evaluation, and back.
+"""Weights that lie in shards on all processes (FSDP2): whole for a checkpoint, and back.
 
 A checkpoint holds whole tensors, gathered one after the other to the main process, not shards: so it
 is the same file, with the same hashes and the same commit, whatever number of processes wrote it or
@@ -8,14 +8,13 @@ of the state on the main machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from torch import Tensor, nn
+from torch import Tensor
 
 from .errors import ConfigError
 
@@ -61,23 +60,3 @@ def shard_like(mine: Tensor, whole: Tensor) -> Tensor:
 def local_part(tensor: Tensor) -> Tensor:
     """Return what of `tensor` lies on this process."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
-
-
-@contextmanager
-def whole_weights(model: nn.Module) -> Iterator[None]:
-    """Keep all weights of `model` on every process inside the block, so that its forward is no collective there.
-
-    **Collective** if they are shards: processes may then call it any number of times, with shares of any size.
-    """
-    shards: list[Any] = [module for module in model.modules() if hasattr(module, "unshard")]
-    for module in shards:
-        if module is not model:  # the outermost one keeps them after a forward as it is
-            module.set_reshard_after_forward(False, recurse=False)
-        module.unshard()
-    try:
-        yield
-    finally:
-        for module in shards:
-            if module is not model:
-                module.set_reshard_after_forward(True, recurse=False)
-            module.reshard()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import time
 import traceback
 from collections.abc import Iterator
@@ -88,7 +89,7 @@ def _write_status(folder: Path, state: str, exit_code: int | None, error: str | 
         "last_commit": checkpoints[-1].name if checkpoints else None,
         "error": error,
         "pid": os.getpid(),
-        "host": os.uname().nodename,
+        "host": platform.node(),
     }
     with writes_to(folder):
         storage.write_file_atomic(folder / "status.json", json.dumps(status, indent=1).encode())

@@ -16,13 +16,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from . import portable
+
 _logger = logging.getLogger(__name__)
 
 Chunk = bytes | memoryview
 
 # Temporaries say whose they are: the name they will have (or had), the process and the time.
 TEMPORARY_NAME = re.compile(r"\.(tmp|del)-.+-\d+-\d+")
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | portable.SAFELY
 
 
 class Disk:
@@ -57,15 +59,11 @@ class Disk:
 
     def sync_directory(self, path: Path) -> None:
         """Return once the names in the directory survive a power loss."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        portable.sync_directory(path)
 
     def rename(self, source: Path, target: Path) -> None:
         """Give `source` another name in the same directory, replacing a file of that name."""
-        os.rename(source, target)
+        os.replace(source, target)
 
     def remove(self, path: Path) -> None:
         """Delete a file."""
@@ -193,7 +191,7 @@ def read_file(path: Path, *, max_bytes: int) -> bytes:
 
     Raises OSError, also for what is not a regular file or is larger than `max_bytes`.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | portable.SAFELY | portable.WITHOUT_WAITING)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -225,7 +223,7 @@ class AppendFile:
         if not path.exists():
             os.close(disk.create(path))
             disk.sync_directory(path.parent)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | portable.SAFELY)
 
     @property
     def size(self) -> int:
@@ -234,7 +232,9 @@ class AppendFile:
 
     def read(self, start: int) -> bytes:
         """Return what lies beyond the first `start` bytes; another thread may append meanwhile."""
-        return os.pread(self._descriptor, max(0, self.size - start), start)
+        with open(self.path, "rb") as file:
+            file.seek(start)
+            return file.read(max(0, self.size - start))
 
     def append(self, line: bytes) -> None:
         """Write `line` at the end. It survives a crash of the process at once, a power loss after `sync`."""

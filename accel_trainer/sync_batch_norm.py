@@ -1,17 +1,164 @@
 """Batch normalisation over the batch of all processes, on any device.
 
-torch's SyncBatchNorm refuses the CPU ("expected input tensor to be on GPU", torch 2.13). This one is
-plain autograd over a differentiable all-reduce, so that one, two or four CPU processes train the same
-model. On CUDA torch's fused version is used.
+torch's SyncBatchNorm refuses the CPU ("expected input tensor to be on GPU", torch 2.13), and its conversion turns each
+subclass of a BatchNorm into a plain one, without what it adds. Here a BatchNorm of torch itself becomes torch's fused
+version on CUDA, and elsewhere one that is plain autograd over a differentiable all-reduce; a subclass keeps its own
+forward, in which `batch_norm` spans all processes. So one, two or four processes train the same model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from types import MethodType
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules._functions import SyncBatchNorm as FusedSyncBatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from .errors import ConfigError
+
+_OF_TORCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Module:
+    """Let every BatchNorm of `model` span all processes, in training mode; parameters and names stay.
+
+    Raises:
+        ConfigError: a subclass of torch's SyncBatchNorm, which needs a GPU, and `device` is none.
+    """
+    for name, child in model.named_children():
+        setattr(model, name, convert_sync_batch_norm(child, device=device))
+    if type(model) in _OF_TORCH and device.type == "cuda":
+        return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
+    if type(model) in (*_OF_TORCH, nn.SyncBatchNorm) and device.type != "cuda":
+        return CpuSyncBatchNorm.like(cast(_BatchNorm, model))
+    if isinstance(model, nn.SyncBatchNorm) and device.type != "cuda":
+        raise ConfigError(
+            "SYNC_BATCH_NORM",
+            f"{type(model).__name__} is a SyncBatchNorm, which needs a GPU: give the model its BatchNorm, which is "
+            "computed over all processes as well",
+        )
+    if isinstance(model, _BatchNorm) and not isinstance(model, nn.SyncBatchNorm):
+        # Never compiled, since torch.compile loses the mode (torch 2.13). A method, so that a copy of the module, as
+        # that with the averaged weights, calls its own.
+        forward = torch.compiler.disable(_forward_over_processes)
+        model.forward = MethodType(forward, model)  # type: ignore[method-assign]
+    return model
+
+
+def _forward_over_processes(norm: _BatchNorm, *inputs: Any, **options: Any) -> Any:
+    """Call the forward of a subclass of a BatchNorm. **Collective** in training mode."""
+    if not norm.training or not dist.is_initialized():
+        return type(norm).forward(norm, *inputs, **options)
+    with _BatchNormOverProcesses() as mode:
+        output = type(norm).forward(norm, *inputs, **options)
+    if not mode.was_reached:
+        raise ConfigError(
+            "SYNC_BATCH_NORM",
+            f"{type(norm).__name__} does not normalise by torch's batch_norm, and so not over all processes: "
+            "leave its statistics to each process with --runtime.no-sync-batch-norm",
+        )
+    return output
+
+
+class _BatchNormOverProcesses(TorchFunctionMode):
+    """Lets torch's `batch_norm` take the statistics of all processes' rows, wherever it is called in the block."""
+
+    was_reached = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        ours = _OURS.get(func)
+        self.was_reached |= ours is not None
+        return (ours or func)(*args, **(kwargs or {}))
+
+
+class CpuSyncBatchNorm(_BatchNorm):
+    """Normalises [B, C, ...] by the statistics of all processes' rows. **Collective** in training mode.
+
+    B may differ between processes and may be 0.
+    """
+
+    @classmethod
+    def like(cls, norm: _BatchNorm) -> CpuSyncBatchNorm:
+        """Return one with the settings and the very tensors of `norm`."""
+        synced = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
+        for name, tensor in (*norm._parameters.items(), *norm._buffers.items()):
+            setattr(synced, name, tensor)
+        return synced.train(norm.training)
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the normalised input, same shape."""
+        if not self.training or not dist.is_initialized():
+            return super().forward(input)
+        momentum, mean, variance = self.momentum, None, None
+        if self.running_mean is not None and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            momentum = 1.0 / float(self.num_batches_tracked) if momentum is None else momentum
+            mean, variance = self.running_mean, self.running_var
+        return batch_norm(input, mean, variance, self.weight, self.bias, True, momentum or 0.0, self.eps)
+
+
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """Return what `F.batch_norm` of the rows of all processes gives to those of this one. **Collective** in training.
+
+    Shapes and arguments are those of torch's.
+    """
+    if not training:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    if input.device.type == "cuda":
+        group, num_processes = dist.group.WORLD, dist.get_world_size()
+        statistics = running_mean, running_var, eps, momentum
+        return cast(Tensor, FusedSyncBatchNorm.apply(input, weight, bias, *statistics, group, num_processes))
+    over = [dim for dim in range(input.dim()) if dim != 1]
+    shape = [1, -1] + [1] * (input.dim() - 2)
+    count = torch.full((1,), input.numel() // input.shape[1], dtype=torch.float64, device=input.device)
+    # float64 sums: the mean and variance then do not depend on how rows are dealt out to processes.
+    sums = _sum_over_processes(torch.cat([input.double().sum(over), count]))
+    total = sums[-1].detach()
+    if total == 1:  # as torch does: the output would not depend on the input
+        raise ValueError(f"Expected more than 1 value per channel when training, got {list(input.shape)}")
+    mean = sums[:-1] / total
+    dtype = torch.promote_types(input.dtype, torch.float32)
+    centered = input.to(dtype) - mean.to(dtype).view(shape)
+    variance = _sum_over_processes(centered.double().square().sum(over)) / total
+    if running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            unbiased = variance * total / (total - 1).clamp(min=1)
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    output = centered * torch.rsqrt(variance + eps).to(dtype).view(shape)
+    if weight is not None:
+        output = output * weight.view(shape)
+    if bias is not None:
+        output = output + bias.view(shape)
+    return output.to(input.dtype)
+
+
+def _torch_batch_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+    running_var: Tensor | None, training: bool, momentum: float, eps: float, cudnn_enabled: bool,
+) -> Tensor:  # fmt: skip
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+_OURS: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    F.batch_norm: batch_norm,
+    torch.batch_norm: _torch_batch_norm,
+}
 
 
 class _SumOverProcesses(torch.autograd.Function):
@@ -34,60 +181,3 @@ class _SumOverProcesses(torch.autograd.Function):
 def _sum_over_processes(values: Tensor) -> Tensor:
     total: Tensor = _SumOverProcesses.apply(values)  # type: ignore[no-untyped-call]
     return total
-
-
-class CpuSyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Normalises [B, C, ...] by the statistics of all processes' rows. **Collective** in training mode.
-
-    B may differ between processes and may be 0.
-    """
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the normalised input, same shape."""
-        if not self.training or not dist.is_initialized():
-            return super().forward(input)
-        over = [dim for dim in range(input.dim()) if dim != 1]
-        shape = [1, -1] + [1] * (input.dim() - 2)
-        count = torch.tensor([float(input.numel() // input.shape[1])], dtype=torch.float64)
-        # float64 sums: the mean and variance then do not depend on how rows are dealt out to processes.
-        sums = _sum_over_processes(torch.cat([input.double().sum(over), count]))
-        total = sums[-1].detach()
-        if total == 1:  # as torch does: the output would not depend on the input
-            raise ValueError(f"Expected more than 1 value per channel when training, got {list(input.shape)}")
-        mean = sums[:-1] / total
-        dtype = torch.promote_types(input.dtype, torch.float32)
-        centered = input.to(dtype) - mean.to(dtype).view(shape)
-        variance = _sum_over_processes(centered.double().square().sum(over)) / total
-        self._update_running(mean.detach(), variance.detach(), total)
-        output = centered * torch.rsqrt(variance + self.eps).to(dtype).view(shape)
-        if self.affine:
-            output = output * self.weight.view(shape) + self.bias.view(shape)
-        return output.to(input.dtype)
-
-    @torch.no_grad()
-    def _update_running(self, mean: Tensor, variance: Tensor, total: Tensor) -> None:
-        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
-            return
-        self.num_batches_tracked.add_(1)
-        momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        unbiased = variance * total / (total - 1).clamp(min=1)
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
-
-
-def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Module:
-    """Replace every BatchNorm of `model` by one that spans all processes; parameters and names stay."""
-    if device.type == "cuda":
-        return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
-    for name, child in model.named_children():
-        setattr(model, name, convert_sync_batch_norm(child, device=device))
-    if not isinstance(model, nn.modules.batchnorm._BatchNorm):
-        return model
-    synced = CpuSyncBatchNorm(model.num_features, model.eps, model.momentum, model.affine, model.track_running_stats)
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        setattr(synced, name, tensor)
-    return synced.train(model.training)

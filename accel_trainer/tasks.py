@@ -10,6 +10,8 @@ import tyro
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .errors import ConfigError
+from .metrics import check_logits, describe_tensor
 from .ranges import BELOW_ONE
 from .types import Batch, EvalOutput, StepOutput
 
@@ -36,8 +38,9 @@ class ClassificationTask:
         self.config = config or ClassificationConfig()
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the cross-entropy summed over the batch, with label smoothing."""
+        """Return the cross-entropy summed over the batch, with label smoothing. Raises ConfigError for other shapes."""
         logits = model(batch.inputs)
+        check_logits(logits, batch.targets, in_loss=True)
         loss_sum = F.cross_entropy(logits, batch.targets, reduction="sum", label_smoothing=self.config.label_smoothing)
         if not self.config.train_accuracy:
             return StepOutput(loss_sum)
@@ -45,9 +48,13 @@ class ClassificationTask:
         return StepOutput(loss_sum, {"accuracy": (logits.detach().argmax(1) == labels).sum()})
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
-        """Return the cross-entropies [B] and the logits [B, K], averaged over the views of `tta`."""
-        views = _views(batch.inputs, self.config.tta)
-        logits = torch.stack([model(view).float() for view in views]).mean(0) if len(views) > 1 else model(views[0])
+        """Return the cross-entropies [B] and the logits [B, K], averaged over the views of `tta`.
+
+        Raises ConfigError for other shapes.
+        """
+        of_views = [model(view) for view in _views(batch.inputs, self.config.tta)]
+        check_logits(of_views[0], batch.targets, in_loss=True)
+        logits = torch.stack([logits.float() for logits in of_views]).mean(0) if len(of_views) > 1 else of_views[0]
         return EvalOutput(F.cross_entropy(logits, batch.targets, reduction="none"), logits)
 
 
@@ -59,6 +66,9 @@ def _views(images: Tensor, tta: str) -> list[Tensor]:
     """
     if tta == "none":
         return [images]
+    if not isinstance(images, Tensor) or images.ndim != 4:
+        shown = describe_tensor(images)
+        raise ConfigError("SHAPES", f"--tta {tta} mirrors images [B, C, H, W], the inputs are {shown}: set it to none")
     views = [images]
     if tta == "flip_crop":
         padded = F.pad(images, (1, 1, 1, 1), mode="reflect")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -15,6 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .accelerate_settings import reject_unsupported
 from .callbacks.base import Callback
 from .callbacks.observers import Observers
 from .checkpoint import Checkpointer
@@ -33,12 +34,14 @@ from .preemption import StopFlag, stop_on_signals
 from .ranges import ABOVE_ZERO, AT_LEAST_ONE
 from .schedule import Schedule
 from .seeding import fold, seed_forward
-from .sharding import whole_weights
 from .state import TrainState
 from .training_state import Pieces, TrainingState
-from .types import Loader, StepOutput, StepReport, Task, Window
+from .types import Loader, Metric, StepOutput, StepReport, Task, Window
 from .update import Outcome, WeightUpdate
 from .watchdog import Watchdog
+
+RESTARTS_EPOCH = frozenset({"seed", "data", "batch.global_batch_size", "batch.drop_last"})
+"""Settings that say which samples a step has: changed on purpose, they start the epoch in progress again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +64,10 @@ class TrainerConfig:
     evaluate_every_n_epochs: int = 1
     """Evaluate after every n-th epoch, and after the last."""
     monitor: str | None = None
-    """The metric that decides which evaluation is best; None: `eval_ema/accuracy` with an EMA, else `eval/accuracy`."""
-    monitor_mode: Literal["max", "min"] = "max"
-    """Whether a larger or a smaller `monitor` is better."""
+    """The metric that decides which evaluation is best, such as `eval/accuracy`; None: the accuracy if a metric has it,
+    else the first number that the metrics name, with an EMA that of the averaged weights."""
+    monitor_mode: Literal["max", "min"] | None = None
+    """Whether a larger or a smaller `monitor` is better; None: as its metric says."""
     patience: int | None = None
     """Stop after this many evaluations without a better one; None: never."""
     log_every_n_steps: int = 50
@@ -77,10 +81,23 @@ class TrainerConfig:
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
             raise ConfigError("CONFIG", f"--ema is {self.ema_decay}: set a decay between 0 and 1, such as 0.999")
 
-    @property
-    def monitored_metric(self) -> str:
-        """The metric that decides which evaluation is best."""
-        return self.monitor or ("eval/accuracy" if self.ema_decay is None else "eval_ema/accuracy")
+
+def choose_monitor(config: TrainerConfig, metrics: Sequence[Metric]) -> tuple[str, Literal["max", "min"]] | None:
+    """Return the metric that decides which evaluation is best, and its direction; None if there is none to judge by.
+
+    Raises:
+        ConfigError: the metric that the config asks for is none of those that `metrics` name.
+    """
+    groups = ("eval",) if config.ema_decay is None else ("eval_ema", "eval")
+    named = {name: is_higher for metric in metrics for name, is_higher in metric.higher_is_better.items()}
+    known = {f"{group}/{name}": is_higher for group in groups for name, is_higher in named.items()}
+    name = config.monitor or next((n for n in known if n.endswith("/accuracy")), next(iter(known), None))
+    if name is None and config.patience is None:
+        return None
+    if name not in known:
+        choices = f"set --trainer.monitor to one of {', '.join(known)}" if known else "the metrics name none"
+        raise ConfigError("CONFIG", f"no metric {name or ''!r} to monitor: {choices}")
+    return name, config.monitor_mode or ("max" if known[name] else "min")
 
 
 @dataclass(frozen=True)
@@ -99,8 +116,7 @@ class Trainer:
 
     `model` is the plain module on the accelerator's device and `optimizer` the plain optimizer over
     its parameters; the trainer prepares both. Everything that varies is a collaborator; to change
-    the algorithm itself, override `train_window`. What it calls for forward, backward and update is
-    `compute`, which `StepCapture` replaces by a recording.
+    the algorithm itself, override `train_window`.
     """
 
     def __init__(
@@ -120,6 +136,7 @@ class Trainer:
         batch_fit: BatchFit | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        reject_unsupported(accelerator)
         self.config, self.accelerator, self.task, self.loader = config, accelerator, task, loader
         self.learning_rate_at, self.evaluator, self.checkpointer = learning_rate_at, evaluator, checkpointer
         self.seed = seed
@@ -127,6 +144,7 @@ class Trainer:
         self.state = TrainState()
         self.best: BestCheckpoint | None = None
         self.metrics: Mapping[str, Any] = {}
+        self._monitored = choose_monitor(config, evaluator.metrics)
         self.watchdog = watchdog or Watchdog(StopFlag(num_processes=accelerator.num_processes))
         self.watchdog.position, self.stop_flag = self.state, self.watchdog.stop_flag
         self.data_wait = WaitClock()
@@ -156,7 +174,6 @@ class Trainer:
             guard=self._guard,
             max_grad_norm=config.max_grad_norm,
         )
-        self.compute: Callable[[Window], tuple[StepOutput, Outcome]] = self.compute_as_it_comes
         ema_model = None if self.ema is None else self.ema.model
         self._training_state = TrainingState(model, optimizer, ema_model, accelerator.scaler)
 
@@ -168,7 +185,12 @@ class Trainer:
             self.stop_flag.may_leave = False
             self.stop_flag.agree()  # a signal may have come to one process during the start
             self.watchdog.phase = "training"
-            while not (self.is_finished or self.stop_flag.agreed):
+            while not self.stop_flag.agreed.is_preemption:
+                if self._is_epoch_end:
+                    self._end_epoch()
+                    continue
+                if self.is_finished or self.stop_flag.agreed:
+                    break
                 self.model.train()
                 with self._batch_fit.retrying(self, self.update):
                     for window in self.data_wait.around(self._windows()):
@@ -178,12 +200,7 @@ class Trainer:
                             break
                         if self.checkpointer.is_due(state) and not self._is_epoch_end:
                             self.save()
-                if self._is_epoch_end and not self.stop_flag.agreed:
-                    self._end_epoch()
-            self.save()  # a position that is already saved is not saved again
-            with self.watchdog.during("save"):
-                self.checkpointer.wait(must_succeed=True)
-            result = self._result()
+            result = self._finish()
             self.watchdog.phase = result.state
             self._notify("on_fit_end", result)
         return result
@@ -208,17 +225,19 @@ class Trainer:
             was_skipped=update.was_skipped,
         )
 
-    def compute_as_it_comes(self, window: Window) -> tuple[StepOutput, Outcome]:
+    def compute(self, window: Window) -> tuple[StepOutput, Outcome]:
         """Run forward, backward and update; return what the task made of the window, and what became of the update."""
         accelerator, step = self.accelerator, self.state.optimizer_step
         share = accelerator.num_processes / window.num_items  # DDP averages gradients over the processes
         losses, sums = [], []
         self.update.begin()
         for index, batch in enumerate(self.data_wait.around(window.micro_batches)):
-            seed_forward(self.process_key, optimizer_step=step, micro_batch=index)
+            self.watchdog.num_forwards += 1
+            seed_forward(self.process_key, optimizer_step=step, micro_batch=index, device=accelerator.device)
             is_last = index == len(window.micro_batches) - 1
             with nullcontext() if is_last else accelerator.no_sync(self.model):
-                output = self.task.train_step(self.model, batch)
+                with accelerator.autocast() if accelerator.native_amp else nullcontext():
+                    output = self.task.train_step(self.model, batch)
                 self.update.add_gradients(output.loss_sum, share)
             losses.append(output.loss_sum.detach())
             sums.append(output.sums)
@@ -235,8 +254,7 @@ class Trainer:
         metrics: dict[str, Any] = {}
         with self.watchdog.during("evaluation"):
             for group, model in models.items():
-                with whole_weights(model):
-                    values = self.evaluator.run(model, stop_flag=self.stop_flag)
+                values = self.evaluator.run(model, stop_flag=self.stop_flag)
                 metrics |= {f"{group}/{name}": value for name, value in values.items()}
         return metrics
 
@@ -247,14 +265,19 @@ class Trainer:
     def save(self) -> None:
         """Hand a checkpoint of the current position to the writer. **Collective.**"""
         self._guard.settle()
+        with self.watchdog.during("disk"):
+            self.checkpointer.wait()
         with self.watchdog.during("save"):
             pieces = self._pieces()
             if self.accelerator.is_main_process:
                 self.checkpointer.save(self.state, pieces, best=self.best)
         self._notify("on_checkpoint", checkpoint_name(self.state))
 
-    def restore(self, pieces: Pieces) -> None:
+    def restore(self, pieces: Pieces, *, changes: Collection[str] = ()) -> None:
         """Put the run where a checkpoint's `pieces` were taken; the same on every process.
+
+        `changes` are the settings that were changed on purpose: whether to stop is then for the callbacks to decide
+        again, and if they say which samples a step has, the epoch in progress starts again.
 
         Raises:
             CheckpointError: they do not fit this run; nothing is changed then.
@@ -262,9 +285,14 @@ class Trainer:
         self._training_state.restore(pieces)
         progress = pieces["trainer"]
         self.state.load_state_dict(progress["position"])
-        self.best = None if progress["best"] is None else BestCheckpoint(**progress["best"])
+        if progress["best"] is not None and self._monitored is not None:
+            # Of an older version, it has no mode.
+            best = BestCheckpoint(**{"mode": self._monitored[1], **progress["best"]})
+            self.best = best if (best.metric, best.mode) == self._monitored else None
         self.metrics, self._evaluated_step = progress["metrics"], progress["evaluated_step"]
-        self._requested_stop = progress["requested_stop"]
+        self._requested_stop = None if changes else progress["requested_stop"]
+        if RESTARTS_EPOCH & set(changes):
+            self.state.step_in_epoch = 0
         self._guard.skipped_steps = progress["skipped_steps"]
         self._observers.load_state_dict(progress["callbacks"])
 
@@ -312,60 +340,80 @@ class Trainer:
         """Evaluate if it is due, and move on to the next epoch, unless a signal ends the evaluation."""
         state, config = self.state, self.config
         epoch = state.epoch + 1
-        is_best = False
+        best_before = self.best
         if epoch % config.evaluate_every_n_epochs == 0 or epoch == config.num_epochs:
-            try:
-                self.metrics, self._evaluated_step = self.evaluate(), state.optimizer_step
-            except EvaluationStopped:
+            next_position = replace(state, epoch=epoch, step_in_epoch=0)
+            if not self._evaluate_at(next_position):
                 return  # saved as not yet evaluated: a resume evaluates again
-            except Exception as error:
-                # So that the same command, once this is mended, has lost no step. A failed metric is met by all.
-                if isinstance(error, MetricFailed) or self.accelerator.num_processes == 1:
-                    self.save()
-                raise
-            is_best = self._take_best()
-            self._notify("on_evaluate_end", self.metrics)
         state.finish_epoch()
         self._notify("on_epoch_end")
-        if is_best or self.checkpointer.is_due(state):
+        if self.best is not best_before or self.checkpointer.is_due(state):
             self.save()
 
-    def _take_best(self) -> bool:
-        """Remember the evaluation just made if it is the best; return whether it is. NaN never is."""
-        name = self.config.monitored_metric
-        if name not in self.metrics:
-            numbers = ", ".join(key for key, value in self.metrics.items() if isinstance(value, float))
-            raise ConfigError("CONFIG", f"no metric {name!r} to monitor: set --trainer.monitor to one of {numbers}")
-        value, sign = self.metrics[name], 1 if self.config.monitor_mode == "max" else -1
-        if math.isnan(value) or (self.best is not None and sign * value <= sign * self.best.value):
+    def _evaluate_at(self, position: TrainState) -> bool:
+        """Evaluate, compare with the best and notify; `position` is that of the checkpoint that will hold the weights.
+
+        Returns False if a signal ended the evaluation: it has no result.
+        """
+        try:
+            self.metrics = self.evaluate()
+        except EvaluationStopped:
             return False
-        after_epoch = replace(self.state, epoch=self.state.epoch + 1, step_in_epoch=0)
-        self.best = BestCheckpoint(checkpoint_name(after_epoch), name, value)
+        except Exception as error:
+            # So that the same command, once this is fixed, has lost no step. A failed metric is met by all.
+            if isinstance(error, MetricFailed) or self.accelerator.num_processes == 1:
+                self.save()
+            raise
+        self._evaluated_step = self.state.optimizer_step
+        self._take_best(position)
+        self._notify("on_evaluate_end", self.metrics)
         return True
 
-    def _result(self) -> RunResult:
-        """Return how the run ended, with an evaluation of the final weights unless it was preempted. **Collective.**"""
+    def _take_best(self, position: TrainState) -> None:
+        """Remember the evaluation just made if it is the best. NaN never is."""
+        if self._monitored is None:
+            return
+        name, mode = self._monitored
+        value, sign = self.metrics[name], 1 if mode == "max" else -1
+        if not math.isnan(value) and (self.best is None or sign * value > sign * self.best.value):
+            self.best = BestCheckpoint(checkpoint_name(position), name, value, mode)
+
+    def _finish(self) -> RunResult:
+        """Save, evaluate the final weights unless that has been done, and return how the run ended. **Collective.**
+
+        An evaluation inside an epoch, where only a stop has put it, comes after the checkpoint and is not part of it:
+        a run that continues from here later is the same as one that never stopped, and starting a finished run again
+        comes to the same evaluation.
+        """
         self.stop_flag.drain()
-        metrics, is_evaluated = self.metrics, self._evaluated_step == self.state.optimizer_step
-        if not (is_evaluated or self.stop_flag.agreed.is_preemption):
-            with suppress(EvaluationStopped):
-                metrics, is_evaluated = self.evaluate(), True
-        stop = self.stop_flag.agreed
-        reason = self._requested_stop or stop.reason
-        if reason is None:
-            is_last_epoch = self.state.epoch >= self.config.num_epochs
-            reason = "num_epochs reached" if is_last_epoch else "max_steps reached"
+        self.save()  # a position that is already saved is not saved again
+        with self.watchdog.during("disk"):
+            self.checkpointer.wait(must_succeed=True)
+        reason = self._requested_stop or self._natural_end
+        if self._evaluated_step != self.state.optimizer_step and not self.stop_flag.agreed.is_preemption:
+            self._evaluate_at(self.state)
+            if self.accelerator.is_main_process:
+                self.checkpointer.record_best(self.best)
+        stop, is_evaluated = self.stop_flag.agreed, self._evaluated_step == self.state.optimizer_step
         kind: Literal["done", "stopped", "preempted"] = "done"
-        if not (self.is_finished and is_evaluated):
+        if reason is None or not is_evaluated:
             kind = "preempted" if stop.is_preemption else "stopped"
-        return RunResult(kind, reason, replace(self.state), metrics, self.best)
+            reason = stop.reason
+        return RunResult(kind, reason or "", replace(self.state), self.metrics, self.best)
+
+    @property
+    def _natural_end(self) -> str | None:
+        """Why nothing is left to train, unless a callback asked for a stop."""
+        if self.state.epoch >= self.config.num_epochs:
+            return "num_epochs reached"
+        return "max_steps reached" if self.is_finished else None
 
     @contextmanager
     def _errors_observed(self) -> Iterator[None]:
         try:
             yield
         except BaseException as error:
-            self._notify("on_error", error)
+            self._observers.notify_error(self, error)
             with suppress(Exception):
                 self.checkpointer.wait()  # a save in flight holds good state: let it end
             raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,20 +16,31 @@ Pieces = Mapping[str, Any]
 """Piece name (`model`, `ema`, `optimizer`, `scaler`, `trainer`) to its state."""
 
 
-@dataclass(frozen=True)
 class TrainingState:
-    """The live objects whose state makes a checkpoint. All are the same on every process."""
+    """The live objects whose state makes a checkpoint. All are the same on every process.
 
-    model: nn.Module
-    optimizer: Optimizer
-    ema: nn.Module | None
-    scaler: torch.amp.GradScaler | None
+    Make it before the first step: it notes the settings that the optimizer starts with.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        ema: nn.Module | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        self.model, self.optimizer, self.ema, self.scaler = model, optimizer, ema, scaler
+        self._initial_groups = [_settings(group) for group in optimizer.param_groups]
 
     def pieces(self) -> dict[str, Any]:
         """Return the states, as references to live tensors; shards are gathered on main. **Collective** then."""
         pieces: dict[str, Any] = {
             "model": dict(self.model.state_dict()),
-            "optimizer": {"class": type(self.optimizer).__name__, **self.optimizer.state_dict()},
+            "optimizer": {
+                "class": type(self.optimizer).__name__,
+                "initial_groups": self._initial_groups,
+                **self.optimizer.state_dict(),
+            },
         }
         if self.ema is not None:
             pieces["ema"] = dict(self.ema.state_dict())
@@ -66,7 +76,8 @@ class TrainingState:
         if self.ema is not None:
             self.ema.load_state_dict(pieces["ema"])
         if self.scaler is not None:
-            self.scaler.load_state_dict(pieces["scaler"])
+            learnt = {name: pieces["scaler"][name] for name in ("scale", "_growth_tracker")}
+            self.scaler.load_state_dict({**mine["scaler"], **learnt})  # how it grows is a setting
 
 
 def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
@@ -87,7 +98,11 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
 
 
 def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the state dict to load, after checking that it is of the same optimizer over the same parameters."""
+    """Return the state dict to load, after checking that it is of the same optimizer over the same parameters.
+
+    A setting of a group that differs from what the saved run began with was changed on purpose, and is this run's.
+    All others are as the checkpoint has them: some optimizers change them as they train.
+    """
     if piece.get("class") != type(optimizer).__name__:
         raise CheckpointError(
             "CKPT_OPTIMIZER",
@@ -95,8 +110,8 @@ def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> d
             "use the one it was made with, or start from its weights with --init-from",
         )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    groups = [_group_identity(group) for group in optimizer.state_dict()["param_groups"]]
-    are_same_groups = groups == [_group_identity(group) for group in piece["param_groups"]]
+    identities = [_group_identity(group) for group in optimizer.state_dict()["param_groups"]]
+    are_same_groups = identities == [_group_identity(group) for group in piece["param_groups"]]
     if not are_same_groups or any(index >= len(parameters) for index in piece["state"]):
         raise CheckpointError(
             "CKPT_OPTIMIZER",
@@ -106,15 +121,17 @@ def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> d
         index: {name: _fitted(value, parameters[index], f"{name}[{index}]") for name, value in values.items()}
         for index, values in piece["state"].items()
     }
-    pairs = zip(optimizer.param_groups, piece["param_groups"], strict=True)
-    return {"state": state, "param_groups": [{**theirs, **_own_settings(mine, theirs)} for mine, theirs in pairs]}
+    initial = piece.get("initial_groups") or [_settings(group) for group in piece["param_groups"]]
+    groups = []
+    for mine, theirs, before in zip(optimizer.param_groups, piece["param_groups"], initial, strict=True):
+        changed = {name: value for name, value in _settings(mine).items() if value != before.get(name)}
+        groups.append({**theirs, **changed})
+    return {"state": state, "param_groups": groups}
 
 
-def _own_settings(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a group's settings is a matter of this run: its kernel, and a tensor for the learning rate."""
-    has_tensor = isinstance(mine["lr"], Tensor) or isinstance(theirs["lr"], Tensor)
-    names = ["fused", "capturable", *(["lr"] if has_tensor else [])]  # each step sets the learning rate
-    return {name: mine[name] for name in names if name in mine}
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a group of parameters is set to, such as its weight decay."""
+    return {name: value for name, value in group.items() if name not in ("params", "param_names", "lr")}
 
 
 def _group_identity(group: Mapping[str, Any]) -> tuple[Any, ...]:

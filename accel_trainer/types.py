@@ -1,16 +1,17 @@
 """What flows through the engine: batches, windows, step reports, and the protocols people implement.
 
-Knows torch and nothing else of this package.
+Knows torch, accelerate's helpers for nested tensors, and nothing else of this package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
+from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -22,9 +23,10 @@ class Batch:
     """A micro-batch: the samples of one forward on one process.
 
     `inputs` [B, ...] and `targets` [B] int64 class ids or [B, K] float class weights lie on the
-    device of the run. `sample_ids` int64 [B] are the samples' positions in their dataset; they
-    seed whatever is random per sample and name the culprit when a batch goes wrong. B may be 0: a
-    process whose share of a short window is empty still takes part in its collectives.
+    device of the run; either may be a tensor or a dict, list or tuple of such, to any depth.
+    `sample_ids` int64 [B] are the samples' positions in their dataset; they seed whatever is random
+    per sample and name the culprit when a batch goes wrong. B may be 0: a process whose share of a
+    short window is empty still takes part in its collectives.
     """
 
     inputs: Any
@@ -34,13 +36,17 @@ class Batch:
     def __len__(self) -> int:
         return self.sample_ids.shape[0]
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with every tensor changed."""
+        return Batch(*recursively_apply(change, (self.inputs, self.targets, self.sample_ids)))
+
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; copies from pinned memory do not block the host."""
-        return Batch(
-            self.inputs.to(device, non_blocking=True),
-            self.targets.to(device, non_blocking=True),
-            self.sample_ids.to(device, non_blocking=True),
-        )
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """Return the batch in page-locked memory. torch's DataLoader calls this in its pinning thread."""
+        return self.map(Tensor.pin_memory)
 
 
 class Window(NamedTuple):
@@ -114,7 +120,7 @@ class Loader(Protocol):
 
 
 class EvalLoader(Protocol):
-    """A source of evaluation batches: each sample exactly once over all processes."""
+    """A source of evaluation batches: each sample exactly once over all processes, with ids from 0 on."""
 
     @property
     def num_samples(self) -> int:
@@ -129,14 +135,19 @@ class Metric(Protocol):
 
     `empty` makes the neutral element, `update` adds a batch in place on the device, addition merges
     processes, `compute` reads the merged sums on the host. Sums are float64: integer counts stay
-    exact up to 2**53.
+    exact up to 2**53. On a device without float64 the sums are on the CPU, and the batch and the
+    output are brought there.
     """
+
+    @property
+    def higher_is_better(self) -> Mapping[str, bool]:
+        """The numbers of `compute` that a run may be judged by, best choice first; False: lower is better."""
 
     def empty(self, device: torch.device) -> Tensor:
         """Return zeroed sums, float64 of any fixed shape, on `device`."""
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Add a batch to `sums` in place. No host sync."""
+        """Add a batch to `sums` in place. No host sync. Raises ConfigError for a batch that it cannot measure."""
 
-    def compute(self, sums: Tensor) -> Mapping[str, float]:
-        """Turn merged sums, on the CPU, into named numbers."""
+    def compute(self, sums: Tensor) -> Mapping[str, Any]:
+        """Turn merged sums, on the CPU, into named numbers; also into texts, lists and dicts, which are not logged."""

@@ -19,7 +19,7 @@ from .state import TrainState
 from .types import Window
 
 _MIN_LOSS_SCALE = 1e-3  # what still overflows below it is no overflow of float16, but NaN or inf
-_ENGINES = (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM, DistributedType.XLA, DistributedType.FSDP)
+_PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 _WRAPPED_STEP = Optimizer.profile_hook_step(lambda optimizer: None).__code__
 
 
@@ -46,7 +46,7 @@ class WeightUpdate:
         self._max_grad_norm = max_grad_norm
         self._loss_gradients: dict[float, Tensor] = {}
         self.is_open = False
-        self.is_plain = accelerator.scaler is None and accelerator.distributed_type not in _ENGINES
+        self.is_plain = accelerator.scaler is None and accelerator.distributed_type in _PLAIN
         self.optimizer = optimizer if self.is_plain else prepared_optimizer
         if isinstance(model, DistributedDataParallel):
             _settle_buckets(model)
@@ -87,22 +87,6 @@ class WeightUpdate:
         self.drop_gradients()
         return Outcome(grad_norm, was_skipped)
 
-    def apply_unseen(self) -> Tensor | None:
-        """Clip, step and drop the gradients, as `apply` does, without a look at them from the host; return the norm [].
-
-        The optimizer must be fused and have stepped before: then its kernel leaves out a step that is not finite.
-        `look_later` must follow.
-        """
-        grad_norm = self._clip_gradients()
-        self.optimizer.found_inf = self._guard.scan(grad_norm)  # type: ignore[attr-defined]
-        take_step(self.optimizer)
-        self.drop_gradients()
-        return grad_norm
-
-    def look_later(self, attempt: Attempt) -> None:
-        """See `NonfiniteGuard.look_later`."""
-        self._guard.look_later(attempt)
-
     def undo(self) -> None:
         """Forget the gradients and running statistics of a window that did not come to its end."""
         self.drop_gradients()
@@ -132,7 +116,14 @@ class WeightUpdate:
                 self.optimizer.state.clear()
             if scaler.get_scale() < _MIN_LOSS_SCALE:
                 self._guard.tell(attempt, must_stop=True)
+            elif self._has_nonfinite_loss(attempt.losses):
+                self._guard.tell(attempt)
         return was_skipped
+
+    def _has_nonfinite_loss(self, losses: Sequence[Tensor]) -> bool:
+        """Whether some process has a loss that is NaN or inf, which no scale cures. **Collective. Host sync.**"""
+        is_bad = ~torch.isfinite(torch.stack(list(losses))).all()
+        return bool(self._accelerator.reduce(is_bad.float()) > 0)
 
     def drop_gradients(self) -> None:
         """Forget what was added."""

@@ -20,14 +20,15 @@ _INTERVAL_S = 0.5
 # How long to wait for others is limited by the collectives' timeout. A little later, those that wait
 # have ended with that error, and a process that still does not move is the one they waited for.
 _GRACE_S = 3.0
-_WATCHED = ("training", "evaluation", "save")  # start and end may decode or export for as long as it takes
+# The start, the end and the disk may take as long as they need.
+_WATCHED = ("training", "evaluation", "save")
 
 
 class Watchdog:
     """Ends a process that makes no progress for `timeout_s`, and stops it in good order if its launcher dies.
 
-    The training says where it is by setting `phase`, once per epoch, and `position`, once; progress is seen by the
-    count of the stop flag's polls, one per step and evaluated batch. It so costs the step nothing.
+    The training says where it is by setting `phase`, once per epoch, and `position`, once. Progress is a change of
+    `num_forwards` or of the stop flag's count of polls, one per step and evaluated batch.
     `on_stuck` gets the stacks of all threads and returns the last line of a process that is stuck.
     """
 
@@ -38,7 +39,7 @@ class Watchdog:
         self.phase_s: dict[str, float] = {}
         """Seconds spent in each phase that has ended."""
         self._phase, self._phase_start_s = "start", time.monotonic()
-        self.position = TrainState()
+        self.position, self.num_forwards = TrainState(), 0
         self.on_stuck: Callable[[float, str], str] = lambda stuck_s, stacks: stacks
         self._timeout_s, self._launcher_pid = timeout_s + _GRACE_S, launcher_pid
         self._is_over = threading.Event()
@@ -76,7 +77,7 @@ class Watchdog:
             if self._launcher_pid not in (None, os.getppid()):
                 self._launcher_pid = None
                 os.kill(os.getpid(), signal.SIGTERM)
-            now = (self.phase, self.stop_flag.num_polls)
+            now = (self.phase, self.stop_flag.num_polls + self.num_forwards)
             # Counted in own intervals, not by a clock: while the whole process is suspended, none passes.
             idle_s = idle_s + _INTERVAL_S if now == seen and self.phase in _WATCHED else 0.0
             seen = now

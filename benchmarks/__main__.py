@@ -16,8 +16,7 @@ NAMES = (
     "startup",
     "scaling",
     "cpu_cifar",
-    "gpu_cifar",
-    "gpu_records",
+    "gpu",
 )
 
 

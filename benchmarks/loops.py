@@ -1,4 +1,4 @@
-"""The same few steps through each toolkit: same model, data, optimizer. One loop per process, run by `overhead`.
+"""The same few steps through each toolkit: model, data, optimizer, device. One loop per process, run by `overhead`.
 
 Each is written as its own documentation shows, and imports its toolkit itself: a start-up belongs to one.
 """
@@ -25,33 +25,37 @@ BATCH_SIZE, LEARNING_RATE, MOMENTUM = 128, 0.1, 0.9
 
 
 class Stamped(nn.Module):
-    """A model that notes the time at which each training forward begins."""
+    """A model that notes when each training forward begins: in CPU time, or on a device in that of the clock."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.inner = model
-        self.cpu_ns: list[int] = []
+        self.begun_ns: list[int] = []
         self.start: tuple[float, float] | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.training:
-            if len(self.cpu_ns) == 1:  # the first step is done
+            if len(self.begun_ns) == 1:  # the first step is done
                 self.start = time.time() - _WALL_S, time.process_time()
-            self.cpu_ns.append(time.thread_time_ns())
+            self.begun_ns.append(time.thread_time_ns() if is_on_cpu(self) else time.perf_counter_ns())
         result: Tensor = self.inner(inputs)
         return result
 
 
-class Batches(Dataset[tuple[Tensor, Tensor]]):
-    """Ready-made batches, so that only the loop costs something."""
+def is_on_cpu(model: nn.Module) -> bool:
+    return next(model.parameters()).device.type == "cpu"
 
-    def __init__(self, shape: tuple[int, ...], num_steps: int) -> None:
+
+class Batches(Dataset[tuple[Tensor, Tensor]]):
+    """Ready-made batches on the device, so that only the loop costs something."""
+
+    def __init__(self, shape: tuple[int, ...], num_steps: int, device: str) -> None:
         generator = torch.Generator().manual_seed(0)
         self._num_steps = num_steps
         self._batches = [
             (
-                torch.randn(BATCH_SIZE, *shape, generator=generator),
-                torch.randint(0, 10, (BATCH_SIZE,), generator=generator),
+                torch.randn(BATCH_SIZE, *shape, generator=generator).to(device),
+                torch.randint(0, 10, (BATCH_SIZE,), generator=generator).to(device),
             )
             for _ in range(4)
         ]
@@ -92,7 +96,7 @@ def raw_with_schedule_and_mean_loss(model: Stamped, batches: DataLoader[Any], nu
     optimizer = make_optimizer(model)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
     model.train()
-    total = torch.zeros(())
+    total = torch.zeros((), device=next(model.parameters()).device)
     for inputs, targets in batches:
         loss = F.cross_entropy(model(inputs), targets)
         loss.backward()
@@ -107,7 +111,7 @@ def accelerate(model: Stamped, batches: DataLoader[Any], num_steps: int, *, accu
 
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=is_on_cpu(model))
     plain = make_optimizer(model)
     module, optimizer, loader, schedule = accelerator.prepare(
         model, plain, batches, torch.optim.lr_scheduler.CosineAnnealingLR(plain, num_steps)
@@ -151,7 +155,7 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_op
     from accel_trainer.callbacks.log import MetricsLog
     from accel_trainer.checkpoint import Checkpointer
 
-    sample_ids = torch.arange(BATCH_SIZE)
+    sample_ids = torch.arange(BATCH_SIZE, device=next(model.parameters()).device)
 
     class Loader:
         """The same DataLoader, as windows."""
@@ -181,7 +185,7 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_op
         if name.startswith("on_"):
             setattr(EveryEvent, name, observe)
 
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=is_on_cpu(model))
     task, loader = ClassificationTask(), Loader()
     config = OptimizerConfig(learning_rate=LEARNING_RATE, momentum=MOMENTUM, nesterov=False, weight_decay=0.0)
     trainer = Trainer(
@@ -213,7 +217,7 @@ def ours_with_their_optimizer(model: Stamped, batches: DataLoader[Any], num_step
 def fabric(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
     from lightning.fabric import Fabric
 
-    engine = Fabric(accelerator="cpu", devices=1)
+    engine = Fabric(accelerator="cpu" if is_on_cpu(model) else "auto", devices=1)
     engine.launch()
     module, optimizer = engine.setup(model, make_optimizer(model))
     loader = engine.setup_dataloaders(batches)
@@ -247,7 +251,8 @@ def lightning(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_mi
 
     names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     quiet: dict[str, Any] = dict.fromkeys(names, False) if is_minimal else {}
-    trainer = L.Trainer(accelerator="cpu", devices=1, max_epochs=1, default_root_dir=tempfile.mkdtemp(), **quiet)
+    kind = "cpu" if is_on_cpu(model) else "auto"
+    trainer = L.Trainer(accelerator=kind, devices=1, max_epochs=1, default_root_dir=tempfile.mkdtemp(), **quiet)
     trainer.fit(Module(), batches)
 
 
@@ -305,7 +310,7 @@ def hf_trainer(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None
 
     wrapped = Model()
     arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(), max_steps=num_steps, use_cpu=True, report_to=[], save_strategy="no",
+        output_dir=tempfile.mkdtemp(), max_steps=num_steps, use_cpu=is_on_cpu(model), report_to=[], save_strategy="no",
         logging_steps=50, lr_scheduler_type="cosine", max_grad_norm=0.0, disable_tqdm=True,
     )  # fmt: skip
     Trainer(wrapped, arguments, train_dataset=Named(), optimizers=(make_optimizer(wrapped), None)).train()
@@ -327,22 +332,27 @@ LOOPS: dict[str, Loop] = {
 }
 
 
+def step_us(model: Stamped, num_steps: int) -> float:
+    begun_ns = model.begun_ns[num_steps // 4 : num_steps]  # warm-up
+    if not is_on_cpu(model):  # where a step begins while others are still computed: their mean, not one of them
+        return (begun_ns[-1] - begun_ns[0]) / (len(begun_ns) - 1) / 1000
+    steps_ns = sorted(later - now for now, later in zip(begun_ns, begun_ns[1:], strict=False))
+    return steps_ns[len(steps_ns) // 10] / 1000
+
+
 def main() -> None:
-    loop, model_name, num_steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    loop, model_name, num_steps, device = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
-    model = make_model(model_name)
+    model = make_model(model_name).to(device)
     shape = (32,) if model_name == "tiny" else (3, 32, 32)
-    LOOPS[loop](model, DataLoader(Batches(shape, num_steps), batch_size=None), num_steps)
-    stamps = model.cpu_ns[:num_steps]
-    if len(stamps) != num_steps or model.start is None:
-        raise RuntimeError(f"{loop} made {len(stamps)} steps of {num_steps}")
-    first = num_steps // 4  # warm-up
-    steps = sorted(later - now for now, later in zip(stamps[first:], stamps[first + 1 :], strict=False))
+    LOOPS[loop](model, DataLoader(Batches(shape, num_steps, device), batch_size=None), num_steps)
+    if len(model.begun_ns) < num_steps or model.start is None:
+        raise RuntimeError(f"{loop} made {len(model.begun_ns)} steps of {num_steps}")
     print()
     print(
         json.dumps(
             {
-                "step_us": steps[len(steps) // 10] / 1000,
+                "step_us": step_us(model, num_steps),
                 "start_wall_s": model.start[0],
                 "start_cpu_s": model.start[1],
                 "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

@@ -28,10 +28,12 @@ def is_installed(loop: str) -> bool:
 LONG_STEPS = ("raw", "ours, all on", "accelerate", "Lightning", "HF Trainer")
 
 
-def measure(model: str, loops: Sequence[str], num_steps: int, repeats: int) -> list[results.Row]:
+def measure(
+    model: str, loops: Sequence[str], num_steps: int, repeats: int, *, device: str = "cpu"
+) -> list[results.Row]:
     names = [name for name in loops if is_installed(name)]
     measured = results.interleave(
-        names, lambda name: results.in_process("loops", name, model, str(num_steps)), repeats=repeats
+        names, lambda name: results.in_process("loops", name, model, str(num_steps), device), repeats=repeats
     )
     rows = []
     for name in names:

@@ -62,8 +62,12 @@ def write(
     tables: Mapping[str, Sequence[Row]],
     goals: Sequence[str] = (),
     started: Mapping[str, Any],
+    is_kept: bool = True,
 ) -> None:
-    """Write `results/<name>.json` and renew the README; `started` is the environment before the first measurement."""
+    """Print a result, and unless it is not to be kept write `results/<name>.json` and renew the README.
+
+    `started` is the environment before the first measurement.
+    """
     result = {
         "title": title,
         "how": how,
@@ -71,20 +75,11 @@ def write(
         "goals": list(goals),
         "tables": {caption: list(rows) for caption, rows in tables.items()},
     }
-    (FOLDER / "results").mkdir(exist_ok=True)
-    (FOLDER / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-    write_readme()
     print(_section(name, result))
-
-
-def measured_before(name: str, *, now: Mapping[str, Any]) -> dict[str, list[Row]]:
-    """Return the tables of `results/<name>.json` if they belong to this commit, hardware and software; else none."""
-    path = FOLDER / "results" / f"{name}.json"
-    if not path.exists():
-        return {}
-    result = json.loads(path.read_text())
-    is_same = all(result["environment"][key] == now[key] for key in ("cpu", "gpu", "versions", "commit"))
-    return dict(result["tables"]) if is_same else {}
+    if is_kept:
+        (FOLDER / "results").mkdir(exist_ok=True)
+        (FOLDER / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        write_readme()
 
 
 def readme() -> str:

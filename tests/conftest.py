@@ -9,12 +9,26 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from . import reaper
+
 # Before anything imports the libraries that read them: no test may reach the network.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_EVALUATE_OFFLINE="1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--effort", type=int, default=1, help="multiplies the repetitions of crash, fuzz and signal tests")
+
+
+def pytest_configure() -> None:
+    reaper.start()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out the tests that need a GPU, or as many as their marker says, where there are fewer."""
+    for item in items:
+        if marker := item.get_closest_marker("gpu"):
+            (needed,) = marker.args or (1,)
+            item.add_marker(pytest.mark.skipif(torch.cuda.device_count() < needed, reason=f"needs {needed} GPU"))
 
 
 @pytest.fixture

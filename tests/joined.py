@@ -1,4 +1,4 @@
-"""How a test's process joins the others of its launch."""
+"""How a test's process joins the others of its launch, and with which settings."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from accelerate import Accelerator
 from accel_trainer.collectives import leave
 from accel_trainer.runtime import RuntimeConfig, start_accelerator
 
+FSDP = {  # as of accelerate_configs/fsdp.yaml, but for a net of 956 parameters
+    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "FSDP_MIN_NUM_PARAMS": "100",
+    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+}  # fmt: skip
+
 
 @contextmanager
 def joined_processes() -> Iterator[Accelerator]:
     """Give this process's accelerator; leave together, so that none misses a peer. Warnings are errors."""
     warnings.simplefilter("error")
-    accelerator = start_accelerator(RuntimeConfig(num_threads=1, timeout_s=60))
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1, timeout_s=300))
     yield accelerator
     leave(accelerator)

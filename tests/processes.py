@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
+
+from .ports import free_port
 
 _context = multiprocessing.get_context("forkserver")
 # The first optimizer step imports torch._dynamo, most of a second, in every process that is not given it.
@@ -24,7 +25,7 @@ class Job:
     processes: list[ForkServerProcess]
     folder: Path
 
-    def wait(self, timeout_s: float = 120) -> list[int | None]:
+    def wait(self, timeout_s: float = 600) -> list[int | None]:
         """Return the exit codes; negative for a signal, None for a process that had to be killed."""
         codes: list[int | None] = []
         for process in self.processes:
@@ -64,9 +65,7 @@ def start(
     They end with the test run, unless they have data workers: Python gives a daemon no children.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     job = Job([], folder)
     for rank in range(num_processes):
         environment = {"OMP_NUM_THREADS": "1"}
@@ -87,6 +86,18 @@ def run(target: Callable[..., Any], *arguments: Any, num_processes: int = 1, fol
     outputs = "\n".join(job.output(rank) for rank in range(num_processes))
     assert codes == [0] * num_processes, f"exit codes {codes}:\n{outputs}"
     return job
+
+
+def run_on(accelerator: str, target: Callable[..., Any], *arguments: Any, num_processes: int = 1, folder: Path) -> Job:
+    """Run `target` to its end on the `gpu`, or on the accelerator that can only `pretend` (`pretend.py`)."""
+    return run(_on_accelerator, accelerator, target, arguments, num_processes=num_processes, folder=folder)
+
+
+def _on_accelerator(accelerator: str, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ.pop("ACCELERATE_USE_CPU", None)
+    if accelerator == "pretend":
+        from . import pretend  # noqa: F401  # makes itself the accelerator of this process
+    target(*arguments)
 
 
 def _child(log: Path, environment: dict[str, str], target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

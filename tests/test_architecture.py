@@ -18,17 +18,18 @@ PACKAGE = "accel_trainer"
 
 # A room is a module of the package, or one of its folders as a whole. Imports go down only.
 LAYERS = (
-    {"errors", "ranges", "state", "types"},
+    {"errors", "portable", "ranges", "state", "types"},
     {
-        "collectives", "compilation", "config", "ema", "encoding", "environment", "history", "launcher_variables",
-        "meters", "metrics", "muon", "optimizer", "plan", "preemption", "preflight", "process_group", "run_folder",
-        "schedule", "seeding", "sharding", "snapshot", "storage", "strict_json", "sync_batch_norm", "tensor_file",
+        "accelerate_settings", "collectives", "compilation", "config", "ema", "encoding", "environment",
+        "familiar_flags", "fingerprint", "history", "launcher_variables", "machine", "meters", "metrics", "muon",
+        "optimizer", "plan", "preemption", "preflight", "process_group", "run_folder", "schedule", "seeding",
+        "sharding", "snapshot", "storage", "streams", "strict_json", "sync_batch_norm", "tensor_file",
     },
     {
         "checkpoint", "checkpoint_files", "checkpoint_folder", "evaluation", "failures", "loader", "nonfinite",
         "profiling", "runtime", "sample_reader", "status", "tasks", "training_state", "vision", "watchdog",
     },
-    {"callbacks", "capture", "memory", "trainer", "update"},
+    {"callbacks", "memory", "trainer", "update"},
     {"command_line", "dry_run", "hub", "launching", "recipe", "resume", "run", "run_config", "tools"},
     {"__init__"},
     {"recipes"},
@@ -36,23 +37,26 @@ LAYERS = (
 
 # Rooms of one layer stand apart, but for these.
 SIBLINGS = {
-    "capture": {"trainer", "update"},
     "checkpoint": {"checkpoint_files", "checkpoint_folder"},
     "checkpoint_folder": {"checkpoint_files"},
     "command_line": {"dry_run", "run_config"},
     "dry_run": {"run_config"},
     "encoding": {"strict_json", "tensor_file"},
-    "environment": {"config"},
+    "config": {"familiar_flags"},
+    "environment": {"config", "machine"},
     "history": {"storage"},
     "loader": {"sample_reader"},
     "memory": {"update"},
+    "meters": {"metrics"},
     "ranges": {"errors"},
     "recipe": {"run", "run_config"},
     "resume": {"run_config"},
     "run": {"resume", "run_config"},
-    "optimizer": {"muon"},
+    "optimizer": {"muon", "streams"},
+    "preemption": {"process_group"},
+    "preflight": {"accelerate_settings"},
     "run_folder": {"storage"},
-    "snapshot": {"encoding"},
+    "snapshot": {"encoding", "streams"},
     "status": {"checkpoint_files", "failures", "watchdog"},
     "tensor_file": {"strict_json"},
     "tools": {"command_line", "hub", "recipe", "resume", "run", "run_config"},
@@ -295,7 +299,7 @@ RULES = {
             "collectives",  # sizes and messages, never in a step
             "nonfinite",  # once it has found one
             "sharding", "snapshot",  # the copy that a checkpoint is written from
-            "loader", "sample_reader", "vision",  # index lists and images, which are on the host
+            "fingerprint", "loader", "sample_reader", "vision",  # index lists and images, which are on the host
             "tools", "recipes",
         },
         "loss.item()",
@@ -331,6 +335,8 @@ RULES = {
             "storage",
             "config",  # the file that a user names
             "environment",  # the recipe, to hash it
+            "machine",  # what the kernel says
+            "portable",  # directories, to sync them
             "resume", "run", "tools", "recipes",  # what an earlier run wrote
             "run_folder",  # a lock is an open file
             "vision",  # data sets
@@ -340,7 +346,8 @@ RULES = {
     "reads the environment": Rule(
         mentions("os.environ", "os.getenv", "os.putenv"),
         {
-            "command_line", "launcher_variables", "launching", "preflight", "process_group", "runtime",
+            "accelerate_settings", "command_line", "launcher_variables", "launching", "preflight", "process_group",
+            "runtime",
             "environment",  # records it
             "tools.launch", "tools.processes",
             "callbacks.trackers",  # theirs say where they store

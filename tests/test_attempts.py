@@ -33,7 +33,7 @@ def test_each_start_and_end_of_a_run_is_a_row_with_its_step(tmp_path: Path) -> N
 def test_each_second_of_an_attempt_belongs_to_one_phase(tmp_path: Path) -> None:
     attempt(tmp_path, None)
     start, end = rows(tmp_path)
-    assert set(end["phase_s"]) == {"start", "training", "evaluation", "save"}
+    assert set(end["phase_s"]) == {"start", "training", "evaluation", "save", "disk"}
     assert all(seconds > 0 for seconds in end["phase_s"].values())
     from_the_first_step = sum(seconds for phase, seconds in end["phase_s"].items() if phase != "start")
     assert from_the_first_step <= end["time"] - start["time"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,22 @@ def check_tensors(order: Path) -> None:
         barrier(accelerator)
         with main_process_first(accelerator), order.open("a") as file:
             file.write(f"{rank}\n")
+
+
+def test_a_barrier_lets_nobody_past_before_all_are_there(tmp_path: Path) -> None:
+    processes.run(meet, tmp_path / "waiting", tmp_path / "arrived", num_processes=2, folder=tmp_path)
+
+
+def meet(waiting: Path, arrived: Path) -> None:
+    with joined_processes() as accelerator:
+        if accelerator.is_main_process:
+            while not waiting.exists():
+                time.sleep(0.01)
+            arrived.touch()
+        else:
+            waiting.touch()
+        barrier(accelerator)
+        assert arrived.exists()
 
 
 @pytest.mark.parametrize("num_processes", [1, 3])

@@ -7,7 +7,6 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from torch._inductor import config as inductor
 
 from accel_trainer import BatchConfig, RuntimeConfig
@@ -16,8 +15,6 @@ from . import processes, workload
 from .test_exactness import final_files
 
 NUM_TRAIN = 44  # three steps, of which the last has fewer samples
-
-pytestmark = pytest.mark.timeout(400)  # a compiler, on whatever machine this is
 
 
 def train(folder: Path, max_steps: int | None, compiles: bool, compiler: str | None = None) -> None:

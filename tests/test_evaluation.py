@@ -1,24 +1,28 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from accel_trainer.evaluation import Evaluator
+from accel_trainer import evaluation
+from accel_trainer.errors import ConfigError
+from accel_trainer.evaluation import Evaluator, MetricFailed
 from accel_trainer.loader import DatasetEvalLoader
 from accel_trainer.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 from accel_trainer.runtime import RuntimeConfig, start_accelerator
 from accel_trainer.sample_reader import SampleReader
 from accel_trainer.tasks import ClassificationTask
-from accel_trainer.types import Batch, EvalLoader
+from accel_trainer.types import Batch, EvalLoader, Metric
 
-from . import processes
+from . import processes, workload
 from .joined import joined_processes
 
 NUM_CLASSES = 7
@@ -136,7 +140,8 @@ class Given:
 
     def batches(self) -> Iterator[Batch]:
         for ids in self._batches:
-            yield Batch(self._samples.features[ids], self._samples.labels[ids], ids)
+            rows = ids % len(self._samples)
+            yield Batch(self._samples.features[rows], self._samples.labels[rows], ids)
 
 
 @pytest.mark.parametrize(("ids", "counted"), [([*range(10), 3], 11), (list(range(9)), 9), ([], 0)])
@@ -150,6 +155,24 @@ def test_a_sample_given_twice_in_the_place_of_another_is_found_out() -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     with pytest.raises(RuntimeError, match="counted some of 10 samples twice and left others out"):
         evaluate(make_model(), Given([0, 1, 2, 3, 4, 5, 6, 7, 8, 8], num_samples=10), accelerator)
+
+
+@pytest.mark.parametrize("ids", [[0, 3, 0, 3], [1, 2, 1, 2], [-1, 0, 3, 4], [2**32, 1, 2, 3]])
+def test_other_samples_with_the_same_sum_of_ids_are_found_out(ids: list[int]) -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    with pytest.raises(RuntimeError, match="counted some of 4 samples twice and left others out"):
+        evaluate(make_model(), Given(ids, num_samples=4), accelerator)
+
+
+def test_the_hash_sum_of_five_million_ids_is_exact_over_processes() -> None:
+    ids = torch.arange(5 << 20)  # of a float64, whose sum of them would be exact, the sum of their hashes would not be
+    halves = evaluation._hash_sum(ids.split(1 << 20))
+    assert torch.equal(halves, evaluation._hash_sum(ids.flip(0).split(12_345)))
+    parts = [evaluation._hash_sum([part]) for part in ids.tensor_split(7)]
+    total = torch.stack(parts).double().sum(0)  # as the processes add them up
+    assert evaluation._joined(total.tolist()) == evaluation._joined(halves.tolist())
+    ids[-1] -= 1
+    assert evaluation._joined(evaluation._hash_sum([ids]).tolist()) != evaluation._joined(halves.tolist())
 
 
 def test_a_sample_that_two_processes_are_given_is_found_out_by_both(tmp_path: Path) -> None:
@@ -175,3 +198,71 @@ def test_the_model_is_left_in_the_mode_it_was_in_with_its_statistics_and_no_grad
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     model(torch.zeros(4, 5, dtype=torch.float64)).sum().backward()  # its tensors still train
+
+
+class Computes(MeanLoss):
+    """Computes what it was given."""
+
+    def __init__(self, values: Any) -> None:
+        vars(self).update(values=values)
+
+    def compute(self, sums: Tensor) -> Any:
+        return self.values
+
+
+def evaluate_by(metric: Metric) -> dict[str, Any]:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    loader = Given(list(range(10)), num_samples=10)
+    evaluator = Evaluator(loader, task=ClassificationTask(), metrics=[metric], accelerator=accelerator)
+    return evaluator.run(make_model())
+
+
+def test_whatever_a_metric_computes_comes_as_plain_values() -> None:
+    computed = {"a": np.float32(0.5), "b": torch.tensor(3), "c": np.arange(2), "d": [torch.tensor(0.25)], "e": 7}
+    result = evaluate_by(Computes(computed))
+    assert json.dumps(result) == '{"a": 0.5, "b": 3, "c": [0, 1], "d": [0.25], "e": 7}'
+
+
+def test_a_result_that_cannot_be_kept_names_the_metric() -> None:
+    with pytest.raises(MetricFailed, match=r"metric Computes failed \(TypeError: a holds a object: return numbers"):
+        evaluate_by(Computes({"a": object()}))
+
+
+def test_a_metric_must_say_what_a_run_may_be_judged_by() -> None:
+    class Silent:
+        pass
+
+    with pytest.raises(ConfigError, match="metric Silent has no higher_is_better: add the names"):
+        evaluate_by(Silent())  # type: ignore[arg-type]
+
+
+class Counts(MeanLoss):
+    """Computes numbers of several libraries, and what is no number."""
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        values = {"errors": np.int64(1234), "share": np.float32(0.25), "tensor": torch.tensor(0.5)}
+        return {**values, "was_exact": True, "of_classes": np.eye(2), "word": "good"}
+
+
+def train_and_count(folder: Path) -> None:
+    workload.MeanLoss = Counts  # type: ignore[misc]
+    workload.train(workload.make_config(folder))
+
+
+def test_numbers_of_any_library_are_in_rows_lines_and_the_result(tmp_path: Path) -> None:
+    job = processes.run(train_and_count, tmp_path / "run", folder=tmp_path / "logs")
+    numbers = {"eval/errors": 1234, "eval/share": 0.25, "eval/tensor": 0.5}
+    metrics = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
+    assert metrics.items() >= numbers.items()
+    assert (metrics["eval/was_exact"], metrics["eval/of_classes"]) == (True, [[1, 0], [0, 1]])
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["event"] == "eval"]
+    assert len(rows) == 2
+    for row in rows:
+        assert row.items() >= numbers.items()
+        assert not {"eval/was_exact", "eval/of_classes", "eval/word"} & row.keys(), "no numbers to draw"
+    lines = [
+        line for line in job.output().splitlines() if "eval errors 1,234  eval share 0.25  eval tensor 0.5" in line
+    ]
+    assert len(lines) == 3, "two rows, and the end"
+    processes.run(train_and_count, tmp_path / "run", folder=tmp_path / "again")

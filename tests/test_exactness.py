@@ -221,7 +221,7 @@ def test_compressed_gradients_round_and_do_no_more(tmp_path: Path) -> None:
 
 
 def run_with(folder: Path, options: dict[str, Any], max_steps: int | None) -> None:
-    runtime = RuntimeConfig(num_threads=1, timeout_s=60, **options)
+    runtime = RuntimeConfig(num_threads=1, timeout_s=300, **options)
     batch = BatchConfig(per_device_batch_size=8, eval_batch_size=10)
     config = workload.make_config(folder, batch=batch, runtime=runtime)
     check = AssertGraphOptions(options)

@@ -10,7 +10,7 @@ import torch
 
 from accel_trainer import ConfigError
 from accel_trainer.collectives import reduce_sum
-from accel_trainer.launcher_variables import find_launcher, find_processes
+from accel_trainer.launcher_variables import count_local_processes, find_launcher, find_processes, without_local_rank
 
 from . import processes
 from .joined import joined_processes
@@ -113,11 +113,13 @@ def test_a_batch_script_is_none_of_its_jobs_tasks(monkeypatch: pytest.MonkeyPatc
     [
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start with"),
         ({**TORCH, "MASTER_ADDR": ""}, "WORLD_SIZE is 4 without MASTER_ADDR: start with torchrun, accelerate"),
-        ({"RANK": "0"}, "WORLD_SIZE is not set, and should be a number: .* or unset RANK and WORLD_SIZE"),
+        ({"RANK": "0"}, "WORLD_SIZE is not set, and should be a number: .* or unset RANK, WORLD_SIZE and LOCAL_RANK"),
+        ({"LOCAL_RANK": "0"}, "WORLD_SIZE is not set, and should be a number: .* or unset RANK, WORLD_SIZE and LOCAL"),
+        ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}, "WORLD_SIZE is 1 without MASTER_ADDR, MASTER_PORT: sta"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is 0, and should be 1 or more"),
         ({**TORCH, "WORLD_SIZE": "many"}, "WORLD_SIZE is many, and should be a number"),
         ({**TORCH, "RANK": "4"}, "RANK is 4, and should be below 4"),
         ({**TORCH, "MASTER_PORT": "http"}, "MASTER_PORT is http, and should be a number"),
-        ({**TORCH, "ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed is not supported: launch with multi_gpu.yaml"),
         (
             # What `accelerate launch --cpu --num_processes 2` sets (accelerate 1.15).
             {"ACCELERATE_DYNAMO_BACKEND": "no", "ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"},
@@ -139,6 +141,31 @@ def test_a_process_knows_the_launcher_that_it_must_not_outlive(monkeypatch: pyte
     assert find_launcher() == os.getppid()
     monkeypatch.setattr(os, "environ", {"ACCEL_TRAINER_LAUNCHER": "17"})
     assert find_launcher() == 17
+
+
+def test_processes_of_this_machine_are_counted_by_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value, number in (("", 1), ("0", 1), ("4", 4)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
+        assert count_local_processes() == number
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "some")
+    with pytest.raises(ConfigError, match="LOCAL_WORLD_SIZE is some, and should be a number"):
+        count_local_processes()
+
+
+@pytest.mark.parametrize("added", [["--local-rank=1"], ["--local_rank=1"], ["--local_rank", "1"], []])
+def test_the_flag_that_an_older_launcher_adds_is_dropped(monkeypatch: pytest.MonkeyPatch, added: list[str]) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert without_local_rank([*added, "--lr", "1", "--run.output-dir", ""]) == ["--lr", "1", "--run.output-dir", ""]
+    assert without_local_rank([*added]) == []
+
+
+def test_a_local_rank_that_contradicts_the_launcher_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    with pytest.raises(ConfigError, match="--local-rank is 1, LOCAL_RANK 0: start with torchrun"):
+        without_local_rank(["--local-rank=1"])
+    monkeypatch.delenv("LOCAL_RANK")
+    with pytest.raises(ConfigError, match="--local_rank is 1, LOCAL_RANK None: start with torchrun"):
+        without_local_rank(["--local_rank", "1"])
 
 
 @pytest.mark.parametrize("like", [like_open_mpi, like_mpich, like_srun])

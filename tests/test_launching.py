@@ -69,7 +69,7 @@ def compute(size):
 torch.set_num_threads(2)
 assert compute(600) == launch(compute, 600, num_processes=2) == 600
 """
-    subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", source], check=True)
 
 
 def fail(error: BaseException, rank: int) -> None:
@@ -149,7 +149,7 @@ def test_the_processes_end_in_good_order_with_the_one_that_launched_them(tmp_pat
         time.sleep(0.02)
     os.kill(job.processes[0].pid or 0, getattr(signal, f"SIG{number}"))
     job.wait()
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 600
     status = tmp_path / "run" / "status.json"
     while '"preempted"' not in status.read_text():
         assert time.monotonic() < deadline_s, job.output()

@@ -173,9 +173,11 @@ def test_evaluation_gives_every_sample_once_in_order_over_all_processes(num_samp
             for rank in range(num_processes)
         ]
         assert all(loader.num_samples == num_samples for loader in loaders)
-        batches = [batch for loader in loaders for batch in loader.batches()]
-        assert torch.cat([batch.sample_ids for batch in batches]).tolist() == list(range(num_samples))
-        assert all(0 < len(batch) <= batch_size for batch in batches)
+        shares = [list(loader.batches()) for loader in loaders]
+        ids = [batch.sample_ids for batches in shares for batch in batches]
+        assert torch.cat(ids).tolist() == list(range(num_samples))
+        assert all(len(batch_ids) <= batch_size for batch_ids in ids)
+        assert len({len(batches) for batches in shares}) == 1, "as many forwards on every process"
 
 
 def test_evaluation_sees_the_same_samples_every_time() -> None:
@@ -251,10 +253,10 @@ def test_a_data_worker_that_dies_while_others_compute_is_told_when_data_are_next
     windows = DatasetLoader(reader, plan, seed=0).windows(0, 0)
     before = psutil.Process().children()
     for _ in range(6):  # the worker is two batches ahead: at the last, which has sample 17
-        next(windows)
+        list(next(windows).micro_batches)
     (worker,) = set(psutil.Process().children()) - set(before)
     while worker.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)  # what computes meanwhile gets no error
     with pytest.raises(DataError, match=r"is killed by signal: Killed \(the last samples begun: 17\)"):
-        list(windows)
+        [list(window.micro_batches) for window in windows]
     gc.collect()

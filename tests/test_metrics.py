@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from accel_trainer.metrics import ConfusionMatrix, EvaluateMetric, MeanLoss, TopKAccuracy
+from accel_trainer.errors import ConfigError
+from accel_trainer.metrics import (
+    ConfusionMatrix,
+    EvaluateMetric,
+    MeanLoss,
+    TopKAccuracy,
+    is_number,
+    plain_values,
+    sums_device,
+)
 from accel_trainer.types import Batch, EvalOutput, Metric
 
 from . import processes
@@ -53,7 +63,7 @@ def result_of(metric: Metric, logits: Tensor, labels: Tensor, *, num_parts: int 
             losses = F.cross_entropy(logits[ids], labels[ids], reduction="none")
             metric.update(sums, Batch(logits[ids], labels[ids], ids), EvalOutput(losses, logits[ids]))
         parts.append(sums)
-    return metric.compute(torch.stack(parts).sum(0))
+    return plain_values(metric.compute(torch.stack(parts).sum(0)))
 
 
 @pytest.mark.parametrize("num_classes", [2, 4, 5, 11])
@@ -100,6 +110,91 @@ def test_a_class_without_samples_has_no_accuracy() -> None:
 def test_more_logits_than_classes_of_a_confusion_matrix_are_refused() -> None:
     with pytest.raises(ValueError, match="4 logits per sample, the confusion matrix has 3 classes"):
         result_of(ConfusionMatrix(3), torch.eye(4), torch.tensor([0, 1, 2, 2]))
+
+
+def test_small_integers_are_labels_too() -> None:
+    logits, labels = make_samples(200)
+    for metric in (TopKAccuracy(), ConfusionMatrix(200)):
+        expected = result_of(metric, logits, labels)
+        assert result_of(metric, logits, labels.to(torch.uint8)) == expected, "200 * 200 is no uint8"
+
+
+PER_PIXEL = (torch.zeros(8, 3, 4, 4), torch.zeros(8, 4, 4, dtype=torch.int64))
+LOGITS, LABELS = torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "said"),
+    [
+        (*PER_PIXEL, r"gives float32 \[8, 3, 4, 4\] for targets int64 \[8, 4, 4\]: a classifier gives logits \[B, K\]"),
+        (LOGITS[:, :1], LABELS, r"float32 \[8, 1\] .*: the cross-entropy of one class is always 0"),
+        (LOGITS, LABELS[:, None], r"targets int64 \[8, 1\]: give labels \[B\], as labels.squeeze\(1\) does"),
+        (LOGITS, LOGITS, r"targets float32 \[8, 3\]: give labels int64 \[B\]$"),
+        (LOGITS, LABELS.float(), r"targets float32 \[8\]: give labels int64 \[B\], as labels.long\(\) does"),
+        (LOGITS, LABELS[:4], r"targets int64 \[4\]: give each sample one target"),
+        ((LOGITS, LOGITS), LABELS, r"gives a tuple for targets int64 \[8\]: let it return only its logits"),
+    ],
+)
+@pytest.mark.parametrize("metric", [TopKAccuracy(), TopKAccuracy(2), ConfusionMatrix(3), EvaluateMetric(None, 8)])
+def test_what_is_not_a_logit_for_each_class_and_a_label_for_each_sample_is_refused(
+    metric: Metric, logits: Any, labels: Tensor, said: str
+) -> None:
+    batch, output = Batch(None, labels, torch.arange(8)), EvalOutput(torch.zeros(8), logits)
+    with pytest.raises(ConfigError, match=said):
+        metric.update(metric.empty(CPU), batch, output)
+
+
+@pytest.mark.parametrize("losses", [torch.zeros(()), torch.zeros(8, 4, 4), torch.zeros(8, 1), torch.zeros(1)])
+def test_losses_that_are_not_one_for_each_sample_are_refused(losses: Tensor) -> None:
+    metric = MeanLoss()
+    with pytest.raises(ConfigError, match=r"the losses are float32 \[.*\] for 8 samples: let eval_step return one"):
+        metric.update(metric.empty(CPU), Batch(None, LABELS, torch.arange(8)), EvalOutput(losses, LOGITS))
+
+
+def test_metrics_say_what_a_run_may_be_judged_by() -> None:
+    logits, labels = make_samples(7)
+    directions = {}
+    for metric in (MeanLoss(), TopKAccuracy(), TopKAccuracy(5), ConfusionMatrix(7)):
+        assert metric.higher_is_better.keys() <= result_of(metric, logits, labels).keys()
+        directions.update(metric.higher_is_better)
+    assert directions == {"loss": False, "accuracy": True, "top5_accuracy": True}
+    assert EvaluateMetric(None, 8).higher_is_better == {}
+    assert EvaluateMetric(None, 8, higher_is_better={"f1": True}).higher_is_better == {"f1": True}
+
+
+def test_sums_lie_on_the_device_unless_it_has_no_float64() -> None:
+    """Apple's GPUs have none; where there is no such GPU, there is none of its float64 either."""
+    assert sums_device(CPU) == CPU
+    assert sums_device(torch.device("mps")) == CPU
+
+
+def test_what_a_metric_computed_becomes_plain_values() -> None:
+    values = {
+        "loss": np.float32(0.5), "tensor": torch.tensor(2.5), "half": torch.tensor(0.5, dtype=torch.bfloat16),
+        "count": np.int64(3), "flag": np.bool_(True), "list": [np.float64(1.5), (1, None)],
+        "matrix": torch.eye(2), "nested": {1: {"deep": np.arange(2)}}, "word": "yes", "nan": np.float32("nan"),
+    }  # fmt: skip
+    plain = plain_values(values)
+    assert math.isnan(plain.pop("nan"))
+    assert plain == {
+        "loss": 0.5, "tensor": 2.5, "half": 0.5, "count": 3, "flag": True, "list": [1.5, [1, None]],
+        "matrix": [[1, 0], [0, 1]], "nested": {"1": {"deep": [0, 1]}}, "word": "yes",
+    }  # fmt: skip
+    assert [name for name, value in plain.items() if is_number(value)] == ["loss", "tensor", "half", "count"]
+    assert {type(plain[name]) for name in ("loss", "tensor", "half")} == {float}
+
+
+@pytest.mark.parametrize(
+    ("computed", "said"),
+    [
+        (0.5, "compute returned a float: return a dict of names and numbers"),
+        ({"auc": [object()]}, "auc holds a object: return numbers, texts, lists and dicts"),
+        ({"auc": 1j}, "auc holds a complex"),
+    ],
+)
+def test_what_no_json_can_hold_is_refused(computed: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        plain_values(computed)
 
 
 @pytest.mark.parametrize("metric", [MeanLoss(), TopKAccuracy(), TopKAccuracy(3), ConfusionMatrix(4)])
@@ -150,4 +245,5 @@ def compute_local_metric(folder: Path) -> None:
         ids = torch.arange(NUM_SAMPLES).tensor_split(2)[accelerator.process_index]
         losses = torch.zeros(len(ids))
         metric.update(sums, Batch(logits[ids], labels[ids], ids), EvalOutput(losses, logits[ids]))
-        assert metric.compute(accelerator.reduce(sums, reduction="sum")) == macro_recall(logits, labels)
+        result = plain_values(metric.compute(accelerator.reduce(sums, reduction="sum")))
+        assert result == macro_recall(logits, labels)

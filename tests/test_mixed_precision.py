@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
@@ -20,13 +23,15 @@ from accel_trainer import (
     StepOutput,
     StepReport,
     Trainer,
+    TrainerConfig,
 )
 
-from . import workload
+from . import processes, workload
+from .joined import FSDP
 
 
 class OverflowingTask(ClassificationTask):
-    """A classification whose loss overflows in optimizer steps 2 and 4, as float16 does."""
+    """A classification whose gradient overflows in optimizer steps 2 and 4, as float16 does when it is scaled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,8 +39,9 @@ class OverflowingTask(ClassificationTask):
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         output = super().train_step(model, batch)
-        is_overflow = self.optimizer_step in (1, 3)
-        return StepOutput(output.loss_sum * (float("inf") if is_overflow else 1.0))
+        if self.optimizer_step in (1, 3):
+            output.loss_sum.register_hook(lambda gradient: gradient * float("inf"))
+        return output
 
 
 def flat(model: nn.Module) -> torch.Tensor:
@@ -91,6 +97,68 @@ def test_the_loss_scale_is_part_of_the_checkpoint(tmp_path: Path) -> None:
         run(tmp_path / "parts", max_steps=max_steps)
     exports = [(tmp_path / name / "export" / "model.safetensors").read_bytes() for name in ("whole", "parts")]
     assert exports[0] == exports[1]
+
+
+class AsInFloat16(Callback):
+    """Lets accelerate unscale before it clips, as it does in float16; the forward stays in float32, to compare."""
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        trainer.accelerator.native_amp = True
+        trainer.accelerator.state._mixed_precision = "fp16"
+        trainer.accelerator.autocast = nullcontext
+
+
+def test_gradients_are_clipped_without_their_scale(tmp_path: Path) -> None:
+    """A power of two scales exactly, so that nothing may differ."""
+    for name, scaler, callbacks in (
+        ("float32", None, ()),
+        ("scaled", torch.amp.GradScaler("cpu", init_scale=2.0**12), (AsInFloat16(),)),
+    ):
+        config = workload.make_config(tmp_path / name)
+        trainer = replace(config.trainer, max_grad_norm=0.05, log_every_n_steps=1, evaluate_every_n_epochs=9)
+        workload.train(replace(config, trainer=trainer), scaler=scaler, callbacks=callbacks)
+    folders = [tmp_path / name for name in ("float32", "scaled")]
+    norms = [[row["optim/grad_norm"] for row in rows(folder)] for folder in folders]
+    assert min(norms[0]) > 0.05, "all are clipped"
+    assert norms[0] == norms[1]
+    weights = [max(folder.glob("checkpoints/step-*")) / "model.safetensors" for folder in folders]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["event"] == "train"]
+
+
+class Dtypes(Callback):
+    """Looks at what the first convolution computes in, at what its weights are, and at what the net returns."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[bool, torch.dtype, torch.dtype]] = set()
+        self.returned: set[torch.dtype] = set()
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        def look(layer: nn.Conv2d, inputs: object, output: torch.Tensor) -> None:
+            self.seen.add((layer.training, output.dtype, layer.weight.dtype))
+
+        trainer.raw_model.layers[0].register_forward_hook(look)
+        trainer.raw_model.register_forward_hook(lambda net, inputs, output: self.returned.add(output.dtype))
+
+
+@pytest.mark.parametrize(("num_processes", "shards"), [(1, False), (2, False), (2, True)])
+def test_bfloat16_is_what_layers_compute_in_and_not_what_weights_are(
+    tmp_path: Path, num_processes: int, shards: bool
+) -> None:
+    processes.run(check_dtypes, tmp_path / "run", shards, num_processes=num_processes, folder=tmp_path / "logs")
+
+
+def check_dtypes(folder: Path, shards: bool) -> None:
+    os.environ.update(FSDP if shards else {})
+    looking = Dtypes()
+    config = workload.make_config(folder, runtime=RuntimeConfig(num_threads=1, mixed_precision="bf16"))
+    workload.train(replace(config, trainer=TrainerConfig(num_epochs=1)), callbacks=(looking,))
+    assert looking.seen == {(training, torch.bfloat16, torch.float32) for training in (True, False)}
+    assert looking.returned == {torch.float32}
 
 
 def test_bfloat16_trains_float32_weights_and_resumes_exactly(tmp_path: Path) -> None:

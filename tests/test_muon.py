@@ -57,6 +57,22 @@ def test_filters_step_by_muon_and_all_else_by_sgd() -> None:
         torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("start", [0.0, 1e-42])
+def test_filters_that_begin_at_zero_or_next_to_it_are_trained(start: float) -> None:
+    model = nn.Conv2d(3, 4, 3, bias=False)
+    nn.init.constant_(model.weight, start)
+    optimizer = build_optimizer(model, CONFIG)
+    images = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    norms = []
+    for _ in range(3):
+        (model(images) - 1).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        norms.append(float(model.weight.detach().norm()))
+    assert 0 < norms[0] < 0.2, "a step of the learning rate, in up to four directions"
+    assert norms[1:] == pytest.approx([2, 2], abs=0.2), "then the square root of the number of filters, and a step"
+
+
 def test_a_step_that_is_not_to_be_taken_leaves_no_trace() -> None:
     model = small_net(dtype=torch.float32)
     optimizer = build_optimizer(model, CONFIG)

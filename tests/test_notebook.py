@@ -32,7 +32,7 @@ def execute(run: Path, *, num_processes: int) -> nbformat.NotebookNode:
         assert old in settings.source
         settings.source = settings.source.replace(old, new)
     where = {"metadata": {"path": str(NOTEBOOK.parent)}}
-    NotebookClient(notebook, timeout=100, kernel_name="python3", resources=where).execute()
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where).execute()
     return notebook
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from accel_trainer.errors import Preempted
 from accel_trainer.preemption import SIGNALS, TIME_LIMIT, Stop, StopFlag, stop_on_signals
@@ -138,6 +139,21 @@ def stop_together(folder: Path) -> None:
         assert flag.poll()  # once agreed, always
         flag.drain()
         (folder / str(accelerator.process_index)).write_text(f"{step} {flag.agreed.reason}")
+
+
+def test_the_flag_is_agreed_also_where_the_processes_have_a_group_for_gpus_alone(tmp_path: Path) -> None:
+    """As of a PartialState that was made before the run: NCCL reduces no tensor of the CPU."""
+    processes.run(agree_beside_a_group, num_processes=2, folder=tmp_path)
+
+
+def agree_beside_a_group() -> None:
+    dist.init_process_group("cuda:gloo")
+    flag = StopFlag(num_processes=2, timeout_s=60)
+    if dist.get_rank() == 1:
+        flag.request(signal.SIGTERM)
+    assert flag.agree()
+    assert flag.agreed.reason == "SIGTERM"
+    dist.destroy_process_group()
 
 
 def test_a_signal_outranks_the_time_limit_of_another_process(tmp_path: Path) -> None:

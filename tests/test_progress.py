@@ -38,14 +38,14 @@ class Acts(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def attempt(folder: Path, dies_after: int = 0, is_quiet: bool = False) -> None:
+def attempt(folder: Path, dies_after: int = 0, is_quiet: bool = False, max_steps: int | None = None) -> None:
     """Train 2 epochs of 5 steps with a row for every second step, and its end."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     config = workload.make_config(folder, checkpoint=CheckpointConfig(every_n_steps=5))
     config = replace(
         config,
         batch=BatchConfig(global_batch_size=16, eval_batch_size=10),
-        trainer=replace(config.trainer, log_every_n_steps=2, ema_decay=None),
+        trainer=replace(config.trainer, log_every_n_steps=2, ema_decay=None, max_steps=max_steps),
         run=replace(config.run, quiet=is_quiet),
     )
     workload.train(config, callbacks=(Acts(dies_after),))
@@ -61,6 +61,12 @@ def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> Non
     assert re.search(r"  learning rate \S+  images/s [\d,]+  data wait \S+%  memory \d\.\d GiB  00:00 left$", last)
     assert "\r" not in job.output(0)
     assert job.output(1) == "WARNING: a word of warning\n", "what process 0 shows is shown once"
+
+
+@pytest.mark.parametrize(("max_steps", "said"), [(3, "3 steps (--max-steps)"), (10, "10 steps"), (None, "10 steps")])
+def test_the_steps_that_will_be_taken_are_announced(tmp_path: Path, max_steps: int | None, said: str) -> None:
+    job = processes.run(attempt, tmp_path / "run", 0, False, max_steps, folder=tmp_path / "logs")
+    assert job.output().splitlines()[1].endswith(f", 2 epochs, {said}")
 
 
 def test_quiet_leaves_warnings_alone(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from accel_trainer import (
+    BatchConfig,
     CheckpointError,
     ConfigError,
     OptimizerConfig,
@@ -143,3 +145,36 @@ def test_the_resolved_config_is_saved_and_parses_back_equal(tmp_path: Path) -> N
     expected = workload.make_config(tmp_path)
     assert replace(saved.trainer, max_steps=None) == expected.trainer
     assert saved.run == RunConfig(output_dir=tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"weight_decay": 0.2}, {"momentum": 0.5}, {"nesterov": False}])
+def test_what_is_allowed_to_change_changes(tmp_path: Path, change: dict[str, Any]) -> None:
+    weights = {}
+    for name, optimizer in (("as before", OptimizerConfig()), ("changed", replace(OptimizerConfig(), **change))):
+        run(tmp_path / name, max_steps=4, optimizer=OptimizerConfig())
+        allowed = {"allow_change": tuple(f"optimizer.{field}" for field in change)}
+        run(tmp_path / name, max_steps=5, optimizer=optimizer, run=allowed)
+        weights[name] = newest_weights(tmp_path / name)
+    assert weights["changed"] != weights["as before"]
+
+
+def newest_weights(folder: Path) -> bytes:
+    return (max((folder / "checkpoints").glob("step-*")) / "model.safetensors").read_bytes()
+
+
+def test_a_change_of_the_global_batch_starts_the_epoch_in_progress_again(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=4)
+    allowed = {"allow_change": ("batch.global-batch-size",)}
+    batch = BatchConfig(per_device_batch_size=8, eval_batch_size=10, global_batch_size=8)
+    result = run(tmp_path, batch=batch, run=allowed)
+    assert (result.position.epoch, result.position.optimizer_step) == (2, 4 + 2 * 9)
+
+
+def test_a_config_of_an_older_version_is_compared_by_what_both_have(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=4)
+    path = tmp_path / "config.yaml"
+    stored = yaml.safe_load(path.read_text())
+    stored["runtime"]["capture"] = True  # this version has no such setting
+    del stored["runtime"]["deterministic"]  # that one had none yet
+    path.write_text(yaml.safe_dump(stored))
+    assert run(tmp_path).position.optimizer_step == 10

@@ -3,16 +3,20 @@ from __future__ import annotations
 import os
 import platform
 import resource
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
+from accelerate import PartialState
 from torch import nn
 
+from accel_trainer.collectives import leave
 from accel_trainer.compilation import Compiler, Stopwatch
-from accel_trainer.errors import ConfigError, ExitCode
+from accel_trainer.errors import ConfigError
 from accel_trainer.runtime import (
     RuntimeConfig,
     describe_machine,
@@ -22,11 +26,12 @@ from accel_trainer.runtime import (
 )
 from accel_trainer.sync_batch_norm import CpuSyncBatchNorm
 
-from . import processes
+from . import processes, workload
 from .joined import joined_processes
 from .workload import SmallNet
 
 ONE_THREAD = RuntimeConfig(num_threads=1)
+TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -55,31 +60,83 @@ def test_the_config_decides_the_precision_before_the_launcher(
     assert start_accelerator(RuntimeConfig(mixed_precision=config, num_threads=1)).mixed_precision == expected
 
 
-def test_accumulation_set_by_the_launcher_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accelerate would divide every loss by it, also in a short window."""
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    with pytest.raises(ConfigError, match="the launcher set 4 gradient accumulation steps: .* --accumulate") as caught:
-        start_accelerator(ONE_THREAD)
-    assert caught.value.exit_code == ExitCode.USAGE
-
-
-def test_processes_that_accelerate_does_not_find_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_accelerate_does_not_find_are_refused(tmp_path: Path) -> None:
     """Each would believe that it is the only one, and write the same checkpoints."""
-    Accelerator()
-    names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
-    for name, value in names.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    processes.run(find_less_processes, folder=tmp_path)
+
+
+def find_less_processes() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    os.environ.update(TWO)
     with pytest.raises(ConfigError, match="the launcher announced 2 processes, accelerate found 1"):
         start_accelerator(ONE_THREAD)
 
 
-def test_what_needs_gpus_is_refused_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}
-    for name, value in names.items():
-        monkeypatch.setenv(name, str(value))
-    with pytest.raises(ConfigError, match="gradient-compression bf16 needs GPUs and NCCL: use fp16"):
-        start_accelerator(RuntimeConfig(gradient_compression="bf16"))
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"gradient_compression": "bf16"}, "gradient-compression bf16 needs GPUs and NCCL: use fp16"),
+        ({"backend": "nccl"}, "--runtime.backend nccl needs GPUs, and there are none: use gloo"),
+        ({"backend": "mpi"}, "--runtime.backend mpi needs a torch built with MPI: use gloo, also under mpirun"),
+    ],
+)
+def test_what_is_not_on_this_machine_is_refused_before_the_processes_join(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], message: str
+) -> None:
+    for name, value in TWO.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        start_accelerator(RuntimeConfig(timeout_s=1, **config))
+
+
+def test_processes_send_their_messages_by_the_backend_that_is_asked_for(tmp_path: Path) -> None:
+    processes.run(check_backend, num_processes=2, folder=tmp_path)
+
+
+def check_backend() -> None:
+    dist.Backend.register_backend("loud", make_loud_gloo, devices=["cpu"])
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1, backend="loud"))
+    assert dist.get_backend() == "loud"
+    assert describe_machine(accelerator).startswith("2 x cpu (1 threads) over loud")
+    leave(accelerator)
+
+
+def make_loud_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+    return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+
+def test_processes_that_joined_before_the_run_are_used_as_they_are(tmp_path: Path) -> None:
+    processes.run(start_after_joining, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+    assert (tmp_path / "run" / "export").is_dir()
+
+
+def start_after_joining(folder: Path) -> None:
+    PartialState(cpu=True)
+    with pytest.raises(ConfigError, match="--runtime.backend ucc, but the processes have joined over gloo already"):
+        start_accelerator(RuntimeConfig(backend="ucc"))
+    workload.train(workload.make_config(folder))
+
+
+def test_a_second_run_of_a_process_may_have_another_precision(tmp_path: Path) -> None:
+    """As in a notebook."""
+    processes.run(train_in_two_precisions, tmp_path, folder=tmp_path / "logs")
+    processes.run(train_alone, tmp_path / "alone", folder=tmp_path / "logs")
+    full, reduced, alone = (tmp_path / name / "export/model.safetensors" for name in ("no", "bf16", "alone"))
+    assert full.read_bytes() != reduced.read_bytes() == alone.read_bytes()
+
+
+def train_in_two_precisions(folder: Path) -> None:
+    for precision in ("no", "bf16"):
+        train_at(folder / precision, precision)
+
+
+def train_alone(folder: Path) -> None:
+    train_at(folder, "bf16")
+
+
+def train_at(folder: Path, precision: str) -> None:
+    runtime = RuntimeConfig(num_threads=1, mixed_precision=precision)
+    workload.train(workload.make_config(folder, runtime=runtime))
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -89,6 +146,7 @@ def test_the_number_of_threads_is_pinned(num_threads: int) -> None:
 
 
 def test_by_default_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(6))
     for local_processes, expected in ((1, 6), (2, 3), (4, 1), (8, 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local_processes))
@@ -104,6 +162,40 @@ def check_threads_on_one_core() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     start_accelerator(RuntimeConfig())
     assert torch.get_num_threads() == 1
+
+
+@pytest.mark.parametrize(
+    ("variables", "config", "expected"),
+    [
+        ({"OMP_NUM_THREADS": "1"}, None, 1),
+        ({"OMP_NUM_THREADS": "3"}, None, 3),
+        ({"OMP_NUM_THREADS": "3"}, 2, 2),
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, None, 6),  # set by torchrun itself
+        ({"OMP_NUM_THREADS": "1", "ACCELERATE_DYNAMO_BACKEND": "no"}, None, 6),  # by accelerate's launcher
+        ({"OMP_NUM_THREADS": "two"}, None, 6),
+    ],
+)
+def test_threads_that_the_user_asks_openmp_for_are_kept(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], config: int | None, expected: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(6))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    start_accelerator(RuntimeConfig(num_threads=config))
+    assert torch.get_num_threads() == expected
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_float32_is_float32_unless_tf32_is_asked_for(tf32: bool) -> None:
+    start_accelerator(RuntimeConfig(num_threads=1, tf32=tf32))
+    assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is tf32
+
+
+def test_the_loss_scale_of_fp16_is_as_configured() -> None:
+    config = RuntimeConfig(num_threads=1, loss_scale=1024.0, loss_scale_growth_steps=10)
+    for chosen, scale, growth in ((config, 1024.0, 10), (ONE_THREAD, 65536.0, 2000)):
+        scaler = torch.amp.GradScaler("cpu", **start_accelerator(chosen).scaler_handler.to_kwargs())
+        assert (scaler.get_scale(), scaler.get_growth_interval()) == (scale, growth)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch 2.13, by its own compiler
@@ -157,10 +249,22 @@ def test_peak_memory_is_in_bytes() -> None:
     assert len(held)
 
 
+def test_peak_memory_is_in_bytes_on_a_mac_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the system counts it in bytes already, and on Linux in KiB."""
+    accelerator = start_accelerator(ONE_THREAD)
+    monkeypatch.setattr("resource.getrusage", lambda who: SimpleNamespace(ru_maxrss=3 << 20))
+    for system, expected in (("linux", 3 << 30), ("darwin", 3 << 20)):
+        monkeypatch.setattr("sys.platform", system)
+        assert peak_memory_bytes(accelerator) == expected
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_threads": 0}, "runtime.num_threads is 0: set it to 1 or more"),
+        ({"num_threads": 0}, "runtime.num_threads is 0: set it to 1 to 1024"),
+        ({"num_threads": 1_000_000}, "runtime.num_threads is 1000000: set it to 1 to 1024"),
+        ({"loss_scale": 0.0}, "runtime.loss_scale is 0.0: set it above 0, and finite"),
+        ({"loss_scale_growth_steps": 0}, "runtime.loss_scale_growth_steps is 0: set it to 1 or more"),
         ({"timeout_s": 0.0}, "runtime.timeout_s is 0.0: set it above 0"),
         ({"timeout_s": float("nan")}, "runtime.timeout_s is nan: set it above 0"),
     ],

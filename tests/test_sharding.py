@@ -6,32 +6,43 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from accel_trainer import BatchConfig, OptimizerConfig, RuntimeConfig, TrainerConfig
+from accel_trainer import BatchConfig, Callback, OptimizerConfig, RuntimeConfig, Trainer, TrainerConfig
 from accel_trainer.collectives import leave
 from accel_trainer.runtime import start_accelerator
 from accel_trainer.sharding import is_sharded
 from tests import processes, workload
+from tests.joined import FSDP
 from tests.test_nonfinite import BAD, Poisoned
 
 ROOT = Path(__file__).parents[1]
 
-FSDP = {  # as of accelerate_configs/fsdp.yaml, but for a net of 956 parameters
-    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true",
-    "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "FSDP_MIN_NUM_PARAMS": "100",
-    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
+OTHERWISE = {  # the other way of everything that may be chosen; accelerate's launcher asks for the last by itself
+    "FSDP_RESHARD_AFTER_FORWARD": "false", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "Conv2d", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
 }  # fmt: skip
 
 
-def train(folder: Path, *, shards: bool, max_steps: int | None = None, name: str = "sgd", norm: str = "group") -> None:
+def train(
+    folder: Path,
+    *,
+    shards: bool,
+    max_steps: int | None = None,
+    name: str = "sgd",
+    norm: str = "group",
+    otherwise: bool = False,
+) -> None:
     """Train in micro-batches, clipped, with a short last window; 29 samples are left for it, 37 to evaluate."""
     if shards:
-        os.environ.update(FSDP)
+        os.environ.update(FSDP | OTHERWISE if otherwise else FSDP)
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
     config = workload.make_config(
         folder,
@@ -55,12 +66,12 @@ def _start(folder: Path, shards: bool, options: dict[str, object]) -> None:
     train(folder, shards=shards, **options)
 
 
-@pytest.mark.parametrize(("name", "norm"), [("sgd", "batch"), ("adamw", "group")])
+@pytest.mark.parametrize(("name", "norm", "otherwise"), [("sgd", "batch", False), ("adamw", "group", True)])
 def test_sharded_weights_are_trained_evaluated_and_exported_like_whole_ones(
-    tmp_path: Path, name: str, norm: str
+    tmp_path: Path, name: str, norm: str, otherwise: bool
 ) -> None:
     for folder, shards in ((tmp_path / "whole", False), (tmp_path / "sharded", True)):
-        run(folder, num_processes=2, shards=shards, name=name, norm=norm)
+        run(folder, num_processes=2, shards=shards, name=name, norm=norm, otherwise=otherwise)
     whole, sharded = history(tmp_path / "whole"), history(tmp_path / "sharded")
     assert len(whole) == len(sharded) == 6
     for mine, theirs in zip(sharded, whole, strict=True):
@@ -87,10 +98,12 @@ def test_a_sharded_run_saves_whole_tensors_and_goes_on_with_any_number_of_proces
     workload.SmallNet(norm="group").load_state_dict(export)
 
 
-def test_an_interrupted_sharded_run_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    run(tmp_path / "once", num_processes=2, shards=True)
+@pytest.mark.parametrize("otherwise", [False, True])
+def test_an_interrupted_sharded_run_ends_with_the_same_bytes(tmp_path: Path, otherwise: bool) -> None:
+    options = {"num_processes": 2, "shards": True, "norm": "batch", "otherwise": otherwise}
+    run(tmp_path / "once", **options)
     for max_steps in (1, 3, None):
-        run(tmp_path / "resumed", num_processes=2, shards=True, max_steps=max_steps)
+        run(tmp_path / "resumed", max_steps=max_steps, **options)
     once, resumed = (newest(tmp_path / name) for name in ("once", "resumed"))
     for name in ("model.safetensors", "optimizer.safetensors"):
         assert (once / name).read_bytes() == (resumed / name).read_bytes()
@@ -149,7 +162,7 @@ def test_the_preset_shards_on_cpu_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(preset)]
     command += ["--num_processes", "2", "-m", "tests.test_sharding"]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    launched = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    launched = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert sorted(launched.stdout.split("\n"))[-2:] == ["2 x cpu, bf16, shards", "2 x cpu, bf16, shards"]
 
 
@@ -163,3 +176,23 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+class Resharding(Callback):
+    """Notes, after each evaluation, whether weights are sharded again after a forward."""
+
+    def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
+        parts = [module for module in trainer.raw_model.modules() if hasattr(module, "unshard")]
+        groups = [part._get_fsdp_state()._fsdp_param_group for part in parts if part is not trainer.raw_model]
+        print("reshards", {group.post_forward_mesh_info is not None for group in groups if group is not None})
+
+
+def _train_keeping(folder: Path, reshard: str) -> None:
+    os.environ.update(FSDP | {"FSDP_RESHARD_AFTER_FORWARD": reshard})
+    workload.train(workload.make_config(folder, trainer=TrainerConfig(num_epochs=2)), callbacks=(Resharding(),))
+
+
+@pytest.mark.parametrize("reshard", ["true", "false"])
+def test_an_evaluation_leaves_resharding_as_it_is_configured(tmp_path: Path, reshard: str) -> None:
+    job = processes.run(_train_keeping, tmp_path / "run", reshard, num_processes=2, folder=tmp_path / "logs")
+    assert job.output().count(f"reshards {{{reshard == 'true'}}}") == 2, job.output()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -111,3 +113,55 @@ def test_the_default_task_is_plain() -> None:
 def test_a_smoothing_outside_its_range_is_named(value: float) -> None:
     with pytest.raises(ConfigError, match=f"label_smoothing is {value}: set it to at least 0 and below 1"):
         ClassificationConfig(label_smoothing=value)
+
+
+class Gives(nn.Module):
+    """A model whose output was decided on before."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.output
+
+
+LOGITS, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
+WRONG = {
+    "per pixel": (
+        torch.zeros(4, 3, 2, 2),
+        LABELS[:, None, None].expand(4, 2, 2),
+        r"float32 \[4, 3, 2, 2\] .*needs a task",
+    ),
+    "one class": (LOGITS[:, :1], LABELS * 0, r"the cross-entropy of one class is always 0"),
+    "no classes": (LOGITS[:, 0], LABELS, r"float32 \[4\] for targets int64 \[4\]: a classifier gives logits \[B, K\]"),
+    "a column": (LOGITS, LABELS[:, None], r"int64 \[4, 1\]: give labels \[B\], as labels.squeeze\(1\) does"),
+    "narrow weights": (LOGITS, LOGITS[:, :2], r"float32 \[4, 2\]: .*, or float weights \[B, K\] of the classes$"),
+    "one-hot integers": (LOGITS, LOGITS.long(), r"int64 \[4, 3\]: .*, or float weights \[B, K\] of the classes$"),
+    "float labels": (LOGITS, LABELS.float(), r"float32 \[4\]: give labels int64 \[B\], as labels.long\(\) does"),
+    "short labels": (LOGITS, LABELS.int(), r"int32 \[4\]: give labels int64 \[B\]"),
+    "too few labels": (LOGITS, LABELS[:3], r"int64 \[3\]: give each sample one target"),
+    "a list of labels": (LOGITS, [0, 1, 2, 0], r"a list: give each sample one target"),
+    "a tuple": ((LOGITS, LOGITS), LABELS, r"gives a tuple for targets int64 \[4\]: let it return only its logits"),
+    "a dict": ({"logits": LOGITS, "aux": LOGITS}, LABELS, r"gives a dict of logits, aux for targets"),
+}
+
+
+@pytest.mark.parametrize(("output", "targets", "said"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("tta", ["none", "flip"])
+def test_shapes_that_do_not_fit_are_named_in_one_line_with_the_fix(
+    output: Any, targets: Any, said: str, tta: str
+) -> None:
+    model, batch = Gives(output), Batch(torch.zeros(4, 3, 8, 8), targets, torch.arange(4))
+    task = ClassificationTask(ClassificationConfig(tta=tta))  # type: ignore[arg-type]
+    for step in (task.train_step, task.eval_step):
+        with pytest.raises(ConfigError, match=said) as caught:
+            step(model, batch)
+        assert "\n" not in str(caught.value)
+
+
+def test_only_images_have_a_mirror_image() -> None:
+    batch = Batch(torch.zeros(4, 8), LABELS, torch.arange(4))
+    task = ClassificationTask(ClassificationConfig(tta="flip"))
+    with pytest.raises(ConfigError, match=r"--tta flip mirrors images \[B, C, H, W\], the inputs are float32 \[4, 8\]"):
+        task.eval_step(Gives(LOGITS), batch)

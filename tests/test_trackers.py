@@ -49,7 +49,7 @@ class Dies(Callback):
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         if report.optimizer_step == self._step:
-            assert self._was_told.wait(60)
+            assert self._was_told.wait(600)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -219,7 +219,7 @@ def test_a_tracker_that_hangs_stops_neither_training_nor_its_end(
     tmp_path: Path, broken: type[Broken], caplog: pytest.LogCaptureFixture
 ) -> None:
     released = threading.Event()
-    broken.on_call = staticmethod(lambda step: released.wait(60) and None)
+    broken.on_call = staticmethod(lambda step: released.wait(600) and None)
     history = History(tmp_path / "metrics.jsonl")
     trackers = Trackers(("broken",), run=tmp_path, history=history, config={}, drain_s=0.1)
     trackers.on_fit_start(None)

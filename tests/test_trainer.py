@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,26 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from accel_trainer import (
+    Batch,
     Callback,
     CheckpointError,
+    ClassificationTask,
     ConfigError,
+    EvalOutput,
+    MeanLoss,
     OptimizerConfig,
+    RunConfig,
     RunResult,
+    StepOutput,
     StepReport,
     Trainer,
     TrainerConfig,
     UserError,
 )
 from accel_trainer.callbacks import log
-from accel_trainer.checkpoint_folder import find_checkpoint
 from accel_trainer.preemption import TIME_LIMIT
 
 from . import workload
@@ -117,32 +124,29 @@ class Broken(Callback):
         raise self.error
 
 
-def test_an_observer_that_fails_is_told_of_once_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_fails_ends_the_run_and_is_named(tmp_path: Path) -> None:
     broken, recorder = Broken(ZeroDivisionError("by zero")), Recorder()
-    assert run(tmp_path, broken, recorder).state == "done"
-    assert broken.num_calls == 3
-    first, second = [record.getMessage() for record in caplog.records if "Broken" in record.message]
-    assert "Broken.on_step_end failed (ZeroDivisionError: by zero)" in first
-    assert "not called any more" in second
-    assert recorder.events[-1] == "fit_end"
+    with pytest.raises(Exception, match=r"callback Broken.on_step_end failed \(ZeroDivisionError: by zero\)"):
+        run(tmp_path, recorder, broken)
+    assert recorder.events[-2:] == ["step 1", "CallbackFailed"]
 
 
-def test_an_observer_whose_state_cannot_be_saved_costs_no_checkpoint(tmp_path: Path) -> None:
-    class Stateless(Callback):
-        def state_dict(self) -> dict[str, Any]:
-            raise ZeroDivisionError
-
-    assert run(tmp_path, Stateless()).state == "done"
-    assert find_checkpoint(tmp_path / "checkpoints") is not None
+def test_an_error_that_is_meant_for_the_user_is_raised_as_it_is(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with pytest.raises(UserError, match="stop here"):
+        run(tmp_path, Broken(UserError("MEANT", "stop here")), recorder)
+    assert recorder.events[-1] == "UserError"
 
 
-@pytest.mark.parametrize("error", [UserError("MEANT", "stop here"), ZeroDivisionError()])
-def test_an_error_that_is_meant_or_of_an_essential_observer_ends_the_run(tmp_path: Path, error: Exception) -> None:
-    broken, recorder = Broken(error), Recorder()
-    broken.is_essential = not isinstance(error, UserError)
-    with pytest.raises(type(error)):
-        run(tmp_path, broken, recorder)
-    assert recorder.events[-1] == type(error).__name__
+def test_an_error_in_on_error_does_not_hide_the_one_that_ends_the_run(tmp_path: Path) -> None:
+    class BrokenTwice(Broken):
+        def on_error(self, trainer: Trainer, error: BaseException) -> None:
+            raise ZeroDivisionError("second")
+
+    recorder = Recorder()
+    with pytest.raises(UserError, match="first"):
+        run(tmp_path, BrokenTwice(UserError("MEANT", "first")), recorder)
+    assert recorder.events[-1] == "UserError"
 
 
 def test_max_steps_stops_inside_an_epoch_and_still_evaluates(tmp_path: Path) -> None:
@@ -212,9 +216,66 @@ def test_the_best_is_the_largest_or_the_smallest_as_asked_and_its_checkpoint_is_
     assert (tmp_path / "checkpoints" / result.best.name / "COMMIT").exists()
 
 
+class ScriptedLoss(ClassificationTask):
+    """A classification whose loss is, in the evaluation after each epoch, what the test says."""
+
+    def __init__(self, losses: Sequence[float]) -> None:
+        super().__init__()
+        self._losses, self._is_after_training = list(losses), False
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        self._is_after_training = True
+        return super().train_step(model, batch)
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        if self._is_after_training:
+            self._loss, self._is_after_training = self._losses.pop(0), False
+        output = super().eval_step(model, batch)
+        return output._replace(losses=torch.full_like(output.losses, self._loss))
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 1.0), ("max", 2.0)])
+def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path: Path, mode: str, best: float) -> None:
+    nan = float("nan")
+    config = workload.make_config(tmp_path)
+    trainer = replace(config.trainer, num_epochs=5, monitor="eval/loss", monitor_mode=mode, ema_decay=None)
+    result = workload.train(replace(config, trainer=trainer), task=ScriptedLoss([nan, 2.0, nan, 1.0, nan]))
+    assert result.best is not None
+    assert result.best.value == best
+    assert math.isnan(result.metrics["eval/loss"])
+    only_nan = replace(config, trainer=replace(trainer, num_epochs=1), run=RunConfig(output_dir=tmp_path / "nan"))
+    assert workload.train(only_nan, task=ScriptedLoss([nan])).best is None
+
+
 def test_a_metric_to_monitor_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    recorder = Recorder()
     with pytest.raises(ConfigError, match=r"no metric 'eval/f1' to monitor: .*eval/accuracy"):
-        run(tmp_path, monitor="eval/f1")
+        run(tmp_path, recorder, monitor="eval/f1")
+    assert recorder.events == [], "before any step"
+
+
+def test_a_metric_of_another_kind_is_monitored_in_its_own_direction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workload, "TopKAccuracy", lambda: MeanLoss())
+    result = run(tmp_path, num_epochs=4)
+    evaluations = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["eval_ema/loss"] for row in evaluations if row["event"] == "eval"]
+    assert result.best is not None
+    assert (result.best.metric, result.best.mode, result.best.value) == ("eval_ema/loss", "min", min(losses))
+
+
+def test_a_change_of_the_metric_on_purpose_compares_no_values_of_two(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=5, monitor="eval/accuracy")
+    config = workload.make_config(tmp_path)
+    config = replace(
+        config,
+        trainer=replace(config.trainer, monitor="eval/loss"),
+        run=replace(config.run, allow_change=("trainer.monitor",)),
+    )
+    result = workload.train(config)
+    assert result.best is not None
+    assert (result.best.metric, result.best.value) == ("eval/loss", result.metrics["eval/loss"])
 
 
 def test_a_time_limit_stops_and_the_same_command_goes_on(tmp_path: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,20 +13,15 @@ from torch.nn import functional as F
 
 from accel_trainer import (
     Batch,
-    BatchConfig,
     BatchPlan,
     CheckpointConfig,
     ClassificationTask,
     Evaluator,
-    StepReport,
     Trainer,
     TrainerConfig,
     Window,
 )
-from accel_trainer.callbacks.base import Callback
 from accel_trainer.checkpoint import Checkpointer
-
-from . import workload
 
 BATCH_SIZE = 16
 
@@ -92,7 +85,7 @@ def train(
     model = make_model(dropout=dropout)
     task, loader = ClassificationTask(), Batches(num_steps, accumulation=accumulation)
     trainer = Trainer(
-        TrainerConfig(num_epochs=1, monitor="none", evaluate_every_n_epochs=2, max_grad_norm=max_grad_norm),
+        TrainerConfig(num_epochs=1, evaluate_every_n_epochs=2, max_grad_norm=max_grad_norm),
         accelerator=accelerator,
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-3),
@@ -145,19 +138,3 @@ def test_a_loop_by_hand_gives_the_same_weights(tmp_path: Path) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert_same_bits(train(tmp_path, num_steps=100), model.state_dict())
-
-
-class RefuseWaiting(Callback):
-    """Lets torch raise an error for whatever makes the host wait for the GPU in the steps after the second."""
-
-    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
-        torch.cuda.set_sync_debug_mode("error" if 2 <= report.optimizer_step < 8 else "default")
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("max_grad_norm", [None, 5.0])
-def test_a_step_never_waits_for_the_gpu(tmp_path: Path, max_grad_norm: float | None) -> None:
-    config = workload.make_config(tmp_path, batch=BatchConfig(per_device_batch_size=8), checkpoint=CheckpointConfig())
-    changes: dict[str, Any] = {"max_grad_norm": max_grad_norm, "log_every_n_steps": 1000, "num_epochs": 1}
-    config = replace(config, trainer=replace(config.trainer, **changes))
-    assert workload.train(config, norm="batch", dropout=0.1, callbacks=(RefuseWaiting(),)).state == "done"

@@ -109,7 +109,7 @@ def make_config(folder: Path, **changes: object) -> RecipeConfig:
         optimizer=OptimizerConfig(learning_rate=0.05),
         schedule=ScheduleConfig(shape="cosine", warmup_epochs=0.5),
         checkpoint=CheckpointConfig(every_n_steps=1),
-        runtime=RuntimeConfig(num_threads=1, timeout_s=60),
+        runtime=RuntimeConfig(num_threads=1, timeout_s=300),
         run=RunConfig(output_dir=folder),
     )
     return replace(config, **changes)

@@ -38,6 +38,12 @@ class AttemptLog(Callback):
         """Note how it ended, and the seconds spent in each phase."""
         if self._history is not None:
             self._write("end", trainer, {"state": result.state, "phase_s": trainer.watchdog.phase_s})
+            self._history.close()
+
+    def on_error(self, trainer: Trainer, error: BaseException) -> None:
+        """Close the file."""
+        if self._history is not None:
+            self._history.close()
 
     def _write(self, event: str, trainer: Trainer, values: Mapping[str, Any]) -> None:
         assert self._history is not None

@@ -17,11 +17,9 @@ class Callback:
     The order of a run: on_fit_start, then per step on_step_end, per evaluation on_evaluate_end, per
     epoch on_epoch_end, per checkpoint on_checkpoint; at the end on_fit_end, or on_error.
 
-    What `state_dict` returns is stored in every checkpoint under the class's name. An exception that is
-    no `UserError` is warned about and isolated, unless the callback `is_essential` to the run.
+    What `state_dict` returns is stored in every checkpoint under the class's name; of several callbacks of one
+    class, each has its own, by their order. An exception ends the run, with the callback's name.
     """
-
-    is_essential = False
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Before the first step; `trainer.state` is where the run starts or continues."""

@@ -13,6 +13,8 @@ from ..compilation import Stopwatch
 from ..history import History
 from ..loader import DatasetLoader
 from ..meters import Meters
+from ..metrics import is_number
+from ..run_folder import writes_to
 from ..types import StepReport
 from .base import Callback
 
@@ -32,8 +34,6 @@ class MetricsLog(Callback):
     A row has `event` (`train` or `eval`), `optimizer_step`, `epoch` and numbers; (event, optimizer_step)
     never repeats. Rows are the same whether or not the run was interrupted, but for `perf/...`.
     """
-
-    is_essential = True
 
     def __init__(
         self,
@@ -64,28 +64,34 @@ class MetricsLog(Callback):
         self._meters.update(report)
         self._timed_items += report.num_items
         is_epoch_end = trainer.state.step_in_epoch == trainer.loader.plan.steps_per_epoch
-        if report.optimizer_step % self._every_n_steps and not is_epoch_end:
-            return
-        values = self._meters.read()  # waits for the device: the clock is read after it
-        preparation_s = self._preparation.seconds - self._prepared_before_s
-        seconds = time.perf_counter() - self._timer_start_s - preparation_s
-        self._total_s, self._total_items = self._total_s + seconds, self._total_items + self._timed_items
-        values["optim/learning_rate"] = report.learning_rate
-        if trainer.accelerator.scaler is not None:
-            values["optim/loss_scale"] = trainer.accelerator.scaler.get_scale()
-        values["perf/images_per_s"] = self._timed_items / seconds
-        if preparation_s:
-            values["perf/compile_s"] = preparation_s
-        waited = (trainer.data_wait.seconds - self._waited_before_s) / seconds
-        values["perf/data_wait_fraction"] = waited
-        self._hint(trainer, waited)
-        self._write("train", report.optimizer_step, report.epoch, values)
-        self._restart_timer(trainer)
+        if is_epoch_end or report.optimizer_step % self._every_n_steps == 0:
+            self._write_training(trainer)
 
     def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
-        """Write the evaluation's numbers as a row."""
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, float)}
-        self._write("eval", trainer.state.optimizer_step, trainer.state.epoch, numbers)
+        """Write the evaluation's numbers as a row, after one of the steps before it that have none yet."""
+        if self._meters.num_steps:
+            self._write_training(trainer)
+        self._write("eval", trainer, {name: value for name, value in metrics.items() if is_number(value)})
+
+    def _write_training(self, trainer: Trainer) -> None:
+        """Write a row of the steps since the last one. **Collective. Host sync.**"""
+        values = self._meters.read()  # waits for the device: the clock is read after it
+        preparation_s = self._preparation.seconds - self._prepared_before_s
+        evaluated_s = trainer.watchdog.phase_s.get("evaluation", 0.0) - self._evaluated_before_s
+        seconds = time.perf_counter() - self._timer_start_s - preparation_s - evaluated_s
+        values["optim/learning_rate"] = trainer.learning_rate_at(trainer.state.optimizer_step - 1)
+        if trainer.accelerator.scaler is not None:
+            values["optim/loss_scale"] = trainer.accelerator.scaler.get_scale()
+        if self._timed_items:  # none if this attempt only evaluates what one before it trained
+            self._total_s, self._total_items = self._total_s + seconds, self._total_items + self._timed_items
+            values["perf/images_per_s"] = self._timed_items / seconds
+            waited = (trainer.data_wait.seconds - self._waited_before_s) / seconds
+            values["perf/data_wait_fraction"] = waited
+            self._hint(trainer, waited)
+        if preparation_s:
+            values["perf/compile_s"] = preparation_s
+        self._write("train", trainer, values)
+        self._restart_timer(trainer)
 
     def on_epoch_end(self, trainer: Trainer) -> None:
         """Leave the evaluation out of the throughput."""
@@ -94,11 +100,14 @@ class MetricsLog(Callback):
     def on_fit_end(self, trainer: Trainer, result: RunResult) -> None:
         """Make the rows durable."""
         if self._history is not None:
-            self._history.sync()
+            with writes_to(self._history.path.parent):
+                self._history.sync()
 
-    def _write(self, event: str, optimizer_step: int, epoch: int, values: Mapping[str, Any]) -> None:
+    def _write(self, event: str, trainer: Trainer, values: Mapping[str, Any]) -> None:
+        state = trainer.state
         # People count epochs from 1: the epoch that the step belongs to.
-        row = {"event": event, "optimizer_step": optimizer_step, "epoch": epoch + 1, **values}
+        epoch = state.epoch + (state.step_in_epoch > 0)
+        row = {"event": event, "optimizer_step": state.optimizer_step, "epoch": epoch, **values}
         if self._history is not None:
             self._history.append(row)
         for sink in self._sinks:
@@ -107,6 +116,7 @@ class MetricsLog(Callback):
     def _restart_timer(self, trainer: Trainer) -> None:
         self._timer_start_s, self._timed_items = time.perf_counter(), 0
         self._waited_before_s, self._prepared_before_s = trainer.data_wait.seconds, self._preparation.seconds
+        self._evaluated_before_s = trainer.watchdog.phase_s.get("evaluation", 0.0)
 
     def _hint(self, trainer: Trainer, fraction: float) -> None:
         """Say once that the data holds up the training, if it has for a while."""

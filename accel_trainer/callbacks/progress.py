@@ -12,6 +12,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ..checkpoint_files import checkpoint_name
+from ..metrics import is_number
 from ..runtime import peak_memory_bytes
 from ..types import StepReport
 from .base import Callback
@@ -75,7 +76,7 @@ class Progress(Callback):
         epoch = f"epoch {row['epoch']}/{self._num_epochs}"
         numbers = [f"{_short(name)} {_number(name, value)}" for name, value in row.items() if "/" in name]
         left = ""
-        if row["event"] == "train":
+        if row["event"] == "train" and row["optimizer_step"] > self._first_step:
             numbers += [f"memory {peak_memory_bytes(self._trainer.accelerator) / 2**30:.1f} GiB"]
             left = f"{tqdm.format_interval(self._left_s(row['optimizer_step']))} left"
         if self._bar is not None and left:
@@ -105,9 +106,7 @@ class Progress(Callback):
         """Show how it ended."""
         self._close()
         numbers = "  ".join(
-            f"{_short(name)} {_number(name, value)}"
-            for name, value in result.metrics.items()
-            if isinstance(value, float)
+            f"{_short(name)} {_number(name, value)}" for name, value in result.metrics.items() if is_number(value)
         )
         self.tell(f"{result.state}: {result.stop_reason} at step {result.position.optimizer_step}  {numbers}")
         if result.best is not None:
@@ -139,7 +138,9 @@ def _short(name: str) -> str:
     return rest if group in ("train", "optim", "perf") else f"{group.replace('_', ' ')} {rest}"
 
 
-def _number(name: str, value: Any) -> str:
+def _number(name: str, value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
     if name.endswith(("accuracy", "fraction")):
         return f"{100 * value:.2f}%"
     return f"{value:,.0f}" if name.startswith("perf/") else f"{value:.4g}"

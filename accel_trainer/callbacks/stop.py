@@ -17,18 +17,23 @@ if TYPE_CHECKING:
 class EarlyStopping(Callback):
     """Stops when the monitored metric has not improved for `patience` evaluations in a row."""
 
-    is_essential = True
-
     def __init__(self, *, patience: int) -> None:
         self.patience = patience
         self.num_bad_evaluations = 0
         self.best_checkpoint: str | None = None
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        """Decide again: a run may continue with another patience."""
+        self._stop_if_hopeless(trainer)
 
     def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
         """Count evaluations since the best."""
         best = None if trainer.best is None else trainer.best.name
         self.num_bad_evaluations = 0 if best != self.best_checkpoint else self.num_bad_evaluations + 1
         self.best_checkpoint = best
+        self._stop_if_hopeless(trainer)
+
+    def _stop_if_hopeless(self, trainer: Trainer) -> None:
         if self.num_bad_evaluations >= self.patience:
             trainer.request_stop(f"early stopping: no better evaluation in {self.patience}")
 
@@ -44,8 +49,6 @@ class EarlyStopping(Callback):
 
 class TimeLimit(Callback):
     """Stops after `max_seconds` of this attempt; the same command continues the run."""
-
-    is_essential = True
 
     def __init__(self, *, max_seconds: float) -> None:
         self._deadline_s = time.monotonic() + max_seconds

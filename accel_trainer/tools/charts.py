@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .figures import NUM_SERIES, Chart, Palette, draw_chart
+from .learning_rate import LEARNING_RATE, with_peak
 from .run_reader import RunReader
 from .tables import format_duration, is_share
 
@@ -82,7 +83,7 @@ def _plot_run(axes: Axes, palette: Palette, run: RunReader, names: Sequence[str]
     """Draw the series of one run: in its own colour beside other runs, else in one for each kind."""
     kind_colors = {"train": palette.muted, "eval": palette.series[0], "eval_ema": palette.series[1]}
     for name in names:
-        steps, values = run.series(name)
+        steps, values = with_peak(run) if name == LEARNING_RATE else run.series(name)
         kind = name.partition("/")[0]
         style = dict(_KINDS.get(kind, {}))
         if len(steps) > _MAX_MARKERS:

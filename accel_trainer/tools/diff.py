@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import diff_config
+from ..metrics import is_number
 from .parser import CommandParser
 from .run_reader import RunReader, read_run
 from .tables import format_number
@@ -74,12 +75,12 @@ def _is_known(side: Mapping[str, Any]) -> bool:
 def _results(run: RunReader) -> dict[str, Any]:
     """Return what the run ended with, and its evaluations at the end; matrices are for the report."""
     numbers = {name: run.result.get(name) for name in _RESULTS}
-    metrics = {name: value for name, value in run.result.get("metrics", {}).items() if isinstance(value, float)}
+    metrics = {name: value for name, value in run.result.get("metrics", {}).items() if is_number(value)}
     return {"state": run.state, **metrics, **numbers}
 
 
 def _show(name: str, value: Any) -> str:
-    if isinstance(value, float) and "/" in name:
+    if is_number(value) and "/" in name:
         return format_number(name, value)
     if isinstance(value, float) and name in _RESULTS:
         return f"{value:,.1f}"

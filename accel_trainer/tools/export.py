@@ -13,6 +13,7 @@ from typing import Any
 from .. import storage
 from ..errors import OutputError
 from ..hub import find_export, read_export_config
+from ..metrics import is_number
 from ..run_folder import prepare_directory
 from .card import write_card
 from .onnx_model import write_onnx
@@ -99,7 +100,7 @@ def reported_metrics(run: RunReader) -> dict[str, float]:
         claims.append({best["metric"]: best["value"]})
     metrics: dict[str, float] = {}
     for name, value in (item for claim in claims for item in claim.items()):
-        if name.startswith(group) and isinstance(value, float):
+        if name.startswith(group) and is_number(value):
             known = metrics.setdefault(name.removeprefix(group), value)
             if known != value:
                 raise OutputError(

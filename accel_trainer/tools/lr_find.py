@@ -122,7 +122,7 @@ def judge(learning_rates: Sequence[float], losses: Sequence[float]) -> Sweep:
 
 def _verdict(sweep: Sweep) -> list[str]:
     if sweep.suggestion is None:
-        return ["the loss never fell: look at the data and the model, for example with --overfit 1"]
+        return ["the loss never fell: look at the data, the labels and the model"]
     lines = [f"steepest fall of the loss at --lr {sweep.steepest:.2g}"]
     if sweep.divergence is not None:
         lines.append(f"diverges at --lr {sweep.divergence:.2g}; one tenth of that is {sweep.divergence / 10:.2g}")

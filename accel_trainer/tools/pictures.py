@@ -42,14 +42,19 @@ def load_run_images(run: RunReader) -> ImageDataset | None:
 
 @torch.inference_mode()
 def find_mistakes(run: RunReader, images: ImageDataset) -> list[Picture]:
-    """Return what the exported model gets most confidently wrong of the first test images; none without an export."""
+    """Return what the exported model gets most confidently wrong of the test images, the surest first.
+
+    Of more than `MAX_EXAMINED` it looks at as many, spread evenly over all: sorted by class, the first are of one.
+    Without an export there are none.
+    """
     try:
         model = from_pretrained(run.folder)
     except UserError:
         return []
-    test = images.test
+    num_examined = min(len(images.test), MAX_EXAMINED)
+    examined = torch.arange(num_examined) * len(images.test) // num_examined  # ids [N]
     split = ImageSplit(
-        images=test.images[:MAX_EXAMINED], labels=test.labels[:MAX_EXAMINED], num_classes=test.num_classes
+        images=images.test.images[examined], labels=images.test.labels[examined], num_classes=images.num_classes
     )
     loader = ImageEvalLoader(
         split,

@@ -92,9 +92,9 @@ class RunReader:
 
     def is_lower_better(self, metric: str) -> bool:
         """Whether smaller values of `metric` are better: as the run was told, else as its name says."""
-        trainer = self.config.get("trainer", {})
-        if metric == trainer.get("monitor"):
-            return bool(trainer.get("monitor_mode") == "min")
+        best = self.result.get("best") or {}
+        if metric == best.get("metric") and "mode" in best:
+            return bool(best["mode"] == "min")
         return metric.endswith("loss")
 
     def best_evaluation(self) -> Mapping[str, Any]:

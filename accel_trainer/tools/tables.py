@@ -8,7 +8,9 @@ _NUMERIC = {"step", "epoch", "best", "last", "images/s", "wall"}
 
 
 def format_number(metric: str, value: float) -> str:
-    """Return a metric as people write it: a share in percent, anything else with four digits."""
+    """Return a metric as people write it: a share in percent, a count in full, anything else with four digits."""
+    if isinstance(value, int):
+        return f"{value:,}"
     return f"{value:.2%}" if is_share(metric) else f"{value:.4g}"
 
 

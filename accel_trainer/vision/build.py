@@ -7,7 +7,7 @@ import logging
 from accelerate import Accelerator
 
 from ..plan import BatchConfig
-from .augment import UNCHANGED, AugmentConfig
+from .augment import AugmentConfig
 from .images import ImageDataset, ImageSplit
 from .loader import ImageEvalLoader, ImageLoader
 
@@ -17,10 +17,7 @@ _logger = logging.getLogger(__name__)
 def build_image_loaders(
     images: ImageDataset, batch: BatchConfig, *, augment: AugmentConfig, seed: int, accelerator: Accelerator
 ) -> tuple[ImageLoader, ImageEvalLoader]:
-    """Return the training and the evaluation loader of this process, with the images on its device.
-
-    What is to be learnt by heart (`batch.overfit`) is not augmented.
-    """
+    """Return the training and the evaluation loader of this process, with the images on its device."""
     if accelerator.is_main_process:
         for name, split in (("train", images.train), ("test", images.test)):
             _warn_of_left_out(name, split)
@@ -29,7 +26,7 @@ def build_image_loaders(
         plan=batch.plan(len(images.train), num_processes=accelerator.num_processes),
         process_index=accelerator.process_index,
         seed=seed,
-        augment=augment if batch.overfit is None else UNCHANGED,
+        augment=augment,
         normalization=images.normalization,
         device=accelerator.device,
     )

@@ -5,7 +5,6 @@ Shapes: N samples, C channels, H height, W width.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -23,17 +22,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .. import portable
 from ..errors import OutputError
 from ..storage import create_file, new_directory, read_file, remove_directories, sweep
 from .bad_images import BadImage, BadImageConfig
-from .images import ImageDataset, ImageSplit, Normalization
+from .images import ImageDataset, ImageSplit, MappedFile, Normalization
 from .raw import RawImages, RawSplit, Source, checked_class_names
 
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
 _MANIFEST, _IMAGES, _LABELS = "images.json", "_images.u8", "_labels.i64"
-_LEFT_OUT = "left_out"
+_LEFT_OUT, _SHA256 = "left_out", "sha256"
 _MAX_MANIFEST_BYTES = 1 << 24
 _CHUNK_IMAGES = 256
 _MIN_STD = 1 / 255  # an all-black channel must not become a division by zero
@@ -61,7 +61,7 @@ def _open_or_build(source: Source, cache_dir: Path, bad_images: BadImageConfig) 
             dataset = _open(folder)  # another process may have written it while this one waited
             if dataset is None:
                 if folder.exists():
-                    logger.warning("the image cache %s is damaged and is built again", folder)
+                    logger.warning("the image cache %s is damaged, or of an older version, and is built again", folder)
                     remove_directories([folder])
                 logger.info("decoding %s into %s, once", source.name, folder)
                 _build(folder, source.read(), bad_images)
@@ -86,10 +86,10 @@ def cache_folder(source: Source, cache_dir: Path) -> Path:
 @contextmanager
 def _sole_writer(cache_dir: Path) -> Iterator[None]:
     """Wait until no other process writes. Where files cannot be locked, writers race, harmlessly."""
-    descriptor = os.open(cache_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(cache_dir / ".lock", os.O_RDWR | os.O_CREAT | portable.SAFELY, 0o600)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            portable.wait_for_lock(descriptor)
         except OSError as error:
             logger.warning("%s cannot be locked (%s): several processes may decode at once", cache_dir, error)
         else:
@@ -118,6 +118,7 @@ def _build(folder: Path, raw: RawImages, bad_images: BadImageConfig) -> None:
         manifest: dict[str, Any] = {"shape": shape, "class_names": class_names, "train": train, "test": test}
         if any(left_out.values()):
             manifest[_LEFT_OUT] = left_out
+        manifest[_SHA256] = _sha256(manifest)
         create_file(temporary / _MANIFEST, [_encoded(manifest)])
 
 
@@ -155,11 +156,17 @@ def _encoded(manifest: dict[str, Any]) -> bytes:
     return json.dumps(manifest, indent=1).encode()
 
 
+def _sha256(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(_encoded(manifest)).hexdigest()
+
+
 def _open(folder: Path) -> ImageDataset | None:
     """Map the cache into memory; None if it is not there, incomplete, or not what its manifest says."""
     try:
         text = read_file(folder / _MANIFEST, max_bytes=_MAX_MANIFEST_BYTES)
-        manifest = json.loads(text)
+        manifest = dict(json.loads(text))
+        if manifest.pop(_SHA256) != _sha256(manifest):
+            raise ValueError(f"{_MANIFEST} is not what was written")
         left_out = manifest.pop(_LEFT_OUT, {"train": [], "test": []})
         shape = [int(size) for size in manifest["shape"]]  # [H, W, C]
         class_names = tuple(str(name) for name in manifest["class_names"])
@@ -176,34 +183,34 @@ def _open(folder: Path) -> ImageDataset | None:
         test=test,
         class_names=class_names,
         normalization=normalization,
-        fingerprint=hashlib.sha256(_encoded(manifest)).hexdigest(),  # it holds the hashes of all else
+        fingerprint=_sha256(manifest),  # it holds the hashes of all else
     )
 
 
 def _open_split(folder: Path, name: str, entry: Any, shape: list[int], num_classes: int, left_out: Any) -> ImageSplit:
     num_samples = int(entry["num_samples"])
-    images = _mapped(
-        folder / f"{name}{_IMAGES}", [num_samples, *shape], dtype=torch.uint8, sha256=entry["images_sha256"]
-    )
-    labels = _mapped(folder / f"{name}{_LABELS}", [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"])
+    files = [MappedFile.at(folder / f"{name}{kind}") for kind in (_IMAGES, _LABELS)]
+    images = _mapped(files[0], [num_samples, *shape], dtype=torch.uint8, sha256=entry["images_sha256"])
+    labels = _mapped(files[1], [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"])
     return ImageSplit(
         images=images.permute(0, 3, 1, 2),
         labels=labels,
         num_classes=num_classes,
         left_out=tuple(BadImage(str(code), str(message)) for code, message in left_out),
+        files=tuple(files),
     )
 
 
-def _mapped(path: Path, shape: list[int], *, dtype: torch.dtype, sha256: str) -> Tensor:
+def _mapped(file: MappedFile, shape: list[int], *, dtype: torch.dtype, sha256: str) -> Tensor:
     """Map a file into memory. Raises ValueError if its size or hash is not what it should be."""
     num_elements = math.prod(shape)
-    if path.stat().st_size != num_elements * dtype.itemsize:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes")
+    if file.size_bytes != num_elements * dtype.itemsize:
+        raise ValueError(f"{file.path} has {file.size_bytes} bytes")
     # A private mapping: should anyone write into the tensor, the file stays as it is.
-    flat = torch.from_file(str(path), shared=False, size=num_elements, dtype=dtype)
+    flat = torch.from_file(str(file.path), shared=False, size=num_elements, dtype=dtype)
     # All pages, every time: 180 MB take 0.1 s, and a flipped bit would train a different model.
     if hashlib.sha256(flat.numpy().data).hexdigest() != sha256:
-        raise ValueError(f"{path} is not what was written")
+        raise ValueError(f"{file.path} is not what was written")
     return flat.view(shape)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..plan import BatchPlan
+from ..plan import BatchPlan, split_evenly
 from ..seeding import epoch_permutation
 from ..types import Batch, Window
 from .augment import AugmentConfig, Placement, cut_out, draw_mix, draw_partners, draw_placement
@@ -36,12 +36,18 @@ class _Pixels:
         home = device if keep_on_device else torch.device("cpu")
         self.images = split.images.permute(0, 2, 3, 1).contiguous().to(home)  # uint8 [N, H, W, C]
         self.labels = split.labels.to(home)
+        self._files = split.files if home.type == "cpu" else ()
         self.device, self.dtype, self.channels_last = device, dtype, channels_last
         num_pixels = self.images.shape[1] * self.images.shape[2]
         mean = torch.tensor(normalization.mean, dtype=torch.float64)
         std = torch.tensor(normalization.std, dtype=torch.float64)
         self._scale = (1 / (255 * std)).float().repeat(num_pixels).to(device)  # [H * W * C]
         self._offset = (-mean / std).float().repeat(num_pixels).to(device)
+
+    def check_files(self) -> None:
+        """Raise DataError if the cache that the images are read from has been written to."""
+        for file in self._files:
+            file.check()
 
     def normalized(self, crops: Tensor) -> Tensor:
         """Map uint8 [B, H, W, C] to float32 [B, C, H, W] on the device of the run."""
@@ -107,6 +113,12 @@ class ImageLoader:
                 f"--augment.crop-padding {augment.crop_padding} cannot mirror images of {smallest} pixels: "
                 f"set it below {smallest}, or --augment.crop-mode zero",
             )
+        if augment.crop_padding > smallest:
+            raise ConfigError(
+                "AUGMENT",
+                f"--augment.crop-padding {augment.crop_padding} leaves nothing of some images of {smallest} pixels: "
+                f"set it to {smallest} or less",
+            )
         self.plan = plan
         self._process_index, self._seed, self._augment = process_index, seed, augment
         self._num_classes = split.num_classes
@@ -120,7 +132,11 @@ class ImageLoader:
         )
 
     def windows(self, epoch: int, first_step: int) -> Iterator[Window]:
-        """Yield this process's windows of `epoch` from its step `first_step` on. Seeking is O(1)."""
+        """Yield this process's windows of `epoch` from its step `first_step` on. Seeking is O(1).
+
+        Raises:
+            DataError: at the end of the epoch, if the cache of the images was written to meanwhile.
+        """
         order = epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch)
         order = order.to(self._pixels.images.device)
         # For the whole epoch at once: drawn batch by batch, the hashes take 20% of a CPU loader's time, and
@@ -140,6 +156,7 @@ class ImageLoader:
         for step in range(first_step, self.plan.steps_per_epoch):
             shares = self.plan.micro_batches(step, self._process_index)
             yield Window(_LazyBatches(make, shares), num_items=self.plan.window_size(step))
+        self._pixels.check_files()
 
     def _augmented(self, ids: Tensor, placements: Placement, epoch: int) -> Tensor:
         """Crop, flip, normalise and cut the images at `ids` [B], each at its place."""
@@ -180,9 +197,9 @@ class ImageEvalLoader:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.num_samples = len(split)
-        self._batch_size = batch_size
-        self._start = len(split) * process_index // num_processes
-        self._stop = len(split) * (process_index + 1) // num_processes
+        self._shares = split_evenly(
+            range(len(split)), batch_size=batch_size, num_processes=num_processes, process_index=process_index
+        )
         self._pixels = _Pixels(
             split,
             normalization=normalization,
@@ -193,9 +210,10 @@ class ImageEvalLoader:
         )
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the share in order."""
+        """Yield the share in order. Raises DataError at its end if the cache was written to meanwhile."""
         pixels = self._pixels
-        for start in range(self._start, self._stop, self._batch_size):
-            stop = min(start + self._batch_size, self._stop)
-            ids = torch.arange(start, stop, device=pixels.images.device)
-            yield pixels.batch(pixels.normalized(pixels.images[start:stop]), pixels.labels[start:stop], ids)
+        for share in self._shares:
+            ids = torch.arange(share.start, share.stop, device=pixels.images.device)
+            images, labels = pixels.images[share.start : share.stop], pixels.labels[share.start : share.stop]
+            yield pixels.batch(pixels.normalized(images), labels, ids)
+        pixels.check_files()

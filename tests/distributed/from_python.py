@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 
 from accelerate import notebook_launcher
-from torch.distributed.elastic.utils.distributed import get_free_port
 
 from accel_trainer import launch, parse_config
 from recipes import cifar
+from tests.ports import free_port
 
 if __name__ == "__main__":
     config = parse_config(cifar.Config, sys.argv[2:], description="")
     if sys.argv[1] == "launch":
         launch(cifar.train, config, num_processes=2)
     else:
-        notebook_launcher(cifar.train, (config,), num_processes=2, use_port=str(get_free_port()))
+        notebook_launcher(cifar.train, (config,), num_processes=2, use_port=str(free_port()))

@@ -18,8 +18,8 @@ from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.elastic.utils.distributed import get_free_port
 
+from tests.ports import free_port
 from tests.test_launcher_variables import like_srun
 
 ROOT = Path(__file__).parents[2]
@@ -56,7 +56,8 @@ LAUNCHERS = {
     "multi_node_cpu.yaml": [node("multi_node_cpu", rank) for rank in (0, 1)],
     "fsdp.yaml": [preset("fsdp", "--num_processes 2")],
     "accel-trainer launch": [preset("multi_cpu", launcher="accel-trainer")],
-    "torchrun": ["torchrun --nproc_per_node 2 --master_port PORT RECIPE"],
+    "torchrun": ["torchrun --standalone --nproc_per_node 2 RECIPE"],
+    "torch.distributed.launch": ["python -m torch.distributed.launch --standalone --nproc_per_node 2 RECIPE"],
     "mpirun": [f"{AS_ROOT} mpirun -n 2 --oversubscribe {ONE}"],
     "srun": [task(rank) for rank in (0, 1)],
     "launch": [f"{FROM_PYTHON} launch"],
@@ -93,12 +94,12 @@ def start(command: str, flags: str, log: Path) -> subprocess.Popen[bytes]:
 
 def run(commands: list[str], folder: Path) -> Outcome:
     """Run the recipe for four steps of 32 images by commands that are started together."""
-    port = str(get_free_port())
+    port = str(free_port())
     flags = f"{FLAGS} --output-dir {folder / 'run'} --cache-dir {folder / 'cache'}"
     folder.mkdir(exist_ok=True)
     logs = [folder / f"{number}.log" for number in range(len(commands))]
     jobs = [start(text.replace("PORT", port), flags, log) for text, log in zip(commands, logs, strict=True)]
-    codes = [job.wait(100) for job in jobs]
+    codes = [job.wait(600) for job in jobs]
     output = "".join(log.read_text() for log in logs)
     assert codes == [0] * len(jobs), output
     [manifest] = (folder / "run" / "checkpoints").glob("*/manifest.json")

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torch.distributed.elastic.utils.distributed import get_free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +22,7 @@ class Machines:
     folder: Path
     address: str = "127.0.0.1"
     namespaces: tuple[str, ...] = ()
-    port: int = field(default_factory=get_free_port)
+    port: int = field(default_factory=free_port)
 
     @property
     def run(self) -> Path:
@@ -73,7 +73,7 @@ class Launch:
     def wait(self) -> int:
         """Return the exit code, once all of its processes have ended."""
         try:
-            return self.process.wait(200)
+            return self.process.wait(600)
         finally:
             self.process.kill()
 

@@ -15,8 +15,6 @@ from tests.test_exactness import final_files
 
 from .machines import Launch, Machines, in_namespaces
 
-pytestmark = pytest.mark.timeout(600)  # up to four launchers and four processes, twice
-
 
 @pytest.fixture
 def machines(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Machines]:

@@ -117,7 +117,14 @@ class Session:
 
     def _run_python(self, block: Block) -> None:
         code = compile("\n" * block.line + block.text, str(block.page), "exec")
+        before = self._pictures()
         exec(code, self._module.__dict__)
+        after = self._pictures()
+        changed = [path for path, content in before.items() if after.get(path) != content]
+        assert not changed, f"{block} overwrites what its reader has: {changed[:3]}"
+
+    def _pictures(self) -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in self.folder.glob("*/*/*/*.png")}
 
     def _read_yaml(self, block: Block) -> None:
         load_config(cifar.Config, block.text, source=str(block))
@@ -144,7 +151,6 @@ def _masked(line: str) -> str:
     return " ".join(_NUMBER.sub(" # ", line).strip(" #").split())
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=[pytest.mark.slow] * (page.name == "tutorial.md")) for page in PAGES_TO_RUN],

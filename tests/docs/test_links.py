@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 import accel_trainer
 import accel_trainer.vision
+from accel_trainer import ConfigError, parse_config
+from recipes import cifar
 
 from .commands import command_flags, launcher_flags, recipe_flags
 from .pages import PAGES, ROOT, anchors_of, links_of, page_name, prose_of
@@ -16,6 +20,8 @@ from .pages import PAGES, ROOT, anchors_of, links_of, page_name, prose_of
 # Paths of the repository, from its root or from the package, with wildcards.
 _PATH = re.compile(r"(?<![\w/.<])(?:accel_trainer|accelerate_configs|benchmarks|docs|recipes|tests)/[\w./*-]*[\w*/]")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
+
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z/_]*|\.\.\.")  # what a reader puts a value of their own for
 
 # Of docker, sbatch, mypy and pytest; the doctor's `--json` stands beside the flags of the recipe that it looks at.
 OF_OTHERS = {
@@ -52,6 +58,38 @@ def test_every_flag_exists(page: Path) -> None:
     known = known.union(*map(command_flags, commands))
     named = _FLAG.findall(prose_of(page))
     assert [flag for flag in named if flag not in known] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_every_flag_that_is_shown_with_a_value_takes_it(page: Path) -> None:
+    for words in flags_with_values(prose_of(page)):
+        check_values(words)
+
+
+def flags_with_values(prose: str) -> list[list[str]]:
+    """Return the flags of a recipe that a text shows with values: `--lr 0.1`, `--resume {auto,never}`."""
+    known, found = recipe_flags("recipes/cifar.py"), []
+    for span in re.findall(r"`(--[^`]+)`", prose):
+        words = shlex.split(span)
+        if len(words) > 1 and words[0] in known and not any(map(_PLACEHOLDER.fullmatch, words)):
+            found.append(words)
+    return found
+
+
+def check_values(words: list[str]) -> None:
+    """Raise ConfigError unless the CIFAR recipe takes flags as they are written, with each of `{several,values}`."""
+    choices = [word[1:-1].split(",") if word.startswith("{") else [word] for word in words]
+    for chosen in itertools.product(*choices):
+        if not any(map(_PLACEHOLDER.fullmatch, chosen)):
+            parse_config(cifar.Config, chosen, description="")
+
+
+def test_a_value_that_a_flag_does_not_take_is_found() -> None:
+    for wrong in ("--runtime.find-unused-parameters True", "--lr fast", "--mixed-precision {bf16,fp17}"):
+        (words,) = flags_with_values(f"use `{wrong}` for it")
+        with pytest.raises(ConfigError):
+            check_values(words)
+    assert flags_with_values("`--lr`, `--track NAME ...`, `--hub ORG/NAME`, `lr 3`") == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,7 @@ class FillAfterSaves(Callback):
 def start_on_ever_less_full_disks(mount: Path) -> None:
     """With each page more, another of the files that a start writes is the first to find no room."""
     mount_small_disk(mount)
+    sys.argv[0] = str(mount / "recipe.py")  # of no repository, whose uncommitted changes would be one of the files
     codes = []
     for num_free_pages in range(6):
         fill(mount / "filler")

@@ -9,10 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
-from accel_trainer import Batch, MeanLoss, RecipeConfig, main
-from accel_trainer.types import EvalOutput
+from accel_trainer import (
+    Batch,
+    ClassificationTask,
+    MeanLoss,
+    RecipeConfig,
+    RunResult,
+    TopKAccuracy,
+    build_dataset_loaders,
+    build_trainer,
+    main,
+    start_run,
+)
+from accel_trainer.types import EvalOutput, StepOutput
 from tests import processes, workload
 from tests.test_exactness import final_files
 
@@ -64,6 +77,64 @@ def test_a_metric_that_fails_is_named_and_costs_no_step(
     assert final_files(tmp_path / "run") == final_files(tmp_path / "whole")
 
 
+class PerPixel(ClassificationTask):
+    """Takes the label of an image for that of each pixel, which its own loss can do and a stock metric cannot."""
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return StepOutput(self._losses(model(batch.inputs), batch).sum())
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        scores = model(batch.inputs)
+        return EvalOutput(self._losses(scores, batch), scores)
+
+    def _losses(self, scores: Tensor, batch: Batch) -> Tensor:
+        labels = batch.targets[:, None, None].expand(-1, *scores.shape[2:])
+        return F.cross_entropy(scores, labels, reduction="none").mean((1, 2))
+
+
+def train_on_pixels(folder: Path, task: type[ClassificationTask]) -> None:
+    """Train a net with logits for each pixel, on labels for each pixel unless the task makes them."""
+
+    def train(config: RecipeConfig) -> RunResult:
+        with start_run(workload.make_config(folder), recipe="pixels") as run:
+            images = workload.make_images(48)
+            labels = images.train.labels
+            if task is ClassificationTask:
+                labels = labels[:, None, None].expand(-1, 8, 8)
+            data = TensorDataset(images.train.images / 255, labels)
+            loader, eval_loader = build_dataset_loaders(
+                data, data, run.config.batch, seed=0, accelerator=run.accelerator
+            )
+            return build_trainer(
+                run, model=nn.Conv2d(3, 4, 1), task=task(), loader=loader, eval_loader=eval_loader,
+                metrics=[MeanLoss(), TopKAccuracy()],
+            ).fit()  # fmt: skip
+
+    main(train, RecipeConfig, description="", argv=[])
+
+
+@pytest.mark.parametrize(
+    ("task", "step", "said"),
+    [
+        (ClassificationTask, 0, "the model gives float32 [16, 4, 8, 8] for targets int64 [16, 8, 8]: a classifier"),
+        (
+            PerPixel,
+            3,
+            "metric TopKAccuracy: the model gives float32 [10, 4, 8, 8] for targets int64 [10]: a classifier",
+        ),
+    ],
+)
+def test_shapes_that_do_not_fit_are_one_line_and_cost_no_step(
+    tmp_path: Path, task: type[ClassificationTask], step: int, said: str
+) -> None:
+    job = processes.start(train_on_pixels, tmp_path / "run", task, num_processes=1, folder=tmp_path / "logs")
+    assert job.wait() == [64], job.output()
+    assert job.output().splitlines()[-1].startswith(f"accel_trainer: error[SHAPES]: {said}")
+    assert "Traceback" not in job.output()
+    names = [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")]
+    assert max(names, default="none").startswith(f"step-{step:010d}" if step else "none")
+
+
 class Unreadable(workload.Bars):
     """Samples of which one process cannot read its twentieth."""
 
@@ -89,7 +160,7 @@ def train_on_unreadable(folder: Path, rank: int, num_workers: int) -> None:
 def test_a_bad_sample_of_one_process_ends_both_and_is_named(tmp_path: Path, rank: int, num_workers: int) -> None:
     arguments = (tmp_path / "run", rank, num_workers)
     job = processes.start(train_on_unreadable, *arguments, num_processes=2, folder=tmp_path / "logs", has_workers=True)
-    assert job.wait(30) == [65, 65], job.output()
+    assert job.wait() == [65, 65], job.output()
     said = job.output().splitlines()[-1]
     assert "cannot be read (OSError: cut short): mend it" in said
     assert said.startswith(

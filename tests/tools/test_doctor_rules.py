@@ -172,23 +172,6 @@ def check_threads() -> None:
     assert find("THREADS", with_threads(1)) is find("THREADS") is None
 
 
-@needs_mounts
-def test_a_container_with_less_time_than_threads(tmp_path: Path) -> None:
-    in_a_process(check_quota, folder=tmp_path)
-
-
-def check_quota() -> None:
-    mount_small_disk(Path("/sys/fs/cgroup"))
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    quota.write_text("150000 100000\n")
-    said = str(find("CPU_QUOTA", with_threads(4)))
-    assert said.startswith("the container has 1.5 cores' time and the run 4 threads")
-    assert "set --runtime.num-threads 1 " in said
-    assert find("CPU_QUOTA", with_threads(1)) is None
-    quota.write_text("max 100000\n")
-    assert find("CPU_QUOTA", with_threads(4)) is None
-
-
 def test_a_recipe_that_uses_cuda_as_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find("CUDA_TOUCHED") is None
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

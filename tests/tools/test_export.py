@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -376,6 +377,18 @@ def test_a_picture_is_read_as_an_evaluation_reads_it(runs: Path, model: Path, tm
     expected = next(iter(loader.batches())).inputs[0]
     read = read_image(tmp_path / "digit.png", read_export_config(model))
     torch.testing.assert_close(read, expected, rtol=0, atol=1e-6)
+
+
+def test_a_picture_becomes_as_high_and_as_wide_as_those_of_the_training(model: Path, tmp_path: Path) -> None:
+    pixels = np.zeros((40, 30), dtype=np.uint8)
+    pixels[:, 15:] = 255  # the right half is white
+    Image.fromarray(pixels).save(tmp_path / "halves.png")
+    config = replace(
+        read_export_config(model), image_size=(8, 20), normalization=Normalization(mean=(0.0,), std=(1.0,))
+    )
+    read = read_image(tmp_path / "halves.png", config)
+    assert read.shape == (1, 8, 20)
+    assert read[0, :, :8].max() < 0.1 < 0.9 < read[0, :, 12:].min()
 
 
 def test_what_is_not_a_picture_or_a_model_is_named(

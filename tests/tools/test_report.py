@@ -10,12 +10,19 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 
-from accel_trainer.tools.charts import draw_curves
+from accel_trainer.hub import from_pretrained
+from accel_trainer.schedule import ScheduleConfig, build_schedule
+from accel_trainer.tools import pictures
+from accel_trainer.tools.charts import draw_class_accuracy, draw_curves
+from accel_trainer.tools.learning_rate import LEARNING_RATE, with_peak
+from accel_trainer.tools.pictures import find_mistakes
 from accel_trainer.tools.report import render
 from accel_trainer.tools.run_reader import RunReader, read_run
+from accel_trainer.vision import ImageDataset, load_images
 from tests.tools.conftest import run_command
 
 
@@ -78,6 +85,34 @@ def test_the_ticks_of_a_small_share_are_told_apart(runs: Path, tmp_path: Path) -
     assert len(ticks) == len(set(ticks)) > 3, ticks
 
 
+def test_the_learning_rate_is_drawn_with_a_peak_that_lies_between_two_rows(runs: Path, tmp_path: Path) -> None:
+    run = attempted(runs, tmp_path, [0])
+    schedule = {"shape": "triangular", "peak_fraction": 0.37}
+    planned = replace(run, config={**run.config, "schedule": schedule})
+    at = build_schedule(ScheduleConfig(**schedule), peak_learning_rate=0.1, total_steps=46, steps_per_epoch=23)
+    steps = [10, 20, 23, 30, 40, 46]
+    rows = [{"optimizer_step": step, "epoch": 1 + (step > 23), LEARNING_RATE: at(step - 1)} for step in steps]
+    assert max(row[LEARNING_RATE] for row in rows) < 0.095
+    assert with_peak(replace(planned, rows=rows)) == (
+        [10, 17, 20, 23, 30, 40, 46],
+        [rows[0][LEARNING_RATE], 0.1, *(row[LEARNING_RATE] for row in rows[1:])],
+    )
+    rows[-1][LEARNING_RATE] = 0.05  # of a run whose peak was changed on the way
+    assert with_peak(replace(planned, rows=rows))[0] == steps
+    assert with_peak(replace(run, config={}, rows=rows))[0] == steps
+
+
+def test_the_peak_of_the_learning_rate_is_in_its_chart(runs: Path, tmp_path: Path) -> None:
+    run = attempted(runs, tmp_path, [0])
+    warmed_up = {**run.config, "schedule": {**run.config["schedule"], "warmup_epochs": 0.5}}
+    schedule = ScheduleConfig(shape="cosine", warmup_epochs=0.5)
+    at = build_schedule(schedule, peak_learning_rate=0.1, total_steps=46, steps_per_epoch=23)
+    rows = [{"optimizer_step": s, "epoch": 1 + (s > 23), LEARNING_RATE: at(s - 1)} for s in (5, 23, 30, 46)]
+    (chart,) = draw_curves([replace(run, config=warmed_up, rows=rows)], quantities=[LEARNING_RATE])
+    (line,) = re.findall(r'<path d="([^"]*)"[^>]*stroke-width: 1.7', chart.svg)
+    assert line.count("L ") == len(rows), "a line from row to row, by way of the peak"
+
+
 def test_the_colours_of_charts_are_those_of_the_page(page: str) -> None:
     used, defined = (set(re.findall(pattern, page)) for pattern in (r"var\(--([\w-]+)\)", r"--([\w-]+): #"))
     assert used <= defined
@@ -99,6 +134,44 @@ def test_each_chart_lies_beside_the_page_as_a_picture(
     loss = (tmp_path / "page" / "loss.png").read_bytes()
     run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
     assert (tmp_path / "page" / "loss.png").read_bytes() == loss, "the same run, the same bytes"
+
+
+def sorted_digits(runs: Path) -> ImageDataset:
+    """The digits, the test images of each class behind those of the class before."""
+    images = load_images("digits", cache_dir=runs.parent / "cache")
+    order = images.test.labels.argsort(stable=True)
+    test = replace(images.test, images=images.test.images[order], labels=images.test.labels[order])
+    return replace(images, test=test)
+
+
+def test_mistakes_come_from_all_of_a_sorted_test_set(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MAX_EXAMINED", 50)
+    mistakes = find_mistakes(read_run(runs / "slow"), sorted_digits(runs))
+    assert len({mistake["truth"] for mistake in mistakes}) > 5
+    assert {mistake["truth"] for mistake in mistakes} & set("789")
+
+
+def test_mistakes_are_wrong_and_the_surest_come_first(runs: Path) -> None:
+    images = sorted_digits(runs)
+    mistakes = find_mistakes(read_run(runs / "slow"), images)
+    model = from_pretrained(runs / "slow")
+    mean, std = (float(values[0]) for values in vars(images.normalization).values())
+    with torch.inference_mode():
+        confidences, predictions = model((images.test.images / 255 - mean) / std).softmax(1).max(1)
+    wrong = confidences[predictions != images.test.labels].sort(descending=True).values
+    assert len(mistakes) == 16 < len(wrong)
+    assert [mistake["confidence"] for mistake in mistakes] == [f"{value:.0%}" for value in wrong[:16].tolist()]
+    assert mistakes[0]["confidence"] != mistakes[-1]["confidence"]
+    assert all(mistake["label"] != mistake["truth"] for mistake in mistakes)
+
+
+def test_the_hardest_class_stands_on_top_and_of_many_the_easiest_are_left_out() -> None:
+    names = [f"class-{number:02}" for number in range(26)]
+    accuracies = [(7 * number % 25) / 25 for number in range(25)] + [None]
+    svg = draw_class_accuracy("classes", accuracies, names).svg
+    places = dict((name, float(y)) for y, name in re.findall(r'<text [^>]* y="([\d.]+)"[^>]*>(class-\d\d)</text>', svg))
+    hardest = sorted(range(25), key=lambda number: accuracies[number])[:20]
+    assert sorted(places, key=lambda name: places[name]) == [names[number] for number in hardest]
 
 
 def test_restarts_are_marked_and_the_times_of_all_attempts_added(runs: Path, tmp_path: Path, page: str) -> None:

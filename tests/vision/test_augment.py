@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from accel_trainer.errors import ConfigError
 from accel_trainer.vision.augment import AugmentConfig, cut_out, draw_mix, draw_partners, draw_placement
@@ -20,6 +21,16 @@ def test_draws_for_a_sample_do_not_depend_on_its_batch() -> None:
     assert torch.equal(everyone.flips[some], few.flips)
     all_weights, weights = (draw_mix(config, ids, height=8, width=8, seed=5, epoch=2)[0] for ids in (IDS, some))
     assert torch.equal(all_weights[some], weights)
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.3, 1.0])
+def test_mixes_are_the_same_to_the_last_bit_in_batches_of_any_size(alpha: float) -> None:
+    config = AugmentConfig(mixup=alpha, cutmix=alpha)
+    whole = draw_mix(config, IDS, height=4, width=4, seed=5, epoch=2)
+    for size in (7, 33):
+        parts = [draw_mix(config, ids, height=4, width=4, seed=5, epoch=2) for ids in IDS[:4000].split(size)]
+        for all_values, values in zip(whole, zip(*parts, strict=True), strict=True):
+            assert torch.equal(all_values[:4000], torch.cat(values))
 
 
 @pytest.mark.parametrize("changed", [{"seed": 1, "epoch": 0}, {"seed": 0, "epoch": 1}])
@@ -74,6 +85,17 @@ def test_mixing_shares_have_the_moments_of_a_beta_distribution(alpha: float) -> 
     assert abs(centred.mean()) < 4 * (variance / 200_000) ** 0.5
     assert (centred**2).mean() == pytest.approx(variance, rel=0.01)
     assert (centred**4).mean() == pytest.approx(fourth, rel=0.02)
+
+
+def test_no_share_is_negative_whatever_way_a_cpu_rounds_a_square_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounded_down(number: Tensor) -> Tensor:
+        return number**0.5 * (1 - 2**-23)
+
+    monkeypatch.setattr(Tensor, "sqrt", rounded_down)
+    for alpha in (0.01, 0.1, 1.0):
+        shares = draw_beta(7, torch.arange(200_000), alpha=alpha)
+        assert 0 <= shares.min() < 1e-3
+        assert 1 - 1e-3 < shares.max() <= 1
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0), (0.4, 1.0)])

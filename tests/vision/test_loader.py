@@ -212,10 +212,12 @@ def test_micro_batches_are_made_when_asked_for_and_the_same_each_time() -> None:
     assert torch.equal(window.micro_batches[-1].sample_ids, list(window.micro_batches)[3].sample_ids)
 
 
-def test_padding_that_cannot_be_mirrored_is_refused() -> None:
+def test_padding_that_cannot_be_mirrored_or_is_all_of_a_crop_is_refused() -> None:
     with pytest.raises(ConfigError, match="crop-padding 8 cannot mirror images of 8 pixels: set it below 8"):
         make_loader(augment=AugmentConfig(crop_padding=8))
     make_loader(augment=AugmentConfig(crop_padding=8, crop_mode="zero"))
+    with pytest.raises(ConfigError, match="crop-padding 1000000000 leaves nothing of some images of 8 pixels: .* to 8"):
+        make_loader(augment=AugmentConfig(crop_padding=10**9, crop_mode="zero"))
 
 
 def make_eval_loader(num_samples: int, *, num_processes: int, process_index: int, batch_size: int) -> ImageEvalLoader:
@@ -236,16 +238,20 @@ def test_evaluation_shards_are_every_sample_once_in_order(
     num_samples: int, num_processes: int, batch_size: int
 ) -> None:
     seen: list[int] = []
+    num_batches = set()
     for process_index in range(num_processes):
         loader = make_eval_loader(
             num_samples, num_processes=num_processes, process_index=process_index, batch_size=batch_size
         )
         assert loader.num_samples == num_samples
-        for batch in loader.batches():
-            assert 0 < len(batch) <= batch_size
+        batches = list(loader.batches())
+        num_batches.add(len(batches))
+        for batch in batches:
+            assert len(batch) <= batch_size
             assert torch.equal(batch.targets, batch.sample_ids % 10)
             seen += batch.sample_ids.tolist()
     assert seen == list(range(num_samples))
+    assert len(num_batches) == 1, "as many forwards on every process"
 
 
 def test_evaluation_images_are_training_images_without_augmentation() -> None:
@@ -263,7 +269,7 @@ def test_the_loaders_keep_the_engines_protocols() -> None:
     assert evaluation.num_samples == 3
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
 @pytest.mark.parametrize("keep_on_device", [True, False])
 def test_a_gpu_gets_the_pixels_of_the_cpu_and_waits_for_none(augment: AugmentConfig, keep_on_device: bool) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from accel_trainer.errors import ConfigError
 from accel_trainer.vision import MODEL_NAMES, ModelConfig, build_model
@@ -72,6 +73,64 @@ def test_a_forward_without_rows_leaves_the_running_statistics_alone(name: str) -
     after = dict(model.named_buffers())
     assert before
     assert all(torch.equal(after[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50", "resnet9", "airbench94", "wrn16_2"])
+def test_dropout_drops_its_fraction_only_in_training(name: str) -> None:
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(name=name, width=16, dropout=0.25), in_channels=3, num_classes=10)
+    kept, before = [], []
+
+    def count(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        before.append(inputs[0].count_nonzero())
+        kept.append(output.count_nonzero())
+
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(count)
+    images = torch.randn(64, 3, 16, 16)
+    model(images)
+    assert kept, "no dropout was applied"
+    assert float(sum(kept) / sum(before)) == pytest.approx(0.75, abs=0.03)
+    assert not torch.equal(model(images), model(images)), "and what is dropped is missing in the logits"
+    model.eval()
+    assert torch.equal(model(images), model(images))
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50", "resnet9", "wrn16_2"])
+def test_filters_begin_with_the_spread_of_their_fan_out(name: str) -> None:
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(name=name), in_channels=3, num_classes=10)
+    for filters in (module.weight for module in model.modules() if isinstance(module, nn.Conv2d)):
+        fan_out = filters.shape[0] * filters[0, 0].numel()
+        assert float(filters.detach().std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.15), filters.shape
+
+
+def scale_of_logits(name: str) -> float:
+    """Return what the logits are, as a multiple of what the linear head gives."""
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(name=name, width=8), in_channels=3, num_classes=10)
+    from_head: list[Tensor] = []
+    model.head.register_forward_hook(lambda module, inputs, output: from_head.append(output))  # type: ignore[operator]
+    ratio = model(torch.randn(4, 3, 16, 16)).detach() / from_head[0].detach()
+    torch.testing.assert_close(ratio, ratio[0, 0].expand(4, 10))
+    return float(ratio[0, 0])
+
+
+def test_logits_are_scaled_as_their_authors_do() -> None:
+    assert scale_of_logits("resnet9") == pytest.approx(0.125)  # D. Page's net
+    assert scale_of_logits("airbench94") == pytest.approx(1 / 32)  # one by the channels of the last group
+    assert scale_of_logits("resnet20") == 1
+
+
+@pytest.mark.parametrize(("name", "share"), [("airbench94", 0.4), ("airbench96", 0.1)])
+def test_running_statistics_move_by_the_share_of_the_author_s_script(name: str, share: float) -> None:
+    model = build_model(ModelConfig(name=name, width=4), in_channels=3, num_classes=10)
+    norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
+    seen: list[Tensor] = []
+    norm.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    model(torch.randn(4, 3, 16, 16))
+    torch.testing.assert_close(norm.running_mean, share * seen[0].mean((0, 2, 3)))
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_name() -> None:

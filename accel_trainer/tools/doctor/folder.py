@@ -49,14 +49,15 @@ def find_little_space(now: Situation) -> str | None:
     existing = _existing(now)
     reports, _ = inspect_checkpoints(_folder(now) / "checkpoints")
     needed = max([_MIN_FREE_BYTES, *(2 * report.num_bytes for report in reports)])
-    free, num_files = free_bytes(existing), os.statvfs(existing).f_favail
+    free = free_bytes(existing)
     if free < needed:
         return (
             f"{existing} has {free / 2**30:.2f} GiB free, and {needed / 2**30:.2f} GiB is little for two checkpoints: "
             "free some space, or choose another --output-dir"
         )
-    if num_files < _MIN_FREE_FILES and os.statvfs(existing).f_files:
-        return f"{existing} has room for {num_files} more files: delete some, or choose another --output-dir"
+    places = os.statvfs(existing) if hasattr(os, "statvfs") else None
+    if places is not None and places.f_files and places.f_favail < _MIN_FREE_FILES:
+        return f"{existing} has room for {places.f_favail} more files: delete some, or choose another --output-dir"
     return None
 
 

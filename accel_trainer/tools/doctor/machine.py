@@ -11,13 +11,13 @@ import torch
 from packaging.requirements import Requirement
 
 from ...callbacks.trackers import check_trackers
-from ...environment import available_cpus
 from ...errors import UserError
+from ...machine import available_cpus
 from ...preflight import Rule, Situation
 
 _MIN_SHARED_BYTES = 1 << 30
 _MIN_FILES = 1024
-_SHARED_MEMORY, _CGROUP = Path("/dev/shm"), Path("/sys/fs/cgroup")
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 def find_small_shared_memory(now: Situation) -> str | None:
@@ -35,6 +35,8 @@ def find_small_shared_memory(now: Situation) -> str | None:
 
 def find_few_files(now: Situation) -> str | None:
     """Data workers may open the files that they need."""
+    if importlib.util.find_spec("resource") is None:  # Windows, which has no such limit
+        return None
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -52,23 +54,6 @@ def find_threads(now: Situation) -> str | None:
     return (
         f"{now.num_local_processes} processes of {num_threads} threads share {num_cpus} cores: set "
         f"--runtime.num-threads {fix}" + (" and launch fewer processes" if now.num_local_processes > num_cpus else "")
-    )
-
-
-def find_cpu_quota(now: Situation) -> str | None:
-    """The container lets the threads run all the time."""
-    try:
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
-        allowed = int(quota) / int(period)
-    except (OSError, ValueError):  # none, or "max"
-        return None
-    used = (now.config.runtime.num_threads or available_cpus() // now.num_local_processes) * now.num_local_processes
-    if used <= allowed:
-        return None
-    fix = max(1, int(allowed) // now.num_local_processes)
-    return (
-        f"the container has {allowed:g} cores' time and the run {used} threads, which then wait in turn: set "
-        f"--runtime.num-threads {fix} (the number of threads changes the last bits of a result)"
     )
 
 
@@ -151,7 +136,6 @@ RULES = (
     Rule("SHARED_MEMORY", "warning", find_small_shared_memory),
     Rule("OPEN_FILES", "warning", find_few_files),
     Rule("THREADS", "warning", find_threads),
-    Rule("CPU_QUOTA", "warning", find_cpu_quota),
     Rule("CUDA_TOUCHED", "error", find_touched_cuda),
     Rule("PACKAGE_OLD", "error", find_old_packages),
     Rule("PACKAGE_MISSING", "error", find_missing_packages),

@@ -1,0 +1,31 @@
+"""Whatever ends a test run, nothing that it started goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from . import processes, reaper
+
+
+def test_a_test_run_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
+    job = processes.start(start_and_die, tmp_path / "pids", num_processes=1, folder=tmp_path)
+    assert job.wait() == [-signal.SIGKILL]
+    for pid in (tmp_path / "pids").read_text().split():
+        try:
+            psutil.Process(int(pid)).wait()
+        except psutil.NoSuchProcess:
+            continue
+
+
+def start_and_die(pids: Path) -> None:
+    reaper.start()
+    orphan = 'sleep 3600 & echo $! >> "$0"; echo $$ >> "$0"; trap "" INT TERM HUP; wait'
+    subprocess.Popen(["sh", "-c", orphan, str(pids)], start_new_session=True)
+    while not (pids.exists() and pids.read_text().count("\n") == 2):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
