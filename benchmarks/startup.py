@@ -26,7 +26,7 @@ def start(statement: str) -> results.Row:
 
 
 def first_step(loop: str) -> results.Row:
-    row = results.in_process("loops", loop, "tiny", "8")
+    row = results.in_process("loops", loop, "tiny", "8", "cpu")
     return {"cpu_s": row["start_cpu_s"], "rss_mb": row["rss_mb"]}
 
 
