@@ -1,9 +1,12 @@
 # Targets; `make` lists them. ARGS is handed on: `make train ARGS="--epochs 5"`, `make test ARGS="-k resume"`.
+# JOBS tests run at once.
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 TRAINABLE := .venv/.trainable
+PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist worksteal
 REPEATEDLY := $(BIN)/pytest -q --effort 20 --timeout 3600
 
 help: ## List the targets
@@ -24,10 +27,13 @@ train: $(TRAINABLE) ## Train a small ResNet on the digits that come with scikit-
 	@$(BIN)/python recipes/cifar.py --config recipes/configs/digits.yaml $(ARGS)
 
 test: setup ## Run the tests, but for those of `make slow-test`
-	@$(BIN)/pytest -q -m "not slow" $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
 
-slow-test: setup ## Run the tests that `make test` leaves out, for their time
-	@$(BIN)/pytest -q -m slow $(ARGS)
+slow-test: setup ## Run the tests that `make test` leaves out: they vary what its tests show, or repeat it often
+	@$(PYTEST) -m slow $(ARGS)
+
+slow-sample: setup ## Run every tenth of them
+	@$(PYTEST) -m slow --sample 10 $(ARGS)
 
 lint: setup ## Check style, format and types
 	@$(BIN)/ruff check --quiet
@@ -63,4 +69,4 @@ clean: ## Remove .venv and all caches; runs/ stays
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test slow-test lint crash-test fuzz-test signal-test soak bench gpu docs clean
+.PHONY: help setup train test slow-test slow-sample lint crash-test fuzz-test signal-test soak bench gpu docs clean

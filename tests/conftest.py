@@ -17,18 +17,26 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_EVALUATE_OFFLI
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--effort", type=int, default=1, help="multiplies the repetitions of crash, fuzz and signal tests")
+    parser.addoption("--sample", type=int, default=1, metavar="N", help="run every N-th of the tests that are selected")
 
 
 def pytest_configure() -> None:
     reaper.start()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Leave out the tests that need a GPU, or as many as their marker says, where there are fewer."""
-    for item in items:
-        if marker := item.get_closest_marker("gpu"):
-            (needed,) = marker.args or (1,)
-            item.add_marker(pytest.mark.skipif(torch.cuda.device_count() < needed, reason=f"needs {needed} GPU"))
+    if marker := item.get_closest_marker("gpu"):
+        (needed,) = marker.args or (1,)
+        item.add_marker(pytest.mark.skipif(torch.cuda.device_count() < needed, reason=f"needs {needed} GPU"))
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep every N-th test, for `--sample N`."""
+    kept = items[:: config.getoption("--sample")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
 
 
 @pytest.fixture

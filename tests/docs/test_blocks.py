@@ -16,9 +16,12 @@ import pytest
 from accel_trainer import load_config
 from recipes import cifar
 
+from tests.variants import slow
+
 from .commands import check, check_imports
 from .pages import PAGES, ROOT, Block, blocks_of, page_name
 
+LONG = ("checkpoints.md", "collectives.md", "data.md", "exactness.md", "tutorial.md")  # each starts Python many times
 LANGUAGES = {"bash", "python", "text", "yaml"}
 ALL = [block for page in PAGES for block in blocks_of(page)]
 NOT_RUN = [block for block in ALL if block.mark == "not run"]
@@ -153,7 +156,7 @@ def _masked(line: str) -> str:
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.slow] * (page.name == "tutorial.md")) for page in PAGES_TO_RUN],
+    [slow([page])[0] if page.name in LONG else page for page in PAGES_TO_RUN],
     ids=page_name,
 )
 def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

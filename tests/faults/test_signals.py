@@ -19,6 +19,7 @@ from tests import processes, workload
 from tests.faults import signals
 from tests.faults.signals import Case, is_alive, wait_for
 from tests.test_exactness import final_files
+from tests.variants import slow, slow_but
 
 pytestmark = pytest.mark.signal
 
@@ -31,15 +32,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str,
     return {n: signals.run_undisturbed(folder / str(n), n) for n in (1, 2)}
 
 
-@pytest.mark.parametrize("case", signals.some_cases(), ids=str)
+@pytest.mark.parametrize("case", slow_but(signals.shown_cases(), signals.some_cases()), ids=str)
 def test_a_signal_loses_nothing_and_leaves_nothing(
     case: Case, tmp_path: Path, undisturbed: dict[int, dict[str, bytes]]
 ) -> None:
     signals.run_case(case, tmp_path / "case", undisturbed[case.num_processes])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize(
+    ("num_processes", "number"),
+    [(2, signal.SIGKILL), *slow([(1, signal.SIGTERM), (1, signal.SIGKILL), (2, signal.SIGTERM)])],
+)
 def test_a_run_whose_launcher_dies_saves_and_ends(tmp_path: Path, number: int, num_processes: int) -> None:
     """Accelerate's own launcher leaves its processes behind: killed, all of them; terminated, a single one."""
     shape = ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"] if num_processes > 1 else []
@@ -133,7 +136,7 @@ def launch_sleeper(folder: str) -> None:
     sys.exit(launch.main([str(script)]))
 
 
-@pytest.mark.parametrize("code", [0, 3, 65])
+@pytest.mark.parametrize("code", [65, *slow([0, 3])])
 def test_the_launcher_ends_with_the_code_of_the_run(tmp_path: Path, code: int) -> None:
     job = processes.start(launch_exit, str(tmp_path), code, num_processes=1, folder=tmp_path)
     assert job.wait() == [code]
