@@ -1,0 +1,20 @@
+"""Cases that vary what others show: each costs a training, and what it promises has a test without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def slow(cases: Iterable[Any]) -> list[Any]:
+    """Return the cases of `parametrize` with the marker `slow`; one of several arguments is a tuple."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
+
+def slow_but(shown: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
+    """Return all `cases` in their order, those that are not in `shown` marked `slow`."""
+    kept, cases = list(shown), list(cases)
+    assert all(case in cases for case in kept), f"{kept} are not all among the cases"
+    return [case if case in kept else slow([case])[0] for case in cases]
