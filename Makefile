@@ -7,7 +7,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 TRAINABLE := .venv/.trainable
 PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist worksteal
-REPEATEDLY := $(BIN)/pytest -q --effort 20 --timeout 3600
+REPEATEDLY := $(BIN)/pytest -q --effort 100 --timeout 3600
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -40,13 +40,13 @@ lint: setup ## Check style, format and types
 	@$(BIN)/ruff format --check --quiet || { $(BIN)/ruff format --check; exit 1; }
 	@$(BIN)/mypy
 
-crash-test: setup ## Kill runs at many points, twenty times as many as `make test`
+crash-test: setup ## Kill runs at many points, a hundred times as many as `make test`
 	@$(REPEATEDLY) -m crash $(ARGS)
 
-fuzz-test: setup ## Feed damaged and hostile files, twenty times as many
+fuzz-test: setup ## Feed damaged and hostile files, a hundred times as many
 	@$(REPEATEDLY) -m fuzz $(ARGS)
 
-signal-test: setup ## Send every signal in every phase to every receiver, and let processes die, twenty times as often
+signal-test: setup ## Send every signal in every phase to every receiver, and let processes die, many times
 	@$(BIN)/python -m tests.faults.signals
 	@$(BIN)/python -m tests.faults.interruptions --number 200 --log .interruptions.jsonl
 	@$(REPEATEDLY) -m signal $(ARGS)

@@ -12,7 +12,6 @@ from tests.variants import slow_but
 from . import launchers
 from .launchers import LAUNCHERS, ONE, ROOT, Outcome
 
-
 # Others have tests of their own: torchrun in test_elastic, `launch` in test_launching, srun in test_launcher_variables.
 SHOWN = ("multi_cpu.yaml", "accel-trainer launch", "mpirun", "notebook_launcher")
 

@@ -15,7 +15,6 @@ import pytest
 
 from accel_trainer import load_config
 from recipes import cifar
-
 from tests.variants import slow
 
 from .commands import check, check_imports

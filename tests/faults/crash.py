@@ -297,16 +297,16 @@ Case = tuple[str, int, list[Kill]]
 
 
 def cases(one: Reference, two: Reference, effort: int, draw: random.Random) -> Iterator[Case]:
-    """Yield the campaign; `effort` 20 meets every operation before, half-way and after."""
+    """Yield the campaign; `effort` 100 meets every operation before, half-way and after."""
     every = [Kill(operation, when) for operation in one.operations for when in WHENS]
-    num_kills = min(len(every), 75 * effort)
+    num_kills = min(len(every), 15 * effort)
     for index in range(num_kills):
         yield "at a change of the disk", 1, [every[index * len(every) // num_kills]]
-    for index in range(5 * effort):
+    for index in range(max(2, effort)):
         resume = one.resume_operations[index % len(one.resume_operations)]
         again = Kill(resume, WHENS[index % 3])
         yield "in a save, in the resume, again", 1, [draw.choice(every), again, draw.choice(every)]
-    for index in range(3 * effort):
+    for index in range(max(3, effort * 3 // 5)):
         victims = ((0,), (1,), (0, 1))[index % 3]
         name = "both" if len(victims) == 2 else f"rank {victims[0]}"
         yield f"2 processes, {name}", 2, [Kill(draw.choice(two.operations), draw.choice(WHENS), victims)]

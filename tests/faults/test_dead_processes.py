@@ -77,7 +77,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def test_the_job_ends_names_the_process_and_resumes_exactly(
     tmp_path: Path, effort: int, kind: str, phase: str, undisturbed: dict[str, bytes]
 ) -> None:
-    for trial in range(effort):
+    for trial in range(max(1, effort // 5)):
         # Odd and even trials fail on either rank; in the first, the kinds are spread over both.
         rank = (trial + list(SAYS).index(kind) + list(PHASES).index(phase)) % 2
         folder = tmp_path / str(trial)

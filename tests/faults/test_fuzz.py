@@ -19,13 +19,13 @@ def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_blind_damage_is_accepted(effort: int) -> None:
-    summary = run_campaign(500 * effort, is_blind=True)
+    summary = run_campaign(100 * effort, is_blind=True)
     assert summary.num_accepted == 0
     assert not summary.problems
 
 
 def test_a_forged_checkpoint_is_plain_data_or_refused(effort: int) -> None:
-    summary = run_campaign(500 * effort, is_blind=False)
+    summary = run_campaign(100 * effort, is_blind=False)
     assert 0 < summary.num_accepted < summary.num_cases
     assert summary.num_code_events == 0
     assert not summary.problems

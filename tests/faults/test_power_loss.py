@@ -19,8 +19,8 @@ def no_retries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_no_power_loss_takes_an_acknowledged_checkpoint(effort: int) -> None:
-    summary = simulate(num_states=1000 * effort)
-    assert summary.num_states >= 1000 * effort
+    summary = simulate(num_states=200 * effort)
+    assert summary.num_states >= 200 * effort
     assert not summary.lost
 
 
