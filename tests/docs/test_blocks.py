@@ -153,6 +153,7 @@ def _masked(line: str) -> str:
     return " ".join(_NUMBER.sub(" # ", line).strip(" #").split())
 
 
+@pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize(
     "page",
     [slow([page])[0] if page.name in LONG else page for page in PAGES_TO_RUN],

@@ -14,6 +14,8 @@ from tests.tools.conftest import run_command
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.usefixtures("python_is_forked")
+
 
 def start(recipe: Path, *flags: object, launcher: tuple[str, ...] = ()) -> None:
     environment = {**os.environ, **({"ACCELERATE_USE_CPU": "true"} if launcher else {})}

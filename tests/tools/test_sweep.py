@@ -18,6 +18,7 @@ from accel_trainer.tools.processes import divide_machine
 from accel_trainer.tools.trials import Trial, plan_trials
 from recipes import cifar
 from tests.tools.conftest import run_command
+from tests.variants import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,6 +79,7 @@ def test_a_mistake_is_found_before_any_run(tmp_path: Path, flags: list[str], val
     assert message in str(error.value)
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_sweep_tables_mean_and_spread_and_trains_no_finished_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_sweep_tables_mean_and_spread_and_trains_no_finished_run_again(
     assert code == 64, "a wrong value ends it before any run"
 
 
+@pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.skipif(len(available_cores()) < 2, reason="needs two cores")
 def test_runs_at_once_have_cores_of_their_own_and_the_results_they_have_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -126,6 +129,7 @@ def test_runs_at_once_have_cores_of_their_own_and_the_results_they_have_alone(
     assert json.loads(alone) == json.loads(together)
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["sweep", ROOT / "recipes" / "minimal.py", "--epochs", "1", "--output-dir", tmp_path / "sweep"]
     code, out, err = run_command(capsys, [*command, "--batch-size", "1000", "128"])
@@ -134,7 +138,7 @@ def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.
     assert out.splitlines()[-1].split()[:3] == ["128", "1", "eval/accuracy"]
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
+@pytest.mark.parametrize("at_once", [1, *slow([2])])
 def test_a_signal_ends_the_sweep_whatever_becomes_of_the_run_and_the_same_command_goes_on(
     tmp_path: Path, at_once: int
 ) -> None:
