@@ -163,6 +163,8 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch:
     session = Session(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    fonts = Path.home() / ".cache" / "matplotlib"  # found anew in every HOME, which takes seconds
+    monkeypatch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", str(fonts)))
     monkeypatch.setenv("HOME", str(tmp_path))
     for block in blocks_of(page):
         if block.mark != "not run":

@@ -14,6 +14,7 @@ import pytest
 
 from tests.faults.disks import CountingDisk, KillingDisk, When, installed
 from tests.faults.tiny_run import BEST_STEP, continue_run, leftovers, name_at, valid_steps
+from tests.variants import slow
 
 pytestmark = [pytest.mark.crash, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 
@@ -69,7 +70,7 @@ def count_changes(folder: Path) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
-@pytest.mark.parametrize("when", ["before", "half", "after"])
+@pytest.mark.parametrize("when", ["half", "after", *slow(["before"])])  # before one is after another
 def test_a_kill_at_any_change_loses_nothing(scratch: Path, when: When) -> None:
     (scratch / "whole").mkdir()
     for at in range(count_changes(scratch / "whole")):

@@ -11,14 +11,14 @@ import pytest
 from accel_trainer import Callback, StepReport, Trainer
 from tests import processes
 from tests.faults import soak
+from tests.variants import slow
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, *slow([1])])
 def test_nothing_grows_with_the_steps_of_a_run(tmp_path: Path, num_workers: int) -> None:
-    num_steps = 1000 if num_workers else 2000
-    job = processes.start(soak_for, num_steps, num_workers, num_processes=1, folder=tmp_path, has_workers=True)
+    job = processes.start(soak_for, 1000, num_workers, num_processes=1, folder=tmp_path, has_workers=True)
     assert job.wait() == [0], job.output()
-    assert job.output().count("\n") == 13, job.output()
+    assert "nothing grew by more than" in job.output().splitlines()[-1]
 
 
 def soak_for(num_steps: int, num_workers: int) -> None:

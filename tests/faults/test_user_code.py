@@ -28,6 +28,7 @@ from accel_trainer import (
 from accel_trainer.types import EvalOutput, StepOutput
 from tests import processes, workload
 from tests.test_exactness import final_files
+from tests.variants import slow
 
 STEPS_PER_EPOCH = {1: 5, 2: 3}
 
@@ -54,10 +55,12 @@ def train(folder: Path, metric: type[MeanLoss] = MeanLoss) -> None:
     main(lambda _: workload.train(config, dropout=0.1), RecipeConfig, description="", argv=[])
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
-@pytest.mark.parametrize("metric", [FailingUpdate, FailingCompute])
+@pytest.mark.parametrize(
+    ("metric", "num_processes"),
+    [(FailingUpdate, 2), (FailingCompute, 1), *slow([(FailingUpdate, 1), (FailingCompute, 2)])],
+)
 def test_a_metric_that_fails_is_named_and_costs_no_step(
-    tmp_path: Path, num_processes: int, metric: type[MeanLoss]
+    tmp_path: Path, metric: type[MeanLoss], num_processes: int
 ) -> None:
     options: dict[str, Any] = {"num_processes": num_processes}
     job = processes.start(train, tmp_path / "run", metric, folder=tmp_path / "logs", **options)
