@@ -51,6 +51,9 @@ signal-test: setup ## Send every signal in every phase to every receiver, and le
 	@$(BIN)/python -m tests.faults.interruptions --number 200 --log .interruptions.jsonl
 	@$(REPEATEDLY) -m signal $(ARGS)
 
+mutants: setup ## Make small mistakes in a copy, one at a time: some test must see each
+	@$(BIN)/python -m tests.mutants --log .mutants.txt $(ARGS)
+
 soak: setup ## Train a tiny net for 100,000 steps: memory, open files and threads must not grow
 	@$(BIN)/python -m tests.faults.soak $(ARGS)
 
@@ -69,4 +72,4 @@ clean: ## Remove .venv and all caches; runs/ stays
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test slow-test slow-sample lint crash-test fuzz-test signal-test soak bench gpu docs clean
+.PHONY: help setup train test slow-test slow-sample lint crash-test fuzz-test signal-test mutants soak bench gpu docs clean

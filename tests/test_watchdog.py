@@ -76,7 +76,7 @@ def test_a_limit_of_ones_own_ends_what_makes_no_progress_with_its_stacks(tmp_pat
 
 def pause_and_train(folder: Path) -> None:
     signals.pause_in("step", lambda: signals.pause(folder, int(os.environ["RANK"])))
-    train(folder / "run", None, None, timeout_s=4.0)
+    train(folder / "run", None, None, timeout_s=12.0)
 
 
 def test_a_process_that_is_suspended_for_too_long_is_called_so_by_the_others(tmp_path: Path) -> None:

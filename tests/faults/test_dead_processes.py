@@ -20,7 +20,7 @@ from tests.variants import slow_but
 
 pytestmark = pytest.mark.signal
 
-TIMEOUT_S = 8.0
+TIMEOUT_S = 15.0
 SAYS = {
     "raise": "ValueError: a fault",
     "kill": "gone without a word",

@@ -1,0 +1,416 @@
+"""Small mistakes, made one at a time in a copy of the repository: some test must see each.
+
+    python -m tests.mutants [--only NAME] [--log mutants.txt]
+
+The log has a line for each mistake that was tried. The same command continues after the last one. The exit code is 1
+if a mistake was not seen, or no longer fits the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old`, which stands once in `path`, becomes `new`; of `tests`, as pytest takes them, one must fail."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = [
+    # --- data: the plan, the order, what is drawn ---
+    Mutant(
+        "a process's part of a step begins one sample early",
+        "accel_trainer/plan.py",
+        "start = first + math.ceil(size * process_index / num_processes)",
+        "start = first + size * process_index // num_processes",
+        ("tests/test_plan.py",),
+    ),
+    Mutant(
+        "the last short step of an epoch is left out",
+        "accel_trainer/plan.py",
+        "return full + (rest > 0 and not self.drop_last)",
+        "return full",
+        ("tests/test_plan.py",),
+    ),
+    Mutant(
+        "every epoch has the same order",
+        "accel_trainer/seeding.py",
+        "manual_seed(fold(seed, epoch))",
+        "manual_seed(fold(seed, 0))",
+        ("tests/test_seeding.py",),
+    ),
+    Mutant(
+        "mixing shares leave the range from 0 to 1",
+        "accel_trainer/vision/augment.py",
+        ".clamp(0, 1)",
+        "",
+        ("tests/vision/test_augment.py",),
+    ),
+    Mutant(
+        "the target of a pasted box follows the draw and not the pixels",
+        "accel_trainer/vision/augment.py",
+        "return weights, weights.mean((1, 2, 3))",
+        "return weights, share",
+        ("tests/vision/test_augment.py",),
+    ),
+    # --- optimisation ---
+    Mutant(
+        "the warmup is late by one step",
+        "accel_trainer/schedule.py",
+        "(optimizer_step + 1) / warmup_steps",
+        "optimizer_step / warmup_steps",
+        ("tests/test_schedule.py",),
+    ),
+    Mutant(
+        "the decay of the average does not ramp up",
+        "accel_trainer/ema.py",
+        "decay = min(self.decay, (1 + optimizer_step) / (10 + optimizer_step))",
+        "decay = self.decay",
+        ("tests/test_ema.py",),
+    ),
+    Mutant(
+        "the average takes the new weights by the decay",
+        "accel_trainer/ema.py",
+        "self._sources, 1 - decay)",
+        "self._sources, decay)",
+        ("tests/test_ema.py",),
+    ),
+    Mutant(
+        "filters that are zero become NaN",
+        "accel_trainer/muon.py",
+        "length = torch.where(length.isfinite(), length, 1.0)",
+        "length = length * 1.0",
+        ("tests/test_muon.py::test_filters_that_begin_at_zero_or_next_to_it_are_trained",),
+    ),
+    # --- the step ---
+    Mutant(
+        "a short last step is divided by the size of a full one",
+        "accel_trainer/trainer.py",
+        "accelerator.num_processes / window.num_items",
+        "accelerator.num_processes / self.loader.plan.global_batch_size",
+        ("tests/test_exactness.py::test_any_split_of_the_global_batch_trains_the_same_model[65-float64]",
+         "tests/test_accelerate_settings.py", "tests/test_optimizer.py", "tests/test_trainer_paths.py"),
+    ),
+    Mutant(
+        "gradients are scaled as for one process",
+        "accel_trainer/trainer.py",
+        "share = accelerator.num_processes / window.num_items",
+        "share = 1 / window.num_items",
+        ("tests/test_muon.py::test_two_processes_train_the_model_that_one_does",),
+    ),
+    Mutant(
+        "dropout draws the same in every step",
+        "accel_trainer/seeding.py",
+        "key = fold(optimizer_step, micro_batch, start=process_key)",
+        "key = fold(0, micro_batch, start=process_key)",
+        ("tests/test_seeding.py",),
+    ),
+    Mutant(
+        "a step that is skipped moves the average",
+        "accel_trainer/trainer.py",
+        "if self.ema is not None and not update.was_skipped:",
+        "if self.ema is not None:",
+        ("tests/test_mixed_precision.py::test_an_overflow_skips_the_update_and_the_average_and_halves_the_scale",),
+    ),
+    Mutant(
+        "a gradient that is not finite is applied",
+        "accel_trainer/nonfinite.py",
+        "        if not found:\n            return False\n",
+        "        return False\n",
+        ("tests/test_nonfinite.py::test_of_two_processes_both_stop_before_the_update_and_name_the_sample",),
+    ),
+    Mutant(
+        "a step that is skipped keeps its running statistics",
+        "accel_trainer/nonfinite.py",
+        "        self.restore_buffers(steps_ago=steps_ago)\n",
+        "",
+        ("tests/test_nonfinite.py::test_a_skipped_step_leaves_no_trace_and_training_goes_on",),
+    ),
+    Mutant(
+        "bfloat16 is switched off",
+        "accel_trainer/trainer.py",
+        "with accelerator.autocast() if accelerator.native_amp else nullcontext():",
+        "with nullcontext():",
+        ("tests/test_mixed_precision.py",),
+    ),
+    # --- processes ---
+    Mutant(
+        "a sum over processes is the sum of one",
+        "accel_trainer/collectives.py",
+        "    if accelerator.num_processes > 1:\n        dist.all_reduce(total,",
+        "    if accelerator.num_processes > 9:\n        dist.all_reduce(total,",
+        ("tests/test_collectives.py::test_tensors_are_reduced_gathered_and_sent",),
+    ),
+    Mutant(
+        "rows that only pad are gathered",
+        "accel_trainer/collectives.py",
+        "return rows[rows[:, 0] >= 0].cpu()",
+        "return rows.cpu()",
+        ("tests/test_nonfinite.py::test_of_two_processes_both_stop_before_the_update_and_name_the_sample",
+         "tests/test_collectives.py"),
+    ),
+    Mutant(
+        "a barrier waits for nobody",
+        "accel_trainer/collectives.py",
+        "    accelerator.wait_for_everyone()\n",
+        "",
+        ("tests/test_collectives.py::test_a_barrier_lets_nobody_past_before_all_are_there",),
+    ),
+    Mutant(
+        "the backend that is asked for is ignored",
+        "accel_trainer/runtime.py",
+        'join_processes(by_platform if config.backend in (None, "nccl") else config.backend, timeout_s',
+        "join_processes(by_platform, timeout_s",
+        ("tests/test_runtime.py::test_processes_send_their_messages_by_the_backend_that_is_asked_for",),
+    ),
+    Mutant(
+        "subclasses of BatchNorm see their own process alone",
+        "accel_trainer/sync_batch_norm.py",
+        "        model.forward = MethodType(forward, model)  # type: ignore[method-assign]\n",
+        "        del forward\n",
+        ("tests/test_sync_batch_norm.py::test_a_subclass_keeps_its_forward_with_the_statistics_of_all_processes",),
+    ),
+    # --- evaluation ---
+    Mutant(
+        "the sums of the processes are averaged",
+        "accel_trainer/evaluation.py",
+        'reduction="sum").cpu()',
+        'reduction="mean").cpu()',
+        ("tests/test_evaluation.py::test_metrics_equal_a_plain_loop_for_any_number_of_samples_and_processes",),
+    ),
+    Mutant(
+        "a sample that is counted twice is not noticed",
+        "accel_trainer/evaluation.py",
+        "        elif hash_sum != self._expected_hash_sum:",
+        "        elif False:",
+        ("tests/test_evaluation.py::test_a_sample_given_twice_in_the_place_of_another_is_found_out",),
+    ),
+    Mutant(
+        "NaN can be the best",
+        "accel_trainer/trainer.py",
+        "not math.isnan(value) and (self.best is None or",
+        "(self.best is None or math.isnan(self.best.value) or math.isnan(value) or",
+        ("tests/test_trainer.py::test_an_evaluation_that_is_nan_is_never_the_best",),
+    ),
+    Mutant(
+        "the confusion matrix is transposed",
+        "accel_trainer/metrics.py",
+        "batch.targets.long() * self.num_classes + _predicted(output.outputs)",
+        "_predicted(output.outputs) * self.num_classes + batch.targets.long()",
+        ("tests/test_metrics.py",),
+    ),
+    # --- checkpoints ---
+    Mutant(
+        "COMMIT is written before the manifest",
+        "accel_trainer/checkpoint_files.py",
+        "        _write(temporary / MANIFEST, [manifest])\n        before_commit()\n"
+        "        _write(temporary / COMMIT, [_commit_mark(manifest)])\n",
+        "        _write(temporary / COMMIT, [_commit_mark(manifest)])\n"
+        "        _write(temporary / MANIFEST, [manifest])\n        before_commit()\n",
+        ("tests/test_checkpoint.py::test_what_must_not_fall_behind_is_synced_before_the_commit",),
+    ),
+    Mutant(
+        "files are not synced",
+        "accel_trainer/storage.py",
+        "            disk.write(path, descriptor, chunk)\n        disk.sync(path, descriptor)\n",
+        "            disk.write(path, descriptor, chunk)\n",
+        ("tests/test_storage.py::test_a_file_is_replaced_in_one_step_and_synced_with_its_name",),
+    ),
+    Mutant(
+        "a folder that is renamed is not synced before",
+        "accel_trainer/storage.py",
+        "        yield temporary\n        disk.sync_directory(temporary)\n",
+        "        yield temporary\n",
+        ("tests/faults/test_power_loss.py::test_no_power_loss_takes_an_acknowledged_checkpoint",
+         "tests/test_storage.py"),
+    ),
+    Mutant(
+        "a file is replaced in place",
+        "accel_trainer/storage.py",
+        "    temporary = temporary_path(path, \"tmp\")\n    try:\n        create_file(temporary, [data])\n",
+        "    temporary = temporary_path(path, \"tmp\")\n    try:\n        path.unlink(missing_ok=True)\n"
+        "        create_file(temporary, [data])\n",
+        ("tests/test_storage.py::test_a_failed_replacement_leaves_the_old_file_and_no_temporary",
+         "tests/faults/test_checkpoint_crash.py"),
+    ),
+    Mutant(
+        "no file's hash is compared",
+        "accel_trainer/checkpoint_files.py",
+        '    if hashlib.sha256(data).hexdigest() != entry["sha256"]:',
+        "    if False:",
+        ("tests/test_checkpoint_folder.py::test_a_damaged_newest_is_reported_set_aside_and_passed_over",),
+    ),
+    Mutant(
+        "the best is deleted with the old",
+        "accel_trainer/checkpoint_folder.py",
+        "kept = {newest, best_name(directory), *(",
+        "kept = {newest, *(",
+        ("tests/test_checkpoint_folder.py::test_the_last_the_best_and_the_permanent_are_kept",),
+    ),
+    Mutant(
+        "one fewer is kept than asked for",
+        "accel_trainer/checkpoint_folder.py",
+        "committed[-keep_last_n:]",
+        "committed[-keep_last_n + 1 :]",
+        ("tests/test_checkpoint_folder.py::test_the_last_the_best_and_the_permanent_are_kept",),
+    ),
+    Mutant(
+        "a resume begins its epoch again",
+        "accel_trainer/trainer.py",
+        "        if RESTARTS_EPOCH & set(changes):\n",
+        "        if True:\n",
+        ("tests/test_ends.py::test_each_of_two_callbacks_of_one_class_finds_its_own_state",
+         "tests/test_ends.py::test_a_time_limit_is_as_if_it_had_never_been"),
+    ),
+    Mutant(
+        "a resume forgets what the optimizer had gathered",
+        "accel_trainer/training_state.py",
+        'return {"state": state, "param_groups": groups}',
+        'return {"state": {}, "param_groups": groups}',
+        ("tests/test_training_state.py::test_restored_objects_have_the_state_that_was_taken",),
+    ),
+    Mutant(
+        "a change of the order's seed is allowed on resume",
+        "accel_trainer/run_config.py",
+        '    "run.": "where',
+        '    "seed": "",\n    "run.": "where',
+        ("tests/test_run.py::test_a_changed_config_is_listed_old_to_new_with_the_flag_that_allows_it",
+         "tests/test_run.py"),
+    ),
+    Mutant(
+        "the export has the weights of the model where their average was the best",
+        "accel_trainer/callbacks/record.py",
+        'piece = "ema" if result.best.metric.startswith("eval_ema/") else "model"',
+        'piece = "model"',
+        ("tests/test_trainer.py::test_weights_are_exported_with_plain_names_and_load_into_the_plain_model",
+         "tests/tools/test_export.py::test_an_export_and_a_run_are_verified"),
+    ),
+    # --- ends ---
+    Mutant(
+        "of two processes the one without a signal trains on",
+        "accel_trainer/preemption.py",
+        "            self.agreed = Stop(int(self._reduced[0]) % _NOTHING)\n",
+        "            self.agreed = self._wish\n",
+        ("tests/test_preemption.py::test_all_processes_stop_at_the_same_step_though_one_alone_got_a_signal",),
+    ),
+    Mutant(
+        "a later signal replaces the first",
+        "accel_trainer/preemption.py",
+        "        if not self._wish.is_preemption:\n            self._wish = Stop(code)\n",
+        "        self._wish = Stop(code)\n",
+        ("tests/test_preemption.py::test_the_first_wish_is_kept",),
+    ),
+    Mutant(
+        "slow evaluations are taken for stuck",
+        "accel_trainer/watchdog.py",
+        "now = (self.phase, self.stop_flag.num_polls + self.num_forwards)",
+        "now = (self.phase, self.num_forwards)",
+        ("tests/test_watchdog.py::test_slow_work_is_not_stuck",),
+    ),
+    Mutant(
+        "a process that is stuck does not say where",
+        "accel_trainer/watchdog.py",
+        "line = self.on_stuck(idle_s, _stacks())",
+        'line = self.on_stuck(idle_s, "")',
+        ("tests/test_watchdog.py::test_a_limit_of_ones_own_ends_what_makes_no_progress_with_its_stacks",),
+    ),
+    # --- vision and commands ---
+    Mutant(
+        "the ResNet never applies its dropout",
+        "accel_trainer/vision/resnet.py",
+        "self.head(self.dropout(features.mean((2, 3))))",
+        "self.head(features.mean((2, 3)))",
+        ("tests/vision/test_zoo.py::test_dropout_drops_its_fraction_only_in_training",),
+    ),
+    Mutant(
+        "predict swaps height and width",
+        "accel_trainer/tools/predict.py",
+        "height, width = config.image_size",
+        "width, height = config.image_size",
+        ("tests/tools/test_export.py::test_a_picture_becomes_as_high_and_as_wide_as_those_of_the_training",),
+    ),
+    Mutant(
+        "the report shows the least sure mistakes first",
+        "accel_trainer/tools/pictures.py",
+        "argsort(descending=True)",
+        "argsort()",
+        ("tests/tools/test_report.py::test_mistakes_are_wrong_and_the_surest_come_first",),
+    ),
+    Mutant(
+        "the doctor complains of a folder that can be written",
+        "accel_trainer/tools/doctor/folder.py",
+        "        if lock.exists():",
+        "        if not lock.exists():",
+        ("tests/tools/test_doctor_rules.py::test_a_folder_in_which_a_run_is_going_on",),
+    ),
+]  # fmt: skip
+
+
+def copy_repository(folder: Path) -> None:
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+    for name in filter(None, names):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, folder / name)
+
+
+def try_mutant(mutant: Mutant, repository: Path) -> str:
+    """Return `red` if a test failed, `GREEN` if none did, and else what kept them from running."""
+    path = repository / mutant.path
+    source = path.read_text()
+    if source.count(mutant.old) != 1:
+        return f"GONE: {mutant.path} has its text {source.count(mutant.old)} times"
+    path.write_text(source.replace(mutant.old, mutant.new))
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *mutant.tests],
+            cwd=repository, env=os.environ | {"PYTHONPATH": str(repository)}, capture_output=True, text=True,
+        )  # fmt: skip
+    finally:
+        path.write_text(source)
+    if done.returncode == 1 and "FAILED" in done.stdout:
+        return "red"
+    return "GREEN" if done.returncode == 0 else f"BROKEN: {(done.stdout + done.stderr)[-200:]!r}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="NAME", help="those whose name has this in it")
+    parser.add_argument("--log", type=Path, help="a line for each; those that it has as red are not tried again")
+    options = parser.parse_args()
+    known = options.log.read_text().splitlines() if options.log is not None and options.log.exists() else []
+    results = [line for line in known if line.startswith("red")]
+    left = [mutant for mutant in MUTANTS if f"red  {mutant.name}" not in results]
+    if options.only is not None:
+        left = [mutant for mutant in left if options.only in mutant.name]
+    has_survivors = False
+    with tempfile.TemporaryDirectory() as folder:
+        copy_repository(Path(folder))
+        for mutant in left:
+            result = try_mutant(mutant, Path(folder))
+            has_survivors |= result != "red"
+            print(line := f"{result}  {mutant.name}", flush=True)
+            if options.log is not None:
+                with options.log.open("a") as log:
+                    log.write(f"{line}\n")
+    sys.exit(has_survivors)
+
+
+if __name__ == "__main__":
+    main()
