@@ -24,7 +24,9 @@ from .processes import context
 
 _CLIENT = """#!{python} -ISs
 import json, os, signal, socket, sys
-words = [word for word in [*{words}, *sys.argv[1:]] if word != "-u"]
+words = [*{words}, *sys.argv[1:]]
+while words[:1] in (["-u"], ["-W"]):
+    del words[: 1 + (words[0] == "-W")]
 if not words or words[0].startswith("-") and words[0] not in ("-c", "-m"):
     os.execv("{python}", ["{python}", *words])
 request = {{

@@ -133,6 +133,7 @@ LAUNCHED = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_an_accelerate_config_is_trained_with_or_refused(tmp_path: Path, name: str) -> None:
     changes, message = LAUNCHED[name]

@@ -34,6 +34,7 @@ def test_each_benchmark_is_tried() -> None:
     assert set(TINY) == set(NAMES)
 
 
+@pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.filterwarnings("default")  # of packages that are compared with
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("scaling", "gpu"))) for name in NAMES]

@@ -39,6 +39,7 @@ from accel_trainer.tools.doctor.symptoms import diagnose
 from . import processes, workload
 from .test_exactness import final_files, history, largest_difference
 from .test_sharding import FSDP
+from .variants import slow
 
 BAD_STEP = 7  # of 10, in the second epoch
 
@@ -123,8 +124,15 @@ def only_line(text: str) -> str:
 # --- with --fit-batch ---
 
 
-@pytest.mark.parametrize("where", ["forward", "backward", "second backward", "host"])
-@pytest.mark.parametrize("num_workers", [None, 0], ids=["in memory", "a dataset"])
+@pytest.mark.parametrize(
+    ("where", "num_workers"),
+    [
+        ("forward", None),
+        ("second backward", 0),
+        *slow([("forward", 0), ("backward", None), ("backward", 0), ("second backward", None)]),
+        *slow([("host", None), ("host", 0)]),
+    ],
+)
 def test_the_run_goes_on_with_smaller_forwards_to_the_same_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str, num_workers: int | None
 ) -> None:
@@ -199,7 +207,7 @@ def test_loss_scaling_does_not_mind(tmp_path: Path) -> None:
     assert largest_difference(tmp_path / "whole", tmp_path / "cramped") <= 1e-6
 
 
-@pytest.mark.parametrize("moment", ["save", "step", "later"])
+@pytest.mark.parametrize("moment", ["save", "step", *slow(["later"])])
 def test_killed_around_it_the_run_ends_with_the_same_bytes(tmp_path: Path, moment: str) -> None:
     processes.run(train_cramped, tmp_path / "whole", None, folder=tmp_path / "logs-whole")
     job = processes.start(train_cramped, tmp_path / "killed", moment, num_processes=1, folder=tmp_path / "logs-killed")
@@ -217,7 +225,7 @@ def train_cramped(folder: Path, moment: str | None) -> None:
     workload.train(config, task=task, callbacks=(task, *killer), dropout=0.2)
 
 
-@pytest.mark.parametrize(("step", "shards"), [(1, False), (BAD_STEP, False), (BAD_STEP, True)])
+@pytest.mark.parametrize(("step", "shards"), [(BAD_STEP, False), *slow([(1, False), (BAD_STEP, True)])])
 def test_of_several_processes_the_same_command_goes_on_with_less(tmp_path: Path, step: int, shards: bool) -> None:
     """Only process 1 is out of memory, in the midst of collectives: the job ends at once."""
     processes.run(train_two, tmp_path / "whole", None, shards, num_processes=2, folder=tmp_path / "logs-0")

@@ -21,6 +21,7 @@ from accel_trainer.sharding import is_sharded
 from tests import processes, workload
 from tests.joined import FSDP
 from tests.test_nonfinite import BAD, Poisoned
+from tests.variants import slow
 
 ROOT = Path(__file__).parents[1]
 
@@ -66,7 +67,7 @@ def _start(folder: Path, shards: bool, options: dict[str, object]) -> None:
     train(folder, shards=shards, **options)
 
 
-@pytest.mark.parametrize(("name", "norm", "otherwise"), [("sgd", "batch", False), ("adamw", "group", True)])
+@pytest.mark.parametrize(("name", "norm", "otherwise"), [("sgd", "batch", False), *slow([("adamw", "group", True)])])
 def test_sharded_weights_are_trained_evaluated_and_exported_like_whole_ones(
     tmp_path: Path, name: str, norm: str, otherwise: bool
 ) -> None:
@@ -98,7 +99,7 @@ def test_a_sharded_run_saves_whole_tensors_and_goes_on_with_any_number_of_proces
     workload.SmallNet(norm="group").load_state_dict(export)
 
 
-@pytest.mark.parametrize("otherwise", [False, True])
+@pytest.mark.parametrize("otherwise", [False, *slow([True])])
 def test_an_interrupted_sharded_run_ends_with_the_same_bytes(tmp_path: Path, otherwise: bool) -> None:
     options = {"num_processes": 2, "shards": True, "norm": "batch", "otherwise": otherwise}
     run(tmp_path / "once", **options)
