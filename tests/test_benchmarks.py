@@ -14,6 +14,7 @@ from benchmarks.input_pipeline import write_noise
 from . import processes
 
 OURS = ("ours, all on", "ours, the others' optimizer")
+LONG = ("input_pipeline", "checkpointing", "cpu_cifar", "scaling", "gpu")
 TINY = {
     "overhead": ["--loops", "raw", *OURS, "--repeats", "1", "--steps", "8", "--resnet-repeats", "0"],
     "input_pipeline": ["--images", "1024", "--repeats", "1", "--workers", "0"],
@@ -36,9 +37,7 @@ def test_each_benchmark_is_tried() -> None:
 
 @pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.filterwarnings("default")  # of packages that are compared with
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("scaling", "gpu"))) for name in NAMES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in NAMES])
 def test_a_benchmark_runs_with_tiny_sizes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from accel_trainer import (
     Batch,
@@ -26,6 +27,7 @@ from accel_trainer import (
     OptimizerConfig,
     RunConfig,
     RunResult,
+    ScheduleConfig,
     StepOutput,
     StepReport,
     Trainer,
@@ -338,6 +340,43 @@ def test_the_logged_norm_is_the_one_before_clipping(tmp_path: Path) -> None:
     assert norms[0] is not None
     assert norms[1] is not None
     assert torch.equal(norms[0], norms[1])
+
+
+class Steps(ClassificationTask, Callback):
+    """Keeps the weights before and after each step, of one micro-batch, and what it was made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[Batch] = []
+        self.weights: list[dict[str, Tensor]] = []
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        self.batches.append(batch)
+        return super().train_step(model, batch)
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.weights.append({name: value.clone() for name, value in trainer.raw_model.state_dict().items()})
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        self.on_fit_start(trainer)
+
+
+def test_every_step_and_a_short_last_one_too_goes_down_the_mean_loss_of_its_own_samples(tmp_path: Path) -> None:
+    steps = Steps()
+    config = workload.make_config(
+        tmp_path,
+        optimizer=OptimizerConfig(learning_rate=0.1, momentum=0.0, nesterov=False, weight_decay=0.0),
+        schedule=ScheduleConfig(shape="constant"),
+        trainer=TrainerConfig(num_epochs=1),
+    )
+    workload.train(config, num_train=20, task=steps, callbacks=(steps,))
+    assert [len(batch) for batch in steps.batches] == [16, 4]
+    for batch, before, after in zip(steps.batches, steps.weights[:-1], steps.weights[1:], strict=True):
+        net = workload.SmallNet(norm="group")
+        net.load_state_dict(before)
+        F.cross_entropy(net(batch.inputs), batch.targets).backward()
+        for name, parameter in net.named_parameters():
+            torch.testing.assert_close(after[name], before[name] - 0.1 * parameter.grad)
 
 
 def test_the_learning_rate_depends_on_the_step_alone(tmp_path: Path) -> None:
