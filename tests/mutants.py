@@ -142,10 +142,10 @@ MUTANTS = [
     ),
     Mutant(
         "bfloat16 is switched off",
-        "accel_trainer/trainer.py",
-        "with accelerator.autocast() if accelerator.native_amp else nullcontext():",
-        "with nullcontext():",
-        ("tests/test_mixed_precision.py",),
+        "accel_trainer/runtime.py",
+        "cpu=is_on_cpus, mixed_precision=precision,",
+        'cpu=is_on_cpus, mixed_precision="no",',
+        ("tests/test_mixed_precision.py::test_bfloat16_is_what_layers_compute_in_and_not_what_weights_are",),
     ),
     # --- processes ---
     Mutant(
