@@ -160,8 +160,7 @@ MUTANTS = [
         "accel_trainer/collectives.py",
         "return rows[rows[:, 0] >= 0].cpu()",
         "return rows.cpu()",
-        ("tests/test_nonfinite.py::test_of_two_processes_both_stop_before_the_update_and_name_the_sample",
-         "tests/test_collectives.py"),
+        ("tests/test_collectives.py::test_tensors_are_reduced_gathered_and_sent",),
     ),
     Mutant(
         "a barrier waits for nobody",

@@ -13,6 +13,7 @@ from accel_trainer.collectives import (
     broadcast,
     broadcast_bytes,
     broadcast_files,
+    gather_rows,
     main_process_first,
     reduce_mean,
     reduce_sum,
@@ -64,6 +65,8 @@ def check_tensors(order: Path) -> None:
             assert torch.equal(mine, everyone[rank])
         assert reduce_mean(torch.tensor(rank), accelerator) == (size - 1) / 2
         assert all_gather(torch.tensor(rank), accelerator).tolist() == list(range(size))
+        mine = torch.full((rank, 2), float(rank))  # as many rows as the process has its number, so that 0 has none
+        assert gather_rows(mine, accelerator)[:, 0].tolist() == [one for one in range(size) for _ in range(one)]
         barrier(accelerator)
         with main_process_first(accelerator), order.open("a") as file:
             file.write(f"{rank}\n")
