@@ -26,6 +26,7 @@ from accel_trainer import (
 )
 from tests import processes, workload
 from tests.test_exactness import final_files
+from tests.variants import slow
 
 NUM_TRAIN = 13  # with two processes the last step has a share of no samples
 
@@ -93,7 +94,7 @@ def train(folder: Path, shape: Callable[[Tensor], Any], max_steps: int | None = 
         ).fit()
 
 
-@pytest.mark.parametrize("shape", [as_dict, as_tuple])
+@pytest.mark.parametrize("shape", [as_dict, *slow([as_tuple])])
 def test_nested_inputs_train_as_one_tensor_does_and_resume_exactly(
     tmp_path: Path, shape: Callable[[Tensor], Any]
 ) -> None:

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from torch._inductor import config as inductor
 
 from accel_trainer import BatchConfig, RuntimeConfig
@@ -30,6 +31,7 @@ def train(folder: Path, max_steps: int | None, compiles: bool, compiler: str | N
     workload.train(replace(config, trainer=trainer), num_train=NUM_TRAIN, norm="batch")
 
 
+@pytest.mark.slow
 def test_a_compiled_run_resumes_with_the_same_bits_and_counts_compiling_apart(tmp_path: Path) -> None:
     processes.run(train, tmp_path / "whole", None, True, folder=tmp_path / "1")
     for max_steps in (2, None):

@@ -155,7 +155,7 @@ def test_the_run_goes_on_with_smaller_forwards_to_the_same_weights(
     assert (stored["per_device_batch_size"], stored["global_batch_size"]) == (4, 16)
 
 
-@pytest.mark.parametrize("num_workers", [None, 2], ids=["in memory", "a dataset with workers"])
+@pytest.mark.parametrize("num_workers", [None, *slow([2])])
 def test_it_is_a_resume_in_memory(tmp_path: Path, num_workers: int | None) -> None:
     """The same bytes as a run that stopped before the step and was continued with the smaller micro-batch."""
     options = {"norm": "batch", "dropout": 0.2, "num_workers": num_workers}

@@ -120,6 +120,7 @@ def test_groups_scale_the_learning_rate_by_their_dimensions_and_decay_as_fast_as
     assert {name.split(".")[1] for name in found[4.0][1]} == {"1", "4", "9"}
 
 
+@pytest.mark.slow
 def test_resume_after_every_step_is_bitwise_equal(tmp_path: Path) -> None:
     arguments = (tmp_path / "run", "muon", 0.9, 1, None)
     processes.run(resume_everywhere, *arguments, folder=tmp_path / "logs")

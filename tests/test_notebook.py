@@ -47,6 +47,7 @@ def pictures(notebook: nbformat.NotebookNode) -> list[Image.Image]:
     return [Image.open(io.BytesIO(base64.b64decode(picture))).convert("L") for picture in encoded]
 
 
+@pytest.mark.slow
 def test_the_notebook_trains_the_same_model_in_one_process_and_in_two(tmp_path: Path) -> None:
     for num_processes in (1, 2):
         notebook = execute(tmp_path / str(num_processes), num_processes=num_processes)

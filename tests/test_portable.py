@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from accel_trainer import parse_config
 from recipes import cifar
 
@@ -14,6 +16,7 @@ from . import processes
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_without_the_names_of_posix_a_run_trains_saves_resumes_and_is_locked(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.like_windows", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -85,6 +85,7 @@ def test_a_run_that_goes_on_says_from_where_and_why(tmp_path: Path) -> None:
     assert lines[start + 1] == "the attempt before this one was killed"
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_terminal_shows_one_bar_and_warnings_on_lines_of_their_own(tmp_path: Path) -> None:
     code = f"from tests.test_progress import attempt, Path; attempt(Path({str(tmp_path / 'run')!r}))"
     screen, terminal = pty.openpty()

@@ -178,6 +178,7 @@ def check_own_math() -> None:
         norm.eval()(images)
 
 
+@pytest.mark.slow
 def test_a_net_with_norms_of_another_library_can_be_compiled(tmp_path: Path) -> None:
     processes.run(check_compiled, num_processes=2, folder=tmp_path)
 
