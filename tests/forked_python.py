@@ -45,6 +45,8 @@ with socket.socket(socket.AF_UNIX) as server:
         signal.signal(number, lambda number, frame: os.kill(process, number))
     code = int(said.readline())
 if code < 0:
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
@@ -121,6 +123,7 @@ def _be_python(request: dict[str, Any], streams: list[int]) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)  # type: ignore[arg-type]
         os.close(stream)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  # multiprocessing has put /dev/null there
     os.environ.clear()
     os.environ.update(request["variables"])
     if os.environ.get(LAUNCHER) == str(request["parent"]):

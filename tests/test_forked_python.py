@@ -1,0 +1,48 @@
+"""Python that is forked does what Python does that is started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+LOOK = "import os, sys; print(sys.argv, os.getcwd(), os.environ['COLOUR'], sys.stdin.read()); sys.exit(3)"
+WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+def look(python: str, *command: str, folder: Path) -> tuple[int, str]:
+    environment = {**os.environ, "COLOUR": "red"}
+    done = subprocess.run(
+        [python, *command], cwd=folder, env=environment, input="typed", capture_output=True, text=True
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_arguments_variables_streams_folder_and_exit_code_are_those_of_python(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    (tmp_path / "script.py").write_text(LOOK)
+    commands = [("-c", LOOK, "a", "b c"), ("script.py", "a"), ("-u", "-m", "script"), ("-W", "error", "-c", LOOK)]
+    started = [look(sys.executable, *command, folder=tmp_path) for command in commands]
+    request.getfixturevalue("python_is_forked")
+    forked = [look(sys.executable, *command, folder=tmp_path) for command in commands]
+    assert [(code, said.replace(str(tmp_path / "script.py"), "script.py")) for code, said in forked] == [
+        (code, said.replace(str(tmp_path / "script.py"), "script.py")) for code, said in started
+    ]
+
+
+@pytest.mark.usefixtures("python_is_forked")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_reaches_the_process_that_was_forked(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", WAIT], stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        process = psutil.Process(int(client.stdout.readline()))
+        client.send_signal(number)
+        assert client.wait() == -number
+        psutil.wait_procs([process])
