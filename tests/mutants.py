@@ -367,7 +367,7 @@ def copy_repository(folder: Path) -> None:
 
 
 def try_mutant(mutant: Mutant, repository: Path) -> str:
-    """Return `red` if a test failed, `GREEN` if none did, and else what kept them from running."""
+    """Return `red` if a test failed, or hung for two minutes, `GREEN` if none did, and else what kept them from running."""
     path = repository / mutant.path
     source = path.read_text()
     if source.count(mutant.old) != 1:
@@ -375,7 +375,7 @@ def try_mutant(mutant: Mutant, repository: Path) -> str:
     path.write_text(source.replace(mutant.old, mutant.new))
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not slow", *mutant.tests],
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "120", "-m", "not slow", *mutant.tests],
             cwd=repository, env=os.environ | {"PYTHONPATH": str(repository)}, capture_output=True, text=True,
         )  # fmt: skip
     finally:
