@@ -374,8 +374,9 @@ def try_mutant(mutant: Mutant, repository: Path) -> str:
         return f"GONE: {mutant.path} has its text {source.count(mutant.old)} times"
     path.write_text(source.replace(mutant.old, mutant.new))
     try:
+        options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "120", "-m", "not slow"]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "120", "-m", "not slow", *mutant.tests],
+            [sys.executable, "-m", "pytest", *options, *mutant.tests],
             cwd=repository, env=os.environ | {"PYTHONPATH": str(repository)}, capture_output=True, text=True,
         )  # fmt: skip
     finally:
