@@ -367,7 +367,7 @@ def copy_repository(folder: Path) -> None:
 
 
 def try_mutant(mutant: Mutant, repository: Path) -> str:
-    """Return `red` if a test failed, or hung for two minutes, `GREEN` if none did, and else what kept them from running."""
+    """Return `red` if a test failed or hung, `GREEN` if none did, and else what kept them from running."""
     path = repository / mutant.path
     source = path.read_text()
     if source.count(mutant.old) != 1:
