@@ -8,6 +8,7 @@ from pathlib import Path
 from ... import storage
 from ...checkpoint_files import list_checkpoints
 from ...errors import UserError
+from ...machine import free_memory_bytes
 from ...preflight import Rule, Situation
 from ...run_folder import RunLock, free_bytes
 from ...vision.cache import cache_folder
@@ -18,7 +19,6 @@ from ..launch import GRACE_S
 
 _TORCH_GRACE_S = 30.0  # torch 2.13, unless told
 _MIN_FREE_BYTES, _MIN_FREE_FILES = 1 << 30, 1000
-_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def find_unusable_folder(now: Situation) -> str | None:
@@ -117,8 +117,8 @@ def find_little_memory(now: Situation) -> str | None:
         return None
     folder = cache_folder(source, now.config.run.cache_dir.expanduser())
     size = sum(path.stat().st_size for path in folder.glob("*.u8"))
-    free = _free_memory()
-    if free is None or size <= free:
+    free = free_memory_bytes()
+    if size <= free:
         return None
     return (
         f"{folder} has {size / 2**30:.1f} GiB of decoded images and {free / 2**30:.1f} GiB of memory is free: they are "
@@ -151,18 +151,3 @@ def _existing(now: Situation) -> Path:
 def _source(now: Situation) -> Source | None:
     dataset = getattr(now.config, "dataset", None)
     return find_source(dataset) if isinstance(dataset, str) else None
-
-
-def _free_memory() -> int | None:
-    """Return how many bytes this process can still take before others or the kernel stop it; None: unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return None
-    for path in _MEMORY_LIMITS:
-        try:
-            free = min(free, int(path.read_text()))
-        except (OSError, ValueError):  # not there, or "max"
-            continue
-    return free
