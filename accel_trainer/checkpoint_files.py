@@ -39,6 +39,7 @@ COMMIT = "COMMIT"
 CHECKPOINT_NAME = re.compile(r"step-\d{10}-epoch-\d{5}")
 PIECE_NAME = re.compile(r"(?!manifest$)[a-z0-9_]+(-r\d{5})?", re.ASCII)
 _FILE_NAME = re.compile(r"(?!manifest\.)[a-z0-9_]+(-r\d{5})?\.(safetensors|json)", re.ASCII)
+_LARGE_BYTES = 1 << 28
 _PIECES_OF_A_RUN = ("model", "ema", "optimizer", "scaler", "trainer")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -147,7 +148,8 @@ def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes:
     size = entry["bytes"]
     max_bytes = min(size, MAX_BYTES)
     if path.suffix == ".safetensors":
-        _check_size(path, size)
+        if size > _LARGE_BYTES:
+            _check_size(path, size)
         max_bytes = size
     data = _read(path, max_bytes=max_bytes)
     if len(data) != size:

@@ -155,10 +155,17 @@ def _read_command_line(config_class: Any, argv: Sequence[str]) -> Iterator[_Give
         if flag == "--config":
             yield from _read_file(config_class, values)
         elif field := by_flag.get(flag.replace("_", "-")):
+            _refuse_empty_path(field, values, flag)
             from_flags.append(_Given(field, "flag", " ".join([flag, *values]), argv[start:stop]))
         else:
             raise ConfigError("CONFIG", f"unknown flag {flag}: {_suggest(flag, [*by_flag, '--config'])}")
     yield from from_flags
+
+
+def _refuse_empty_path(field: ConfigField, values: Sequence[Any], where: str) -> None:
+    """An empty path, such as of a variable that is not set, would be the current folder."""
+    if "" in values and Path in {field.type, *get_args(field.type)}:
+        raise ConfigError("CONFIG", f"{where} is empty: give a path, or leave it out")
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
@@ -188,11 +195,11 @@ class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  
     """Plain values, and each name once: of two the first would be ignored in silence."""
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:
-        """Return the dict of a node. Raises YAMLError."""
+        """Return the dict of a node. Raises ValueError."""
         names: set[str] = set()
         for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
             if key.value in names:
-                raise yaml.MarkedYAMLError(problem=f"{key.value[:40]} is there twice", problem_mark=key.start_mark)
+                raise ValueError(f"line {key.start_mark.line + 1}: {key.value[:40]} is there twice")
             names.add(key.value)
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
@@ -203,23 +210,24 @@ def parse_yaml(text: str) -> Any:
 
     Raises:
         ValueError: it is none, or has what no config needs: aliases, which make little text much, names that are there
-            twice, deep nesting, or a value of a thousand characters.
+            twice, deep nesting, or a value of thousands of characters.
     """
     depth = 0
     try:
-        if len(text) > MAX_YAML_BYTES:
-            raise yaml.MarkedYAMLError(problem=f"{len(text)} characters, more than {MAX_YAML_BYTES}")
         for event in yaml.parse(text, Loader=_Loader):
+            line = event.start_mark.line + 1 if event.start_mark else 0
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                raise yaml.MarkedYAMLError(problem="aliases (& and *) are not read", problem_mark=event.start_mark)
+                raise ValueError(f"line {line}: aliases (& and *) are not read")
             if depth > _MAX_YAML_DEPTH or len(getattr(event, "value", None) or "") > _MAX_YAML_VALUE:
-                raise yaml.MarkedYAMLError(problem="nested too deeply, or too long", problem_mark=event.start_mark)
-        return yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:  # a date of month 13 is a ValueError
-        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+                raise ValueError(f"line {line}: nested too deeply, or too long")
+        return _Loader(text).get_single_data()
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
         raise ValueError(f"line {mark.line + 1}: {reason}" if mark else reason) from None
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
 
 
 def read_stored_yaml(path: Path) -> dict[str, Any]:
@@ -251,6 +259,7 @@ def as_arguments(field: ConfigField, value: Any, where: str) -> list[str]:
     """Return the arguments that say the same as a value in a YAML file."""
     items = value if isinstance(value, list) else [value]
     allowed = {field.type, *get_args(field.type)}
+    _refuse_empty_path(field, items, where)
     for item in items:
         if isinstance(item, list | Mapping):
             raise ConfigError("CONFIG", f"{where}: expected {_describe(field.type)}, got a nested list")

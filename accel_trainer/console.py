@@ -33,6 +33,6 @@ def mute() -> None:
         try:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         except (OSError, ValueError):  # it is no file, such as in a notebook
-            sys.stdout = None  # type: ignore[assignment]
+            sys.stdout = None
     with suppress(OSError, ValueError):
         flush()

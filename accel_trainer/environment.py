@@ -27,7 +27,9 @@ _MAX_CHANGED_FILES = 100
 _SECRET = re.compile(r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*")
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\0\s@]+(?=@)")
 # As they begin at the hub, GitHub, GitLab, OpenAI, AWS, Slack and Weights & Biases' newer ones, or long and random.
-_LIKE_SECRET = re.compile(r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|xox[abprs]-|wandb_v1_)[\w-]{8,}|\b[0-9a-f]{40,}\b")
+_LIKE_SECRET = re.compile(
+    r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|xox[abprs]-|wandb_v1_)[\w-]{8,}|\b[0-9a-f]{40,}\b"
+)
 # What tunes the messages between processes, says where they meet, or how `accelerate launch` was asked to shard.
 _VARIABLES = {
     "ACCELERATE_USE_CPU", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_MPS_DEVICE", "ACCELERATE_USE_XPU",

@@ -16,7 +16,7 @@ from .collectives import broadcast_files, run_on_main
 from .config import read_stored_yaml
 from .errors import CheckpointError, ConfigError, OutputError
 from .run_config import RecipeConfig, RunConfig, training_changes
-from .run_folder import is_in_use
+from .run_folder import expand_home, is_in_use
 from .strict_json import read_json_object
 
 R = TypeVar("R", bound=RecipeConfig)
@@ -72,7 +72,7 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
         return Source(folder, None)
     if run.resume in ("auto", "never"):
         return None
-    path = Path(run.resume).resolve()
+    path = expand_home(Path(run.resume)).resolve()
     if CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir():
         return Source(path.parent.parent, path.name)
     if has_checkpoints(path / "checkpoints"):

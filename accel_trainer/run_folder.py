@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from . import portable, storage
-from .errors import OutputError
+from .errors import ConfigError, OutputError
 
 _MAX_NAME_BYTES = 255
 # What a run writes into its folder.
@@ -46,6 +46,14 @@ def prepare_directory(path: Path) -> Path:
             storage.make_directory(missing)
         storage.check_writable(path)
     return path
+
+
+def expand_home(path: Path) -> Path:
+    """Return `path` with its `~` replaced. Raises ConfigError where nobody knows the home folder."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigError("HOME", f"the home folder in {path} is unknown: set HOME, or give a whole path") from None
 
 
 @contextmanager

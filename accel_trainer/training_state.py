@@ -135,7 +135,9 @@ def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> d
 
 def _is_like(theirs: Any, mine: Any) -> bool:
     """Whether a setting is of a kind that the optimizer takes; None stands for some default."""
-    kinds = [(int, float, Tensor) if isinstance(value, int | float | Tensor) else type(value) for value in (theirs, mine)]
+    kinds = [
+        (int, float, Tensor) if isinstance(value, int | float | Tensor) else type(value) for value in (theirs, mine)
+    ]
     return theirs is None or mine is None or kinds[0] == kinds[1]
 
 

@@ -57,7 +57,14 @@ def test_the_start_of_a_file_says_how_long_it_is() -> None:
 
 @pytest.mark.parametrize(("label", "data"), JSON_BOMBS, ids=[label for label, _ in JSON_BOMBS])
 def test_json_beyond_the_limits_is_refused_or_small(label: str, data: bytes) -> None:
-    if label in ("deep closed list", "long tagged integer", "too many values", "many values", "a key twice"):
+    if label in (
+        "deep closed list",
+        "long tagged integer",
+        "too many values",
+        "many values",
+        "long string",
+        "a key twice",
+    ):
         parse_json(data)
         return
     with pytest.raises(ValueError, match=r"\w"):
