@@ -132,6 +132,10 @@ def _decode(value: Any, unused: dict[str, Tensor]) -> Any:
     if not any(key.startswith("$") for key in value):
         return {key: _decode(item, unused) for key, item in value.items()}
     ((tag, argument),) = value.items()
+    return _decode_tag(tag, argument, unused)
+
+
+def _decode_tag(tag: str, argument: Any, unused: dict[str, Tensor]) -> Any:
     match tag, argument:
         case "$tensor", str():
             return unused.pop(argument)

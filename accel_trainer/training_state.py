@@ -135,10 +135,8 @@ def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> d
 
 def _is_like(theirs: Any, mine: Any) -> bool:
     """Whether a setting is of a kind that the optimizer takes; None stands for some default."""
-    kinds = [
-        (int, float, Tensor) if isinstance(value, int | float | Tensor) else type(value) for value in (theirs, mine)
-    ]
-    return theirs is None or mine is None or kinds[0] == kinds[1]
+    are_numbers = all(isinstance(value, int | float | Tensor) for value in (theirs, mine))
+    return theirs is None or mine is None or are_numbers or type(theirs) is type(mine)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

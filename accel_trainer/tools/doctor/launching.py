@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from pathlib import Path
 
-from ...config import parse_yaml
+from ...config import read_stored_yaml
 from ...preflight import Rule, Situation
 
 _DEFAULT_PORT = 29500  # of torchrun and accelerate
@@ -86,7 +86,7 @@ def find_launcher_defaults(now: Situation) -> str | None:
     from accelerate.commands.config.config_args import default_config_file
 
     try:
-        values = parse_yaml(Path(default_config_file).read_text())
+        values = read_stored_yaml(Path(default_config_file).resolve())
         changed = {name: values[name] for name, usual in _NEUTRAL.items() if values.get(name, usual) != usual}
     except (OSError, ValueError, AttributeError):
         return None
