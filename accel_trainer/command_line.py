@@ -9,10 +9,12 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 
+from . import console
 from .config import parse_config
 from .dry_run import dry_run
 from .errors import ExitCode, ProcessError, UserError
@@ -48,15 +50,27 @@ def main(
         config = parse_config(config_class, argv, description=description)
         result = dry_run(train, config) if config.run.dry_run else train(config)
     except Exception as error:
-        _report(error, is_debug=is_debug)
+        with suppress(OSError, ValueError):  # stderr takes no more: the exit code still says what happened
+            _report(error, is_debug=is_debug)
         if os.environ.get("WORLD_SIZE", "1") != "1":
             # Closed sockets tell the others at once; to close the process group in order would wait for them.
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _finish_printing()
             os._exit(_exit_code(error))
+        _finish_printing()
         sys.exit(_exit_code(error))
     ignore_signals()  # all is saved: a late signal must not change the exit code
+    _finish_printing()
     sys.exit(ExitCode.PREEMPTED if result.state == "preempted" else ExitCode.DONE)
+
+
+def _finish_printing() -> None:
+    """Hand on what a recipe printed: what fails later, when Python ends, would change the exit code."""
+    try:
+        console.flush()
+    except (OSError, ValueError):
+        console.mute()
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
 
 
 def _exit_code(error: Exception) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _OWN_CGROUPS, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -54,6 +55,15 @@ def peak_resident_bytes() -> int:
         return int(getattr(memory, "peak_wset", memory.rss))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def free_memory_bytes() -> int:
+    """Return the memory that this process can still take before others or the kernel stop it."""
+    free = int(psutil.virtual_memory().available)
+    for path in _MEMORY_LIMITS:
+        with suppress(OSError, ValueError):  # not there, or "max"
+            free = min(free, int(path.read_text()))
+    return free
 
 
 def total_memory_bytes() -> int:

@@ -15,6 +15,7 @@ from .checkpoint import CheckpointConfig
 from .config import config_to_dict, flatten_config
 from .optimizer import OptimizerConfig
 from .plan import BatchConfig
+from .run_folder import expand_home
 from .runtime import RuntimeConfig
 from .schedule import ScheduleConfig
 from .trainer import TrainerConfig
@@ -72,6 +73,9 @@ class RunConfig:
         for name in ("output_dir", "init_from", "runs_dir", "cache_dir"):
             if isinstance(path := getattr(self, name), str):  # as people write it in Python
                 object.__setattr__(self, name, Path(path))
+        for name in ("output_dir", "init_from", "runs_dir"):  # a shell leaves `--output-dir=~/run` as it is
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, expand_home(path))
 
 
 @dataclass(frozen=True, kw_only=True)

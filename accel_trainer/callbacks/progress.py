@@ -12,6 +12,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ..checkpoint_files import checkpoint_name
+from ..console import say
 from ..metrics import is_number
 from ..runtime import peak_memory_bytes
 from ..types import StepReport
@@ -88,9 +89,9 @@ class Progress(Callback):
     def tell(self, text: str) -> None:
         """Show some lines, above the bar if there is one."""
         if self._bar is not None:
-            self._bar.write(text)
+            say(text, write=self._bar.write)
         elif not self._is_quiet:
-            print(text, flush=True)
+            say(text)
 
     def _left_s(self, optimizer_step: int) -> float:
         config, steps_per_epoch = self._trainer.config, self._trainer.loader.plan.steps_per_epoch
