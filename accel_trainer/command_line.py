@@ -16,7 +16,7 @@ import torch.distributed as dist
 from .config import parse_config
 from .dry_run import dry_run
 from .errors import ExitCode, ProcessError, UserError
-from .launcher_variables import find_processes, without_local_rank
+from .launcher_variables import setup_launch_env, without_local_rank
 from .preemption import ignore_signals
 from .run_config import RecipeConfig
 from .trainer import RunResult
@@ -42,7 +42,7 @@ def main(
         faulthandler.enable(sys.__stderr__)  # a segmentation fault or bus error then says where
     is_debug = "--debug" in (sys.argv if argv is None else argv)
     try:
-        find_processes()  # so that a mistake is reported once, whatever launched this
+        setup_launch_env()  # so that a mistake is reported once, whatever launched this
         if argv is None:
             sys.argv[1:] = without_local_rank(sys.argv[1:])  # for all who read the command later, as a run's record
         config = parse_config(config_class, argv, description=description)

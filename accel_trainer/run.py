@@ -23,7 +23,7 @@ from .config import save_config
 from .environment import describe_environment, find_code_changes, find_origins
 from .errors import ConfigError, DivergedError, OutOfMemoryError, Preempted, ProcessError, UserError
 from .launcher_variables import find_launcher
-from .memory import shortage_explained
+from .memory import explain_out_of_memory
 from .preemption import StopFlag, stop_on_signals
 from .preflight import Situation, log_warnings, refuse_errors
 from .resume import (
@@ -126,7 +126,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             if accelerator.is_main_process:
                 log_warnings(Situation(config=resolved))
             with reported(folder, watchdog, rank=rank, num_processes=num_processes):
-                with shortage_explained(resolved.batch, watchdog, accelerator):
+                with explain_out_of_memory(resolved.batch, watchdog, accelerator):
                     checkpoint = read_checkpoint(where, accelerator)
                     with ExitStack() as resources:
                         identity = identity_sha256(resolved)

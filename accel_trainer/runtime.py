@@ -34,9 +34,9 @@ from .accelerate_settings import (
 )
 from .compilation import Compiler
 from .errors import ConfigError
-from .launcher_variables import MAX_THREADS, count_local_processes, find_processes, given_num_threads
+from .launcher_variables import MAX_THREADS, count_local_processes, given_num_threads, setup_launch_env
 from .machine import available_cpus, peak_resident_bytes, total_memory_bytes
-from .process_group import join_processes
+from .process_group import init_process_group
 from .ranges import AT_LEAST_ONE, POSITIVE, Range
 from .sharding import is_sharded
 from .sync_batch_norm import convert_sync_batch_norm
@@ -103,7 +103,7 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
         ConfigError: the launch does not make the processes it was asked for, or asks for what is not supported.
         ProcessError: the others cannot be reached.
     """
-    num_processes = find_processes()
+    num_processes = setup_launch_env()
     given_threads = given_num_threads()
     use_cpu = uses_cpu()
     precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
@@ -173,7 +173,7 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     if accelerator is not None and not use_cpu:
         # gloo beside nccl or its like: the stop flag is reduced on the CPU, without stalling the accelerator.
         by_platform = f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
-    join_processes(by_platform if config.backend in (None, "nccl") else config.backend, timeout_s=config.timeout_s)
+    init_process_group(by_platform if config.backend in (None, "nccl") else config.backend, timeout_s=config.timeout_s)
 
 
 def _ddp_options(config: RuntimeConfig) -> DistributedDataParallelKwargs:
