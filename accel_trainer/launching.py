@@ -89,7 +89,7 @@ def _start(function: Callable[..., Any], arguments: Sequence[Any], num_processes
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port()), "ACCEL_TRAINER_LAUNCHER": "launch"}
     shared |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
     logging.getLogger(start_processes.__module__).setLevel(logging.ERROR)  # whom it ends after a failure is no news
-    return start_processes(
+    return start_processes(  # type: ignore[no-any-return]
         _run, (function, arguments, shared, folder), nprocs=num_processes, join=False, start_method="fork"
     )
 

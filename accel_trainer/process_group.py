@@ -66,8 +66,9 @@ def _meet(rank: int, timeout: timedelta) -> Store:
         if os.name == "posix" and (host == "localhost" or host.startswith("127.")):
             # On the loopback alone: torch listens on all interfaces.
             with socket.create_server(("127.0.0.1" if host == "localhost" else host, port)) as server:
-                options = {"wait_for_workers": False, "master_listen_fd": server.detach()}
-                _stores[address] = dist.TCPStore(host, port, is_master=True, timeout=timeout, **options)  # type: ignore[attr-defined]
+                _stores[address] = dist.TCPStore(  # type: ignore[attr-defined]
+                    host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=server.detach()
+                )
         else:
             _stores[address] = next(rendezvous("env://", timeout=timeout))[0]
     _stores[address].set_timeout(timeout)
