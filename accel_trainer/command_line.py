@@ -27,11 +27,7 @@ _WAIT_FOR_MAIN_S = 2.0  # a launcher ends all processes when one has failed: tor
 
 
 def main(
-    train: Callable[[C], RunResult],
-    config_class: type[C],
-    *,
-    description: str,
-    argv: Sequence[str] | None = None,
+    train: Callable[[C], RunResult], config_class: type[C], *, description: str, argv: Sequence[str] | None = None
 ) -> NoReturn:
     """Run `train` on the config that the command line asks for, and exit with a code a scheduler can act on.
 

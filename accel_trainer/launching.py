@@ -72,17 +72,12 @@ def _check_can_fork(num_processes: int) -> None:
     if uses_cpu():
         return
     if torch.cuda.is_initialized():
-        raise ConfigError(
-            "LAUNCH",
-            "CUDA is in use in this process, and no other can be forked from it: restart it (in a notebook, the "
-            "kernel) and call launch before anything touches a GPU",
-        )
-    if num_processes > torch.cuda.device_count():
-        raise ConfigError(
-            "LAUNCH",
-            f"num_processes is {num_processes}, and there are {torch.cuda.device_count()} GPUs: set it to at most "
-            "that, or ACCELERATE_USE_CPU=true to use the CPU",
-        )
+        fact = "CUDA is in use in this process, and no other can be forked from it"
+        fix = "restart it (in a notebook, the kernel) and call launch before anything touches a GPU"
+        raise ConfigError("LAUNCH", f"{fact}: {fix}")
+    if num_processes > (num_gpus := torch.cuda.device_count()):
+        fact = f"num_processes is {num_processes}, and there are {num_gpus} GPUs"
+        raise ConfigError("LAUNCH", f"{fact}: set it to at most that, or ACCELERATE_USE_CPU=true to use the CPU")
 
 
 def _start(function: Callable[..., Any], arguments: Sequence[Any], num_processes: int, folder: str) -> ProcessContext:
@@ -100,18 +95,20 @@ def _run(
     """Be process `rank`, and leave what comes of it in `folder`: an error, and the main process's result."""
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
     forget_earlier_accelerators()  # of a run in the process that forked this one
-    error, result, code = None, None, 0
+    code = 0
     try:
         result = function(*arguments)
+        outcome = pickle.dumps((None, None if rank else result))
     except UserError as raised:
-        error, code = raised, raised.exit_code
+        outcome, code = pickle.dumps((raised, None)), int(raised.exit_code)
     except SystemExit as raised:  # of a recipe's `main`, which has said why
-        code = raised.code if isinstance(raised.code, int) else 1
+        outcome, code = pickle.dumps((None, None)), raised.code if isinstance(raised.code, int) else 1
     except Exception as raised:
         traceback.print_exception(raised)
-        code = ExitCode.INTERNAL
+        code = int(ExitCode.INTERNAL)
         error = ProcessError("PROCESS", f"rank {rank}: {type(raised).__name__}: {raised}", rank, code)
-    (Path(folder) / str(rank)).write_bytes(pickle.dumps((error, None if rank else result)))
+        outcome = pickle.dumps((error, None))
+    (Path(folder) / str(rank)).write_bytes(outcome)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # what was forked along is not this process's to tidy up

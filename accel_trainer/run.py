@@ -34,7 +34,7 @@ from .resume import (
     read_stored_config,
     with_batch,
 )
-from .run_config import RecipeConfig, identity_sha256
+from .run_config import RecipeConfig, check_allowed_changes, identity_sha256
 from .run_folder import RunLock, prepare_directory, writes_to
 from .runtime import library_versions, start_accelerator
 from .seeding import seed_everything
@@ -80,6 +80,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
     """
+    check_allowed_changes(config)
     refuse_errors(Situation(config=config))
     accelerator = start_accelerator(config.runtime)
     seed_everything(config.seed)

@@ -73,7 +73,7 @@ class RuntimeConfig:
     timeout_s: float = 600.0
     """How long a process waits for the others in a collective before it gives up."""
     stuck_timeout_s: float | None = None
-    """End a process without progress in training for so long, its stacks in its log; None: `timeout_s`, if not alone."""
+    """End a process without progress in training for so long, its stacks in its log; None: `timeout_s` if not alone."""
     find_unused_parameters: bool = False
     """Let a step leave parameters without gradient with several processes; costs a search of the graph per step."""
     static_graph: bool = False

@@ -60,23 +60,23 @@ def _forward_over_processes(norm: _BatchNorm, *inputs: Any, **options: Any) -> A
     if not mode.was_reached:
         raise ConfigError(
             "SYNC_BATCH_NORM",
-            f"{type(norm).__name__} does not normalise by torch's batch_norm, and so not over all processes: "
+            f"{type(norm).__name__} does not normalise by F.batch_norm, and so not over all processes: "
             "leave its statistics to each process with --runtime.no-sync-batch-norm",
         )
     return output
 
 
 class _BatchNormOverProcesses(TorchFunctionMode):
-    """Lets torch's `batch_norm` take the statistics of all processes' rows, wherever it is called in the block."""
+    """Lets `F.batch_norm` take the statistics of all processes' rows, wherever it is called in the block."""
 
     was_reached = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        ours = _OURS.get(func)
-        self.was_reached |= ours is not None
-        return (ours or func)(*args, **(kwargs or {}))
+        is_norm = func is F.batch_norm
+        self.was_reached |= is_norm
+        return (batch_norm if is_norm else func)(*args, **(kwargs or {}))
 
 
 def batch_norm(
@@ -116,19 +116,6 @@ def batch_norm(
     if bias is not None:
         output = output + bias.view(shape)
     return output.to(input.dtype)
-
-
-def _torch_batch_norm(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
-    running_var: Tensor | None, training: bool, momentum: float, eps: float, cudnn_enabled: bool,
-) -> Tensor:  # fmt: skip
-    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-
-
-_OURS: dict[Callable[..., Any], Callable[..., Tensor]] = {
-    F.batch_norm: batch_norm,
-    torch.batch_norm: _torch_batch_norm,
-}
 
 
 class _SumOverProcesses(torch.autograd.Function):
