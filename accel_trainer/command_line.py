@@ -18,7 +18,7 @@ from . import console
 from .config import parse_config
 from .dry_run import dry_run
 from .errors import ExitCode, ProcessError, UserError
-from .launcher_variables import find_processes, without_local_rank
+from .launcher_variables import setup_launch_env, without_local_rank
 from .preemption import ignore_signals
 from .run_config import RecipeConfig
 from .trainer import RunResult
@@ -29,11 +29,7 @@ _WAIT_FOR_MAIN_S = 2.0  # a launcher ends all processes when one has failed: tor
 
 
 def main(
-    train: Callable[[C], RunResult],
-    config_class: type[C],
-    *,
-    description: str,
-    argv: Sequence[str] | None = None,
+    train: Callable[[C], RunResult], config_class: type[C], *, description: str, argv: Sequence[str] | None = None
 ) -> NoReturn:
     """Run `train` on the config that the command line asks for, and exit with a code a scheduler can act on.
 
@@ -44,7 +40,7 @@ def main(
         faulthandler.enable(sys.__stderr__)  # a segmentation fault or bus error then says where
     is_debug = "--debug" in (sys.argv if argv is None else argv)
     try:
-        find_processes()  # so that a mistake is reported once, whatever launched this
+        setup_launch_env()  # so that a mistake is reported once, whatever launched this
         if argv is None:
             sys.argv[1:] = without_local_rank(sys.argv[1:])  # for all who read the command later, as a run's record
         config = parse_config(config_class, argv, description=description)

@@ -22,28 +22,16 @@ def available_cpus() -> int:
 
 
 def _cpu_quotas() -> Iterator[float]:
-    """Yield how many cores' time each cgroup around this process allows."""
+    """Yield how many cores' time each cgroup (version 2) around this process allows."""
     yield math.inf
     lines = _OWN_CGROUPS.read_text().splitlines() if _OWN_CGROUPS.is_file() else []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if controllers not in ("", "cpu", "cpu,cpuacct", "cpuacct,cpu"):
-            continue
+    for path in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
         # A container often sees its own cgroup at the root, and the path of the host.
-        root = _CGROUPS / "cpu" if controllers else _CGROUPS
-        inner = root / path.lstrip("/")
-        for folder in (inner, *inner.parents[: len(inner.parts) - len(root.parts)]):
+        inner = _CGROUPS / path
+        for folder in (inner, *inner.parents[: len(inner.parts) - len(_CGROUPS.parts)]):
             with suppress(OSError, ValueError):  # none is set there
-                yield _version_1_quota(folder) if controllers else _version_2_quota(folder)
-
-
-def _version_2_quota(folder: Path) -> float:
-    quota, period = (folder / "cpu.max").read_text().split()
-    return int(quota) / int(period)
-
-
-def _version_1_quota(folder: Path) -> float:
-    quota = int((folder / "cpu.cfs_quota_us").read_text())
-    return quota / int((folder / "cpu.cfs_period_us").read_text()) if quota > 0 else math.inf
+                quota, period = (folder / "cpu.max").read_text().split()
+                yield int(quota) / int(period)
 
 
 def peak_resident_bytes() -> int:

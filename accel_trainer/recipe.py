@@ -29,7 +29,6 @@ from .errors import CheckpointError, UserError
 from .evaluation import Evaluator
 from .fingerprint import SAMPLED, describe_fingerprint
 from .history import History
-from .memory import BatchFit
 from .optimizer import build_optimizer
 from .plan import BatchPlan
 from .run import Run, check_same_everywhere
@@ -137,7 +136,7 @@ def build_trainer(
         ),
         seed=config.seed,
         watchdog=run.watchdog,
-        batch_fit=BatchFit(config.batch, accelerator=accelerator, remember=run.remember_micro_batch),
+        on_micro_batch_halved=run.remember_micro_batch if config.batch.fit_batch else None,
         callbacks=[
             *_stopping(run),
             log,

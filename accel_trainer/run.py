@@ -23,7 +23,7 @@ from .config import save_config
 from .environment import describe_environment, find_origins
 from .errors import CheckpointError, ConfigError, DivergedError, OutOfMemoryError, Preempted, ProcessError, UserError
 from .launcher_variables import find_launcher
-from .memory import shortage_explained
+from .memory import explain_out_of_memory
 from .preemption import StopFlag, stop_on_signals
 from .preflight import Situation, log_warnings, refuse_errors
 from .resume import (
@@ -34,7 +34,7 @@ from .resume import (
     read_stored_config,
     with_batch,
 )
-from .run_config import RecipeConfig, identity_sha256
+from .run_config import RecipeConfig, check_allowed_changes, identity_sha256
 from .run_folder import RunLock, prepare_directory, refuse_strange_entries, writes_to
 from .runtime import library_versions, start_accelerator
 from .seeding import seed_everything
@@ -80,6 +80,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
     """
+    check_allowed_changes(config)
     refuse_errors(Situation(config=config))
     accelerator = start_accelerator(config.runtime)
     seed_everything(config.seed)
@@ -126,7 +127,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             if accelerator.is_main_process:
                 log_warnings(Situation(config=resolved))
             with reported(folder, watchdog, rank=rank, num_processes=num_processes):
-                with shortage_explained(resolved.batch, watchdog, accelerator):
+                with explain_out_of_memory(resolved.batch, watchdog, accelerator):
                     checkpoint = read_checkpoint(where, accelerator)
                     with ExitStack() as resources:
                         identity = identity_sha256(resolved)

@@ -20,7 +20,7 @@ from ...config import (
     parse_config_and_origins,
 )
 from ...errors import ExitCode, OutputError
-from ...launcher_variables import find_processes
+from ...launcher_variables import setup_launch_env
 from ...preflight import Rule, Situation
 from ...resume import Source, read_stored_config
 from ...run_config import RecipeConfig
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in flags
     config = _read_config([flag for flag in flags if flag != "--json"])
-    find_processes()  # refuses a launch that contradicts itself
+    setup_launch_env()  # refuses a launch that contradicts itself
     now = Situation(config=config)
     rank = rank_in(now)
     mine = examine(now, RULES)
