@@ -26,9 +26,10 @@ from torch import Tensor
 from . import storage
 from .encoding import Encoded, decode
 from .errors import CheckpointError
+from .machine import free_memory_bytes
 from .state import TrainState
 from .strict_json import MAX_BYTES, dump_json, parse_json
-from .tensor_file import first_nonfinite, pack_tensors, unpack_tensors
+from .tensor_file import MAX_HEADER_BYTES, check_size, first_nonfinite, pack_tensors, unpack_tensors
 
 _logger = logging.getLogger(__name__)
 
@@ -38,6 +39,8 @@ COMMIT = "COMMIT"
 CHECKPOINT_NAME = re.compile(r"step-\d{10}-epoch-\d{5}")
 PIECE_NAME = re.compile(r"(?!manifest$)[a-z0-9_]+(-r\d{5})?", re.ASCII)
 _FILE_NAME = re.compile(r"(?!manifest\.)[a-z0-9_]+(-r\d{5})?\.(safetensors|json)", re.ASCII)
+_LARGE_BYTES = 1 << 28
+_PIECES_OF_A_RUN = ("model", "ema", "optimizer", "scaler", "trainer")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _POSITION_FIELDS = tuple(field.name for field in fields(TrainState))
@@ -69,7 +72,12 @@ def checkpoint_name(position: TrainState) -> str:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Return what is named like a checkpoint, in the order of positions, valid or not."""
+    """Return what is named like a checkpoint, in the order of positions, valid or not.
+
+    Raises CheckpointError for a link in place of the directory: what it leads to is not this run's.
+    """
+    if directory.is_symlink():
+        raise CheckpointError("CKPT_LINK", f"{directory} is a link: give the run that it leads to, or move it away")
     if not directory.is_dir():
         return []
     return sorted(path for path in directory.iterdir() if CHECKPOINT_NAME.fullmatch(path.name))
@@ -133,13 +141,36 @@ def read_checkpoint(path: Path) -> Files:
 
 
 def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a file, if they are those that the manifest's `entry` describes."""
-    data = _read(path, max_bytes=entry["bytes"])
-    if len(data) != entry["bytes"]:
-        raise damaged(path, f"{len(data)} bytes, not the {entry['bytes']} of the manifest")
+    """Return the bytes of a file, if they are those that the manifest's `entry` describes.
+
+    Whether there can be so many is found out before they are read.
+    """
+    size = entry["bytes"]
+    max_bytes = min(size, MAX_BYTES)
+    if path.suffix == ".safetensors":
+        if size > _LARGE_BYTES:
+            _check_size(path, size)
+        max_bytes = size
+    data = _read(path, max_bytes=max_bytes)
+    if len(data) != size:
+        raise damaged(path, f"{len(data)} bytes, not the {size} of the manifest")
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise damaged(path, "its sha256 is not the one in the manifest")
     return data
+
+
+def _check_size(path: Path, size: int) -> None:
+    """Raise CheckpointError unless the tensors in a file are as long as its manifest says, and fit into memory."""
+    free = free_memory_bytes()
+    if size > free:
+        raise damaged(path, f"{size} bytes by the manifest, and {free} bytes of memory are free")
+    try:
+        with storage.open_file(path) as file:
+            check_size(file.read(MAX_HEADER_BYTES), size)
+    except OSError as error:
+        raise damaged(path, error.strerror or str(error)) from error
+    except ValueError as error:
+        raise damaged(path, str(error)) from None
 
 
 def decode_files(files: Files) -> LoadedCheckpoint:
@@ -162,9 +193,22 @@ def decode_files(files: Files) -> LoadedCheckpoint:
                 )
             file = f"{piece}.json"
             pieces[piece] = decode(files.get(file), tensors)
+            _check_kind(piece, pieces[piece])
         except ValueError as error:
             raise damaged(Path(name, file), str(error)) from None
     return LoadedCheckpoint(name, manifest, pieces)
+
+
+def _check_kind(piece: str, value: Any) -> None:
+    """Raise ValueError for a piece of a run that is something else than its name says."""
+    is_sound = piece not in _PIECES_OF_A_RUN or isinstance(value, dict)
+    if is_sound and piece == "optimizer":
+        state, groups = value.get("state"), value.get("param_groups")
+        parts = [state, *state.values()] if isinstance(state, dict) else [None]
+        parts += groups if isinstance(groups, list) else [None]
+        is_sound = all(isinstance(part, dict) for part in parts)
+    if not is_sound:
+        raise ValueError(f"not the state of a run's {piece}")
 
 
 def parse_manifest(data: bytes, commit: bytes, *, where: Path) -> dict[str, Any]:

@@ -82,17 +82,17 @@ def scatter(rows: Tensor, accelerator: Accelerator, *, from_process: int = 0) ->
 
 
 def broadcast_bytes(data: bytes | None, accelerator: Accelerator) -> bytes:
-    """Return the main process's `data` on every process. **Collective. Host sync.**"""
+    """Return the main process's `data` on every process, from host to host if they can. **Collective. Host sync.**"""
     if accelerator.num_processes == 1:
         return data or b""
-    device = accelerator.device
-    length = torch.tensor([len(data or b"")], device=device)
-    size = int(broadcast(length, accelerator).item())
-    if accelerator.is_main_process:
-        payload = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8).to(device)
-    else:
-        payload = torch.zeros(max(1, size), dtype=torch.uint8, device=device)
-    return bytes(broadcast(payload, accelerator).cpu().numpy().tobytes()[:size])
+    # A group that somebody made before the run may have NCCL alone, which sends from device to device.
+    device = torch.device("cpu") if "cpu:" in dist.get_backend_config() else accelerator.device
+    size = int(broadcast(torch.tensor(len(data or b""), device=device), accelerator))
+    payload = torch.zeros(max(1, size), dtype=torch.uint8, device=device)
+    if accelerator.is_main_process and data:
+        payload.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    dist.broadcast(payload, src=0)
+    return payload.cpu().numpy().tobytes()[:size]
 
 
 def run_on_main(action: Callable[[], bytes], accelerator: Accelerator) -> bytes:

@@ -9,14 +9,16 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 
+from . import console
 from .config import parse_config
 from .dry_run import dry_run
 from .errors import ExitCode, ProcessError, UserError
-from .launcher_variables import find_processes, without_local_rank
+from .launcher_variables import setup_launch_env, without_local_rank
 from .preemption import ignore_signals
 from .run_config import RecipeConfig
 from .trainer import RunResult
@@ -27,11 +29,7 @@ _WAIT_FOR_MAIN_S = 2.0  # a launcher ends all processes when one has failed: tor
 
 
 def main(
-    train: Callable[[C], RunResult],
-    config_class: type[C],
-    *,
-    description: str,
-    argv: Sequence[str] | None = None,
+    train: Callable[[C], RunResult], config_class: type[C], *, description: str, argv: Sequence[str] | None = None
 ) -> NoReturn:
     """Run `train` on the config that the command line asks for, and exit with a code a scheduler can act on.
 
@@ -42,21 +40,33 @@ def main(
         faulthandler.enable(sys.__stderr__)  # a segmentation fault or bus error then says where
     is_debug = "--debug" in (sys.argv if argv is None else argv)
     try:
-        find_processes()  # so that a mistake is reported once, whatever launched this
+        setup_launch_env()  # so that a mistake is reported once, whatever launched this
         if argv is None:
             sys.argv[1:] = without_local_rank(sys.argv[1:])  # for all who read the command later, as a run's record
         config = parse_config(config_class, argv, description=description)
         result = dry_run(train, config) if config.run.dry_run else train(config)
     except Exception as error:
-        _report(error, is_debug=is_debug)
+        with suppress(OSError, ValueError):  # stderr takes no more: the exit code still says what happened
+            _report(error, is_debug=is_debug)
         if os.environ.get("WORLD_SIZE", "1") != "1":
             # Closed sockets tell the others at once; to close the process group in order would wait for them.
-            sys.stdout.flush()
-            sys.stderr.flush()
+            _finish_printing()
             os._exit(_exit_code(error))
+        _finish_printing()
         sys.exit(_exit_code(error))
     ignore_signals()  # all is saved: a late signal must not change the exit code
+    _finish_printing()
     sys.exit(ExitCode.PREEMPTED if result.state == "preempted" else ExitCode.DONE)
+
+
+def _finish_printing() -> None:
+    """Hand on what a recipe printed: what fails later, when Python ends, would change the exit code."""
+    try:
+        console.flush()
+    except (OSError, ValueError):
+        console.mute()
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
 
 
 def _exit_code(error: Exception) -> int:

@@ -24,12 +24,15 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import tyro
 import yaml
 
+from . import storage
 from .errors import ConfigError
 from .familiar_flags import find_familiar
 
 C = TypeVar("C")
 Origin = Literal["default", "file", "flag"]
 
+MAX_YAML_BYTES = 1 << 20
+_MAX_YAML_DEPTH, _MAX_YAML_VALUE = 16, 4096
 _FLAG = re.compile(r"--?[a-zA-Z]")  # so that a negative number is a value
 
 
@@ -152,10 +155,17 @@ def _read_command_line(config_class: Any, argv: Sequence[str]) -> Iterator[_Give
         if flag == "--config":
             yield from _read_file(config_class, values)
         elif field := by_flag.get(flag.replace("_", "-")):
+            _refuse_empty_path(field, values, flag)
             from_flags.append(_Given(field, "flag", " ".join([flag, *values]), argv[start:stop]))
         else:
             raise ConfigError("CONFIG", f"unknown flag {flag}: {_suggest(flag, [*by_flag, '--config'])}")
     yield from from_flags
+
+
+def _refuse_empty_path(field: ConfigField, values: Sequence[Any], where: str) -> None:
+    """An empty path, such as of a variable that is not set, would be the current folder."""
+    if "" in values and Path in {field.type, *get_args(field.type)}:
+        raise ConfigError("CONFIG", f"{where} is empty: give a path, or leave it out")
 
 
 def _suggest(name: str, known: Iterable[str]) -> str:
@@ -170,25 +180,72 @@ def _read_file(config_class: Any, paths: Sequence[str]) -> Iterator[_Given]:
     if len(paths) != 1:
         raise ConfigError("CONFIG", f"--config {' '.join(paths)}".strip() + ": expected one file")
     try:
-        text = Path(paths[0]).read_text(encoding="utf-8")
+        # What a user names may be a link; what it leads to is a file, and no device that never ends.
+        data = storage.read_file(Path(paths[0]).expanduser().resolve(), max_bytes=MAX_YAML_BYTES)
     except OSError as error:
         raise ConfigError("CONFIG", f"--config {paths[0]}: {error.strerror}") from None
+    try:
+        text = data.decode()
     except UnicodeDecodeError:
         raise ConfigError("CONFIG", f"--config {paths[0]}: not a text file") from None
     yield from _read_yaml(config_class, text, source=paths[0])
 
 
+class _Loader(yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):  # type: ignore[misc]
+    """Plain values, and each name once: of two the first would be ignored in silence."""
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:
+        """Return the dict of a node. Raises ValueError."""
+        names: set[str] = set()
+        for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
+            if key.value in names:
+                raise ValueError(f"line {key.start_mark.line + 1}: {key.value[:40]} is there twice")
+            names.add(key.value)
+        found: dict[Any, Any] = super().construct_mapping(node, deep)
+        return found
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the plain value of a YAML text of at most a MiB, whoever wrote it.
+
+    Raises:
+        ValueError: it is none, or has what no config needs: aliases, which make little text much, names that are there
+            twice, deep nesting, or a value of thousands of characters.
+    """
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=_Loader):
+            line = event.start_mark.line + 1 if event.start_mark else 0
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                raise ValueError(f"line {line}: aliases (& and *) are not read")
+            if depth > _MAX_YAML_DEPTH or len(getattr(event, "value", None) or "") > _MAX_YAML_VALUE:
+                raise ValueError(f"line {line}: nested too deeply, or too long")
+        return _Loader(text).get_single_data()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ValueError(f"line {mark.line + 1}: {reason}" if mark else reason) from None
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def read_stored_yaml(path: Path) -> dict[str, Any]:
+    """Return the config in a file that a run left. Raises OSError or ValueError."""
+    stored = parse_yaml(storage.read_file(path, max_bytes=MAX_YAML_BYTES).decode())
+    if not isinstance(stored, dict):
+        raise ValueError(f"{path.name} is not a config")
+    return stored
+
+
 def _read_yaml(config_class: Any, text: str, *, source: str) -> Iterator[_Given]:
     try:
-        content = yaml.safe_load(text) or {}
-        values = list(flatten_config(content)) if isinstance(content, Mapping) else None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date of month 13 is a ValueError
-        reason = " ".join(str(getattr(error, "problem", None) or error).split())
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark else ""
-        raise ConfigError("CONFIG", f"{source}{where}: cannot be read as YAML: {reason}") from None
-    if values is None:
+        content = parse_yaml(text) or {}
+    except ValueError as error:
+        raise ConfigError("CONFIG", f"{source}: cannot be read as YAML: {error}") from None
+    if not isinstance(content, Mapping):
         raise ConfigError("CONFIG", f"{source}: expected names with values, got a {type(content).__name__}")
+    values = list(flatten_config(content))
     known = config_fields(config_class)
     for key, value in values:
         field = known.get(key.replace("-", "_"))
@@ -202,6 +259,7 @@ def as_arguments(field: ConfigField, value: Any, where: str) -> list[str]:
     """Return the arguments that say the same as a value in a YAML file."""
     items = value if isinstance(value, list) else [value]
     allowed = {field.type, *get_args(field.type)}
+    _refuse_empty_path(field, items, where)
     for item in items:
         if isinstance(item, list | Mapping):
             raise ConfigError("CONFIG", f"{where}: expected {_describe(field.type)}, got a nested list")

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from accelerate import PartialState
 
+from .console import say
 from .run_config import RecipeConfig
 from .trainer import RunResult
 
@@ -32,5 +33,5 @@ def dry_run(train: Callable[[C], RunResult], config: C) -> RunResult:
                 return result
     if PartialState().is_main_process:
         seconds = time.perf_counter() - start_s
-        print(f"dry run ok: trained, evaluated, saved, loaded and resumed in {seconds:.1f} s; nothing is left")
+        say(f"dry run ok: trained, evaluated, saved, loaded and resumed in {seconds:.1f} s; nothing is left")
     return result

@@ -10,7 +10,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from .errors import CheckpointError
-from .strict_json import MAX_DEPTH, dump_json, parse_json
+from .strict_json import dump_json, parse_json
 from .tensor_file import DTYPES
 
+_MAX_DEPTH = 32
 _MAX_HEX_DIGITS = 4096
 _NUMPY_DTYPE = re.compile(r"[<>|][biuf][1248]")
 
@@ -46,10 +47,10 @@ def encode(value: object, *, name: str) -> Encoded:
         for key, tensor in value.items():
             _check_tensor(tensor, f"{name}.{key}")
         return Encoded(None, dict(value))
-    encoder = _Encoder()
-    tree = encoder.encode(value, name, 0)
+    tensors: dict[str, Tensor] = {}
+    tree = _encode(value, name, tensors)
     try:
-        return Encoded(dump_json(tree), encoder.tensors)
+        return Encoded(dump_json(tree), tensors)
     except ValueError as error:
         raise _unstorable(name, f"is too large beside its tensors ({error})") from None
 
@@ -58,14 +59,13 @@ def decode(skeleton: bytes | None, tensors: Mapping[str, Tensor]) -> Any:
     """Return the value that `encode` split. Raises ValueError for anything that it did not make."""
     if skeleton is None:
         return dict(tensors)
-    tree = parse_json(skeleton)
-    decoder = _Decoder(dict(tensors))
+    tree, unused = parse_json(skeleton), dict(tensors)
     try:
-        value = decoder.decode(tree)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        value = _decode(tree, unused)
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:  # RecursionError is of the last
         raise ValueError(f"not a stored value ({type(error).__name__}: {str(error)[:80]})") from None
-    if decoder.unused:
-        raise ValueError(f"nothing refers to the stored tensor {next(iter(decoder.unused))[:80]!r}")
+    if unused:
+        raise ValueError(f"nothing refers to the stored tensor {next(iter(unused))[:80]!r}")
     return value
 
 
@@ -84,101 +84,72 @@ def _check_tensor(tensor: Tensor, path: str) -> None:
         raise _unstorable(path, f"is a tensor of {tensor.dtype}")
 
 
-@dataclass
-class _Encoder:
-    """JSON has no tensors, tuples, bytes, NaN or integer keys: `{"$tag": ...}` stands for them."""
+def _encode(value: object, path: str, tensors: dict[str, Tensor], depth: int = 0) -> Any:
+    """Return the JSON for `value`. Types must match exactly: a subclass would not come back.
 
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-
-    def encode(self, value: object, path: str, depth: int) -> Any:
-        """Return the JSON for `value`. Types must match exactly: a subclass would not come back."""
-        if depth > MAX_DEPTH:
-            raise _unstorable(path[:80], "is nested too deeply")
-        if value is None or type(value) in (bool, str, int, float, bytes):
-            return _encode_scalar(value, path)
-        if type(value) is list:
-            return [self.encode(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
-        if type(value) is tuple:
-            return {"$tuple": self.encode(list(value), path, depth + 1)}
-        if type(value) in (dict, OrderedDict):
-            return self._encode_dict(dict(value), path, depth)  # type: ignore[call-overload]
-        if isinstance(value, Tensor):
-            return {"$tensor": self._keep(value, path)}
-        if isinstance(value, np.ndarray | np.generic):
-            return self._encode_numpy(value, path)
-        raise _unstorable(path, f"is a {type(value).__module__}.{type(value).__qualname__}")
-
-    def _encode_dict(self, value: dict[Any, object], path: str, depth: int) -> Any:
+    JSON has no tensors, tuples, bytes, NaN or integer keys: `{"$tag": ...}` stands for them.
+    """
+    if depth > _MAX_DEPTH:
+        raise _unstorable(path[:80], "is nested too deeply")
+    if type(value) is float and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if value is None or type(value) in (bool, str, int, float):
+        return value
+    if type(value) is bytes:
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        items = [_encode(item, f"{path}[{index}]", tensors, depth + 1) for index, item in enumerate(value)]
+        return items if type(value) is list else {"$tuple": items}
+    if isinstance(value, dict) and type(value) in (dict, OrderedDict):
         if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: self.encode(item, f"{path}.{key}", depth + 1) for key, item in value.items()}
-        pairs = []
-        for key, item in value.items():
-            here = f"{path}[{key!r}]"
-            pairs.append([self.encode(key, here, depth + 1), self.encode(item, here, depth + 1)])
-        return {"$dict": pairs}
-
-    def _encode_numpy(self, value: np.ndarray[Any, Any] | np.generic, path: str) -> Any:
-        if not _NUMPY_DTYPE.fullmatch(value.dtype.str):
-            raise _unstorable(path, f"has the numpy dtype {value.dtype}")
+            return {key: _encode(item, f"{path}.{key}", tensors, depth + 1) for key, item in value.items()}
+        pairs = [(f"{path}[{key!r}]", pair) for key, pair in zip(value, value.items(), strict=True)]
+        return {"$dict": [[_encode(each, where, tensors, depth + 1) for each in pair] for where, pair in pairs]}
+    if isinstance(value, Tensor):
+        return {"$tensor": _keep(value, path, tensors)}
+    if isinstance(value, np.ndarray | np.generic) and _NUMPY_DTYPE.fullmatch(value.dtype.str):
         data = torch.from_numpy(np.array(value, order="C").reshape(-1).view(np.uint8))
         shape = list(value.shape) if isinstance(value, np.ndarray) else None
-        return {"$numpy": [self._keep(data, path), value.dtype.str, shape]}
-
-    def _keep(self, tensor: Tensor, path: str) -> str:
-        """Store `tensor` under a unique key that reads like its path."""
-        _check_tensor(tensor, path)
-        while path in self.tensors:
-            path += "'"
-        self.tensors[path] = tensor
-        return path
+        return {"$numpy": [_keep(data, path, tensors), value.dtype.str, shape]}
+    raise _unstorable(path, f"is a {type(value).__module__}.{type(value).__qualname__}")
 
 
-def _encode_scalar(value: object, path: str) -> Any:
-    if isinstance(value, bytes):
-        return {"$bytes": base64.b64encode(value).decode()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"$float": repr(value)}
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        if len(digits := hex(value)) > _MAX_HEX_DIGITS:
-            raise _unstorable(path, f"is an integer of {value.bit_length()} bits")
-        return {"$int": digits}
-    return value
+def _keep(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
+    """Store `tensor` under a unique key that reads like its path."""
+    _check_tensor(tensor, path)
+    while path in tensors:
+        path += "'"
+    tensors[path] = tensor
+    return path
 
 
-@dataclass
-class _Decoder:
-    """Turns tags back. Whatever Python raises on the way means that a tag is not one that we wrote."""
+def _decode(value: Any, unused: dict[str, Tensor]) -> Any:
+    """Return the Python value of a parsed JSON value. Whatever Python raises means a tag that we did not write."""
+    if isinstance(value, list):
+        return [_decode(item, unused) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if not any(key.startswith("$") for key in value):
+        return {key: _decode(item, unused) for key, item in value.items()}
+    ((tag, argument),) = value.items()
+    return _decode_tag(tag, argument, unused)
 
-    unused: dict[str, Tensor]
 
-    def decode(self, value: Any) -> Any:
-        """Return the Python value of a parsed JSON value."""
-        if isinstance(value, list):
-            return [self.decode(item) for item in value]
-        if not isinstance(value, dict):
-            return value
-        if not any(key.startswith("$") for key in value):
-            return {key: self.decode(item) for key, item in value.items()}
-        ((tag, argument),) = value.items()
-        return self._decode_tag(tag, argument)
-
-    def _decode_tag(self, tag: str, argument: Any) -> Any:
-        match tag, argument:
-            case "$tensor", str():
-                return self.unused.pop(argument)
-            case "$tuple", [*items]:
-                return tuple([self.decode(item) for item in items])
-            case "$float", "nan" | "inf" | "-inf":
-                return float(argument)
-            case "$int", str() if len(argument) <= _MAX_HEX_DIGITS:
-                return int(argument, 16)
-            case "$bytes", str():
-                return base64.b64decode(argument, validate=True)
-            case "$dict", [*pairs]:
-                result = {self.decode(key): self.decode(item) for key, item in pairs}
-                if len(result) == len(pairs):
-                    return result
-            case "$numpy", [str(key), str(dtype), shape] if _NUMPY_DTYPE.fullmatch(dtype):
-                array = self.unused.pop(key).numpy().view(np.dtype(dtype))
-                return array.reshape(shape) if shape is not None else array.reshape(1)[0]
-        raise ValueError(f"unknown tag {tag[:20]!r}")
+def _decode_tag(tag: str, argument: Any, unused: dict[str, Tensor]) -> Any:
+    match tag, argument:
+        case "$tensor", str():
+            return unused.pop(argument)
+        case "$tuple", [*items]:
+            return tuple(_decode(items, unused))
+        case "$float", "nan" | "inf" | "-inf":
+            return float(argument)
+        case "$int", str() if len(argument) <= _MAX_HEX_DIGITS:  # of older versions
+            return int(argument, 16)
+        case "$bytes", str():
+            return base64.b64decode(argument, validate=True)
+        case "$dict", [*pairs]:
+            return {_decode(key, unused): _decode(item, unused) for key, item in pairs}
+        case "$numpy", [str(key), str(dtype), shape] if _NUMPY_DTYPE.fullmatch(dtype):
+            array = unused.pop(key).numpy().view(np.dtype(dtype))
+            return array.reshape(shape) if shape is not None else array.reshape(1)[0]
+    raise ValueError(f"unknown tag {tag[:20]!r}")

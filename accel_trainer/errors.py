@@ -6,6 +6,7 @@ from "try again".
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import Any
 
@@ -32,7 +33,7 @@ class UserError(Exception):
     exit_code = ExitCode.INTERNAL
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(re.sub(r"[\x00-\x1f\x7f]+", " ", message))  # one line, whatever a file or a name holds
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:

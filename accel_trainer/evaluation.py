@@ -47,6 +47,10 @@ class Evaluator:
                     f"metric {type(metric).__name__} has no higher_is_better: add the names of its numbers that a run "
                     'may be judged by, as in {"loss": False}, or {}',
                 )
+        names = [name for metric in metrics for name in metric.higher_is_better]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            fix = "leave one out, or let it give its numbers other names"
+            raise ConfigError("METRIC", f"two metrics name their number {', '.join(repeated)}: {fix}")
         self.loader, self.task, self.metrics, self.accelerator = loader, task, metrics, accelerator
         self._sums_device = sums_device(accelerator.device)
 
@@ -72,7 +76,9 @@ class Evaluator:
         if stop_flag is not None and stop_flag.agreed.is_preemption:
             raise EvaluationStopped
         ids = torch.cat(seen).long() if seen else torch.zeros(0, dtype=torch.int64)
-        coverage = torch.cat([_hash_sum(ids.split(_CHUNK)), ids.new_tensor([len(ids), failure is not None])])
+        # Filled on the device: a tensor made of numbers would be copied there, for which the host waits.
+        counts = [ids.new_full((1,), len(ids)), ids.new_full((1,), failure is not None)]
+        coverage = torch.cat([_hash_sum(ids.split(_CHUNK)), *counts])
         covered, *merged = self._merge([coverage.to(self._sums_device).double(), *parts])
         *hash_sum, num_counted, num_failures = covered.tolist()
         if num_failures:

@@ -33,7 +33,7 @@ class Failure:
         return f"rank {self.rank}, step {self.optimizer_step}, {self.phase}: {self.error}"
 
 
-class Records:
+class FailureReports:
     """The processes of a launch as they see each other: `rank-NNNNN.json`, and stacks in `rank-NNNNN.log`."""
 
     def __init__(self, folder: Path, *, rank: int, num_processes: int) -> None:
@@ -47,7 +47,7 @@ class Records:
         """Return where the stacks of a process go."""
         return self._folder / f"rank-{rank:05d}.log"
 
-    def leave(self, failure: Failure, stacks: str) -> None:
+    def report(self, failure: Failure, stacks: str) -> None:
         """Record why this process fails. A full disk must not hide the error itself."""
         with suppress(OSError):
             self._write(failure)
@@ -55,40 +55,35 @@ class Records:
             log.append(f"{failure}\n{stacks}\n".encode())
             log.close()
 
-    def first(self, mine: Failure) -> Failure:
-        """Return the earliest failure that has been recorded, or `mine`."""
-        return min([mine, *self._failures()], key=lambda failure: failure.time_s)
+    def find_first(self, mine: Failure, *, lost_peer: bool, patience_s: float = 0.0) -> Failure:
+        """Return the earliest failure that has been reported; with `lost_peer`, of which `mine` is the consequence.
 
-    def find_culprit(self, mine: Failure, *, patience_s: float) -> Failure:
-        """Return why another process was lost, of which `mine` is the consequence.
-
-        Its record may come late, and a process that was killed leaves none.
+        Its report may come late, and a process that was killed leaves none.
         """
         deadline_s = time.monotonic() + patience_s
-        while not (failures := self._failures()) and time.monotonic() < deadline_s:
+        while not (found := [Failure(**record["failure"]) for record in self._records() if record.get("failure")]):
+            if time.monotonic() >= deadline_s:
+                break
             time.sleep(0.1)
-        if failures:
-            return min(failures, key=lambda failure: failure.time_s)
-        for rank in self._others:
-            if (fate := _fate(self._read(rank))) is not None:
-                return replace(mine, rank=rank, error=fate)
-        return mine
-
-    def _failures(self) -> list[Failure]:
-        records = [self._read(rank) for rank in self._others]
-        return [Failure(**record["failure"]) for record in records if record.get("failure")]
+        if lost_peer and not found:
+            fates = {rank: _fate(record) for rank, record in zip(self._others, self._records(), strict=True)}
+            found = [replace(mine, rank=rank, error=fate) for rank, fate in fates.items() if fate]
+        candidates = found if lost_peer and found else [mine, *found]
+        return min(candidates, key=lambda failure: failure.time_s)
 
     def _write(self, failure: Failure | None) -> None:
         mine = {"pid": os.getpid(), "host": platform.node(), "failure": failure and asdict(failure)}
-        path = self.log(self._rank).with_suffix(".json")
-        storage.write_file_atomic(path, json.dumps(mine).encode())
+        storage.write_file_atomic(self.log(self._rank).with_suffix(".json"), json.dumps(mine).encode())
 
-    def _read(self, rank: int) -> dict[str, Any]:
-        try:
-            path = self.log(rank).with_suffix(".json")
-            return dict(json.loads(storage.read_file(path, max_bytes=_MAX_BYTES)))
-        except (OSError, ValueError):
-            return {}  # not there: on another machine's disk
+    def _records(self) -> list[dict[str, Any]]:
+        """Return what the others wrote; of those on another machine's disk, nothing."""
+        records: list[dict[str, Any]] = []
+        for rank in self._others:
+            records.append({})
+            with suppress(OSError, ValueError):
+                path = self.log(rank).with_suffix(".json")
+                records[-1] = dict(json.loads(storage.read_file(path, max_bytes=_MAX_BYTES)))
+        return records
 
 
 def _fate(record: dict[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from .storage import AppendFile
+from .storage import AppendFile, read_lines
 
 _logger = logging.getLogger(__name__)
 
@@ -53,10 +53,9 @@ class History:
 
     def read(self, start: int) -> Iterator[tuple[dict[str, Any], int]]:
         """Yield the rows on the disk after the first `start` bytes, each with the position behind it."""
-        for line in self._file.read(start).splitlines(keepends=True):
+        for line in read_lines(self.path, start=start):
             start += len(line)
-            if line.endswith(b"\n"):
-                yield json.loads(line), start
+            yield json.loads(line), start
 
     def truncate(self, size: int) -> None:
         """Drop the rows after the first `size` bytes."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
@@ -14,12 +12,12 @@ from torch import nn
 
 from . import storage
 from .errors import CheckpointError, ConfigError
+from .strict_json import read_json_object
 from .training_state import check_weights
 from .vision import ModelConfig, build_model
 from .vision.images import Normalization
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-_MAX_CONFIG_BYTES = 2**24
 _MAX_WEIGHTS_BYTES = 2**36
 
 
@@ -46,7 +44,7 @@ def from_pretrained(folder: Path | str) -> nn.Module:
     folder = find_export(folder)
     config = read_export_config(folder)
     model = build_model(config.model, in_channels=config.in_channels, num_classes=len(config.class_names))
-    path = (folder / "model.safetensors").resolve()  # what the hub downloads are links
+    path = _file_in(folder, "model.safetensors")
     try:
         weights = load_safetensors(storage.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
     except (OSError, SafetensorError) as error:
@@ -59,11 +57,19 @@ def from_pretrained(folder: Path | str) -> nn.Module:
 def find_export(folder: Path | str) -> Path:
     """Return the folder with the exported weights: the given one, `export` in a run, or ORG/NAME from the hub."""
     for place in (Path(folder), Path(folder) / "export"):
-        if (place / "model.safetensors").is_file():
+        is_link = place.is_symlink() and place != Path(folder)
+        if not is_link and (place / "model.safetensors").is_file():
             return place
     if not Path(folder).exists() and _HUB_NAME.fullmatch(str(folder)):
         return _download(str(folder))
     raise CheckpointError("EXPORT", f"{folder} holds no model.safetensors: give a finished run or an exported model")
+
+
+def _file_in(folder: Path, name: str) -> Path:
+    """Return where a file of an export is: what the hub downloads are links into `blobs` beside it."""
+    path = folder / name
+    is_download = path.resolve().parent == (folder.parent.parent / "blobs").resolve()
+    return path.resolve() if is_download else path
 
 
 def _download(name: str) -> Path:
@@ -80,9 +86,9 @@ def _download(name: str) -> Path:
 
 def read_export_config(folder: Path) -> ExportConfig:
     """Read `config.json` in an export."""
-    path = (folder / "config.json").resolve()
+    path = _file_in(folder, "config.json")
     try:
-        content: dict[str, Any] = json.loads(storage.read_file(path, max_bytes=_MAX_CONFIG_BYTES))
+        content = read_json_object(path)
         mean_and_std = {name: tuple(values) for name, values in content["normalization"].items()}
         return ExportConfig(
             model=ModelConfig(**content["model"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from .errors import ConfigError
 
@@ -18,13 +18,13 @@ _OTHERS = (
     _SRUN,  # its step's, since those of the job are also set in a batch script, which is none of its tasks
 )
 MAX_THREADS = 1024  # a million end a process by signal 11
-_LOCAL_RANK = re.compile(r"\0(--local[-_]rank)[=\0](\d+)(?=\0|$)")
+_LAUNCHERS = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND"}  # set by torchrun and by accelerate's
 _FIX = (
     "start with torchrun, accelerate launch, mpirun or srun; or unset RANK, WORLD_SIZE and LOCAL_RANK for one process"
 )
 
 
-def find_processes() -> int:
+def setup_launch_env() -> int:
     """Return how many processes this launch has; from then on torch's variables say which one this is.
 
     Raises:
@@ -34,7 +34,7 @@ def find_processes() -> int:
     if not {"RANK", "WORLD_SIZE"} & environment.keys():
         names = next((names for names in _OTHERS if set(names) <= environment.keys()), None)
         if names is not None:
-            environment.update(_translated(environment, names))
+            environment.update(_translated(names))
     if not set(_NAMES[:3]) & environment.keys():
         if {"MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"} <= environment.keys():
             raise ConfigError(
@@ -43,11 +43,14 @@ def find_processes() -> int:
                 "(or MASTER_ADDR is set: unset it): launch with --config_file accelerate_configs/multi_cpu.yaml",
             )
         return 1
-    num_processes = _number(environment, "WORLD_SIZE")
-    if num_processes > 1 or "LOCAL_RANK" in environment:  # with which accelerate meets others, if there are none too
-        _check_complete(environment, num_processes)
-    if num_processes == 0:
-        raise ConfigError("LAUNCH", f"WORLD_SIZE is 0, and should be 1 or more: {_FIX}")
+    num_processes = _number("WORLD_SIZE")
+    if num_processes != 1 or "LOCAL_RANK" in environment:  # with which accelerate meets others, if there are none too
+        needed = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        if missing := [name for name in needed if not environment.get(name)]:
+            raise ConfigError("LAUNCH", f"WORLD_SIZE is {num_processes} without {', '.join(missing)}: {_FIX}")
+        for name, limit in (("RANK", num_processes), ("LOCAL_RANK", num_processes), ("MASTER_PORT", 2**16)):
+            if _number(name) >= limit:
+                raise ConfigError("LAUNCH", f"{name} is {environment[name]}, and should be below {limit}: {_FIX}")
     return num_processes
 
 
@@ -57,60 +60,42 @@ def find_launcher() -> int | None:
     accelerate's launcher leaves its one process behind when it is stopped, and every process when it is
     killed (accelerate 1.15). A shell that ends, as with nohup, is no launcher.
     """
-    marks = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND", "ACCEL_TRAINER_LAUNCHER"}
-    is_launched = marks & os.environ.keys()
-    return int(os.environ.get("ACCEL_TRAINER_LAUNCHER", os.getppid())) if is_launched else None
+    return os.getppid() if {*_LAUNCHERS, "ACCEL_TRAINER_LAUNCHER"} & os.environ.keys() else None
 
 
 def count_local_processes() -> int:
     """Return how many processes the launch has on this machine. Raises ConfigError: the launcher says no number."""
-    return max(1, _number(os.environ, "LOCAL_WORLD_SIZE")) if os.environ.get("LOCAL_WORLD_SIZE") else 1
+    return max(1, _number("LOCAL_WORLD_SIZE")) if os.environ.get("LOCAL_WORLD_SIZE") else 1
 
 
 def without_local_rank(argv: Sequence[str]) -> list[str]:
-    """Return a command line without the `--local-rank N` that `python -m torch.distributed.launch` adds.
-
-    Raises:
-        ConfigError: it is not what LOCAL_RANK says.
-    """
-    text = _LOCAL_RANK.sub("", joined := "\0".join(["", *argv]))
-    for name, value in _LOCAL_RANK.findall(joined):
-        if value != os.environ.get("LOCAL_RANK"):
-            raise ConfigError("LAUNCH", f"{name} is {value}, LOCAL_RANK {os.environ.get('LOCAL_RANK')}: {_FIX}")
-    return text.split("\0")[1:]
+    """Return a command line without the `--local-rank N` that `python -m torch.distributed.launch` adds."""
+    added = rf"\0--local[-_]rank[=\0]{os.environ.get('LOCAL_RANK')}(?=\0|$)"
+    return re.sub(added, "", "\0".join(["", *argv])).split("\0")[1:]
 
 
 def given_num_threads() -> int | None:
     """Return OMP_NUM_THREADS if the user set it; torchrun and accelerate's launcher set it to 1 by themselves."""
     value = os.environ.get("OMP_NUM_THREADS", "")
-    is_launchers = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND"} & os.environ.keys()
-    if is_launchers or not value.isdecimal():
+    if _LAUNCHERS & os.environ.keys() or not value.isdecimal():
         return None
     if int(value) > MAX_THREADS:
         raise ConfigError("LAUNCH", f"OMP_NUM_THREADS is {value}: set it to 1 to {MAX_THREADS}")
     return int(value) or None
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
-    value = environment.get(name, "")
+def _number(name: str) -> int:
+    value = os.environ.get(name, "")
     if not value.isdecimal():
         raise ConfigError("LAUNCH", f"{name} is {value or 'not set'}, and should be a number: {_FIX}")
     return int(value)
 
 
-def _check_complete(environment: Mapping[str, str], num_processes: int) -> None:
-    names = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    if missing := [name for name in names if not environment.get(name)]:
-        raise ConfigError("LAUNCH", f"WORLD_SIZE is {num_processes} without {', '.join(missing)}: {_FIX}")
-    for name, limit in (("RANK", num_processes), ("LOCAL_RANK", num_processes), ("MASTER_PORT", 2**16)):
-        if _number(environment, name) >= limit:
-            raise ConfigError("LAUNCH", f"{name} is {environment[name]}, and should be below {limit}: {_FIX}")
-
-
-def _translated(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[str, str]:
+def _translated(names: tuple[str, ...]) -> dict[str, str]:
     """Return torch's variables for what another launcher says."""
-    rank, num_processes, local_rank = (_number(environment, name) for name in names[:3])
-    node = _number(environment, "SLURM_NODEID") if names is _SRUN else 0
+    environment = os.environ
+    rank, num_processes, local_rank = map(_number, names[:3])
+    node = _number("SLURM_NODEID") if names is _SRUN else 0
     local_processes = _tasks_of_node(environment[names[3]], node)
     address = environment.get("MASTER_ADDR")
     if address is None and local_processes == num_processes:
@@ -127,18 +112,14 @@ def _translated(environment: Mapping[str, str], names: tuple[str, ...]) -> dict[
     step = environment.get("SLURM_STEP_ID", "") if names is _SRUN else ""
     job = environment.get("PMIX_NAMESPACE") or environment.get("SLURM_JOB_ID", "") + step
     port = environment.get("MASTER_PORT") or str(20_000 + zlib.crc32(job.encode()) % 10_000)
-    values = (rank, num_processes, local_rank, local_processes)
-    numbers = {name: str(value) for name, value in zip(_NAMES, values, strict=True)}
-    return {**numbers, "MASTER_ADDR": address, "MASTER_PORT": port}
+    values = map(str, (rank, num_processes, local_rank, local_processes))
+    return {**dict(zip(_NAMES, values, strict=True)), "MASTER_ADDR": address, "MASTER_PORT": port}
 
 
 def _tasks_of_node(counts: str, node: int) -> int:
     """Return the entry of a node in counts as SLURM writes them: `4(x2),3` for 4, 4 and 3."""
-    expanded: list[int] = []
-    for part in counts.split(","):
-        count, _, times = part.rstrip(")").partition("(x")
-        expanded += [int(count)] * int(times or 1)
-    return expanded[node]
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    return [int(count) for count, times in parts for _ in range(int(times or 1))][node]
 
 
 def _first_host(nodes: str) -> str:

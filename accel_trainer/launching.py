@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
-import signal
+import pickle
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeVar
 
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from torch.distributed.elastic.utils.distributed import get_free_port
+from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, start_processes
 
+from .accelerate_settings import forget_earlier_accelerators
 from .errors import ConfigError, ExitCode, ProcessError, UserError
-from .launcher_variables import find_processes
+from .launcher_variables import setup_launch_env
 from .runtime import uses_cpu
 
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkProcess
-
 _logger = logging.getLogger(__name__)
-_GRACE_S = 30.0  # for the others to end in good order, once one has failed
 
 T = TypeVar("T")
 
@@ -54,15 +49,16 @@ def launch(
     if num_processes is not None and num_processes < 1:
         raise ConfigError("LAUNCH", f"num_processes is {num_processes}: set it to 1 or more, or None")
     wanted = num_processes or (1 if uses_cpu() else max(1, torch.cuda.device_count()))
-    if wanted == 1 or find_processes() > 1:
+    if wanted == 1 or setup_launch_env() > 1:
         return function(*arguments)
     try:
         _check_can_fork(wanted)
         # From a thread that has computed nothing. A process forked from one that has used OpenMP, as most
         # operations of torch do, hangs in its first operation on several threads (libgomp, torch 2.13).
-        with ThreadPoolExecutor(1) as fresh_thread:
-            processes = fresh_thread.submit(_start, function, arguments, wanted).result()
-        return _collect(processes)  # type: ignore[no-any-return]
+        # It lives as long as they do: torch ends a process with the thread that started it.
+        with TemporaryDirectory() as folder, ThreadPoolExecutor(1) as fresh_thread:
+            processes = fresh_thread.submit(_start, function, arguments, wanted, folder).result()
+            return _collect(processes, Path(folder))  # type: ignore[no-any-return]
     except UserError as error:
         if on_failure == "error" or not (isinstance(error, ProcessError) or error.code == "LAUNCH"):
             raise
@@ -76,109 +72,67 @@ def _check_can_fork(num_processes: int) -> None:
     if uses_cpu():
         return
     if torch.cuda.is_initialized():
-        raise ConfigError(
-            "LAUNCH",
-            "CUDA is in use in this process, and no other can be forked from it: restart it (in a notebook, the "
-            "kernel) and call launch before anything touches a GPU",
-        )
-    if num_processes > torch.cuda.device_count():
-        raise ConfigError(
-            "LAUNCH",
-            f"num_processes is {num_processes}, and there are {torch.cuda.device_count()} GPUs: set it to at most "
-            "that, or ACCELERATE_USE_CPU=true to use the CPU",
-        )
+        fact = "CUDA is in use in this process, and no other can be forked from it"
+        fix = "restart it (in a notebook, the kernel) and call launch before anything touches a GPU"
+        raise ConfigError("LAUNCH", f"{fact}: {fix}")
+    if num_processes > (num_gpus := torch.cuda.device_count()):
+        fact = f"num_processes is {num_processes}, and there are {num_gpus} GPUs"
+        raise ConfigError("LAUNCH", f"{fact}: set it to at most that, or ACCELERATE_USE_CPU=true to use the CPU")
 
 
-@dataclass(frozen=True)
-class _Process:
-    """One of the processes, and the pipe that its outcome comes through."""
-
-    rank: int
-    process: ForkProcess
-    outcomes: Connection
-
-    def outcome(self) -> tuple[UserError | None, Any]:
-        """Return what it raised and what it returned, once it has ended."""
-        outcome: tuple[UserError | None, Any] = None, None
-        with suppress(EOFError):
-            outcome = self.outcomes.recv()
-        self.process.join()
-        if code := self.process.exitcode:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"
-            outcome = ProcessError("KILLED", f"rank {self.rank} {how}", self.rank, ExitCode.INTERNAL), None
-        return outcome
-
-
-def _start(function: Callable[..., Any], arguments: Sequence[Any], num_processes: int) -> list[_Process]:
-    context = multiprocessing.get_context("fork")
-    shared = {
-        "WORLD_SIZE": str(num_processes),
-        "LOCAL_WORLD_SIZE": str(num_processes),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(get_free_port()),
-        "ACCEL_TRAINER_LAUNCHER": str(os.getpid()),
-    }
-    started = []
-    for rank in range(num_processes):
-        environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        outcomes, sender = context.Pipe(duplex=False)
-        process = context.Process(target=_run, args=(function, arguments, environment, sender))
-        process.start()
-        sender.close()  # so that the pipe ends with the process
-        started.append(_Process(rank, process, outcomes))
-    return started
+def _start(function: Callable[..., Any], arguments: Sequence[Any], num_processes: int, folder: str) -> ProcessContext:
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port()), "ACCEL_TRAINER_LAUNCHER": "launch"}
+    shared |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
+    logging.getLogger(start_processes.__module__).setLevel(logging.ERROR)  # whom it ends after a failure is no news
+    return start_processes(  # type: ignore[no-any-return]
+        _run, (function, arguments, shared, folder), nprocs=num_processes, join=False, start_method="fork"
+    )
 
 
 def _run(
-    function: Callable[..., Any], arguments: Sequence[Any], environment: dict[str, str], outcome: Connection
+    rank: int, function: Callable[..., Any], arguments: Sequence[Any], shared: Mapping[str, str], folder: str
 ) -> None:
-    """Be one of the processes."""
-    os.environ.update(environment)
-    AcceleratorState._reset_state(reset_partial_state=True)  # of an earlier run in the process that forked this one
-    GradientState._reset_state()
-    rank, code = int(environment["RANK"]), 0
+    """Be process `rank`, and leave what comes of it in `folder`: an error, and the main process's result."""
+    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
+    forget_earlier_accelerators()  # of a run in the process that forked this one
+    code = 0
     try:
         result = function(*arguments)
-        outcome.send((None, result if rank == 0 else None))
-    except UserError as error:
-        outcome.send((error, None))
-    except Exception as error:
-        traceback.print_exception(error)
-        message = f"rank {rank}: {type(error).__name__}: {error}"
-        outcome.send((ProcessError("PROCESS", message, rank, ExitCode.INTERNAL), None))
-    except SystemExit as error:  # of a recipe's `main`, which has said why
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
+        outcome = pickle.dumps((None, None if rank else result))
+    except UserError as raised:
+        outcome, code = pickle.dumps((raised, None)), int(raised.exit_code)
+    except SystemExit as raised:  # of a recipe's `main`, which has said why
+        outcome, code = pickle.dumps((None, None)), raised.code if isinstance(raised.code, int) else 1
+    except Exception as raised:
+        traceback.print_exception(raised)
+        code = int(ExitCode.INTERNAL)
+        error = ProcessError("PROCESS", f"rank {rank}: {type(raised).__name__}: {raised}", rank, code)
+        outcome = pickle.dumps((error, None))
+    (Path(folder) / str(rank)).write_bytes(outcome)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # what was forked along is not this process's to tidy up
 
 
-def _collect(processes: Sequence[_Process]) -> Any:
-    """Return the outcome of the first, once all have ended; or raise the first error that one of them told."""
-    waiting = {process.outcomes: process for process in processes}
-    results: dict[int, Any] = {}
-    errors: list[UserError] = []
-
-    def end_others() -> None:
-        for other in waiting.values():
-            other.process.terminate()
-
-    while waiting:
+def _collect(processes: ProcessContext, folder: Path) -> Any:
+    """Return the main process's result once all have ended; or raise the error of the one that failed first."""
+    failure: ProcessExitedException | None = None
+    is_over = False
+    while not is_over:
         try:
-            ready = wait(list(waiting), _GRACE_S if errors else None)
+            is_over = bool(processes.join())
         except KeyboardInterrupt:
-            end_others()
-            continue
-        if not ready:
-            for process in waiting.values():
-                process.process.kill()
-        for process in [waiting.pop(pipe) for pipe in list(waiting) if pipe in ready]:
-            error, results[process.rank] = process.outcome()
-            if error is not None:
-                errors.append(error)
-                end_others()
-    if errors:
-        raise min(errors, key=lambda error: error.code == "KILLED")  # it told nothing: others may know more
-    return results[0]
+            for process in processes.processes:
+                process.terminate()
+        except ProcessExitedException as error:  # the others have been ended
+            failure, is_over = error, True
+    outcomes = {int(path.name): pickle.loads(path.read_bytes()) for path in folder.iterdir()}
+    if failure is None:
+        return outcomes[0][1]
+    # One that was killed said nothing: others may know more.
+    for rank in sorted(outcomes, key=lambda rank: rank != failure.error_index):
+        if outcomes[rank][0] is not None:
+            raise outcomes[rank][0]
+    how = f"was killed by {failure.signal_name}" if failure.signal_name else f"left with exit code {failure.exit_code}"
+    rank = failure.error_index
+    raise ProcessError("KILLED", f"rank {rank} {how}", rank, ExitCode.INTERNAL)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _OWN_CGROUPS, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -21,28 +22,16 @@ def available_cpus() -> int:
 
 
 def _cpu_quotas() -> Iterator[float]:
-    """Yield how many cores' time each cgroup around this process allows."""
+    """Yield how many cores' time each cgroup (version 2) around this process allows."""
     yield math.inf
     lines = _OWN_CGROUPS.read_text().splitlines() if _OWN_CGROUPS.is_file() else []
-    for _, controllers, path in (line.split(":", 2) for line in lines):
-        if controllers not in ("", "cpu", "cpu,cpuacct", "cpuacct,cpu"):
-            continue
+    for path in (line.removeprefix("0::/") for line in lines if line.startswith("0::/")):
         # A container often sees its own cgroup at the root, and the path of the host.
-        root = _CGROUPS / "cpu" if controllers else _CGROUPS
-        inner = root / path.lstrip("/")
-        for folder in (inner, *inner.parents[: len(inner.parts) - len(root.parts)]):
+        inner = _CGROUPS / path
+        for folder in (inner, *inner.parents[: len(inner.parts) - len(_CGROUPS.parts)]):
             with suppress(OSError, ValueError):  # none is set there
-                yield _version_1_quota(folder) if controllers else _version_2_quota(folder)
-
-
-def _version_2_quota(folder: Path) -> float:
-    quota, period = (folder / "cpu.max").read_text().split()
-    return int(quota) / int(period)
-
-
-def _version_1_quota(folder: Path) -> float:
-    quota = int((folder / "cpu.cfs_quota_us").read_text())
-    return quota / int((folder / "cpu.cfs_period_us").read_text()) if quota > 0 else math.inf
+                quota, period = (folder / "cpu.max").read_text().split()
+                yield int(quota) / int(period)
 
 
 def peak_resident_bytes() -> int:
@@ -54,6 +43,15 @@ def peak_resident_bytes() -> int:
         return int(getattr(memory, "peak_wset", memory.rss))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def free_memory_bytes() -> int:
+    """Return the memory that this process can still take before others or the kernel stop it."""
+    free = int(psutil.virtual_memory().available)
+    for path in _MEMORY_LIMITS:
+        with suppress(OSError, ValueError):  # not there, or "max"
+            free = min(free, int(path.read_text()))
+    return free
 
 
 def total_memory_bytes() -> int:

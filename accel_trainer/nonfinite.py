@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ _logger = logging.getLogger(__name__)
 _MAX_IN_A_ROW, _MAX_RECENT, _RECENT_STEPS = 3, 10, 1000
 
 
-class Attempt(NamedTuple):
+class PendingUpdate(NamedTuple):
     """An update to be made: the position before it, its window, and the loss sums [] of the micro-batches."""
 
     position: TrainState
@@ -46,9 +47,7 @@ class NonfiniteGuard:
     often. `skipped_steps` are the latest steps left out, a part of the checkpoint; what is known of
     each is in `folder`.
 
-    The scan takes 3 to 5 us of a step of 160 us (a tiny model on a CPU), less if there is a norm for
-    clipping to look at instead, and with the copy of the buffers 65 us of 450 ms (ResNet-20, batch
-    128). On an accelerator with streams the fused optimizer skips the update by itself; so that the host
+    On an accelerator with streams the fused optimizer skips the update by itself; so that the host
     need not wait for the flag, it is read a step later, unless the run is to go on.
     """
 
@@ -58,22 +57,17 @@ class NonfiniteGuard:
     ) -> None:  # fmt: skip
         self.skipped_steps: list[int] = []
         self.parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._may_skip, self._accelerator = may_skip, accelerator
-        self._model, self._optimizer = model, optimizer
+        self._may_skip, self._accelerator, self._model, self._optimizer = may_skip, accelerator, model, optimizer
         self._task, self._seed, self._folder = task, seed, folder
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}  # on CUDA, one kernel copies all of a dtype, and only those
-        for buffer in model.buffers():
-            by_dtype.setdefault(buffer.dtype, []).append(buffer)
-        self._buffers = list(by_dtype.values())
-        self._found = torch.zeros((), device=accelerator.device)
-        self._one = torch.ones((), device=accelerator.device)
+        buffers = list(model.buffers())  # on CUDA, one kernel copies all of a dtype, and only those
+        self._buffers = [[b for b in buffers if b.dtype == dtype] for dtype in {b.dtype for b in buffers}]
+        self._found, self._one = (make((), device=accelerator.device) for make in (torch.zeros, torch.ones))
         self._is_sharded = is_sharded(accelerator)
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
-        is_async = has_streams(accelerator.device) and is_fused
-        self._may_defer = is_async and not (may_skip or self._is_sharded)
+        self._may_defer = has_streams(accelerator.device) and is_fused and not (may_skip or self._is_sharded)
         # Two copies, the newer first: a step may be judged when the next has begun.
         self._copies = deque([[buffer.clone() for buffer in kind] for kind in self._buffers] for _ in range(2))
-        self._pending: tuple[Attempt, Callable[[], bool]] | None = None
+        self._pending: tuple[PendingUpdate, Tensor, Callable[[], None]] | None = None
 
     def remember_buffers(self) -> None:
         """Note the running statistics before the forwards of a step change them."""
@@ -86,8 +80,8 @@ class NonfiniteGuard:
         for buffers, copies in zip(self._buffers, self._copies[steps_ago], strict=True):
             torch._foreach_copy_(buffers, copies)
 
-    def refuses(self, attempt: Attempt, grad_norm: Tensor | None) -> bool:
-        """Return whether the update must be left out. **Host sync**, but for what is put off.
+    def should_skip(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
+        """Return whether the update must be left out. **Host sync**, unless it is deferred.
 
         Raises:
             DivergedError: it must, and so the run must end.
@@ -96,16 +90,16 @@ class NonfiniteGuard:
         # Of a first update that its kernel skips, fused SGD keeps uninitialised memory as momentum (torch 2.13).
         if self._may_defer and self._optimizer.state:
             self._optimizer.found_inf = found  # type: ignore[attr-defined]
-            self.look_later(attempt)
+            self.defer_finite_check(update)
             return False
         if not found:
             return False
         self._found.zero_()
-        self.tell(attempt)
+        self.report(update)
         return True
 
     def scan(self, grad_norm: Tensor | None) -> Tensor:
-        """Return a flag [] on the device: 1 if a gradient is NaN or inf, or one was that has not been told."""
+        """Return a flag [] on the device: 1 if a gradient is NaN or inf, or one was that has not been reported."""
         # The norm is NaN or inf if any gradient is.
         gradients = [p.grad for p in self.parameters if p.grad is not None] if grad_norm is None else [grad_norm]
         if self._is_sharded:
@@ -113,25 +107,28 @@ class NonfiniteGuard:
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
         return self._accelerator.reduce(self._found) if self._is_sharded else self._found
 
-    def look_later(self, attempt: Attempt) -> None:
+    def defer_finite_check(self, update: PendingUpdate) -> None:
         """Start to fetch the flag of an update, which its kernel heeds by itself, and read that of the one before."""
-        self.settle(steps_ago=1)
-        self._pending = attempt._replace(position=replace(attempt.position)), _sent_to_host(self._found)
+        self.flush(steps_ago=1)
+        flag = self._found.to("cpu", non_blocking=has_streams(self._found.device), copy=True)
+        self._pending = update._replace(position=replace(update.position)), flag, arrival(self._found.device)
 
-    def settle(self, *, steps_ago: int = 0) -> None:
-        """Read the flag of the last update, if it was put off. Raises DivergedError."""
+    def flush(self, *, steps_ago: int = 0) -> None:
+        """Read the flag of the last update, if it was deferred. Raises DivergedError."""
         pending, self._pending = self._pending, None
-        if pending is not None and pending[1]():
-            self.tell(pending[0], must_stop=True, steps_ago=steps_ago)
+        if pending is not None:
+            update, flag, wait = pending
+            wait()
+            if flag:
+                self.report(update, must_stop=True, steps_ago=steps_ago)
 
-    def tell(self, attempt: Attempt, *, must_stop: bool | None = None, steps_ago: int = 0) -> None:
+    def report(self, update: PendingUpdate, *, must_stop: bool = False, steps_ago: int = 0) -> None:
         """Write down what is known of a non-finite step, and warn or raise DivergedError. **Collective. Host sync.**
 
-        `must_stop`: None is as the config says. `steps_ago`: 1 if the next step has begun.
+        `must_stop`: also if the run may skip. `steps_ago`: 1 if the next step has begun.
         """
-        must_stop = not self._may_skip if must_stop is None else must_stop
         self.restore_buffers(steps_ago=steps_ago)
-        record = self._describe(attempt)
+        record = self._describe(update)
         step, ids = record["optimizer_step"], record["nonfinite_sample_ids"]
         path = self._folder / f"nonfinite-step-{step:010d}.json"
         if self._accelerator.is_main_process:
@@ -139,51 +136,42 @@ class NonfiniteGuard:
                 storage.write_file_atomic(path, json.dumps(record, indent=1).encode())
         samples = f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}" if ids else "no sample alone"
         fact = (
-            f"step {step}, epoch {attempt.position.epoch + 1}: the gradient is NaN or inf and is not applied "
+            f"step {step}, epoch {update.position.epoch + 1}: the gradient is NaN or inf and is not applied "
             f"(loss {record['loss']}, {samples}, see {path.name})"
         )
-        steps = self.skipped_steps = [*self.skipped_steps, step][-_MAX_RECENT:]
-        if must_stop:
-            fix = "mend the data, lower the learning rate, or leave such steps out with --on-nonfinite skip"
+        self.skipped_steps = [*self.skipped_steps, step][-_MAX_RECENT:]
+        if must_stop or not self._may_skip:
+            fix = "fix the data, lower the learning rate, or leave such steps out with --on-nonfinite skip"
             raise DivergedError("NONFINITE", f"{fact}: {fix}")
-        if are_too_many(steps):
+        if are_too_many(self.skipped_steps):
             raise DivergedError("NONFINITE", f"{fact}, as happened too often: lower the learning rate")
         if self._accelerator.is_main_process:
             _logger.warning("%s; training goes on", fact)
 
-    def _describe(self, attempt: Attempt) -> dict[str, Any]:
+    def _describe(self, update: PendingUpdate) -> dict[str, Any]:
         """Return the micro-batches of all processes and their losses, as JSON values. **Collective. Host sync.**"""
-        tables = []
-        for index, batch in enumerate(attempt.window.micro_batches):
-            loss_sum = attempt.losses[index]
-            table = torch.zeros(len(batch), 5, dtype=torch.float64)
-            columns = self._accelerator.process_index, index, batch.sample_ids, loss_sum
-            for column, values in enumerate([*columns, self._are_suspect(batch, loss_sum)]):
-                table[:, column] = values
-            tables.append(table)
-        rows = gather_rows(torch.cat(tables), self._accelerator).tolist()
+        rows: list[list[float]] = []  # of each sample: process, micro-batch, id, loss sum, whether it is a cause
+        for index, (batch, loss_sum) in enumerate(zip(update.window.micro_batches, update.losses, strict=True)):
+            where, samples = (self._accelerator.process_index, index), batch.sample_ids.tolist()
+            suspects = self._are_suspect(batch, loss_sum).tolist()
+            rows += [[*where, one, float(loss_sum), suspect] for one, suspect in zip(samples, suspects, strict=True)]
+        rows = gather_rows(torch.tensor(rows, dtype=torch.float64).reshape(-1, 5), self._accelerator).tolist()
         # Norms carry a NaN to samples and processes that are sound. One that none is the cause of comes of all.
         blamed = [row for row in rows if row[4]] or [row for row in rows if not math.isfinite(row[3])]
-        sample_ids: dict[tuple[int, int], list[int]] = {}
-        for process, index, sample_id, _, _ in rows:
-            sample_ids.setdefault((int(process), int(index)), []).append(int(sample_id))
-        loss_sums = {(int(row[0]), int(row[1])): row[3] for row in rows}
+        batches = [list(batch) for _, batch in groupby(rows, key=lambda row: row[:2])]
         return {
-            "optimizer_step": attempt.position.optimizer_step + 1,
-            "position": asdict(attempt.position),
+            "optimizer_step": update.position.optimizer_step + 1,
+            "position": asdict(update.position),
             "seed": self._seed,
-            "loss": _plain(sum(loss_sums.values()) / attempt.window.num_items),
+            "loss": _plain(sum(batch[0][3] for batch in batches) / update.window.num_items),
             "nonfinite_sample_ids": sorted(int(row[2]) for row in blamed),
             "micro_batches": [
-                {
-                    "process": key[0],
-                    "micro_batch": key[1],
-                    "loss_sum": _plain(loss_sums[key]),
-                    "sample_ids": ids,
-                }
-                for key, ids in sample_ids.items()
+                {"process": int(process), "micro_batch": int(index), "loss_sum": _plain(loss_sum),
+                 "sample_ids": [int(row[2]) for row in batch]}
+                for batch in batches
+                for process, index, _, loss_sum, _ in batch[:1]
             ],
-        }
+        }  # fmt: skip
 
     def _are_suspect(self, batch: Batch, loss_sum: Tensor) -> Tensor:
         """Return which samples [B] of a micro-batch whose loss is NaN or inf are the cause, each looked at alone."""
@@ -205,15 +193,3 @@ def are_too_many(steps: Sequence[int]) -> bool:
 def _plain(value: float) -> float | str:
     """JSON has neither NaN nor inf."""
     return value if math.isfinite(value) else str(value)
-
-
-def _sent_to_host(flag: Tensor) -> Callable[[], bool]:
-    """Start to copy `flag` to the host; what is returned waits for it, and not for what comes after."""
-    copy = flag.to("cpu", non_blocking=has_streams(flag.device), copy=True)
-    wait = arrival(flag.device)
-
-    def read() -> bool:
-        wait()
-        return bool(copy)
-
-    return read

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import sys
 from pathlib import Path
 
 try:
@@ -37,6 +39,21 @@ def take_lock(descriptor: int) -> None:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     else:
         _lock_on_windows(descriptor, waits=False)
+
+
+def is_locked(descriptor: int) -> bool:
+    """Whether another process holds the lock of an open file; asks without taking it, but on Windows."""
+    if fcntl is None:
+        try:
+            _lock_on_windows(descriptor, waits=False)
+        except OSError:
+            return True
+        return False
+    # `struct flock` of fcntl.h begins with the type on Linux, and has it fourth elsewhere.
+    layout, place = ("hhlli4x", 0) if sys.platform.startswith("linux") else ("llihh", 3)
+    question = struct.pack(layout, *(fcntl.F_WRLCK if number == place else 0 for number in range(5)))
+    answer = struct.unpack(layout, fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+    return bool(answer[place] != fcntl.F_UNLCK)
 
 
 def wait_for_lock(descriptor: int) -> None:

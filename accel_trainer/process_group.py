@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import time
@@ -20,7 +19,7 @@ from .errors import ExitCode, ProcessError
 _stores: dict[tuple[str, int], Store] = {}  # others may meet again while this process still leaves
 
 
-def join_processes(backend: str | None, *, timeout_s: float) -> None:
+def init_process_group(backend: str | None, *, timeout_s: float) -> None:
     """Form a process group of this launch: of this attempt if the launcher restarts it; again after one was left.
 
     **Collective.**
@@ -60,30 +59,20 @@ def find_cpu_group(*, timeout_s: float) -> dist.ProcessGroup | None:
 
 def _meet(rank: int, timeout: timedelta) -> Store:
     """Return the store through which the processes find each other; process 0 serves it unless the launcher does."""
+    host, port = address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return next(rendezvous("env://", timeout=timeout))[0]  # type: ignore[no-any-return]
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if address not in _stores:
-        _stores[address] = _serve(*address, timeout)
+        if os.name == "posix" and (host == "localhost" or host.startswith("127.")):
+            # On the loopback alone: torch listens on all interfaces.
+            with socket.create_server(("127.0.0.1" if host == "localhost" else host, port)) as server:
+                _stores[address] = dist.TCPStore(  # type: ignore[attr-defined]
+                    host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=server.detach()
+                )
+        else:
+            _stores[address] = next(rendezvous("env://", timeout=timeout))[0]
     _stores[address].set_timeout(timeout)
     return _stores[address]
-
-
-def _serve(host: str, port: int, timeout: timedelta) -> Store:
-    """Serve a store, on the loopback alone if that is where the processes meet: torch listens on all interfaces."""
-    if os.name != "posix" or not _is_loopback(host):
-        return next(rendezvous("env://", timeout=timeout))[0]  # type: ignore[no-any-return]
-    with socket.create_server(("127.0.0.1" if host == "localhost" else host, port)) as server:
-        store: Store = dist.TCPStore(  # type: ignore[attr-defined]
-            host, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=server.detach()
-        )
-    return store
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.IPv4Address(host).is_loopback
-    return host == "localhost"
 
 
 def _choose_interface(host: str) -> None:

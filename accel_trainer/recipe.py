@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from . import storage
@@ -24,11 +25,10 @@ from .checkpoint_files import LoadedCheckpoint, decode_files, read_checkpoint
 from .checkpoint_folder import find_checkpoint
 from .compilation import Compiler, Stopwatch
 from .config import config_to_dict
-from .errors import CheckpointError
+from .errors import CheckpointError, UserError
 from .evaluation import Evaluator
 from .fingerprint import SAMPLED, describe_fingerprint
 from .history import History
-from .memory import BatchFit
 from .optimizer import build_optimizer
 from .plan import BatchPlan
 from .run import Run, check_same_everywhere
@@ -136,7 +136,7 @@ def build_trainer(
         ),
         seed=config.seed,
         watchdog=run.watchdog,
-        batch_fit=BatchFit(config.batch, accelerator=accelerator, remember=run.remember_micro_batch),
+        on_micro_batch_halved=run.remember_micro_batch if config.batch.fit_batch else None,
         callbacks=[
             *_stopping(run),
             log,
@@ -153,7 +153,7 @@ def build_trainer(
     if run.checkpoint is not None:
         changes = [*run.changes, *_data_changes(run, fingerprint, num_samples)]
         _note_changes(run.checkpoint, accelerator.num_processes)
-        trainer.restore(run.checkpoint.pieces, changes=changes)
+        _restore(trainer, run.checkpoint, changes)
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
     return trainer
@@ -223,6 +223,19 @@ def _note_changes(checkpoint: LoadedCheckpoint, num_processes: int) -> None:
             checkpoint.name,
             ", ".join(changed),
         )
+
+
+def _restore(trainer: Trainer, checkpoint: LoadedCheckpoint, changes: Sequence[str]) -> None:
+    """Put the run where the checkpoint was taken. Raises CheckpointError, also for what no run has saved."""
+    try:
+        trainer.restore(checkpoint.pieces, changes=changes)
+    except (UserError, torch.OutOfMemoryError):
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        raise CheckpointError(
+            "CKPT_STATE", f"{checkpoint.name} holds what this run cannot load ({reason}): use another checkpoint"
+        ) from error
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from accelerate import Accelerator
 
 from .checkpoint_files import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
 from .checkpoint_folder import find_checkpoint, has_checkpoints
 from .collectives import broadcast_files, run_on_main
+from .config import read_stored_yaml
 from .errors import CheckpointError, ConfigError, OutputError
 from .run_config import RecipeConfig, RunConfig, training_changes
-from .run_folder import RunLock
+from .run_folder import expand_home, is_in_use
+from .strict_json import read_json_object
 
 R = TypeVar("R", bound=RecipeConfig)
 
@@ -37,7 +37,7 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
         return run.output_dir
     if run.resume == "auto":
         for folder in sorted(run.runs_dir.glob(f"{recipe}-*"), reverse=True):
-            if _is_unfinished(folder, config):
+            if not folder.is_symlink() and _is_unfinished(folder, config):
                 return folder
     name = f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder, number = run.runs_dir / name, 1
@@ -49,14 +49,15 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
 def _is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     """Whether `folder` holds a run of the same config that is neither done nor running."""
     try:
-        stored = yaml.safe_load((folder / "config.yaml").read_text())
+        stored = read_stored_yaml(folder / "config.yaml")
         resolved = with_batch(config, stored, num_processes=1)
         if training_changes(stored, resolved) or not has_checkpoints(folder / "checkpoints"):
             return False
-        RunLock(folder / "run.lock").release()
+        if is_in_use(folder):
+            return False
         result = folder / "result.json"
-        return not (result.exists() and json.loads(result.read_bytes())["state"] == "done")
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError, OutputError):
+        return not (result.exists() and read_json_object(result)["state"] == "done")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, CheckpointError):
         return False
 
 
@@ -71,7 +72,7 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
         return Source(folder, None)
     if run.resume in ("auto", "never"):
         return None
-    path = Path(run.resume).resolve()
+    path = expand_home(Path(run.resume)).resolve()
     if CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir():
         return Source(path.parent.parent, path.name)
     if has_checkpoints(path / "checkpoints"):
@@ -85,13 +86,13 @@ def read_stored_config(source: Source) -> dict[str, Any]:
     """Return the config that the run to continue was made with. Raises CheckpointError."""
     path = source.run / "config.yaml"
     try:
-        stored = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError("RUN_CONFIG", f"{path} cannot be read ({reason}): restore it") from error
-    if not isinstance(stored, dict):
-        raise CheckpointError("RUN_CONFIG", f"{path} is not a config: restore it")
-    return stored
+        stored = read_stored_yaml(path)
+        batch = stored.get("batch", {})
+        if isinstance(batch, dict) and all(isinstance(value, int | None) for value in batch.values()):
+            return stored
+        raise ValueError("its batch is none")
+    except (OSError, ValueError) as error:
+        raise CheckpointError("RUN_CONFIG", f"{path} cannot be read ({error}): restore it") from error
 
 
 def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: int) -> R:
@@ -102,9 +103,9 @@ def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: in
     batch, kept = config.batch, (stored or {}).get("batch", {})
     given = batch.global_batch_size or kept.get("global_batch_size")
     batch = replace(batch, global_batch_size=given or batch.resolved_global_batch_size(num_processes))
-    if batch.fit_batch and kept.get("fit_batch") and kept["accumulation_steps"] == 1:
+    if batch.fit_batch and kept.get("fit_batch") and kept.get("accumulation_steps") == 1:
         wanted = batch.resolved_per_device_batch_size(num_processes)
-        fitted = min(wanted, kept["per_device_batch_size"])
+        fitted = min(wanted, kept.get("per_device_batch_size") or wanted)
         batch = replace(batch, per_device_batch_size=fitted, accumulation_steps=1)
     return replace(config, batch=batch)
 

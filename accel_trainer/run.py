@@ -20,10 +20,10 @@ from .checkpoint_files import LoadedCheckpoint
 from .checkpoint_folder import has_checkpoints
 from .collectives import differing_processes, leave, run_on_main
 from .config import save_config
-from .environment import describe_environment, find_code_changes, find_origins
-from .errors import ConfigError, DivergedError, OutOfMemoryError, Preempted, ProcessError, UserError
+from .environment import describe_environment, find_origins
+from .errors import CheckpointError, ConfigError, DivergedError, OutOfMemoryError, Preempted, ProcessError, UserError
 from .launcher_variables import find_launcher
-from .memory import shortage_explained
+from .memory import explain_out_of_memory
 from .preemption import StopFlag, stop_on_signals
 from .preflight import Situation, log_warnings, refuse_errors
 from .resume import (
@@ -34,8 +34,8 @@ from .resume import (
     read_stored_config,
     with_batch,
 )
-from .run_config import RecipeConfig, identity_sha256
-from .run_folder import RunLock, prepare_directory, writes_to
+from .run_config import RecipeConfig, check_allowed_changes, identity_sha256
+from .run_folder import RunLock, prepare_directory, refuse_strange_entries, writes_to
 from .runtime import library_versions, start_accelerator
 from .seeding import seed_everything
 from .status import reported
@@ -80,6 +80,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
     """
+    check_allowed_changes(config)
     refuse_errors(Situation(config=config))
     accelerator = start_accelerator(config.runtime)
     seed_everything(config.seed)
@@ -92,6 +93,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         if not os.path.exists(wanted):
             created.append(wanted)
         folder = prepare_directory(wanted)
+        refuse_strange_entries(folder)
         lock.enter_context(RunLock(folder / "run.lock"))
         _sweep(folder)
         source = find_source(folder, config.run)
@@ -103,10 +105,9 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
         with writes_to(folder):
             if source is not None and source.run != folder:
-                storage.write_file_atomic(folder / "metrics.jsonl", (source.run / "metrics.jsonl").read_bytes())
+                _copy_history(source.run, folder)
             storage.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
             storage.write_file_atomic(folder / "environment.json", json.dumps(environment, indent=1).encode())
-            storage.write_file_atomic(folder / "code.diff", find_code_changes().encode())
         where = None if source is None else [str(source.run), source.checkpoint]
         return json.dumps([str(folder), where, asdict(resolved.batch), changes]).encode()
 
@@ -126,7 +127,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             if accelerator.is_main_process:
                 log_warnings(Situation(config=resolved))
             with reported(folder, watchdog, rank=rank, num_processes=num_processes):
-                with shortage_explained(resolved.batch, watchdog, accelerator):
+                with explain_out_of_memory(resolved.batch, watchdog, accelerator):
                     checkpoint = read_checkpoint(where, accelerator)
                     with ExitStack() as resources:
                         identity = identity_sha256(resolved)
@@ -142,6 +143,14 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         raise
     finally:
         lock.close()
+
+
+def _copy_history(run: Path, folder: Path) -> None:
+    """Begin with the rows of the run that this one branches from."""
+    path = run / "metrics.jsonl"
+    if path.is_symlink() or not path.is_file():
+        raise CheckpointError("RUN_HISTORY", f"{path} is not a file: restore it")
+    storage.copy_file_atomic(path, folder / "metrics.jsonl")
 
 
 def _remove_unused(folder: Path) -> None:

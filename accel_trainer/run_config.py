@@ -13,8 +13,10 @@ import tyro
 
 from .checkpoint import CheckpointConfig
 from .config import config_to_dict, flatten_config
+from .errors import ConfigError
 from .optimizer import OptimizerConfig
 from .plan import BatchConfig
+from .run_folder import expand_home
 from .runtime import RuntimeConfig
 from .schedule import ScheduleConfig
 from .trainer import TrainerConfig
@@ -72,6 +74,9 @@ class RunConfig:
         for name in ("output_dir", "init_from", "runs_dir", "cache_dir"):
             if isinstance(path := getattr(self, name), str):  # as people write it in Python
                 object.__setattr__(self, name, Path(path))
+        for name in ("output_dir", "init_from", "runs_dir"):  # a shell leaves `--output-dir=~/run` as it is
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, expand_home(path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +117,18 @@ def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tu
 
 def identity_sha256(config: RecipeConfig) -> str:
     """Return a hash of what decides the training."""
-    values = dict(flatten_config(config_to_dict(config)))
-    decisive = {name: value for name, value in values.items() if not name.startswith(tuple(MUTABLE_ON_RESUME))}
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_decisive_values(config), sort_keys=True).encode()).hexdigest()
+
+
+def check_allowed_changes(config: RecipeConfig) -> None:
+    """Raise ConfigError for a name in `--allow-change` that is no value of the config."""
+    known = {"data", *dict(flatten_config(config_to_dict(config)))}
+    for name in config.run.allow_change:
+        if name.replace("-", "_") not in known:
+            choices = ", ".join(["data", *_decisive_values(config)])
+            raise ConfigError("CONFIG", f"--allow-change {name}: the config has no such value: choose from {choices}")
+
+
+def _decisive_values(config: RecipeConfig) -> dict[str, Any]:
+    values = flatten_config(config_to_dict(config))
+    return {name: value for name, value in values if not name.startswith(tuple(MUTABLE_ON_RESUME))}

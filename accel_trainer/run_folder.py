@@ -15,9 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from . import portable, storage
-from .errors import OutputError
+from .errors import ConfigError, OutputError
 
 _MAX_NAME_BYTES = 255
+# What a run writes into its folder.
+_FILES = (
+    "attempts.jsonl", "config.yaml", "environment.json", "metrics.jsonl", "result.json", "run.lock", "status.json",
+)  # fmt: skip
+_FOLDERS = ("checkpoints", "export", "logs", "profile", "trackers")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -41,6 +46,14 @@ def prepare_directory(path: Path) -> Path:
             storage.make_directory(missing)
         storage.check_writable(path)
     return path
+
+
+def expand_home(path: Path) -> Path:
+    """Return `path` with its `~` replaced. Raises ConfigError where nobody knows the home folder."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigError("HOME", f"the home folder in {path} is unknown: set HOME, or give a whole path") from None
 
 
 @contextmanager
@@ -82,6 +95,39 @@ def foreign_access(path: Path) -> str | None:
     return None
 
 
+def refuse_strange_entries(folder: Path) -> None:
+    """Raise OutputError if a link, a pipe or the like stands in a run's folder where a run has a file or a folder."""
+    for names, is_sound in ((_FILES, stat.S_ISREG), (_FOLDERS, stat.S_ISDIR)):
+        for path in filter(os.path.lexists, (folder / name for name in names)):
+            if not is_sound(path.lstat().st_mode):
+                kind = "file" if is_sound is stat.S_ISREG else "folder"
+                raise OutputError(
+                    "OUT_DIR_ENTRY",
+                    f"{path} is not a {kind}, but a link or something else: move it away, or choose another "
+                    "--output-dir",
+                )
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether another process has the lock of a run's folder; asks without taking it. Unknown counts as in use.
+
+    Not for a process that has the lock itself: it would lose it.
+    """
+    try:
+        with storage.open_file(folder / "run.lock") as file:
+            return portable.is_locked(file.fileno())
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def refuse_in_use(folder: Path) -> None:
+    """Raise OutputError if another process has the lock of a run's folder."""
+    if is_in_use(folder):
+        raise _not_locked(folder, OSError(errno.EAGAIN, ""), storage.read_file(folder / "run.lock", max_bytes=4096))
+
+
 class RunLock:
     """An exclusive lock on a run's folder, held until `release` or the end of the process.
 
@@ -95,7 +141,7 @@ class RunLock:
         # The kernel drops the lock when the process closes any descriptor of the file, so it is
         # opened once, here, and read and written through this descriptor only.
         with writes_to(path.parent):
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | portable.SAFELY, 0o600)
+            self._descriptor = storage.open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
             portable.take_lock(self._descriptor)
         except OSError as error:

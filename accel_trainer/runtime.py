@@ -34,9 +34,9 @@ from .accelerate_settings import (
 )
 from .compilation import Compiler
 from .errors import ConfigError
-from .launcher_variables import MAX_THREADS, count_local_processes, find_processes, given_num_threads
+from .launcher_variables import MAX_THREADS, count_local_processes, given_num_threads, setup_launch_env
 from .machine import available_cpus, peak_resident_bytes, total_memory_bytes
-from .process_group import join_processes
+from .process_group import init_process_group
 from .ranges import AT_LEAST_ONE, POSITIVE, Range
 from .sharding import is_sharded
 from .sync_batch_norm import convert_sync_batch_norm
@@ -58,17 +58,14 @@ class RuntimeConfig:
     channels_last: bool = True
     """Lay out images and filters with channels innermost: 1.3 to 2.5 times as fast (CPU, and GPU in half precision)."""
     compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
-    """Compile the model with torch.compile, for each shape apart; a net that it cannot compile runs as it is, with a
-    warning. Slower for small nets on the CPU (0.65 to 0.85 times, torch 2.13)."""
+    """Compile the model with torch.compile; a net that it cannot compile runs in eager mode, with a warning."""
     deterministic: bool = True
     """Choose deterministic kernels on CUDA; without them a resumed run is close, but not the same bits."""
     num_threads: int | None = None
-    """CPU threads per process; None: OMP_NUM_THREADS of a process that no launcher set it for, else the cores this
-    process may use, divided by the processes. It changes the last bits of a result: set it for a run that may
-    continue with fewer cores, or elsewhere."""
+    """CPU threads per process; None: OMP_NUM_THREADS unless a launcher set it, else this process's part of the cores.
+    It changes the last bits of a result: set it for a run that may continue with fewer cores, or elsewhere."""
     tf32: bool = False
-    """Let CUDA multiply float32 matrices and convolve in TF32, with 10 bits of mantissa instead of 23: faster, and
-    other results."""
+    """Let CUDA compute with float32 in TF32, with 10 bits of mantissa instead of 23: faster, and other results."""
     loss_scale: float = 65536.0
     """What fp16 multiplies the loss by at first, so that small gradients do not become 0; overflows halve it."""
     loss_scale_growth_steps: int = 2000
@@ -76,8 +73,7 @@ class RuntimeConfig:
     timeout_s: float = 600.0
     """How long a process waits for the others in a collective before it gives up."""
     stuck_timeout_s: float | None = None
-    """End a process that has made no progress in training for so long, with the stacks of its threads in its log. None:
-    `timeout_s` with several processes, which then have given it up; no limit for one."""
+    """End a process without progress in training for so long, its stacks in its log; None: `timeout_s` if not alone."""
     find_unused_parameters: bool = False
     """Let a step leave parameters without gradient with several processes; costs a search of the graph per step."""
     static_graph: bool = False
@@ -87,8 +83,7 @@ class RuntimeConfig:
     backend: Literal["nccl", "gloo", "mpi"] | None = None
     """What carries the processes' messages; None: nccl between GPUs, gloo between CPUs."""
     debug_distributed: Annotated[bool, tyro.conf.arg(aliases=["--debug-distributed"])] = False
-    """Let torch and NCCL say what they do between processes. With TORCH_CPP_LOG_LEVEL=INFO before the command (torch
-    reads it as it loads) also each connection."""
+    """Let torch and NCCL say what they do between processes; with TORCH_CPP_LOG_LEVEL=INFO set, each connection too."""
 
     def __post_init__(self) -> None:
         _THREADS.check(self, "runtime", "num_threads")
@@ -103,7 +98,7 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
         ConfigError: the launch does not make the processes it was asked for, or asks for what is not supported.
         ProcessError: the others cannot be reached.
     """
-    num_processes = find_processes()
+    num_processes = setup_launch_env()
     given_threads = given_num_threads()
     use_cpu = uses_cpu()
     precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
@@ -121,8 +116,8 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
             "for CPU processes launch with ACCELERATE_USE_CPU=true",
         )
     reject_unsupported(accelerator)
-    _set_num_threads(config.num_threads or given_threads)
-    _pin(config, accelerator)
+    torch.set_num_threads(config.num_threads or given_threads or max(1, available_cpus() // count_local_processes()))
+    _set_backend_flags(config, accelerator)
     return accelerator
 
 
@@ -135,7 +130,14 @@ def _build_accelerator(
     config: RuntimeConfig, precision: str, sharding: FullyShardedDataParallelPlugin | None, *, is_on_cpus: bool
 ) -> Accelerator:
     forget_earlier_accelerators()
-    handlers = [_ddp_options(config), _scaler_options(config)]
+    handlers = [
+        DistributedDataParallelKwargs(
+            find_unused_parameters=config.find_unused_parameters,
+            static_graph=config.static_graph,
+            comm_hook=DDPCommunicationHookType(config.gradient_compression or "no"),
+        ),
+        GradScalerKwargs(init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps),
+    ]
     # Without this variable, accelerate sets the threads and warns; they are set after.
     with accelerates_errors(), patch_environment(omp_num_threads=os.environ.get("OMP_NUM_THREADS", "1")):
         accelerator = Accelerator(
@@ -159,11 +161,9 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
         raise ConfigError("CONFIG", "--runtime.backend mpi needs a torch built with MPI: use gloo, also under mpirun")
     if dist.is_initialized():
         if config.backend is not None and f":{config.backend}" not in dist.get_backend_config():
-            raise ConfigError(
-                "LAUNCH",
-                f"--runtime.backend {config.backend}, but the processes have joined over {dist.get_backend()} already: "
-                "make no process group, PartialState or Accelerator before the run",
-            )
+            fact = f"--runtime.backend {config.backend}, but the processes joined over {dist.get_backend()} already"
+            fix = "make no process group, PartialState or Accelerator before the run"
+            raise ConfigError("LAUNCH", f"{fact}: {fix}")
         return
     if config.debug_distributed:
         # DETAIL, with gloo, ends DistributedDataParallel in a segmentation fault (torch 2.13).
@@ -173,27 +173,10 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     if accelerator is not None and not use_cpu:
         # gloo beside nccl or its like: the stop flag is reduced on the CPU, without stalling the accelerator.
         by_platform = f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
-    join_processes(by_platform if config.backend in (None, "nccl") else config.backend, timeout_s=config.timeout_s)
+    init_process_group(by_platform if config.backend in (None, "nccl") else config.backend, timeout_s=config.timeout_s)
 
 
-def _ddp_options(config: RuntimeConfig) -> DistributedDataParallelKwargs:
-    return DistributedDataParallelKwargs(
-        find_unused_parameters=config.find_unused_parameters,
-        static_graph=config.static_graph,
-        comm_hook=DDPCommunicationHookType(config.gradient_compression or "no"),
-    )
-
-
-def _scaler_options(config: RuntimeConfig) -> GradScalerKwargs:
-    return GradScalerKwargs(init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps)
-
-
-def _set_num_threads(wanted: int | None) -> None:
-    """Set the threads of this process; None: its part of the machine's cores."""
-    torch.set_num_threads(wanted or max(1, available_cpus() // count_local_processes()))
-
-
-def _pin(config: RuntimeConfig, accelerator: Accelerator) -> None:
+def _set_backend_flags(config: RuntimeConfig, accelerator: Accelerator) -> None:
     """Fix what changes the bits of a result and would otherwise depend on the launcher."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
     if accelerator.device.type == "cpu":
@@ -238,20 +221,18 @@ def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfi
     if config.compile:
         compiler.compile(model)
     if is_sharded(accelerator):
-        _choose_shards(model, accelerator)
-    if is_sharded(accelerator) and accelerator.native_amp:
-        # accelerate 1.15 would not autocast but cast the weights, those of norms too, which do not fit their buffers.
-        accelerator.state.fsdp_plugin.mixed_precision_policy = None
-        model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))
+        plugin = accelerator.state.fsdp_plugin
+        try:  # while a mistake is still one line
+            plugin.set_auto_wrap_policy(model)
+        except ValueError as error:
+            message = f"accelerate's fsdp_transformer_layer_cls_to_wrap does not fit: {error}"
+            raise ConfigError("LAUNCH", message) from error
+        if accelerator.native_amp:
+            # accelerate 1.15 would not autocast but cast the weights, those of norms too, which do not fit their
+            # buffers.
+            plugin.mixed_precision_policy = None
+            model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))
     return model
-
-
-def _choose_shards(model: nn.Module, accelerator: Accelerator) -> None:
-    """Let accelerate look up, while a mistake is still one line, which parts of `model` are sharded apart."""
-    try:
-        accelerator.state.fsdp_plugin.set_auto_wrap_policy(model)
-    except ValueError as error:
-        raise ConfigError("LAUNCH", f"accelerate's fsdp_transformer_layer_cls_to_wrap does not fit: {error}") from error
 
 
 def describe_machine(accelerator: Accelerator) -> str:
@@ -286,7 +267,6 @@ def peak_memory_bytes(accelerator: Accelerator) -> int:
 def describe_memory(accelerator: Accelerator) -> str:
     """Return the peak, of the memory of a device that counts its own, else of the machine."""
     device = torch.get_device_module(accelerator.device)
-    total = total_memory_bytes()
-    if hasattr(device, "max_memory_allocated"):
-        total = device.get_device_properties(accelerator.device).total_memory
+    counts = hasattr(device, "max_memory_allocated")
+    total = device.get_device_properties(accelerator.device).total_memory if counts else total_memory_bytes()
     return f"peak {peak_memory_bytes(accelerator) / 2**30:.2f} of {total / 2**30:.2f} GiB"

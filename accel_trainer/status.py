@@ -14,7 +14,7 @@ from pathlib import Path
 from . import storage
 from .checkpoint_files import list_checkpoints
 from .errors import ExitCode, ProcessError, UserError
-from .failures import Failure, Records
+from .failures import Failure, FailureReports
 from .run_folder import writes_to
 from .watchdog import Watchdog
 
@@ -26,17 +26,16 @@ _STATES = {ExitCode.PREEMPTED: "preempted", ExitCode.DIVERGED: "diverged"}
 
 @contextmanager
 def reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int) -> Iterator[None]:
-    """Say in `status.json` that the block runs and how it ends; on an error, find the process to blame.
+    """Say in `status.json` that the block runs and how it ends; on an error, find the process that failed first.
 
     Raises:
         ProcessError: when another process failed first, naming it.
     """
     with writes_to(folder):
-        records = Records(folder / "logs", rank=rank, num_processes=num_processes)
+        reports = FailureReports(folder / "logs", rank=rank, num_processes=num_processes)
 
     def describe(error: str, exit_code: int) -> Failure:
-        step = watchdog.position.optimizer_step
-        return Failure(rank, watchdog.phase, step, int(exit_code), error, time.time())
+        return Failure(rank, watchdog.phase, watchdog.position.optimizer_step, int(exit_code), error, time.time())
 
     def write(state: str, exit_code: int | None = None, error: str | None = None) -> None:
         if rank == 0:
@@ -44,9 +43,9 @@ def reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int)
 
     def on_stuck(stuck_s: float, stacks: str) -> str:
         failure = describe(f"stuck, no progress for {stuck_s:.0f} s", ExitCode.INTERNAL)
-        records.leave(failure, stacks)
+        reports.report(failure, stacks)
         write("failed", failure.exit_code, str(failure))
-        return f"error[STUCK]: {failure}: see {records.log(rank)}"
+        return f"error[STUCK]: {failure}: see {reports.log(rank)}"
 
     watchdog.on_stuck = on_stuck
     write("running")
@@ -54,30 +53,28 @@ def reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int)
         yield
         write(watchdog.phase, _EXIT_CODES.get(watchdog.phase))
     except BaseException as error:
-        is_own = isinstance(error, UserError) or not isinstance(error, Exception)
-        mine = describe(
-            str(error.args[0]) if isinstance(error, UserError) else f"{type(error).__name__}: {error}",
-            error.exit_code if isinstance(error, UserError) else ExitCode.INTERNAL,
-        )
+        is_users = isinstance(error, UserError)
+        said = str(error.args[0]) if is_users else f"{type(error).__name__}: {error}"
+        mine = describe(said, error.exit_code if isinstance(error, UserError) else ExitCode.INTERNAL)
         watchdog.phase = "end"  # finding out is no longer watched
-        has_lost_peer = not is_own and any(word in str(error).lower() for word in _SAID_OF_PEERS)
-        if has_lost_peer and num_processes > 1:
-            # A process that is stuck says so a little after the timeout that the others met.
-            patience_s = 8.0 if "time" in str(error).lower() else 2.0
-            first = records.find_culprit(mine, patience_s=patience_s)
-        else:
-            first = records.first(mine)
-            if first.error == mine.error:  # all processes found it, in the same step
-                first = mine
+        is_bug = isinstance(error, Exception) and not is_users
+        cause = str(error).lower()
+        lost_peer = is_bug and num_processes > 1 and any(word in cause for word in _SAID_OF_PEERS)
+        # A process that is stuck says so a little after the timeout that the others met.
+        patience_s = 0.0 if not lost_peer else 8.0 if "time" in cause else 2.0
+        first = reports.find_first(mine, lost_peer=lost_peer, patience_s=patience_s)
+        if first.error == mine.error:  # all processes found it, in the same step
+            first = mine
         with suppress(OSError, UserError):  # the folder may be what failed: that error is the one to report
-            records.leave(first, traceback.format_exc())
+            reports.report(first, traceback.format_exc())
             write(_STATES.get(ExitCode(first.exit_code), "failed"), first.exit_code, str(first))
-        if first is mine:
-            if not is_own:
-                # As `add_note` of Python 3.11 does: it is shown with a traceback.
-                vars(error).setdefault("__notes__", []).append(f"{mine}: see {records.log(rank)}")
-            raise
-        raise ProcessError("PROCESS", f"{first}: see {records.log(first.rank)}", first.rank, first.exit_code) from error
+        if first is not mine:
+            message = f"{first}: see {reports.log(first.rank)}"
+            raise ProcessError("PROCESS", message, first.rank, first.exit_code) from error
+        if is_bug:
+            # As `add_note` of Python 3.11 does: it is shown with a traceback.
+            vars(error).setdefault("__notes__", []).append(f"{mine}: see {reports.log(rank)}")
+        raise
 
 
 def _write_status(folder: Path, state: str, exit_code: int | None, error: str | None, optimizer_step: int) -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from . import portable
 
@@ -24,6 +25,7 @@ Chunk = bytes | memoryview
 
 # Temporaries say whose they are: the name they will have (or had), the process and the time.
 TEMPORARY_NAME = re.compile(r"\.(tmp|del)-.+-\d+-\d+")
+_COPIED_BYTES = _MAX_LINE_BYTES = 1 << 20
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | portable.SAFELY
 
 
@@ -84,7 +86,7 @@ def temporary_path(path: Path, kind: str) -> Path:
 
 def make_directory(path: Path) -> None:
     """Create a directory durably. Its parent must exist; the directory itself may."""
-    if not path.is_dir():
+    if path.is_symlink() or not path.is_dir():  # what a link leads to is not ours
         disk.make_directory(path)
     # Also where it exists: the process that created it may have died before this.
     disk.sync_directory(path.parent)
@@ -103,9 +105,19 @@ def create_file(path: Path, chunks: Iterable[Chunk]) -> None:
 
 def write_file_atomic(path: Path, data: bytes) -> None:
     """Replace `path` by a file of `data`: whatever happens, a reader finds the old bytes or the new."""
+    _replace(path, [data])
+
+
+def copy_file_atomic(source: Path, target: Path) -> None:
+    """Replace `target` by a copy of a regular file, whatever its size."""
+    with open_file(source) as file:
+        _replace(target, iter(lambda: file.read(_COPIED_BYTES), b""))
+
+
+def _replace(path: Path, chunks: Iterable[Chunk]) -> None:
     temporary = temporary_path(path, "tmp")
     try:
-        create_file(temporary, [data])
+        create_file(temporary, chunks)
         disk.rename(temporary, path)
     except OSError:
         _discard(temporary)
@@ -186,26 +198,47 @@ def _discard(path: Path) -> bool:
     return True
 
 
-def read_file(path: Path, *, max_bytes: int) -> bytes:
-    """Return the bytes of a regular file; never follows a symlink, waits for a FIFO or reads without bound.
+# --- reading. What lies in a folder may come from anybody: each file is opened here and nowhere else ---
 
-    Raises OSError, also for what is not a regular file or is larger than `max_bytes`.
-    """
-    descriptor = os.open(path, os.O_RDONLY | portable.SAFELY | portable.WITHOUT_WAITING)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if status.st_size > max_bytes:
-            raise OSError(errno.EFBIG, f"{status.st_size} bytes, more than {max_bytes}", str(path))
-        with open(descriptor, "rb", closefd=False) as file:
-            # One byte more than it had shows a file that grows while it is read.
-            data = file.read(status.st_size + 1)
-    finally:
-        os.close(descriptor)
-    if len(data) != status.st_size:
-        raise OSError(errno.EIO, f"read {len(data)} bytes of {status.st_size}", str(path))
+
+def open_regular(path: Path, flags: int) -> int:
+    """Return the descriptor of a regular file; never follows a symlink or waits for a FIFO. Raises OSError."""
+    descriptor = os.open(path, flags | portable.SAFELY | portable.WITHOUT_WAITING, 0o600)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError."""
+    return open(open_regular(path, os.O_RDONLY), "rb")
+
+
+def read_file(path: Path, *, max_bytes: int) -> bytes:
+    """Return the bytes of a regular file. Raises OSError, also if it is larger than `max_bytes`."""
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise OSError(errno.EFBIG, f"{size} bytes, more than {max_bytes}", str(path))
+        # One byte more than it had shows a file that grows while it is read.
+        data = file.read(size + 1)
+    if len(data) != size:
+        raise OSError(errno.EIO, f"read {len(data)} bytes of {size}", str(path))
     return data
+
+
+def read_lines(path: Path, *, start: int = 0) -> Iterator[bytes]:
+    """Yield the lines after the first `start` bytes, without one that is still being written.
+
+    Raises OSError, also for a line of more than a MiB.
+    """
+    with open_file(path) as file:
+        file.seek(start)
+        while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+            yield line
+        if len(line) == _MAX_LINE_BYTES:
+            raise OSError(errno.EFBIG, f"a line of more than {_MAX_LINE_BYTES} bytes", str(path))
 
 
 def check_writable(directory: Path) -> None:
@@ -220,21 +253,15 @@ class AppendFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.exists():
+        if not os.path.lexists(path):
             os.close(disk.create(path))
             disk.sync_directory(path.parent)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | portable.SAFELY)
+        self._descriptor = open_regular(path, os.O_RDWR | os.O_APPEND)
 
     @property
     def size(self) -> int:
         """Bytes in the file."""
         return os.fstat(self._descriptor).st_size
-
-    def read(self, start: int) -> bytes:
-        """Return what lies beyond the first `start` bytes; another thread may append meanwhile."""
-        with open(self.path, "rb") as file:
-            file.seek(start)
-            return file.read(max(0, self.size - start))
 
     def append(self, line: bytes) -> None:
         """Write `line` at the end. It survives a crash of the process at once, a power loss after `sync`."""

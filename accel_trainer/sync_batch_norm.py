@@ -2,8 +2,8 @@
 
 torch's SyncBatchNorm refuses the CPU ("expected input tensor to be on GPU", torch 2.13), and its conversion turns each
 subclass of a BatchNorm into a plain one, without what it adds. Here a BatchNorm of torch itself becomes torch's fused
-version on CUDA, and elsewhere one that is plain autograd over a differentiable all-reduce; a subclass keeps its own
-forward, in which `batch_norm` spans all processes. So one, two or four processes train the same model.
+version on CUDA; every other keeps its own forward, in which `batch_norm` spans all processes by plain autograd over a
+differentiable all-reduce. So one, two or four processes train the same model.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Mod
     """
     for name, child in model.named_children():
         setattr(model, name, convert_sync_batch_norm(child, device=device))
-    if type(model) in _OF_TORCH and device.type == "cuda":
+    is_cuda, is_synced = device.type == "cuda", isinstance(model, nn.SyncBatchNorm)
+    if type(model) in _OF_TORCH and is_cuda:
         return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
-    if type(model) in (*_OF_TORCH, nn.SyncBatchNorm) and device.type != "cuda":
-        return CpuSyncBatchNorm.like(cast(_BatchNorm, model))
-    if isinstance(model, nn.SyncBatchNorm) and device.type != "cuda":
+    if is_synced and not is_cuda and type(model) is not nn.SyncBatchNorm:
         raise ConfigError(
             "SYNC_BATCH_NORM",
             f"{type(model).__name__} is a SyncBatchNorm, which needs a GPU: give the model its BatchNorm, which is "
             "computed over all processes as well",
         )
-    if isinstance(model, _BatchNorm) and not isinstance(model, nn.SyncBatchNorm):
+    if isinstance(model, _BatchNorm) and not (is_synced and is_cuda):
         # Never compiled, since torch.compile loses the mode (torch 2.13). A method, so that a copy of the module, as
         # that with the averaged weights, calls its own.
         forward = torch.compiler.disable(_forward_over_processes)
@@ -52,61 +51,32 @@ def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Mod
 
 
 def _forward_over_processes(norm: _BatchNorm, *inputs: Any, **options: Any) -> Any:
-    """Call the forward of a subclass of a BatchNorm. **Collective** in training mode."""
+    """Call the forward of a BatchNorm's class. **Collective** in training mode."""
+    forward = _BatchNorm.forward if isinstance(norm, nn.SyncBatchNorm) else type(norm).forward
     if not norm.training or not dist.is_initialized():
-        return type(norm).forward(norm, *inputs, **options)
+        return forward(norm, *inputs, **options)
     with _BatchNormOverProcesses() as mode:
-        output = type(norm).forward(norm, *inputs, **options)
+        output = forward(norm, *inputs, **options)
     if not mode.was_reached:
         raise ConfigError(
             "SYNC_BATCH_NORM",
-            f"{type(norm).__name__} does not normalise by torch's batch_norm, and so not over all processes: "
+            f"{type(norm).__name__} does not normalise by F.batch_norm, and so not over all processes: "
             "leave its statistics to each process with --runtime.no-sync-batch-norm",
         )
     return output
 
 
 class _BatchNormOverProcesses(TorchFunctionMode):
-    """Lets torch's `batch_norm` take the statistics of all processes' rows, wherever it is called in the block."""
+    """Lets `F.batch_norm` take the statistics of all processes' rows, wherever it is called in the block."""
 
     was_reached = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        ours = _OURS.get(func)
-        self.was_reached |= ours is not None
-        return (ours or func)(*args, **(kwargs or {}))
-
-
-class CpuSyncBatchNorm(_BatchNorm):
-    """Normalises [B, C, ...] by the statistics of all processes' rows. **Collective** in training mode.
-
-    B may differ between processes and may be 0.
-    """
-
-    @classmethod
-    def like(cls, norm: _BatchNorm) -> CpuSyncBatchNorm:
-        """Return one with the settings and the very tensors of `norm`."""
-        synced = cls(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
-        for name, tensor in (*norm._parameters.items(), *norm._buffers.items()):
-            setattr(synced, name, tensor)
-        return synced.train(norm.training)
-
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the normalised input, same shape."""
-        if not self.training or not dist.is_initialized():
-            return super().forward(input)
-        momentum, mean, variance = self.momentum, None, None
-        if self.running_mean is not None and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            momentum = 1.0 / float(self.num_batches_tracked) if momentum is None else momentum
-            mean, variance = self.running_mean, self.running_var
-        return batch_norm(input, mean, variance, self.weight, self.bias, True, momentum or 0.0, self.eps)
+        is_norm = func is F.batch_norm
+        self.was_reached |= is_norm
+        return (batch_norm if is_norm else func)(*args, **(kwargs or {}))
 
 
 def batch_norm(
@@ -129,7 +99,7 @@ def batch_norm(
     # float64 sums: the mean and variance then do not depend on how rows are dealt out to processes.
     sums = _sum_over_processes(torch.cat([input.double().sum(over), count]))
     total = sums[-1].detach()
-    if total == 1:  # as torch does: the output would not depend on the input
+    if input.numel() <= input.shape[1] and total == 1:  # as torch does: the output would not depend on the input
         raise ValueError(f"Expected more than 1 value per channel when training, got {list(input.shape)}")
     mean = sums[:-1] / total
     dtype = torch.promote_types(input.dtype, torch.float32)
@@ -146,19 +116,6 @@ def batch_norm(
     if bias is not None:
         output = output + bias.view(shape)
     return output.to(input.dtype)
-
-
-def _torch_batch_norm(
-    input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
-    running_var: Tensor | None, training: bool, momentum: float, eps: float, cudnn_enabled: bool,
-) -> Tensor:  # fmt: skip
-    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-
-
-_OURS: dict[Callable[..., Any], Callable[..., Tensor]] = {
-    F.batch_norm: batch_norm,
-    torch.batch_norm: _torch_batch_norm,
-}
 
 
 class _SumOverProcesses(torch.autograd.Function):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
+from traceback import clear_frames
 from typing import Annotated, Any, Literal
 
 import torch
 import tyro
 from accelerate import Accelerator
+from accelerate.utils import DistributedType, release_memory
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,15 +26,15 @@ from .checkpoint_files import checkpoint_name
 from .checkpoint_folder import BestCheckpoint
 from .collectives import run_on_main
 from .ema import Ema
-from .errors import ConfigError
+from .errors import ConfigError, Preempted
 from .evaluation import EvaluationStopped, Evaluator, MetricFailed
-from .memory import BatchFit
+from .memory import halve_micro_batch, is_out_of_memory
 from .meters import WaitClock
 from .nonfinite import NonfiniteGuard
 from .optimizer import coming_state_bytes, set_learning_rate
-from .plan import BatchConfig
 from .preemption import StopFlag, stop_on_signals
 from .ranges import ABOVE_ZERO, AT_LEAST_ONE
+from .runtime import describe_memory
 from .schedule import Schedule
 from .seeding import fold, seed_forward
 from .state import TrainState
@@ -39,6 +42,8 @@ from .training_state import Pieces, TrainingState
 from .types import Loader, Metric, StepOutput, StepReport, Task, Window
 from .update import Outcome, WeightUpdate
 from .watchdog import Watchdog
+
+_logger = logging.getLogger(__name__)
 
 RESTARTS_EPOCH = frozenset({"seed", "data", "batch.global_batch_size", "batch.drop_last"})
 """Settings that say which samples a step has: changed on purpose, they start the epoch in progress again."""
@@ -133,7 +138,7 @@ class Trainer:
         checkpointer: Checkpointer,
         seed: int,
         watchdog: Watchdog | None = None,
-        batch_fit: BatchFit | None = None,
+        on_micro_batch_halved: Callable[[int], None] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         reject_unsupported(accelerator)
@@ -148,7 +153,7 @@ class Trainer:
         self.watchdog = watchdog or Watchdog(StopFlag(num_processes=accelerator.num_processes))
         self.watchdog.position, self.stop_flag = self.state, self.watchdog.stop_flag
         self.data_wait = WaitClock()
-        self._batch_fit = batch_fit or BatchFit(BatchConfig(), accelerator=accelerator)
+        self._on_micro_batch_halved = on_micro_batch_halved
         self._evaluated_step: int | None = None
         self._requested_stop: str | None = None
         self._observers = Observers(callbacks)
@@ -185,6 +190,8 @@ class Trainer:
             self.stop_flag.may_leave = False
             self.stop_flag.agree()  # a signal may have come to one process during the start
             self.watchdog.phase = "training"
+            if self._on_micro_batch_halved and self._has_peers and state.optimizer_step == 0:
+                self.save()  # or there would be nothing to start from again
             while not self.stop_flag.agreed.is_preemption:
                 if self._is_epoch_end:
                     self._end_epoch()
@@ -192,7 +199,7 @@ class Trainer:
                 if self.is_finished or self.stop_flag.agreed:
                     break
                 self.model.train()
-                with self._batch_fit.retrying(self, self.update):
+                try:
                     for window in self.data_wait.around(self._windows()):
                         report = self.train_window(window)
                         self._notify("on_step_end", report)
@@ -200,10 +207,42 @@ class Trainer:
                             break
                         if self.checkpointer.is_due(state) and not self._is_epoch_end:
                             self.save()
+                except (RuntimeError, MemoryError) as error:
+                    if not (self.update.is_open and is_out_of_memory(error)):
+                        raise
+                    self._retry_in_halves(error)
             result = self._finish()
             self.watchdog.phase = result.state
             self._notify("on_fit_end", result)
         return result
+
+    def _retry_in_halves(self, error: BaseException) -> None:
+        """Let the next windows begin with the step that was out of memory, with half the samples in a forward.
+
+        A process on its own can do that. Of several, the one that is out of memory never comes to the collective in
+        which the others wait: they end, and the same command continues with less.
+
+        Raises:
+            OutOfMemoryError: that is not wanted, or cannot be.
+            Preempted: it takes another start.
+        """
+        plan, step, callback = self.loader.plan, self.state.optimizer_step + 1, self._on_micro_batch_halved
+        memory = describe_memory(self.accelerator)
+        fact = f"out of memory at step {step} with {plan.per_device_batch_size} per device ({memory})"
+        finer = halve_micro_batch(plan, fact=fact, may_continue=callback is not None)
+        assert callback is not None
+        split = f"{finer.per_device_batch_size} x {finer.accumulation_steps}"
+        if self._has_peers:
+            callback(finer.per_device_batch_size)
+            raise Preempted("OUT_OF_MEMORY", f"{fact}: the same command, started again, continues with {split}")
+        _logger.warning("%s: continuing with %s", fact, split)
+        clear_frames(error.__traceback__)  # they hold what the forwards left
+        self.update.undo()
+        release_memory()
+        self.save()  # where the parts change, so that a run killed from here on has the same bits
+        self.checkpointer.wait(must_succeed=True)
+        callback(finer.per_device_batch_size)
+        self.loader.plan = finer
 
     def train_window(self, window: Window) -> StepReport:
         """Take one optimizer step: the gradient of the mean loss over all samples of the window, on all processes."""
@@ -264,7 +303,7 @@ class Trainer:
 
     def save(self) -> None:
         """Hand a checkpoint of the current position to the writer. **Collective.**"""
-        self._guard.settle()
+        self._guard.flush()
         with self.watchdog.during("disk"):
             self.checkpointer.wait()
         with self.watchdog.during("save"):
@@ -318,6 +357,10 @@ class Trainer:
             "callbacks": self._observers.state_dict(),
         }
         return {**self._training_state.pieces(), "trainer": progress}
+
+    @property
+    def _has_peers(self) -> bool:
+        return bool(self.accelerator.distributed_type != DistributedType.NO)
 
     @property
     def is_finished(self) -> bool:

@@ -124,9 +124,19 @@ def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> d
     initial = piece.get("initial_groups") or [_settings(group) for group in piece["param_groups"]]
     groups = []
     for mine, theirs, before in zip(optimizer.param_groups, piece["param_groups"], initial, strict=True):
+        if wrong := [name for name in mine if name != "params" and not _is_like(theirs[name], mine[name])]:
+            raise CheckpointError(
+                "CKPT_OPTIMIZER", f"the checkpoint's optimizer has {wrong[0]} {str(theirs[wrong[0]])[:40]}: use another"
+            )
         changed = {name: value for name, value in _settings(mine).items() if value != before.get(name)}
         groups.append({**theirs, **changed})
     return {"state": state, "param_groups": groups}
+
+
+def _is_like(theirs: Any, mine: Any) -> bool:
+    """Whether a setting is of a kind that the optimizer takes; None stands for some default."""
+    are_numbers = all(isinstance(value, int | float | Tensor) for value in (theirs, mine))
+    return theirs is None or mine is None or are_numbers or type(theirs) is type(mine)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim import optimizer as torch_optimizer
 
-from .nonfinite import Attempt, NonfiniteGuard
+from .nonfinite import NonfiniteGuard, PendingUpdate
 from .sharding import is_sharded, local_part
 from .state import TrainState
 from .types import Window
@@ -83,7 +83,7 @@ class WeightUpdate:
         """
         self.is_open = False
         grad_norm = self._clip_gradients()
-        was_skipped = self._step(Attempt(position, window, losses), grad_norm)
+        was_skipped = self._step(PendingUpdate(position, window, losses), grad_norm)
         self.drop_gradients()
         return Outcome(grad_norm, was_skipped)
 
@@ -98,11 +98,11 @@ class WeightUpdate:
         norm: Tensor = self._accelerator.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
         return local_part(norm)
 
-    def _step(self, attempt: Attempt, grad_norm: Tensor | None) -> bool:
+    def _step(self, attempt: PendingUpdate, grad_norm: Tensor | None) -> bool:
         """Step the optimizer, or skip: return whether NaN, inf or an overflow did."""
         scaler = self._accelerator.scaler
         if scaler is None:
-            if self._guard.refuses(attempt, grad_norm):
+            if self._guard.should_skip(attempt, grad_norm):
                 return True
             take_step(self.optimizer)
             return False
@@ -115,9 +115,9 @@ class WeightUpdate:
             if is_first:  # fused SGD made its momentum of uninitialised memory (torch 2.13)
                 self.optimizer.state.clear()
             if scaler.get_scale() < _MIN_LOSS_SCALE:
-                self._guard.tell(attempt, must_stop=True)
+                self._guard.report(attempt, must_stop=True)
             elif self._has_nonfinite_loss(attempt.losses):
-                self._guard.tell(attempt)
+                self._guard.report(attempt)
         return was_skipped
 
     def _has_nonfinite_loss(self, losses: Sequence[Tensor]) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
+from tempfile import TemporaryFile
 
 from .errors import ExitCode
 from .preemption import StopFlag
@@ -88,11 +88,8 @@ class Watchdog:
 
 
 def _stacks() -> str:
-    """Return where each thread of this process is; the main thread last."""
-    frames: dict[int, FrameType] = sys._current_frames()
-    threads = {thread.ident: thread.name for thread in threading.enumerate()}
-    main = threading.main_thread().ident
-    return "\n".join(
-        f"thread {threads.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}"
-        for ident, frame in sorted(frames.items(), key=lambda item: item[0] == main)
-    )
+    """Return where each thread of this process is."""
+    with TemporaryFile() as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read().decode(errors="replace")

@@ -47,8 +47,7 @@ class Config(RecipeConfig):
 def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process of the launch."""
     with start_run(config, recipe="cifar") as run:
-        cache_dir = config.run.cache_dir.expanduser()
-        images = load_images(config.dataset, cache_dir=cache_dir, bad_images=config.bad_images)
+        images = load_images(config.dataset, cache_dir=config.run.cache_dir, bad_images=config.bad_images)
         loader, eval_loader = build_image_loaders(
             images, run.config.batch, augment=config.augment, seed=config.seed, accelerator=run.accelerator
         )

@@ -20,7 +20,7 @@ PACKAGE = "accel_trainer"
 LAYERS = (
     {"errors", "portable", "ranges", "state", "types"},
     {
-        "accelerate_settings", "collectives", "compilation", "config", "ema", "encoding", "environment",
+        "accelerate_settings", "collectives", "compilation", "config", "console", "ema", "encoding", "environment",
         "familiar_flags", "fingerprint", "history", "launcher_variables", "machine", "meters", "metrics", "muon",
         "optimizer", "plan", "preemption", "preflight", "process_group", "run_folder", "schedule", "seeding",
         "sharding", "snapshot", "storage", "streams", "strict_json", "sync_batch_norm", "tensor_file",
@@ -42,7 +42,7 @@ SIBLINGS = {
     "command_line": {"dry_run", "run_config"},
     "dry_run": {"run_config"},
     "encoding": {"strict_json", "tensor_file"},
-    "config": {"familiar_flags"},
+    "config": {"familiar_flags", "storage"},
     "environment": {"config", "machine"},
     "history": {"storage"},
     "loader": {"sample_reader"},
@@ -58,6 +58,7 @@ SIBLINGS = {
     "run_folder": {"storage"},
     "snapshot": {"encoding", "streams"},
     "status": {"checkpoint_files", "failures", "watchdog"},
+    "strict_json": {"storage"},
     "tensor_file": {"strict_json"},
     "tools": {"command_line", "hub", "recipe", "resume", "run", "run_config"},
     "trainer": {"callbacks", "memory", "update"},
@@ -333,12 +334,16 @@ RULES = {
         calls("open", "os.open", "path.open", ".read_text", ".read_bytes"),
         {
             "storage",
-            "config",  # the file that a user names
+            "console",  # where printing leads that fails
             "environment",  # the recipe, to hash it
             "machine",  # what the kernel says
             "portable",  # directories, to sync them
-            "resume", "run", "tools", "recipes",  # what an earlier run wrote
-            "run_folder",  # a lock is an open file
+            "run",  # the sources, to hash them
+            "run_folder",  # what the kernel says
+            "tools.card", "tools.report",  # their templates
+            "tools.doctor",  # what the kernel and accelerate say
+            "tools.plain_evaluation",  # a script without this package
+            "tools.predict", "tools.sweep",  # the image that a user names, and logs of its own
             "vision",  # data sets
         },
         "path.open()",
@@ -364,7 +369,7 @@ RULES = {
     ),
     "prints": Rule(
         calls("print", "sys.stdout.write", "sys.stderr.write"),
-        {"callbacks.progress", "command_line", "dry_run", "runtime", "tools", "recipes"},
+        {"command_line", "console", "tools", "recipes"},
         "print('hello')",
     ),
     "runs data as code": Rule(

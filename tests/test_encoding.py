@@ -147,9 +147,9 @@ def test_a_state_dict_needs_no_skeleton_and_keeps_its_order() -> None:
         ({"c": torch.zeros(1, dtype=torch.complex64), "x": 1}, r"\.c is a tensor of torch\.complex64"),
         ({"c": torch.zeros(1, device="meta")}, r"optimizer\.c is not a dense tensor"),
         ({"c": torch.zeros(2).to_sparse()}, "not a dense"),
-        ({"o": np.array([object()])}, "numpy dtype object"),
-        ({"s": np.array(["text"])}, "numpy dtype"),
-        ([1 << 20_000], "an integer of 20001 bits"),
+        ({"o": np.array([object()])}, r"\.o is a numpy\.ndarray"),
+        ({"s": np.array(["text"])}, r"\.s is a numpy\.ndarray"),
+        ([1 << 20_000], "too large"),
         (["x" * 10_000_000], "too large"),
     ],
 )
@@ -160,13 +160,13 @@ def test_what_cannot_be_stored_is_refused_at_save_with_its_path(value: object, m
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("depth", [30, 100])
-def test_values_nested_too_deeply_are_refused_at_save(depth: int) -> None:
+def test_values_nested_too_deeply_are_refused_at_save() -> None:
     value: object = 1
-    for _ in range(depth):
+    for _ in range(32):
         value = (value,)
+    assert through_bytes(value) == value
     with pytest.raises(CheckpointError, match="nested"):
-        encode(value, name="trainer")
+        encode([value], name="trainer")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 
 from accel_trainer import RecipeConfig, RuntimeConfig, parse_config
-from accel_trainer.environment import describe_environment, find_code_changes, find_origins
+from accel_trainer.environment import describe_environment, find_origins
 from tests import processes
 from tests.workload import make_config, train
 
@@ -68,36 +68,27 @@ def test_the_commit_of_the_recipe_is_recorded_and_whether_it_was_changed(
         return found
 
     recipe.write_text("one\n")
-    assert code() == {"git_commit": None, "is_changed": None}, "not in a repository"
-    assert find_code_changes() == ""
+    assert code() == {"git_commit": None, "is_changed": None, "changed_files": []}, "not in a repository"
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", "train.py")
     git(tmp_path, "commit", "--quiet", "-m", "first")
     commit = git(tmp_path, "rev-parse", "HEAD")
     (tmp_path / "notes.txt").write_text("not part of it")
-    assert code() == {"git_commit": commit, "is_changed": False}
-    assert find_code_changes() == ""
+    assert code() == {"git_commit": commit, "is_changed": False, "changed_files": []}
     recipe.write_text("two \N{EURO SIGN}\n")
-    assert code() == {"git_commit": commit, "is_changed": True}
-    assert find_code_changes().endswith("-one\n+two \N{EURO SIGN}\n"), "what git apply takes"
-    recipe.write_text("long" * 300_000)
-    assert len(find_code_changes()) < 1_050_000
-    assert find_code_changes().endswith("\n(cut here)\n")
+    assert code() == {"git_commit": commit, "is_changed": True, "changed_files": ["train.py"]}
 
 
-def test_the_changes_since_the_commit_lie_in_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_changed_since_the_commit_is_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tmp_path / "train.py"
     monkeypatch.setattr(sys, "argv", [str(recipe)])
     recipe.write_text("one\n")
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", "train.py")
     git(tmp_path, "commit", "--quiet", "-m", "first")
-    recipe.write_text("two\n")
+    recipe.write_text("KEY = 'uncommitted-key'\n")
     train(make_config(tmp_path / "run"))
-    changes = tmp_path / "run" / "code.diff"
-    git(tmp_path, "checkout", "train.py")
-    git(tmp_path, "apply", str(changes))
-    assert recipe.read_text() == "two\n"
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and b"uncommitted" in path.read_bytes()]
 
 
 def test_each_value_of_the_config_has_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,3 +128,20 @@ def test_secrets_on_the_command_line_are_not_written_down(monkeypatch: pytest.Mo
     assert shown == (
         "train.py --hub-token *** --db.password=*** --api-key *** --epochs 4 --num-tokens 5 --use-token --lr 6"
     )
+
+
+def test_only_variables_that_are_known_to_be_harmless_are_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SECRET_TOKEN", "abc")
+    monkeypatch.setenv("TORCH_HOME", "/home/somebody")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("MASTER_ADDR", "http://me:pw@proxy")
+    variables = describe_environment(Accelerator(cpu=True))["variables"]
+    assert (variables["NCCL_DEBUG"], variables["MASTER_ADDR"]) == ("INFO", "http://***@proxy")
+    assert not {"NCCL_SECRET_TOKEN", "TORCH_HOME"} & variables.keys()
+
+
+def test_addresses_with_a_password_and_what_looks_like_a_key_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["train.py", "--dataset", "https://me:p%20w@host/x", "--note", "hf_abcdefghijkl", "--name", "sk-it", "a@b"]
+    monkeypatch.setattr(sys, "argv", argv)
+    shown = describe_environment(Accelerator(cpu=True))["command"]["arguments"]
+    assert shown == ["train.py", "--dataset", "https://***@host/x", "--note", "***", "--name", "sk-it", "a@b"]

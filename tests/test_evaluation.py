@@ -236,6 +236,13 @@ def test_a_metric_must_say_what_a_run_may_be_judged_by() -> None:
         evaluate_by(Silent())  # type: ignore[arg-type]
 
 
+def test_two_metrics_with_one_name_are_refused_before_training() -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    loader = Given(list(range(10)), num_samples=10)
+    with pytest.raises(ConfigError, match="two metrics name their number loss: leave one out, or let it give"):
+        Evaluator(loader, task=ClassificationTask(), metrics=[MeanLoss(), MeanLoss()], accelerator=accelerator)
+
+
 class Counts(MeanLoss):
     """Computes numbers of several libraries, and what is no number."""
 

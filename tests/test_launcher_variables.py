@@ -10,7 +10,7 @@ import torch
 
 from accel_trainer import ConfigError
 from accel_trainer.collectives import reduce_sum
-from accel_trainer.launcher_variables import count_local_processes, find_launcher, find_processes, without_local_rank
+from accel_trainer.launcher_variables import count_local_processes, find_launcher, setup_launch_env, without_local_rank
 
 from . import processes
 from .joined import joined_processes
@@ -53,7 +53,7 @@ def like_srun(rank: int, num_processes: int, *, nodes: str = "localhost") -> dic
 def found(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> tuple[int, dict[str, str]]:
     """Return how many processes a launch with these variables has, and torch's variables then."""
     monkeypatch.setattr(os, "environ", environment := dict(environment))
-    num_processes = find_processes()
+    num_processes = setup_launch_env()
     return num_processes, {name: environment[name] for name in TORCH if name in environment}
 
 
@@ -116,7 +116,7 @@ def test_a_batch_script_is_none_of_its_jobs_tasks(monkeypatch: pytest.MonkeyPatc
         ({"RANK": "0"}, "WORLD_SIZE is not set, and should be a number: .* or unset RANK, WORLD_SIZE and LOCAL_RANK"),
         ({"LOCAL_RANK": "0"}, "WORLD_SIZE is not set, and should be a number: .* or unset RANK, WORLD_SIZE and LOCAL"),
         ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}, "WORLD_SIZE is 1 without MASTER_ADDR, MASTER_PORT: sta"),
-        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is 0, and should be 1 or more"),
+        ({**TORCH, "RANK": "0", "WORLD_SIZE": "0"}, "RANK is 0, and should be below 0"),
         ({**TORCH, "WORLD_SIZE": "many"}, "WORLD_SIZE is many, and should be a number"),
         ({**TORCH, "RANK": "4"}, "RANK is 4, and should be below 4"),
         ({**TORCH, "MASTER_PORT": "http"}, "MASTER_PORT is http, and should be a number"),
@@ -139,8 +139,8 @@ def test_a_process_knows_the_launcher_that_it_must_not_outlive(monkeypatch: pyte
     assert find_launcher() is None
     monkeypatch.setattr(os, "environ", {"TORCHELASTIC_RUN_ID": "none"})
     assert find_launcher() == os.getppid()
-    monkeypatch.setattr(os, "environ", {"ACCEL_TRAINER_LAUNCHER": "17"})
-    assert find_launcher() == 17
+    monkeypatch.setattr(os, "environ", {"ACCEL_TRAINER_LAUNCHER": "launch"})
+    assert find_launcher() == os.getppid()
 
 
 def test_processes_of_this_machine_are_counted_by_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,13 +159,13 @@ def test_the_flag_that_an_older_launcher_adds_is_dropped(monkeypatch: pytest.Mon
     assert without_local_rank([*added]) == []
 
 
-def test_a_local_rank_that_contradicts_the_launcher_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_local_rank_that_contradicts_the_launcher_stays_and_is_refused_as_a_flag(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("LOCAL_RANK", "0")
-    with pytest.raises(ConfigError, match="--local-rank is 1, LOCAL_RANK 0: start with torchrun"):
-        without_local_rank(["--local-rank=1"])
+    assert without_local_rank(["--local-rank=1"]) == ["--local-rank=1"]
     monkeypatch.delenv("LOCAL_RANK")
-    with pytest.raises(ConfigError, match="--local_rank is 1, LOCAL_RANK None: start with torchrun"):
-        without_local_rank(["--local_rank", "1"])
+    assert without_local_rank(["--local_rank", "1"]) == ["--local_rank", "1"]
 
 
 @pytest.mark.parametrize("like", [like_open_mpi, like_mpich, like_srun])

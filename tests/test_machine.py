@@ -30,9 +30,7 @@ def make_cgroups(folder: Path, monkeypatch: pytest.MonkeyPatch, own: str, files:
         ("0::/\n", {}, 6),
         ("0::/job/task\n", {"job/cpu.max": "300000 100000\n", "job/task/cpu.max": "max 100000\n"}, 3),
         ("0::/of/the/host\n", {"cpu.max": "400000 100000\n"}, 4),  # a container that sees the path outside
-        ("1:cpu,cpuacct:/a\n0::/\n", {"cpu/a/cpu.cfs_quota_us": "200000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 2),
-        ("1:cpu:/\n0::/\n", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 6),
-        ("2:cpuset:/a\n", {"cpu/a/cpu.cfs_quota_us": "200000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 6),
+        ("2:cpuset:/a\n", {"a/cpu.max": "200000 100000\n"}, 6),  # of cgroups' first version, which is not looked at
         ("0::/\n", {"cpu.max": "rubbish"}, 6),
     ],
 )

@@ -147,7 +147,9 @@ def test_the_run_goes_on_with_smaller_forwards_to_the_same_weights(
     for mine, theirs in zip(history(tmp_path / "whole"), history(tmp_path / "cramped"), strict=True):
         assert mine == pytest.approx(theirs, abs=1e-6)
     said = [text for text in caplog.messages if "out of memory" in text]
-    assert [text.rpartition(": ")[2] for text in said] == ["going on with 8 x 2", "going on with 4 x 4"][-len(said) :]
+    assert [text.rpartition(": ")[2] for text in said] == ["continuing with 8 x 2", "continuing with 4 x 4"][
+        -len(said) :
+    ]
     assert said[0].startswith(f"out of memory at step 7 with {size} per device (peak ")
     assert task.was_freed == [True] * len(said)
     assert max(task.sizes[-4:]) == 4
@@ -187,7 +189,7 @@ def test_a_real_limit_of_memory_is_met_with_what_fits_below_it(tmp_path: Path) -
     job = processes.run(train_below_a_limit, tmp_path / "run", folder=tmp_path / "logs")
     line = only_line(job.output())
     assert line.startswith("out of memory at step 1 with 16 per device")
-    assert line.endswith("going on with 8 x 2")
+    assert line.endswith("continuing with 8 x 2")
 
 
 def train_below_a_limit(folder: Path) -> None:
@@ -234,7 +236,7 @@ def test_of_several_processes_the_same_command_goes_on_with_less(tmp_path: Path,
     assert job.wait() == [75, 75], job.output()
     line = only_line(job.output(0))
     assert line.startswith(f"accel_trainer: error[PROCESS]: rank 1, step {step - 1}, training: out of memory")
-    assert "the same command, started again, goes on with 4 x 2" in line
+    assert "the same command, started again, continues with 4 x 2" in line
     again = processes.run(train_two, *arguments, num_processes=2, folder=tmp_path / "logs-2")
     assert "out of memory" not in again.output(1)
     assert "\n4 per device x 2 processes x 2 accumulation = 16 per step" in again.output(0)

@@ -186,7 +186,7 @@ def test_a_state_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(tmp_pat
 def test_weights_that_a_guard_let_pass_are_in_no_checkpoint_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NonfiniteGuard, "refuses", lambda *unused: False)
+    monkeypatch.setattr(NonfiniteGuard, "should_skip", lambda *unused: False)
     with pytest.raises(DivergedError, match="CKPT_NONFINITE"):
         run(tmp_path, policy="stop")
     assert newest_and_finite(tmp_path) < "step-0000000005"

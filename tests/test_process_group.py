@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from accel_trainer import ProcessError
-from accel_trainer.process_group import join_processes
+from accel_trainer.process_group import init_process_group
 
 from . import processes
 from .joined import joined_processes
@@ -28,7 +28,7 @@ def test_others_that_cannot_be_reached_are_told_by_their_address(monkeypatch: py
         variables = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         monkeypatch.setattr(os, "environ", variables)
         with pytest.raises(ProcessError) as caught:
-            join_processes("gloo", timeout_s=1)
+            init_process_group("gloo", timeout_s=1)
     message = str(caught.value)
     assert message.startswith(f"error[RENDEZVOUS]: process {rank} of 4 did not meet the others at 127.0.0.1:{port} ")
     assert ("ddress already in use" in message) == (reason == "somebody else")
@@ -43,7 +43,7 @@ def test_gloo_uses_the_interface_that_leads_to_the_main_process_unless_told_anot
         variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", **given}
         monkeypatch.setattr(os, "environ", variables)
         with pytest.raises(ProcessError):
-            join_processes("gloo", timeout_s=0.1)
+            init_process_group("gloo", timeout_s=0.1)
         assert variables["GLOO_SOCKET_IFNAME"] == used
 
 

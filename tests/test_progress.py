@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from accel_trainer import BatchConfig, Callback, CheckpointConfig, StepReport, Trainer
-from accel_trainer.callbacks.progress import estimate_left_s
 
 from . import processes, workload
 
@@ -107,19 +106,3 @@ def test_a_terminal_shows_one_bar_and_warnings_on_lines_of_their_own(tmp_path: P
     assert re.match(r"epoch 2/2 \|█{16}\| 10/10, 00:00 left  loss 1\.\d+ ", bars[0])
     assert sum(bool(re.match(r"epoch \d/2  step \d+/10  eval loss ", line)) for line in lines) == 2, lines
     assert lines[-3].startswith("done: ")
-
-
-@pytest.mark.parametrize(
-    ("elapsed_s", "evaluation_s", "steps", "evaluations", "left_s"),
-    [
-        (50.0, 0.0, (5, 15), (0, 2), 150.0),  # no evaluation is known yet
-        (120.0, 20.0, (10, 10), (1, 1), 120.0),
-        (140.0, 20.0, (12, 8), (1, 1), 100.0),
-        (240.0, 40.0, (20, 0), (2, 0), 0.0),
-        (60.0, 0.0, (3, 9), (0, 0), 180.0),
-    ],
-)
-def test_what_is_left_includes_saves_and_the_evaluations_to_come(
-    elapsed_s: float, evaluation_s: float, steps: tuple[int, int], evaluations: tuple[int, int], left_s: float
-) -> None:
-    assert left_s == estimate_left_s(elapsed_s, evaluation_s=evaluation_s, steps=steps, evaluations=evaluations)

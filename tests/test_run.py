@@ -75,6 +75,14 @@ def test_a_changed_config_is_listed_old_to_new_with_the_flag_that_allows_it(tmp_
     assert result.state == "done"
 
 
+def test_a_change_of_nothing_that_the_config_has_is_one_line_with_the_names(tmp_path: Path) -> None:
+    said = r"--allow-change nothing.like.it: the config has no such value: choose from data, seed, batch\.global_batch"
+    with pytest.raises(ConfigError, match=said) as caught:
+        run(tmp_path / "run", run={"allow_change": ("seed", "nothing.like.it")})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
 def test_other_data_is_refused_unless_allowed(tmp_path: Path) -> None:
     run(tmp_path, max_steps=4)
     with pytest.raises(CheckpointError, match="DATA_CHANGED"):

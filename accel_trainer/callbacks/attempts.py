@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +30,19 @@ class AttemptLog(Callback):
         """Note the start, unless there is nothing left to train."""
         if trainer.accelerator.is_main_process and not trainer.is_finished:
             self._history = History(self._path)
-            for row, _ in list(self._history.read(0))[-1:]:
-                ending = "was killed" if row["event"] == "start" else f"ended as {row['state']}"
+            if (last := self._last()) is not None:
+                ending = "was killed" if last.get("event") == "start" else f"ended as {last.get('state')}"
                 self._show(f"the attempt before this one {ending}")
             self._write("start", trainer, {"num_processes": trainer.accelerator.num_processes})
+
+    def _last(self) -> dict[str, Any] | None:
+        """Return the last row; None if there is none, or none that can be read."""
+        assert self._history is not None
+        last = None
+        with suppress(OSError, ValueError):
+            for row, _ in self._history.read(0):
+                last = row
+        return last if isinstance(last, dict) else None
 
     def on_fit_end(self, trainer: Trainer, result: RunResult) -> None:
         """Note how it ended, and the seconds spent in each phase."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from ..config import diff_config
 from ..metrics import is_number
 from .parser import CommandParser
-from .run_reader import RunReader, read_run
+from .run_reader import RunReader, read_run, reading
 from .tables import format_number
 
 # Where a run lives, when, by what command and where its processes met: never the reason of a result.
@@ -31,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     first, second = (read_run(folder) for folder in options.run)
     print(f"{first.name} -> {second.name}")
-    groups = compare(first, second)
+    with reading(*options.run):
+        groups = compare(first, second)
     for title, changes in groups.items():
         if changes:
             print(title)
@@ -45,12 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compare(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
     """Return the differences by kind: of the config, the data, code and versions, and the results."""
-    changes = {"code.diff": _hash_of_changes(first)}, {"code.diff": _hash_of_changes(second)}
     data = {"data_fingerprint": first.data_fingerprint}, {"data_fingerprint": second.data_fingerprint}
     return {
         "config": _changes(first.config, second.config),
         "data": _changes(*data) if all(_is_known(side) for side in data) else [],
-        "environment": _changes(first.environment, second.environment) + _changes(*changes)
+        "environment": _changes(first.environment, second.environment)
         if first.environment and second.environment
         else [],
         "results": _changes(_results(first), _results(second)),
@@ -61,13 +60,6 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     return [change for change in diff_config(old, new) if not change[0].startswith(_EVERY_RUN_ITS_OWN)]
 
 
-def _hash_of_changes(run: RunReader) -> str | None:
-    """Return a short hash of what was changed in the code since its commit; None: nothing was, or it is not known."""
-    path = run.folder / "code.diff"
-    text = path.read_bytes() if path.exists() else b""
-    return hashlib.sha256(text).hexdigest()[:12] if text else None
-
-
 def _is_known(side: Mapping[str, Any]) -> bool:
     return None not in side.values()
 
@@ -75,7 +67,7 @@ def _is_known(side: Mapping[str, Any]) -> bool:
 def _results(run: RunReader) -> dict[str, Any]:
     """Return what the run ended with, and its evaluations at the end; matrices are for the report."""
     numbers = {name: run.result.get(name) for name in _RESULTS}
-    metrics = {name: value for name, value in run.result.get("metrics", {}).items() if is_number(value)}
+    metrics = {name: value for name, value in (run.result.get("metrics") or {}).items() if is_number(value)}
     return {"state": run.state, **metrics, **numbers}
 
 

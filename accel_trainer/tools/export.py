@@ -15,6 +15,7 @@ from ..errors import OutputError
 from ..hub import find_export, read_export_config
 from ..metrics import is_number
 from ..run_folder import prepare_directory
+from ..strict_json import read_json_object
 from .card import write_card
 from .onnx_model import write_onnx
 from .parser import CommandParser
@@ -61,7 +62,7 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
     source = find_export(run.folder)
     described = read_export_config(source)
     metrics = reported_metrics(run)
-    config = json.loads((source / "config.json").read_bytes()) | {"evaluation": _evaluation(run)}
+    config = read_json_object(source / "config.json") | {"evaluation": _evaluation(run)}
     weights = storage.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
     config.setdefault("sha256", hashlib.sha256(weights).hexdigest())  # runs of older versions left none
     files = {}
@@ -88,12 +89,12 @@ def reported_metrics(run: RunReader) -> dict[str, float]:
     Raises:
         OutputError: `result.json` and `metrics.jsonl` do not say the same.
     """
-    weights = str(json.loads((find_export(run.folder) / "config.json").read_bytes())["weights"])
+    weights = str(read_json_object(find_export(run.folder) / "config.json").get("weights"))
     group = "eval_ema/" if weights.startswith("ema") else "eval/"
     match = _STEP.search(weights)
     step = int(match[1]) if match else None
     rows = [row for row in run.evaluations() if row["optimizer_step"] == step]
-    final = run.result.get("metrics", {}) if run.result.get("optimizer_step") == step else {}
+    final = run.result.get("metrics") or {} if run.result.get("optimizer_step") == step else {}
     claims = [*rows, final]
     best = run.result.get("best")
     if best is not None and best["name"] in weights:
@@ -112,5 +113,5 @@ def reported_metrics(run: RunReader) -> dict[str, float]:
 
 def _evaluation(run: RunReader) -> dict[str, Any]:
     """Return how the run evaluated, as far as it changes a number."""
-    precision = run.environment.get("mixed_precision") or run.config.get("runtime", {}).get("mixed_precision")
-    return {"mixed_precision": precision or "no", "tta": run.config.get("task", {}).get("tta", "none")}
+    precision = run.environment.get("mixed_precision") or (run.config.get("runtime") or {}).get("mixed_precision")
+    return {"mixed_precision": precision or "no", "tta": (run.config.get("task") or {}).get("tta", "none")}

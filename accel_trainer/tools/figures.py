@@ -101,6 +101,7 @@ def _style(palette: Palette) -> Any:
         "axes.grid": True, "axes.grid.axis": "y", "grid.color": palette.line, "grid.linewidth": 0.7,
         "lines.linewidth": 1.7, "lines.solid_capstyle": "round", "legend.frameon": False,
         "legend.handlelength": 1.4, "axes.xmargin": 0.01, "figure.constrained_layout.use": True,
+        "text.parse_math": False,  # a name may have two dollar signs
     }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from ..errors import CheckpointError, ExitCode
 from ..storage import TEMPORARY_NAME
 from .checkpoint_report import CheckpointReport, inspect_checkpoint, inspect_checkpoints
 from .parser import CommandParser
+from .run_reader import reading
 
 _TENSOR = re.compile(r"[a-z]+\d* \[[\d, ]*\]")
 _POSITION = ("optimizer_step", "epoch", "step_in_epoch", "samples_seen")
@@ -28,8 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--full", action="store_true", help="list every tensor and value of a run's checkpoint")
     options = parser.parse_args(argv)
     path = options.path.resolve()
+    with reading(path):
+        return _inspect(path, is_full=options.full)
+
+
+def _inspect(path: Path, *, is_full: bool) -> int:
     if (path / "checkpoints").is_dir():
-        return _inspect_run(path, is_full=options.full)
+        return _inspect_run(path, is_full=is_full)
     if not (path / "manifest.json").exists() and not (path / "COMMIT").exists():
         raise CheckpointError("CKPT_NOT_FOUND", f"{path} is neither a run nor a checkpoint: check the path")
     report = inspect_checkpoint(path)

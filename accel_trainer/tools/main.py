@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ..errors import ConfigError, UserError
+from .. import console
+from ..errors import ConfigError, ExitCode, UserError
 
 _PACKAGE = __name__.rpartition(".")[0]
 _SUMMARY = re.compile(r"`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`: (?P<text>.+)")
@@ -28,13 +29,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not argv or argv[0] in ("-h", "--help", "help"):
             print(_overview())
             return 0
-        return int(_find(argv[0]).main(argv[1:]))
+        code = int(_find(argv[0]).main(argv[1:]))
+        console.flush()
+        return code
     except UserError as error:
         print(f"accel_trainer: {error}", file=sys.stderr)
         return int(error.exit_code)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        sys.stderr.close()
+        console.mute()
         return 0
+    except OSError as error:
+        console.mute()  # it may be stdout that failed
+        print(f"accel_trainer: error[IO]: {error}: check the paths, and the disk that stdout goes to", file=sys.stderr)
+        return ExitCode.OUTPUT
 
 
 def _find(name: str) -> Any:

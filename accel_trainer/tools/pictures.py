@@ -8,17 +8,15 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import ConfigError, UserError
 from ..hub import from_pretrained
 from ..plan import BatchConfig
-from ..vision import AugmentConfig, ImageDataset, ImageEvalLoader, ImageLoader, load_images
-from ..vision.bad_images import WHATEVER_WAS_KEPT
+from ..vision import AugmentConfig, ImageDataset, ImageEvalLoader, ImageLoader
 from ..vision.images import ImageSplit
 from .run_reader import RunReader
 
@@ -26,18 +24,6 @@ _NUM_PICTURES = 16
 MAX_EXAMINED = 2_000  # test images; some seconds on a CPU
 
 Picture = Mapping[str, Any]
-
-
-def load_run_images(run: RunReader) -> ImageDataset | None:
-    """Return the data set of a run; None if it has none of images, or it is not here."""
-    name, cache_dir = run.config.get("dataset"), run.config.get("run", {}).get("cache_dir")
-    if not isinstance(name, str):
-        return None
-    try:
-        cache_dir = Path(cache_dir or "~/.cache/accel_trainer").expanduser()
-        return load_images(name, cache_dir=cache_dir, bad_images=WHATEVER_WAS_KEPT)
-    except (UserError, OSError):
-        return None
 
 
 @torch.inference_mode()
@@ -82,12 +68,16 @@ def find_mistakes(run: RunReader, images: ImageDataset) -> list[Picture]:
 
 def draw_samples(run: RunReader, images: ImageDataset) -> list[Picture]:
     """Return the first training images of the first epoch, augmented as the model saw them."""
+    try:
+        augment = AugmentConfig(**run.config.get("augment") or {})
+    except (TypeError, ConfigError):  # of another version
+        return []
     loader = ImageLoader(
         images.train,
         plan=BatchConfig(per_device_batch_size=_NUM_PICTURES).plan(len(images.train), num_processes=1),
         process_index=0,
-        seed=int(run.config.get("seed", 0)),
-        augment=AugmentConfig(**run.config.get("augment", {})),
+        seed=run.config.get("seed") or 0,
+        augment=augment,
         normalization=images.normalization,
         device=torch.device("cpu"),
     )

@@ -16,11 +16,12 @@ from ..recipe import plan_learning_rate
 from ..run_config import RecipeConfig
 from ..schedule import Schedule
 from ..state import TrainState
-from ..vision import load_images
+from ..vision.sources import find_source
 from .figures import save_picture
 from .parser import CommandParser
 
 _EXAMPLE = "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --num-processes 8"
+_KNOWN_SAMPLES = {"cifar10": 50_000, "cifar100": 50_000}  # on the hub, which a plan does not ask
 _NUM_ROWS, _BAR_WIDTH = 10, 40
 
 
@@ -84,7 +85,7 @@ def _count_samples(config: Any) -> int:
     dataset = getattr(config, "dataset", None)
     if not isinstance(dataset, str):
         raise ConfigError("PLAN", "this recipe has no --dataset to count samples in: add --num-samples")
-    return len(load_images(dataset, cache_dir=config.run.cache_dir.expanduser()).train)
+    return _KNOWN_SAMPLES.get(dataset) or len(find_source(dataset).read().train.labels)  # decodes and caches nothing
 
 
 def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> RunPlan:

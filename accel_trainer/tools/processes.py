@@ -84,7 +84,17 @@ def recorded_start(environment: Mapping[str, Any], folder: Path) -> dict[str, An
             "directory": Path(command["directory"]),
             "variables": kept,
         }
-    except KeyError as error:
-        raise OutputError(
-            "NOT_RECORDED", f"{folder} does not say what started it ({error}): it is from an older version"
-        ) from None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _not_recorded(folder, error) from None
+
+
+def recorded_command(environment: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the recipe and its flags as they were typed. Raises OutputError: it does not say."""
+    try:
+        return [str(word) for word in environment["command"]["arguments"]]
+    except (KeyError, TypeError) as error:
+        raise _not_recorded(folder, error) from None
+
+
+def _not_recorded(folder: Path, error: Exception) -> OutputError:
+    return OutputError("NOT_RECORDED", f"{folder} does not say what started it ({error}): it is from an older version")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -11,9 +10,10 @@ from typing import Any
 
 from ..checkpoint_files import list_checkpoints
 from ..run_folder import prepare_directory
+from ..strict_json import read_json_object
 from .launch import signals_handed_on
 from .parser import CommandParser
-from .processes import recorded_start, start_recipe
+from .processes import recorded_command, recorded_start, start_recipe
 from .run_reader import read_run
 
 _EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
@@ -34,12 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = recorded_start(environment, run)
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = prepare_directory(Path(temporary) / "run")
-        command = [*environment["command"]["arguments"], *_flags(run, options.step, folder)]
+        command = [*recorded_command(environment, run), *_flags(run, options.step, folder)]
         with signals_handed_on(), start_recipe(command, **start, output=subprocess.DEVNULL) as process:
             code = process.wait()
         record = folder / f"nonfinite-step-{options.step:010d}.json"
         if record.exists():
-            _show(json.loads(record.read_bytes()))
+            _show(read_json_object(record))
             return 0
     print(f"step {options.step} has a finite gradient" if code == 0 else "the replay failed")
     return code

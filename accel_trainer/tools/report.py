@@ -6,7 +6,6 @@ The page needs nothing but a browser: it loads nothing and runs no script.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shlex
 from collections.abc import Sequence
@@ -16,10 +15,13 @@ from typing import Any
 
 from .. import storage
 from ..errors import OutputError
+from ..strict_json import read_json_object
+from ..vision import ImageDataset, load_images
+from ..vision.bad_images import WHATEVER_WAS_KEPT
 from .figures import DARK, LIGHT, NUM_SERIES, Chart
 from .parser import CommandParser
-from .pictures import MAX_EXAMINED, draw_samples, find_mistakes, load_run_images
-from .run_reader import RunReader, read_run
+from .pictures import MAX_EXAMINED, draw_samples, find_mistakes
+from .run_reader import RunReader, read_run, reading
 from .settings import changed_settings, differing_settings, flatten
 from .tables import format_duration, format_number
 
@@ -30,11 +32,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the page and its charts, and print where they are."""
     parser = CommandParser(prog="accel-trainer report", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder")
-    parser.add_argument("--to", type=Path, help="the file to write; default: report.html in the first run")
+    parser.add_argument("--to", type=Path, default=Path("report.html"), help="the file to write; default: report.html")
+    parser.add_argument(
+        "--dataset", help="data of which the mistakes and some training images are shown; default: none"
+    )
+    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="where it is decoded")
     options = parser.parse_args(argv)
-    path = options.to or options.run[0] / "report.html"
+    path, images = options.to, None
     charts = path.with_suffix("")
-    page, files = render([read_run(folder) for folder in options.run])
+    if options.dataset is not None:
+        images = load_images(options.dataset, cache_dir=options.cache_dir, bad_images=WHATEVER_WAS_KEPT)
+    with reading(*options.run):
+        page, files = render([read_run(folder) for folder in options.run], images)
     try:
         storage.write_file_atomic(path, page.encode())
         storage.make_directory(charts)
@@ -46,8 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def render(runs: Sequence[RunReader]) -> tuple[str, dict[str, bytes]]:
-    """Return the report as an HTML page, and its charts as PNG by the names of their files."""
+def render(runs: Sequence[RunReader], images: ImageDataset | None = None) -> tuple[str, dict[str, bytes]]:
+    """Return the report as an HTML page, and its charts as PNG by the names of their files.
+
+    Reads the run folders alone. With `images`, the data of the runs, it has pictures of them.
+    """
     try:
         import jinja2
 
@@ -62,18 +74,21 @@ def render(runs: Sequence[RunReader]) -> tuple[str, dict[str, bytes]]:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string(template).render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
-        runs=[_describe(run) | {"classes": charts} for run, charts in zip(runs, classes, strict=True)],
+        runs=[_describe(run, images) | {"classes": charts} for run, charts in zip(runs, classes, strict=True)],
         curves=curves,
         differences=differing_settings(runs),
         palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
         num_series=NUM_SERIES,
     )
-    return page, {f"{chart.name}.png": chart.png for chart in itertools.chain(curves, *classes)}
+    files: dict[str, bytes] = {}
+    for chart in itertools.chain(curves, *classes):
+        names = (f"{chart.name}{number}.png" for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2))))
+        files[next(name for name in names if name not in files)] = chart.png  # of two runs of one name
+    return page, files
 
 
-def _describe(run: RunReader) -> dict[str, Any]:
+def _describe(run: RunReader, images: ImageDataset | None) -> dict[str, Any]:
     """Return what the page shows of one run."""
-    images = load_run_images(run)
     return {
         "name": run.name,
         "state": run.state,
@@ -94,8 +109,8 @@ def _describe(run: RunReader) -> dict[str, Any]:
 
 def _subtitle(run: RunReader) -> str:
     dataset = str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2]
-    model = run.config.get("model", {}).get("name", "")
-    return " on ".join(part for part in (model, dataset) if part)
+    model = (run.config.get("model") or {}).get("name", "")
+    return " on ".join(str(part) for part in (model, dataset) if part)
 
 
 def _facts(run: RunReader) -> list[dict[str, str]]:
@@ -114,12 +129,14 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
         loss = metric.partition("/")[0] + "/loss"
         if loss in best and loss != metric:
             shown.append(("loss", format_number(loss, best[loss]), "at the same step"))
-    epochs = run.config.get("trainer", {}).get("num_epochs")
-    if "optimizer_step" in result:
-        shown.append(("steps", f"{result['optimizer_step']:,}", f"{result['epoch']} of {epochs} epochs"))
+    epochs = (run.config.get("trainer") or {}).get("num_epochs")
+    if result.get("optimizer_step") is not None:
+        shown.append(("steps", f"{result['optimizer_step']:,}", f"{result.get('epoch')} of {epochs} epochs"))
     if result.get("images_per_s"):
-        shown.append(("images per second", f"{result['images_per_s']:,.0f}", f"{result['samples_seen']:,} seen"))
-    if "wall_s" in result:
+        shown.append(
+            ("images per second", f"{result['images_per_s']:,.0f}", f"{result.get('samples_seen') or 0:,} seen")
+        )
+    if result.get("wall_s") is not None:
         memory = (result.get("peak_memory_bytes") or 0) / 2**30
         seconds = sum(run.phase_s.values()) or result["wall_s"]
         shown.append(("time", format_duration(seconds), f"{memory:.1f} GiB at most"))
@@ -130,28 +147,30 @@ def _class_charts(run: RunReader) -> list[Chart]:
     """Return the confusion matrix and the accuracy of each class, of the averaged weights if there are any."""
     from .charts import draw_class_accuracy, draw_confusion
 
-    metrics = run.result.get("metrics", {})
+    metrics = run.result.get("metrics") or {}
     group = "eval_ema" if "eval_ema/confusion_matrix" in metrics else "eval"
     counts = metrics.get(f"{group}/confusion_matrix")
     if counts is None:
         return []
-    names = [str(number) for number in range(len(counts))]
-    export = run.folder / "export" / "config.json"
-    if export.exists():
-        names = _class_names(export) or names
+    names = _class_names(run.folder / "export")
+    if len(names) != len(counts):
+        names = [str(number) for number in range(len(counts))]
     return [
         draw_confusion(f"{run.name}-confusion", counts, names),
         draw_class_accuracy(f"{run.name}-classes", metrics[f"{group}/per_class_accuracy"], names),
     ]
 
 
-def _class_names(path: Path) -> list[str]:
-    return [str(name) for name in json.loads(path.read_bytes()).get("class_names", [])]
+def _class_names(export: Path) -> list[str]:
+    try:
+        return [] if export.is_symlink() else list(map(str, read_json_object(export / "config.json")["class_names"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def _environment(run: RunReader) -> list[tuple[str, Any]]:
     """Return name and value of what the run ran with; its command as one types it."""
     values = flatten({name: value for name, value in run.environment.items() if name != "config_origins"})
     if "command.arguments" in values:
-        values["command.arguments"] = shlex.join(values["command.arguments"])
+        values["command.arguments"] = shlex.join(map(str, values["command.arguments"]))
     return list(values.items())

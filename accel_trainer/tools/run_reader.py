@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..checkpoint_files import list_checkpoints, read_manifest
-from ..errors import CheckpointError, OutputError
+from ..config import read_stored_yaml
+from ..errors import CheckpointError, OutputError, UserError
+from ..storage import read_lines
+from ..strict_json import parse_json, read_json_object
 from .status import read_status
+
+_MAX_RECORD_BYTES = 1 << 26
+_MAX_ROWS = 20_000
+_GROUPS = ("augment", "batch", "model", "optimizer", "run", "runtime", "schedule", "task", "trainer")
+_CONFIG = dict.fromkeys(_GROUPS, dict) | {"dataset": str, "seed": int}
+_RESULT = {
+    "state": str, "stop_reason": str, "optimizer_step": int, "epoch": int, "samples_seen": int, "metrics": dict,
+    "best": dict, "images_per_s": int | float, "wall_s": int | float, "peak_memory_bytes": int | float,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,7 +48,7 @@ class RunReader:
         """`running`, `killed`, `done`, `failed` and so on."""
         try:
             return str(read_status(self.folder)["state"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError):
             return str(self.result.get("state", "unknown"))
 
     @cached_property
@@ -86,7 +97,7 @@ class RunReader:
         """Return the metric to judge the run by: what it chose its best by, else an accuracy, else a loss."""
         best = self.result.get("best") or {}
         names = [name for row in self.evaluations() for name in row if name.startswith("eval")]
-        candidates = [best.get("metric"), self.config.get("trainer", {}).get("monitor")]
+        candidates = [best.get("metric"), (self.config.get("trainer") or {}).get("monitor")]
         candidates += [f"{group}/{kind}" for kind in ("accuracy", "loss") for group in ("eval_ema", "eval")]
         return next((name for name in candidates if name in names), None)
 
@@ -114,19 +125,87 @@ def read_run(folder: Path) -> RunReader:
         OutputError: there is no run in it.
     """
     try:
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        rows, attempts = (_read_rows(folder / name) for name in ("metrics.jsonl", "attempts.jsonl"))
-        result, environment = (_read_json(folder / name) for name in ("result.json", "environment.json"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = "there is no config.yaml" if isinstance(error, FileNotFoundError) else error
-        raise OutputError("NOT_A_RUN", f"{folder} is not a run ({reason}): check the path") from error
-    return RunReader(folder, dict(config or {}), rows, result, environment, attempts)
+        if not os.path.lexists(folder / "config.yaml"):
+            raise ValueError("there is no config.yaml")
+        return RunReader(
+            folder,
+            _checked("config.yaml", read_stored_yaml(folder / "config.yaml"), _CONFIG),
+            _read_metrics(folder / "metrics.jsonl"),
+            _checked("result.json", _read_json(folder / "result.json"), _RESULT),
+            _checked("environment.json", _read_json(folder / "environment.json"), {}),
+            list(_read_rows(folder / "attempts.jsonl", _is_attempt)),
+        )
+    except (OSError, ValueError) as error:
+        raise OutputError("NOT_A_RUN", f"{folder} is not a run ({error}): check the path") from error
 
 
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be half written
+@contextmanager
+def reading(*folders: Path) -> Iterator[None]:
+    """Raise what the block meets in somebody's run that no run of ours writes as one OutputError."""
+    try:
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        where, reason = ", ".join(map(str, folders)), f"{type(error).__name__}: {error}"
+        raise OutputError("NOT_A_RUN", f"{where}: holds what no run writes ({reason:.200}): check it") from error
+
+
+def _checked(name: str, values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` if what the commands look at is of its kind, or None. Raises ValueError."""
+    for key, kind in kinds.items():
+        if not isinstance(values.get(key), kind | None):
+            raise ValueError(f"{name}: {key} is {str(values[key])[:40]!r}")
+    return values
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_bytes())) if path.exists() else {}
+    return read_json_object(path, max_bytes=_MAX_RECORD_BYTES) if os.path.lexists(path) else {}
+
+
+def _read_rows(path: Path, is_sound: Callable[[Any], bool]) -> Iterator[dict[str, Any]]:
+    if os.path.lexists(path):
+        for number, line in enumerate(read_lines(path), start=1):
+            row = parse_json(line)
+            if not is_sound(row):
+                raise ValueError(f"line {number} of {path.name} is not a row")
+            yield row
+
+
+def _read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of numbers; of very many every second, fourth and so on, so that they have room in memory."""
+    kept: dict[bool, list[dict[str, Any]]] = {False: [], True: []}  # those of training, and of evaluations
+    every, seen = {False: 1, True: 1}, {False: 0, True: 0}
+    for row in _read_rows(path, _is_metrics):
+        kind = row["event"] == "eval"
+        if seen[kind] % every[kind] == 0:
+            numbers = {name: _number(value) for name, value in row.items() if name != "event"}
+            kept[kind].append({"event": row["event"], **{n: v for n, v in numbers.items() if v is not None}})
+        seen[kind] += 1
+        if len(kept[kind]) > _MAX_ROWS:
+            del kept[kind][1::2]
+            every[kind] *= 2
+    return sorted(kept[False] + kept[True], key=lambda row: int(row["optimizer_step"]))
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, str):
+        return float(value) if value in ("nan", "inf", "-inf") else None  # JSON has neither
+    is_small = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
+    return value if is_small else None
+
+
+def _is_metrics(row: Any) -> bool:
+    match row:
+        case {"event": str(), "optimizer_step": int(step), "epoch": int(epoch)}:
+            return 0 <= step < 2**63 and 0 <= epoch < 2**63
+    return False
+
+
+def _is_attempt(row: Any) -> bool:
+    match row:
+        case {"event": "start", "optimizer_step": int()}:
+            return True
+        case {"event": "end", "phase_s": {**seconds}}:
+            return all(isinstance(value, int | float) for value in seconds.values())
+    return False

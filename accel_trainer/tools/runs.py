@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def find_runs(folder: Path) -> list[RunReader]:
     """Return the runs in `folder`, or `folder` itself if it is one; what cannot be read is left out."""
-    places = [folder] if (folder / "config.yaml").exists() else sorted(folder.glob("*/"))
+    is_run = (folder / "config.yaml").exists()
+    places = [folder] if is_run else [path for path in sorted(folder.glob("*/")) if not path.is_symlink()]
     found = []
     for place in places:
         try:

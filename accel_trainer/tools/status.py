@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import ExitCode, OutputError
-from ..run_folder import RunLock
+from ..errors import ConfigError, ExitCode
+from ..run_folder import is_in_use
+from ..strict_json import read_json_object
 from .parser import CommandParser
 
 _EXAMPLE = "example: accel-trainer status runs/first --exit-code"
@@ -24,13 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status = read_status(options.run)
     except (OSError, ValueError) as error:
-        print(
-            f"accel_trainer: error[STATUS]: {options.run} is not a run ({error}): check the path",
-            file=sys.stderr,
-        )
-        return ExitCode.USAGE
+        raise ConfigError("STATUS", f"{options.run} is not a run ({error}): check the path") from error
     print("\n".join(f"{name}: {value}" for name, value in status.items() if value is not None))
-    return int(status["exit_code"] or 0) if options.exit_code else 0
+    return (status["exit_code"] or 0) if options.exit_code else 0
 
 
 def read_status(run: Path) -> dict[str, Any]:
@@ -38,15 +33,9 @@ def read_status(run: Path) -> dict[str, Any]:
 
     Raises OSError or ValueError: there is no readable status.
     """
-    status = dict(json.loads((run / "status.json").read_bytes()))
-    if status["state"] == "running" and _is_dead(run):
+    status = read_json_object(run / "status.json")
+    if not isinstance(status.get("state"), str) or type(status.get("exit_code", 0)) not in (int, type(None)):
+        raise ValueError("status.json has no state or no exit code")
+    if status["state"] == "running" and not is_in_use(run):
         status |= {"state": "killed", "exit_code": int(ExitCode.INTERNAL)}
-    return status
-
-
-def _is_dead(run: Path) -> bool:
-    try:
-        RunLock(run / "run.lock").release()
-    except OutputError:
-        return False
-    return True
+    return {"exit_code": None, **status}

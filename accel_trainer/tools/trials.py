@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_origin
 
-import yaml
-
-from ..config import ConfigField, as_arguments, config_fields, flatten_config, parse_config
+from ..config import ConfigField, as_arguments, config_fields, flatten_config, parse_config, read_stored_yaml
 from ..errors import ConfigError
 from ..run_config import RecipeConfig
 
@@ -89,11 +87,9 @@ def _groups(flags: Sequence[str]) -> Iterator[list[str]]:
 def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Choice]]]:
     """Divide the values of a file as `_read_flags` does flags: a list has a run for each of its items."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ConfigError("SWEEP", f"--values {path} cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(content, Mapping):
-        raise ConfigError("SWEEP", f"--values {path}: expected names, each with a list of values")
+        content = read_stored_yaml(path.resolve())
+    except (OSError, ValueError) as error:
+        raise ConfigError("SWEEP", f"--values {path} cannot be read as names with lists of values: {error}") from None
     fields = config_fields(config_class)
     fixed: list[str] = []
     axes = []

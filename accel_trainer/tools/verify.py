@@ -19,6 +19,7 @@ from safetensors.torch import save as save_safetensors
 from .. import storage
 from ..errors import CheckpointError, DataError, ExitCode
 from ..hub import find_export
+from ..strict_json import read_json_object
 from ..vision import load_images
 from ..vision.bad_images import WHATEVER_WAS_KEPT
 from .export import export
@@ -28,6 +29,7 @@ from .tables import format_number, is_share
 
 _SCRIPT = Path(__file__).with_name("plain_evaluation.py")
 _FAILED = 1
+_MAX_WEIGHTS_BYTES = 1 << 36
 _EXAMPLE = "example: accel-trainer verify model --dataset cifar10"
 
 
@@ -74,7 +76,7 @@ def read_reported(folder: Path) -> dict[str, Any]:
 
 
 def _write_test_images(dataset: str, fingerprint: str | None, cache_dir: Path, scratch: Path) -> Path:
-    images = load_images(dataset, cache_dir=cache_dir.expanduser(), bad_images=WHATEVER_WAS_KEPT)
+    images = load_images(dataset, cache_dir=cache_dir, bad_images=WHATEVER_WAS_KEPT)
     if fingerprint not in (None, images.fingerprint):
         raise DataError(
             "DATA_CHANGED",
@@ -100,15 +102,19 @@ def evaluate_apart(folder: Path, data: Path, *, python: str = sys.executable) ->
 def _check_weights(folder: Path) -> bool:
     """Say whether the weights are those that were written; runs of older versions left no hash to compare."""
     place = find_export(folder)
-    config = json.loads((place / "config.json").read_bytes())
+    config = read_json_object(place / "config.json")
     recorded = {"model.safetensors": config.get("sha256"), "model.onnx": config.get("onnx_sha256")}
     are_same = True
     for name in filter(lambda name: (place / name).exists(), recorded):
-        expected, found = recorded[name], hashlib.sha256((place / name).read_bytes()).hexdigest()
+        expected, found = recorded[name], _sha256(place / name)
         are_same &= expected in (None, found)
         verdict = "ok" if expected == found else "CHANGED" if expected else "no hash was recorded"
         print(f"{name.ljust(17)}  sha256 {found[:16]}  {verdict}")
     return are_same
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(storage.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES)).hexdigest()
 
 
 def _compare(reported: Mapping[str, float], measured: Mapping[str, float], tolerance: float) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..run_folder import expand_home
 from .bad_images import BadImageConfig
 from .cache import open_or_build
 from .images import ImageDataset
@@ -22,4 +23,5 @@ def load_images(name_or_path: str, *, cache_dir: Path, bad_images: BadImageConfi
             `bad_images` allows, which by default is none.
         OutputError: the cache cannot be written.
     """
-    return open_or_build(find_source(name_or_path), cache_dir=cache_dir, bad_images=bad_images or BadImageConfig())
+    cache_dir, bad_images = expand_home(cache_dir), bad_images or BadImageConfig()
+    return open_or_build(find_source(name_or_path), cache_dir=cache_dir, bad_images=bad_images)

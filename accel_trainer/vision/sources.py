@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ..errors import ConfigError, DataError
+from ..run_folder import expand_home
 from .arrow import read_hub, read_parquet
 from .cifar_binary import find_binary, read_binary, refuse_pickles
 from .digits import read_digits
@@ -39,7 +40,7 @@ def find_source(name_or_path: str) -> Source:
         return Source(name=name_or_path, key=f"hub:{repository}", read=partial(read_hub, repository))
     if name_or_path == "digits":
         return Source(name="digits", key="scikit-learn:digits", read=read_digits)
-    path = Path(name_or_path).expanduser()
+    path = expand_home(Path(name_or_path))
     if path.is_dir():
         return _find_in_folder(path)
     if path.exists():

@@ -50,11 +50,15 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def page(runs: Path) -> str:
     """The report of a run."""
-    return render([read_run(runs / "fast")])[0]
+    return render([read_run(runs / "fast")], load_images("digits", cache_dir=runs.parent / "cache"))[0]
 
 
-def test_a_report_is_one_file_that_loads_nothing(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run_command(capsys, ["report", runs / "fast"])
+def test_a_report_is_one_file_that_loads_nothing(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = ["--dataset", "digits", "--cache-dir", runs.parent / "cache"]
+    code, out, _ = run_command(capsys, ["report", runs / "fast", *data])
     assert code == 0
     text = Path(out.splitlines()[0]).read_text()
     page = Page(text)
@@ -215,6 +219,28 @@ def test_several_runs_share_their_charts_and_the_table_names_what_differs(runs: 
     assert header is not None
     assert "optimizer.learning_rate" in header[0]
     assert "augment" not in header[0]
+
+
+def test_runs_of_one_name_have_charts_of_their_own(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "slow", tmp_path / "fast")
+    _, files = render([read_run(runs / "fast"), read_run(tmp_path / "fast")])
+    assert {"fast-confusion.png", "fast-confusion-2.png", "fast-classes.png", "fast-classes-2.png"} <= files.keys()
+    assert files["fast-confusion.png"] != files["fast-confusion-2.png"]
+
+
+def test_a_report_without_a_data_set_has_no_pictures_and_writes_nothing_where_the_run_says(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(runs / "fast", tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["run"]["cache_dir"] = str(tmp_path / "elsewhere")
+    config["augment"]["crop_mode"] = "of another version"
+    path.write_text(yaml.safe_dump(config))
+    code, out, _ = run_command(capsys, ["report", tmp_path / "run", "--to", tmp_path / "page.html"])
+    assert code == 0
+    assert "img" not in Page(Path(out.splitlines()[0]).read_text()).counts
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page", "page.html", "run"]
 
 
 def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(runs: Path, tmp_path: Path) -> None:

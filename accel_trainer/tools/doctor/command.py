@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,8 +19,8 @@ from ...config import (
     parse_config,
     parse_config_and_origins,
 )
-from ...errors import ExitCode
-from ...launcher_variables import find_processes
+from ...errors import ExitCode, OutputError
+from ...launcher_variables import setup_launch_env
 from ...preflight import Rule, Situation
 from ...resume import Source, read_stored_config
 from ...run_config import RecipeConfig
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in flags
     config = _read_config([flag for flag in flags if flag != "--json"])
-    find_processes()  # refuses a launch that contradicts itself
+    setup_launch_env()  # refuses a launch that contradicts itself
     now = Situation(config=config)
     rank = rank_in(now)
     mine = examine(now, RULES)
@@ -77,13 +78,15 @@ def _read_run(run: Path, flags: Sequence[str]) -> RecipeConfig:
     """Return what a run was started with, as changed by `flags`. Its recipe stays unread: it is code."""
     asked, origins = parse_config_and_origins(_StoredConfig, flags, description=_DESCRIPTION)
     config: RecipeConfig = asked
-    if (run / "config.yaml").exists():
+    if os.path.lexists(run / "config.yaml"):
         stored = dict(flatten_config(read_stored_config(Source(run, None))))
         values = dict(flatten_config(config_to_dict(asked)))
         kept = {name: stored[name] for name in values if name in stored and origins[name] == "default"}
         text = yaml.safe_dump(values | kept)
         config = load_config(_StoredConfig, text, source=str(run / "config.yaml"))
-    return replace(config, run=replace(config.run, output_dir=run))
+    elif not os.path.lexists(run / "status.json"):
+        raise OutputError("NOT_A_RUN", f"{run} is not a run (there is no config.yaml): check the path")
+    return replace(config, run=replace(config.run, output_dir=run, resume="auto"))
 
 
 def _as_json(everything: Sequence[Finding]) -> str:

@@ -6,8 +6,7 @@ import ipaddress
 import socket
 from pathlib import Path
 
-import yaml
-
+from ...config import read_stored_yaml
 from ...preflight import Rule, Situation
 
 _DEFAULT_PORT = 29500  # of torchrun and accelerate
@@ -87,9 +86,9 @@ def find_launcher_defaults(now: Situation) -> str | None:
     from accelerate.commands.config.config_args import default_config_file
 
     try:
-        values = yaml.safe_load(Path(default_config_file).read_text())
+        values = read_stored_yaml(Path(default_config_file).resolve())
         changed = {name: values[name] for name, usual in _NEUTRAL.items() if values.get(name, usual) != usual}
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+    except (OSError, ValueError, AttributeError):
         return None
     if not changed:
         return None

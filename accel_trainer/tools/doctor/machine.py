@@ -16,6 +16,8 @@ from ...machine import available_cpus
 from ...preflight import Rule, Situation
 
 _MIN_SHARED_BYTES = 1 << 30
+_BATCHES_AHEAD = 2  # of each worker: torch's prefetch_factor
+_IMAGE_BYTES = 3 * 224 * 224 * 4
 _MIN_FILES = 1024
 _SHARED_MEMORY = Path("/dev/shm")
 
@@ -24,12 +26,20 @@ def find_small_shared_memory(now: Situation) -> str | None:
     """Data workers and NCCL have shared memory."""
     if not _SHARED_MEMORY.is_dir():
         return None
-    total = shutil.disk_usage(_SHARED_MEMORY).total
-    if total >= _MIN_SHARED_BYTES:
+    disk, batch = shutil.disk_usage(_SHARED_MEMORY), now.config.batch
+    if disk.total < _MIN_SHARED_BYTES:
+        return (
+            f"{_SHARED_MEMORY} has {disk.total >> 20} MiB, and data workers (num_workers > 0) and NCCL that find it "
+            "full die of a bus error: start the container with --shm-size 8g or --ipc host"
+        )
+    num_batches = batch.num_workers * now.num_local_processes * _BATCHES_AHEAD
+    needed = num_batches * batch.resolved_per_device_batch_size(now.num_processes) * _IMAGE_BYTES
+    if needed <= disk.free:
         return None
     return (
-        f"{_SHARED_MEMORY} has {total >> 20} MiB, and data workers (num_workers > 0) and NCCL that find it full die of "
-        "a bus error: start the container with --shm-size 8g or --ipc host"
+        f"{_SHARED_MEMORY} has {disk.free >> 20} MiB free, and data workers hold {num_batches} batches there, "
+        f"{needed >> 20} MiB for images of 224 x 224: lower --batch.num-workers or --batch-size, or start the "
+        "container with a larger --shm-size"
     )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...storage import open_file
+from ...strict_json import read_json_object
 from .findings import Finding
 
 _MAX_LOG_BYTES = 1 << 20
@@ -89,13 +90,14 @@ SYMPTOMS = (
 def diagnose(run: Path) -> list[Finding]:
     """Return what is known about the error that ended the run in a folder, if one did."""
     try:
-        status = json.loads((run / "status.json").read_bytes())
-        error = status["error"] if status["state"] == "failed" else None
-    except (OSError, ValueError, KeyError, TypeError):
+        status = read_json_object(run / "status.json")
+    except (OSError, ValueError):
         return []
-    if not error:
+    error = status.get("error")
+    if status.get("state") != "failed" or not error or not isinstance(error, str):
         return []
-    said = "\n".join([error, *map(_tail, sorted((run / "logs").glob("rank-*.log")))])
+    logs = [] if (run / "logs").is_symlink() else sorted((run / "logs").glob("rank-*.log"))
+    said = "\n".join([error, *map(_tail, logs)])
     first_line = error.splitlines()[0]
     return [
         Finding(symptom.code, "warning", f"the last attempt ended with: {first_line[:160]}; {symptom.meaning}")
@@ -105,6 +107,9 @@ def diagnose(run: Path) -> list[Finding]:
 
 
 def _tail(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _MAX_LOG_BYTES))
-        return file.read().decode(errors="replace")
+    try:
+        with open_file(log) as file:
+            file.seek(max(0, log.stat().st_size - _MAX_LOG_BYTES))
+            return file.read(_MAX_LOG_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
