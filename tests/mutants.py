@@ -172,8 +172,8 @@ MUTANTS = [
     Mutant(
         "the backend that is asked for is ignored",
         "accel_trainer/runtime.py",
-        'join_processes(by_platform if config.backend in (None, "nccl") else config.backend, timeout_s',
-        "join_processes(by_platform, timeout_s",
+        'init_process_group(by_platform if config.backend in (None, "nccl") else config.backend, timeout_s',
+        "init_process_group(by_platform, timeout_s",
         ("tests/test_runtime.py::test_processes_send_their_messages_by_the_backend_that_is_asked_for",),
     ),
     Mutant(
@@ -238,9 +238,8 @@ MUTANTS = [
     Mutant(
         "a file is replaced in place",
         "accel_trainer/storage.py",
-        "    temporary = temporary_path(path, \"tmp\")\n    try:\n        create_file(temporary, [data])\n",
-        "    temporary = temporary_path(path, \"tmp\")\n    try:\n        path.unlink(missing_ok=True)\n"
-        "        create_file(temporary, [data])\n",
+        "    try:\n        create_file(temporary, chunks)\n",
+        "    try:\n        path.unlink(missing_ok=True)\n        create_file(temporary, chunks)\n",
         ("tests/test_storage.py::test_a_failed_replacement_leaves_the_old_file_and_no_temporary",
          "tests/faults/test_checkpoint_crash.py"),
     ),
@@ -348,11 +347,11 @@ MUTANTS = [
         ("tests/tools/test_report.py::test_mistakes_are_wrong_and_the_surest_come_first",),
     ),
     Mutant(
-        "the doctor complains of a folder that can be written",
+        "the doctor complains of a disk with much room",
         "accel_trainer/tools/doctor/folder.py",
-        "        if lock.exists():",
-        "        if not lock.exists():",
-        ("tests/tools/test_doctor_rules.py::test_a_folder_in_which_a_run_is_going_on",),
+        "    if free < needed:",
+        "    if free > needed:",
+        ("tests/tools/test_doctor_rules.py::test_a_disk_with_little_room",),
     ),
 ]  # fmt: skip
 

@@ -490,7 +490,7 @@ def test_the_engine_can_be_read_in_an_afternoon() -> None:
         if path.relative_to(ROOT / PACKAGE).with_suffix("").parts[0] not in APART_FROM_THE_ENGINE
     ]
     # The aim is about 3,000: what stops, survives and explains a dying run took it past that.
-    assert sum(count_code_lines(path.read_text()) for path in paths) <= 4973
+    assert sum(count_code_lines(path.read_text()) for path in paths) <= 4975
 
 
 def test_importing_the_package_is_light() -> None:
