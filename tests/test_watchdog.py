@@ -27,7 +27,9 @@ class SlowCallback(Callback):
 
 
 def train(folder: Path, slow: str | None, stuck_timeout_s: float | None, timeout_s: float = LIMIT_S) -> None:
-    config = workload.make_config(folder, batch=BatchConfig(per_device_batch_size=2, global_batch_size=16, eval_batch_size=10))
+    config = workload.make_config(
+        folder, batch=BatchConfig(per_device_batch_size=2, global_batch_size=16, eval_batch_size=10)
+    )
     runtime = replace(config.runtime, timeout_s=timeout_s, stuck_timeout_s=stuck_timeout_s)
     config = replace(config, runtime=runtime, trainer=replace(config.trainer, max_steps=3))
     if slow == "disk":
