@@ -22,6 +22,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from accel_trainer import Callback, CheckpointConfig, ConfigError, StepReport, Trainer
 from accel_trainer.callbacks.trackers import Trackers, check_trackers
 from accel_trainer.history import History
+from tests.variants import slow_but
 
 from . import processes, workload
 
@@ -128,7 +129,7 @@ READERS = {
 _NEEDED = {"mlflow": "sqlalchemy"}
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", slow_but(["tensorboard"], READERS))
 def test_a_run_killed_twice_has_each_row_once_in_its_tracker(tmp_path: Path, name: str) -> None:
     for package in (name, _NEEDED.get(name, name)):
         if importlib.util.find_spec(package) is None:

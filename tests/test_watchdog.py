@@ -21,9 +21,12 @@ LIMIT_S = 0.5
 
 
 class SlowCallback(Callback):
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         if report.optimizer_step == 2:
-            time.sleep(SLOW_S)
+            time.sleep(self._seconds)
 
 
 def train(folder: Path, slow: str | None, stuck_timeout_s: float | None, timeout_s: float = LIMIT_S) -> None:
@@ -38,8 +41,8 @@ def train(folder: Path, slow: str | None, stuck_timeout_s: float | None, timeout
         slow_down(workload.ClassificationTask, "train_step", SLOW_S / 8, at=None)
     if slow == "evaluation":
         slow_down(workload.ClassificationTask, "eval_step", SLOW_S / 4, at=None)
-    callbacks = (SlowCallback(),) if slow == "callback" else ()
-    main(lambda _: workload.train(config, callbacks=callbacks), RecipeConfig, description="", argv=[])
+    callbacks = [SlowCallback(seconds) for kind, seconds in (("callback", SLOW_S), ("stuck", 600.0)) if kind == slow]
+    main(lambda _: workload.train(config, callbacks=tuple(callbacks)), RecipeConfig, description="", argv=[])
 
 
 def slow_down(owner: Any, name: str, seconds: float, *, at: int | None) -> None:
@@ -70,7 +73,7 @@ def test_slow_work_is_not_stuck(tmp_path: Path, slow: str, stuck_timeout_s: floa
 
 
 def test_a_limit_of_ones_own_ends_what_makes_no_progress_with_its_stacks(tmp_path: Path) -> None:
-    job = processes.start(train, tmp_path / "run", "callback", LIMIT_S, num_processes=1, folder=tmp_path / "logs")
+    job = processes.start(train, tmp_path / "run", "stuck", LIMIT_S, num_processes=1, folder=tmp_path / "logs")
     assert job.wait() == [70]
     assert "error[STUCK]: rank 0, step 2, training: stuck, no progress for" in job.output().splitlines()[-1]
     assert "in on_step_end" in (tmp_path / "run" / "logs" / "rank-00000.log").read_text()

@@ -40,11 +40,13 @@ def train(folder: Path) -> None:
     workload.train(workload.make_config(folder))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machines", "launcher", "processes_each", "order", "late_s"),
     [
+        ("loopback", "accelerate", 2, (1, 0), 0),
         ("namespaces", "accelerate", 1, (0, 1), 5),
-        *slow([("loopback", "accelerate", 2, (1, 0), 0), ("namespaces", "torchrun", 2, (1, 0), 0)]),
+        ("namespaces", "torchrun", 2, (1, 0), 0),
     ],
     indirect=["machines"],
 )

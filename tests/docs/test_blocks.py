@@ -20,7 +20,14 @@ from tests.variants import slow
 from .commands import check, check_imports
 from .pages import PAGES, ROOT, Block, blocks_of, page_name
 
-LONG = ("checkpoints.md", "collectives.md", "data.md", "exactness.md", "tutorial.md")  # each starts Python many times
+LONG = (
+    "callbacks.md",
+    "checkpoints.md",
+    "collectives.md",
+    "data.md",
+    "exactness.md",
+    "tutorial.md",
+)
 LANGUAGES = {"bash", "python", "text", "yaml"}
 ALL = [block for page in PAGES for block in blocks_of(page)]
 NOT_RUN = [block for block in ALL if block.mark == "not run"]
