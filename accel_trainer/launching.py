@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, start_processes
 
 from .accelerate_settings import forget_earlier_accelerators
@@ -93,6 +95,8 @@ def _run(
     rank: int, function: Callable[..., Any], arguments: Sequence[Any], shared: Mapping[str, str], folder: str
 ) -> None:
     """Be process `rank`, and leave what comes of it in `folder`: an error, and the main process's result."""
+    # torch sends SIGINT when the launcher dies, as often as it has threads, and a second one leaves without a save.
+    _prctl_pr_set_pdeathsig(signal.SIGTERM)
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
     forget_earlier_accelerators()  # of a run in the process that forked this one
     code = 0
