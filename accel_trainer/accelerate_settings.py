@@ -22,6 +22,7 @@ _ENGINES = {
     "ACCELERATE_USE_PARALLELISM_CONFIG": "parallelism_config",
     "ACCELERATE_USE_SAGEMAKER": "compute_environment: AMAZON_SAGEMAKER",
 }
+_FSDP_2 = "set it to 2, as in fsdp.yaml"
 _OTHER_LAUNCH = "launch with multi_gpu.yaml, or with fsdp.yaml to shard the weights"
 _LOADERS = {"split_batches": False, "dispatch_batches": None, "even_batches": True}
 _NO_LOADERS = "leave it out: the batch plan gives each process its part of every batch"
@@ -46,12 +47,13 @@ def read_launch(mixed_precision: str) -> FullyShardedDataParallelPlugin | None:
     Raises:
         ConfigError: the environment asks for something that is not supported.
     """
-    environ = os.environ
+    environ, version = os.environ, os.environ.get("FSDP_VERSION", "1")
     engines = {name for name in environ if name.startswith("ACCELERATE_USE_") and is_switched_on(name, environ)}
     unsupported = engines - {"ACCELERATE_USE_CPU", "ACCELERATE_USE_FSDP"}
     _reject(
         # What accelerate would only meet as a missing library; engines that it does not have yet, too.
         *[(True, _ENGINES.get(name, name), _OTHER_LAUNCH) for name in sorted(unsupported)],
+        ("ACCELERATE_USE_FSDP" in engines and version != "2", f"fsdp_version: {version}", _FSDP_2),
         ("ACCELERATE_FP8_BACKEND" in environ, "fp8_config", "leave it out and set mixed_precision to bf16"),
     )
     with accelerates_errors():
@@ -124,7 +126,7 @@ def _reject_training(
     offloads = isinstance(plugin.cpu_offload, CPUOffloadPolicy)
     ignored = "leave it out: their gradients would not be averaged over the processes"
     _reject(
-        (plugin.fsdp_version != 2, f"fsdp_version: {plugin.fsdp_version}", "set it to 2, as in fsdp.yaml"),
+        (plugin.fsdp_version != 2, f"fsdp_version: {plugin.fsdp_version}", _FSDP_2),
         (bool(plugin.activation_checkpointing), "fsdp_activation_checkpointing", recompute),
         (offloads, "fsdp_offload_params", "set it to false and shard over more processes"),
         (bool(plugin.ignored_modules), "fsdp_ignored_modules", ignored),

@@ -79,9 +79,8 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=["config.json", "model.safetensors"]))
     except Exception as error:  # of the network: those of the hub's HTTP library, another one in each version
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        raise CheckpointError(
-            "EXPORT", f"{name} is no folder here and cannot be had from the hub ({reason}): check the name"
-        ) from error
+        message = f"{name} is no folder here and cannot be had from the hub ({reason}): check the name"
+        raise CheckpointError("EXPORT", message) from error
 
 
 def read_export_config(folder: Path) -> ExportConfig:
@@ -99,6 +98,5 @@ def read_export_config(folder: Path) -> ExportConfig:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
-        raise CheckpointError(
-            "EXPORT", f"{path} does not describe a model of accel_trainer.vision ({reason})"
-        ) from error
+        message = f"{path} does not describe a model of accel_trainer.vision ({reason})"
+        raise CheckpointError("EXPORT", message) from error

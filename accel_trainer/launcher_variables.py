@@ -37,11 +37,9 @@ def setup_launch_env() -> int:
             environment.update(_translated(names))
     if not set(_NAMES[:3]) & environment.keys():
         if {"MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"} <= environment.keys():
-            raise ConfigError(
-                "LAUNCH",
-                "accelerate announced several processes and started one, as it does for --cpu --num_processes N "
-                "(or MASTER_ADDR is set: unset it): launch with --config_file accelerate_configs/multi_cpu.yaml",
-            )
+            fact = "accelerate announced several processes and started one, as it does for --cpu --num_processes N"
+            fix = "launch with --config_file accelerate_configs/multi_cpu.yaml"
+            raise ConfigError("LAUNCH", f"{fact} (or MASTER_ADDR is set: unset it): {fix}")
         return 1
     num_processes = _number("WORLD_SIZE")
     if num_processes != 1 or "LOCAL_RANK" in environment:  # with which accelerate meets others, if there are none too
@@ -103,11 +101,8 @@ def _translated(names: tuple[str, ...]) -> dict[str, str]:
     elif address is None and names is _SRUN:
         address = _first_host(environment["SLURM_STEP_NODELIST"])
     elif address is None:
-        raise ConfigError(
-            "LAUNCH",
-            "mpirun does not tell the machines where process 0 runs: hand all of them its address as MASTER_ADDR "
-            "(Open MPI: -x MASTER_ADDR=...; MPICH and Intel MPI: -genv MASTER_ADDR ...)",
-        )
+        fix = "hand all of them its address as MASTER_ADDR (Open MPI: -x MASTER_ADDR=...; MPICH: -genv MASTER_ADDR ...)"
+        raise ConfigError("LAUNCH", f"mpirun does not say where process 0 runs to the machines: {fix}")
     # All processes must come to the same port, and jobs that share a machine to different ones.
     step = environment.get("SLURM_STEP_ID", "") if names is _SRUN else ""
     job = environment.get("PMIX_NAMESPACE") or environment.get("SLURM_JOB_ID", "") + step

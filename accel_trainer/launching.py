@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
-import pickle
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, start_processes
 
 from .accelerate_settings import forget_earlier_accelerators
@@ -56,9 +58,11 @@ def launch(
         # From a thread that has computed nothing. A process forked from one that has used OpenMP, as most
         # operations of torch do, hangs in its first operation on several threads (libgomp, torch 2.13).
         # It lives as long as they do: torch ends a process with the thread that started it.
-        with TemporaryDirectory() as folder, ThreadPoolExecutor(1) as fresh_thread:
-            processes = fresh_thread.submit(_start, function, arguments, wanted, folder).result()
-            return _collect(processes, Path(folder))  # type: ignore[no-any-return]
+        with ThreadPoolExecutor(1) as fresh_thread:
+            processes, pipes = fresh_thread.submit(_start, function, arguments, wanted).result()
+            outcomes = fresh_thread.submit(_receive, pipes)
+            failure = _join(processes)
+            return _find_result(outcomes.result(), failure)  # type: ignore[no-any-return]
     except UserError as error:
         if on_failure == "error" or not (isinstance(error, ProcessError) or error.code == "LAUNCH"):
             raise
@@ -80,59 +84,80 @@ def _check_can_fork(num_processes: int) -> None:
         raise ConfigError("LAUNCH", f"{fact}: set it to at most that, or ACCELERATE_USE_CPU=true to use the CPU")
 
 
-def _start(function: Callable[..., Any], arguments: Sequence[Any], num_processes: int, folder: str) -> ProcessContext:
+def _start(
+    function: Callable[..., Any], arguments: Sequence[Any], num_processes: int
+) -> tuple[ProcessContext, list[Connection]]:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port()), "ACCEL_TRAINER_LAUNCHER": "launch"}
     shared |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(num_processes)]
+    senders = [sender for _, sender in pipes]
     logging.getLogger(start_processes.__module__).setLevel(logging.ERROR)  # whom it ends after a failure is no news
-    return start_processes(  # type: ignore[no-any-return]
-        _run, (function, arguments, shared, folder), nprocs=num_processes, join=False, start_method="fork"
-    )
+    arguments = (function, arguments, shared, senders)
+    processes = start_processes(_run, arguments, nprocs=num_processes, join=False, start_method="fork")
+    for sender in senders:
+        sender.close()  # so that a pipe ends with its process
+    return processes, [receiver for receiver, _ in pipes]
 
 
 def _run(
-    rank: int, function: Callable[..., Any], arguments: Sequence[Any], shared: Mapping[str, str], folder: str
+    rank: int,
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    shared: Mapping[str, str],
+    pipes: Sequence[Connection],
 ) -> None:
-    """Be process `rank`, and leave what comes of it in `folder`: an error, and the main process's result."""
+    """Be process `rank`, and send what comes of it: an error, and the main process's result."""
+    # torch sends SIGINT when the launcher dies, as often as it has threads, and a second one leaves without a save.
+    _prctl_pr_set_pdeathsig(signal.SIGTERM)
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
     forget_earlier_accelerators()  # of a run in the process that forked this one
     code = 0
     try:
         result = function(*arguments)
-        outcome = pickle.dumps((None, None if rank else result))
-    except UserError as raised:
-        outcome, code = pickle.dumps((raised, None)), int(raised.exit_code)
-    except SystemExit as raised:  # of a recipe's `main`, which has said why
-        outcome, code = pickle.dumps((None, None)), raised.code if isinstance(raised.code, int) else 1
-    except Exception as raised:
-        traceback.print_exception(raised)
+        pipes[rank].send((None, None if rank else result))
+    except UserError as error:
+        pipes[rank].send((error, None))
+        code = int(error.exit_code)
+    except SystemExit as error:  # of a recipe's `main`, which has said why
+        code = error.code if isinstance(error.code, int) else 1
+    except Exception as error:
+        traceback.print_exception(error)
         code = int(ExitCode.INTERNAL)
-        error = ProcessError("PROCESS", f"rank {rank}: {type(raised).__name__}: {raised}", rank, code)
-        outcome = pickle.dumps((error, None))
-    (Path(folder) / str(rank)).write_bytes(outcome)
+        pipes[rank].send((ProcessError("PROCESS", f"rank {rank}: {type(error).__name__}: {error}", rank, code), None))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # what was forked along is not this process's to tidy up
 
 
-def _collect(processes: ProcessContext, folder: Path) -> Any:
-    """Return the main process's result once all have ended; or raise the error of the one that failed first."""
-    failure: ProcessExitedException | None = None
-    is_over = False
-    while not is_over:
+def _receive(pipes: Sequence[Connection]) -> dict[int, tuple[UserError | None, Any]]:
+    outcomes: dict[int, tuple[UserError | None, Any]] = {}
+    for rank, pipe in enumerate(pipes):
+        with suppress(EOFError):
+            outcomes[rank] = pipe.recv()
+    return outcomes
+
+
+def _join(processes: ProcessContext) -> ProcessExitedException | None:
+    """Wait until all have ended, and return the failure of the one that failed first, upon which the others end."""
+    while True:
         try:
-            is_over = bool(processes.join())
+            if processes.join():
+                return None
         except KeyboardInterrupt:
             for process in processes.processes:
                 process.terminate()
-        except ProcessExitedException as error:  # the others have been ended
-            failure, is_over = error, True
-    outcomes = {int(path.name): pickle.loads(path.read_bytes()) for path in folder.iterdir()}
+        except ProcessExitedException as failure:
+            return failure
+
+
+def _find_result(outcomes: Mapping[int, tuple[UserError | None, Any]], failure: ProcessExitedException | None) -> Any:
+    """Return the main process's result; or raise the error of the process that failed first."""
     if failure is None:
-        return outcomes[0][1]
+        return outcomes[0][1] if 0 in outcomes else None
     # One that was killed said nothing: others may know more.
     for rank in sorted(outcomes, key=lambda rank: rank != failure.error_index):
-        if outcomes[rank][0] is not None:
-            raise outcomes[rank][0]
+        if (error := outcomes[rank][0]) is not None:
+            raise error
     how = f"was killed by {failure.signal_name}" if failure.signal_name else f"left with exit code {failure.exit_code}"
     rank = failure.error_index
     raise ProcessError("KILLED", f"rank {rank} {how}", rank, ExitCode.INTERNAL)

@@ -131,10 +131,8 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
         flag.request(number)
         if flag.may_leave:
             flag.may_leave = False  # once: a second signal must not interrupt the way out
-            raise Preempted(
-                "PREEMPTED",
-                f"{signal.Signals(number).name} before training began, nothing is lost: run the same command again",
-            )
+            fact = f"{signal.Signals(number).name} before training began, nothing is lost"
+            raise Preempted("PREEMPTED", f"{fact}: run the same command again")
 
     heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     try:

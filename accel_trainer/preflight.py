@@ -64,10 +64,8 @@ def find_mps_processes(now: Situation) -> str | None:
     """The GPU of a Mac has one process."""
     if not now.has_mps or now.is_on_cpu or now.num_processes == 1:
         return None
-    return (
-        f"{now.num_processes} processes cannot share the GPU of a Mac: launch one with `python`, "
-        "or several on the CPU with ACCELERATE_USE_CPU=true"
-    )
+    fix = "launch one with `python`, or several on the CPU with ACCELERATE_USE_CPU=true"
+    return f"{now.num_processes} processes cannot share the GPU of a Mac: {fix}"
 
 
 def find_nccl(now: Situation) -> str | None:
@@ -75,20 +73,16 @@ def find_nccl(now: Situation) -> str | None:
     is_wanted = now.config.runtime.backend in (None, "nccl") and not now.is_on_cpu
     if now.has_nccl or not is_wanted or not now.num_gpus or now.num_processes == 1:
         return None
-    return (
-        f"{now.num_processes} processes on GPUs, and this torch {torch.__version__} has no NCCL: install torch for "
-        "CUDA on Linux, take --runtime.backend gloo, or launch one process"
-    )
+    fix = "install torch for CUDA on Linux, take --runtime.backend gloo, or launch one process"
+    return f"{now.num_processes} processes on GPUs, and this torch {torch.__version__} has no NCCL: {fix}"
 
 
 def find_idle_gpus(now: Situation) -> str | None:
     """Every GPU of this machine has a process."""
     if now.num_gpus <= now.num_local_processes or now.is_on_cpu:
         return None
-    return (
-        f"{now.num_gpus} GPUs are visible and {now.num_local_processes} is used, since each needs a process: "
-        f"`accelerate launch --multi_gpu --num_processes {now.num_gpus} RECIPE`, or hide them (CUDA_VISIBLE_DEVICES)"
-    )
+    fix = f"`accelerate launch --multi_gpu --num_processes {now.num_gpus} RECIPE`, or hide them (CUDA_VISIBLE_DEVICES)"
+    return f"{now.num_gpus} GPUs are visible and {now.num_local_processes} is used, since each needs a process: {fix}"
 
 
 def find_learning_rate(now: Situation) -> str | None:
@@ -99,11 +93,9 @@ def find_learning_rate(now: Situation) -> str | None:
     if now.num_processes == 1 or batch < _LARGE_BATCH * base:
         return None
     if optimizer.learning_rate_scaling == "none":
-        rule = "linear" if optimizer.name == "sgd" else "sqrt"
-        return (
-            f"{large} and --lr {optimizer.learning_rate:g} is not scaled: set --optimizer.learning-rate-scaling "
-            f"{rule}, or --optimizer.base-batch-size {batch} if it was tuned for this batch"
-        )
+        rule = f"--optimizer.learning-rate-scaling {'linear' if optimizer.name == 'sgd' else 'sqrt'}"
+        fix = f"set {rule}, or --optimizer.base-batch-size {batch} if it was tuned for this batch"
+        return f"{large} and --lr {optimizer.learning_rate:g} is not scaled: {fix}"
     if schedule.warmup_epochs == 0 and schedule.shape != "triangular":
         return f"{large} and the learning rate starts at its peak: set --schedule.warmup-epochs, such as 5"
     return None

@@ -37,15 +37,10 @@ def init_process_group(backend: str | None, *, timeout_s: float) -> None:
         store = _fresh_part(_meet(rank, timeout), rank, num_processes, timeout_s=timeout_s)
         dist.init_process_group(backend, store=store, rank=rank, world_size=num_processes, timeout=timeout)
     except (RuntimeError, OSError) as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        raise ProcessError(
-            "RENDEZVOUS",
-            f"process {rank} of {num_processes} did not meet the others at {address} within {timeout_s:g} s "
-            f"({str(error).splitlines()[0]}): start all of them, with the address and a free port of the machine of "
-            "process 0, open between the machines",
-            rank,
-            ExitCode.INTERNAL,
-        ) from error
+        address, reason = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).splitlines()[0]
+        fact = f"process {rank} of {num_processes} did not meet the others at {address} within {timeout_s:g} s"
+        fix = "start all, with the address and a free port of the machine of process 0, open between the machines"
+        raise ProcessError("RENDEZVOUS", f"{fact} ({reason}): {fix}", rank, ExitCode.INTERNAL) from error
 
 
 def find_cpu_group(*, timeout_s: float) -> dist.ProcessGroup | None:

@@ -110,11 +110,8 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
         _join(config, use_cpu=use_cpu)
     accelerator = _build_accelerator(config, precision, sharding, is_on_cpus=use_cpu and num_processes > 1)
     if accelerator.num_processes != num_processes:
-        raise ConfigError(
-            "LAUNCH",
-            f"the launcher announced {num_processes} processes, accelerate found {accelerator.num_processes}: "
-            "for CPU processes launch with ACCELERATE_USE_CPU=true",
-        )
+        fact = f"the launcher announced {num_processes} processes, accelerate found {accelerator.num_processes}"
+        raise ConfigError("LAUNCH", f"{fact}: for CPU processes launch with ACCELERATE_USE_CPU=true")
     reject_unsupported(accelerator)
     torch.set_num_threads(config.num_threads or given_threads or max(1, available_cpus() // count_local_processes()))
     _set_backend_flags(config, accelerator)

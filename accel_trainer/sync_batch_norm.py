@@ -37,11 +37,8 @@ def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Mod
     if type(model) in _OF_TORCH and is_cuda:
         return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
     if is_synced and not is_cuda and type(model) is not nn.SyncBatchNorm:
-        raise ConfigError(
-            "SYNC_BATCH_NORM",
-            f"{type(model).__name__} is a SyncBatchNorm, which needs a GPU: give the model its BatchNorm, which is "
-            "computed over all processes as well",
-        )
+        fix = "give the model its BatchNorm, which is computed over all processes as well"
+        raise ConfigError("SYNC_BATCH_NORM", f"{type(model).__name__} is a SyncBatchNorm, which needs a GPU: {fix}")
     if isinstance(model, _BatchNorm) and not (is_synced and is_cuda):
         # Never compiled, since torch.compile loses the mode (torch 2.13). A method, so that a copy of the module, as
         # that with the averaged weights, calls its own.
@@ -58,11 +55,9 @@ def _forward_over_processes(norm: _BatchNorm, *inputs: Any, **options: Any) -> A
     with _BatchNormOverProcesses() as mode:
         output = forward(norm, *inputs, **options)
     if not mode.was_reached:
-        raise ConfigError(
-            "SYNC_BATCH_NORM",
-            f"{type(norm).__name__} does not normalise by F.batch_norm, and so not over all processes: "
-            "leave its statistics to each process with --runtime.no-sync-batch-norm",
-        )
+        fact = f"{type(norm).__name__} does not normalise by F.batch_norm, and so not over all processes"
+        fix = "leave its statistics to each process with --runtime.no-sync-batch-norm"
+        raise ConfigError("SYNC_BATCH_NORM", f"{fact}: {fix}")
     return output
 
 

@@ -325,6 +325,7 @@ RULES = {
         {
             "storage",
             "dry_run", "tools.lr_find", "tools.replay",  # work in a temporary folder
+            "watchdog",  # the stacks of threads, which are written to a file alone
             "vision.cache",  # makes the folder that users name
             "tools.export", "tools.verify",  # scratch folders
         },

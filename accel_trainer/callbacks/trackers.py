@@ -133,7 +133,8 @@ def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:
     if folder.exists():
         storage.remove_directories([folder])
     storage.make_directory(folder)
-    same_run, mode = {"id": id_file.read_text(), "resume": "allow"}, os.environ.get("WANDB_MODE", "offline")
+    same_run = {"id": storage.read_file(id_file, max_bytes=64).decode(), "resume": "allow"}
+    mode = os.environ.get("WANDB_MODE", "offline")
     settings = {"console": "off", "silent": True, "init_timeout": _INIT_TIMEOUT_S}
     wandb = {"name": run.name, "dir": str(folder), "mode": mode, "settings": settings}
     options: dict[str, dict[str, Any]] = {
