@@ -88,7 +88,9 @@ def test_what_was_changed_since_the_commit_is_not_written_down(tmp_path: Path, m
     git(tmp_path, "commit", "--quiet", "-m", "first")
     recipe.write_text("KEY = 'uncommitted-key'\n")
     train(make_config(tmp_path / "run"))
-    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and b"uncommitted" in path.read_bytes()]
+    assert not [
+        path for path in (tmp_path / "run").rglob("*") if path.is_file() and b"uncommitted" in path.read_bytes()
+    ]
 
 
 def test_each_value_of_the_config_has_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
