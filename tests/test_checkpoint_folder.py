@@ -39,7 +39,7 @@ def test_the_last_the_best_and_the_permanent_are_kept(directory: Path) -> None:
     kept = [name_at(step) for step in (3, 5, 10, 11, 12)]
     assert names(directory) == ["best.json", *kept]
     assert json.loads((directory / "best.json").read_bytes()) == {
-        "name": name_at(3), "metric": "accuracy", "value": 0.9,
+        "name": name_at(3), "metric": "accuracy", "value": 0.9, "mode": "max",
     }  # fmt: skip
 
 
