@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from . import storage
@@ -229,9 +228,9 @@ def _restore(trainer: Trainer, checkpoint: LoadedCheckpoint, changes: Sequence[s
     """Put the run where the checkpoint was taken. Raises CheckpointError, also for what no run has saved."""
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
-    except (UserError, torch.OutOfMemoryError):
+    except UserError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         raise CheckpointError(
             "CKPT_STATE", f"{checkpoint.name} holds what this run cannot load ({reason}): use another checkpoint"

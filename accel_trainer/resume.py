@@ -88,9 +88,9 @@ def read_stored_config(source: Source) -> dict[str, Any]:
     try:
         stored = read_stored_yaml(path)
         batch = stored.get("batch", {})
-        if isinstance(batch, dict) and all(isinstance(value, int | None) for value in batch.values()):
-            return stored
-        raise ValueError("its batch is none")
+        if not isinstance(batch, dict) or not all(isinstance(value, int | None) for value in batch.values()):
+            raise ValueError(f"batch is {str(batch)[:80]}, expected whole numbers by name")
+        return stored
     except (OSError, ValueError) as error:
         raise CheckpointError("RUN_CONFIG", f"{path} cannot be read ({error}): restore it") from error
 

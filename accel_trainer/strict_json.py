@@ -23,7 +23,7 @@ def dump_json(value: object, *, indent: int | None = None) -> bytes:
 def parse_json(data: bytes) -> Any:
     """Return the value of `data`, which is as bounded as its source. Raises ValueError."""
     try:
-        return json.loads(data)
+        return json.loads(data.decode())  # of bytes, Python would guess the encoding
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

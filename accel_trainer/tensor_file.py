@@ -73,7 +73,9 @@ def _read_header(data: bytes) -> dict[str, Any]:
     if len(data) < _LENGTH.size:
         raise ValueError(f"{len(data)} bytes are too few for a safetensors file")
     (length,) = _LENGTH.unpack_from(data)
-    header = parse_json(data[_LENGTH.size : _LENGTH.size + min(length, MAX_HEADER_BYTES)])
+    if length > min(MAX_BYTES, len(data) - _LENGTH.size):
+        raise ValueError(f"a header of {length} bytes in a file of {len(data)}, where {MAX_BYTES} are allowed")
+    header = parse_json(data[_LENGTH.size : _LENGTH.size + length])
     if not isinstance(header, dict):
         raise ValueError("its header is not an object")
     header.pop("__metadata__", None)

@@ -87,7 +87,7 @@ BAD_FLAGS = [
     ("--config empty", 64, "--config empty: "),
     ("--config binary", 64, "--config binary: not a text file"),
     ("--config list.yaml", 64, "list.yaml: expected names with values, got a list"),
-    ("--config broken.yaml", 64, "broken.yaml line 2: cannot be read as YAML"),
+    ("--config broken.yaml", 64, "broken.yaml: cannot be read as YAML: line 2"),
     ("--config unknown.yaml", 64, "unknown key trainer.num_epoch: did you mean trainer.num_epochs?"),
     ("--config type.yaml", 64, "type.yaml: trainer.num_epochs many: expected an int"),
     ("--config date.yaml", 64, "date.yaml: cannot be read as YAML: month must be in 1..12"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,7 +18,7 @@ from accel_trainer.config import (
     save_config,
 )
 from accel_trainer.errors import ConfigError, ExitCode
-from accel_trainer.run_config import RunConfig
+from accel_trainer.run_config import RecipeConfig, RunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,3 +263,47 @@ class NeedsSize:
 def test_a_path_may_be_given_as_text_in_python() -> None:
     as_text = RunConfig(output_dir="runs/x", cache_dir="cache")  # type: ignore[arg-type]
     assert as_text == RunConfig(output_dir=Path("runs/x"), cache_dir=Path("cache"))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("seed: 1\nseed: 2", "line 2: seed is there twice"),
+        ("trainer: {num_epochs: 1, num_epochs: 2}", "line 1: num_epochs is there twice"),
+        ("trainer: &a {num_epochs: 1}", "line 1: aliases"),
+        ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", "line 1: aliases"),
+        ("[" * 100_000, "line 1: nested too deeply, or too long"),
+        ("seed: " + "1:" * 10_000 + "1", "line 1: nested too deeply, or too long"),
+    ],
+)
+def test_a_file_with_what_no_config_needs_is_one_line(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"cannot be read as YAML: {reason}"):
+        parse("--config", str(path))
+
+
+def test_a_file_is_read_up_to_a_mebibyte_and_a_device_or_a_pipe_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text("# \n" * 400_000)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "good.yaml").write_text("seed: 3")
+    (tmp_path / "link.yaml").symlink_to("good.yaml")
+    for name, reason in (("long.yaml", "more than 1048576"), ("pipe.yaml", "not a regular"), ("/dev/zero", "not a")):
+        with pytest.raises(ConfigError, match=reason):
+            parse("--config", str(tmp_path / name))
+    assert parse("--config", str(tmp_path / "link.yaml")).seed == 3, "a link that the user names"
+
+
+def test_an_empty_path_is_refused_and_a_tilde_is_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for flags in (["--output-dir", ""], ["--output-dir="]):
+        with pytest.raises(ConfigError, match="--output-dir is empty: give a path, or leave it out"):
+            parse_config(RecipeConfig, flags, description="")
+    (tmp_path / "run.yaml").write_text('run: {output_dir: ""}')
+    with pytest.raises(ConfigError, match="run.output_dir is empty"):
+        parse_config(RecipeConfig, ["--config", str(tmp_path / "run.yaml")], description="")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse_config(RecipeConfig, ["--output-dir=~/run"], description="").run.output_dir == tmp_path / "run"
+    with pytest.raises(ConfigError, match="the home folder in ~nobody-of-that-name/run is unknown"):
+        parse_config(RecipeConfig, ["--output-dir=~nobody-of-that-name/run"], description="")

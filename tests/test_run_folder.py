@@ -8,12 +8,14 @@ import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from accel_trainer.errors import ExitCode, OutputError
-from accel_trainer.run_folder import RunLock, foreign_access, prepare_directory
+from accel_trainer.errors import CheckpointError, ExitCode, OutputError
+from accel_trainer.run_folder import RunLock, foreign_access, prepare_directory, refuse_strange_entries
+from tests.workload import make_config, train
 
 HOLDER = """
 import os, sys
@@ -113,3 +115,39 @@ def test_a_folder_that_others_can_write_is_reported(tmp_path: Path) -> None:
     assert foreign_access(tmp_path) is None
     tmp_path.chmod(0o777)
     assert "mode 777" in str(foreign_access(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_start_in_a_folder_with_something_else_in_place_of_a_file_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    {"link": lambda: path.symlink_to("/etc/passwd"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    with pytest.raises(OutputError, match=f"{path} is not a file"):
+        refuse_strange_entries(tmp_path)
+    before = path.lstat()
+    with pytest.raises(OutputError, match="OUT_DIR_ENTRY"):
+        train(make_config(tmp_path))
+    assert path.lstat() == before
+
+
+def test_a_start_does_not_write_where_a_link_in_place_of_its_checkpoints_leads(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputError, match="checkpoints is not a folder"):
+        train(make_config(tmp_path / "run"))
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_branch_copies_the_history_of_its_source_and_nothing_that_a_link_leads_to(tmp_path: Path) -> None:
+    train(make_config(tmp_path / "first"))
+    history = tmp_path / "first" / "metrics.jsonl"
+    config = make_config(tmp_path / "second")
+    config = replace(config, run=replace(config.run, resume=str(tmp_path / "first")))
+    moved = history.rename(tmp_path / "moved")
+    history.symlink_to(moved)
+    with pytest.raises(CheckpointError, match="metrics.jsonl is not a file"):
+        train(config)
+    history.unlink()
+    moved.rename(history)
+    train(config)
+    assert (tmp_path / "second" / "metrics.jsonl").read_bytes().startswith(history.read_bytes())

@@ -18,6 +18,7 @@ from accelerate.commands.config import config_args
 from accelerate.commands.config.default import write_basic_config
 
 from accel_trainer import BatchConfig, RecipeConfig, RunConfig, RuntimeConfig
+from accel_trainer.config import save_config
 from accel_trainer.preflight import Situation
 from accel_trainer.run_folder import RunLock
 from accel_trainer.tools.doctor import launching
@@ -142,6 +143,8 @@ def test_a_tiny_shared_memory(tmp_path: Path) -> None:
 def check_shared_memory() -> None:
     mount_small_disk(Path("/dev/shm"), "size=2g")
     assert find("SHARED_MEMORY") is None
+    many = RecipeConfig(batch=BatchConfig(per_device_batch_size=512, num_workers=8))
+    assert "data workers hold 16 batches there, 4704 MiB for images of 224 x 224" in str(find("SHARED_MEMORY", many))
     mount_small_disk(Path("/dev/shm"), "size=64m")
     assert str(find("SHARED_MEMORY")).startswith("/dev/shm has 64 MiB, and data workers (num_workers > 0) and NCCL")
 
@@ -279,6 +282,21 @@ def test_a_damaged_checkpoint_and_what_a_start_does_then(tmp_path: Path) -> None
     assert f"a start goes on from {name_at(1)}: see `accel-trainer inspect {tmp_path}`" in said
     damage(tmp_path / "checkpoints", 1)
     assert "none is whole, so that a start is refused" in str(find("CHECKPOINT_DAMAGED", in_folder(tmp_path)))
+    assert "so that a start is refused" in str(find("CKPT_NONE_VALID", in_folder(tmp_path)))
+
+
+def test_what_lies_in_a_folder_and_a_start_refuses_is_found_before(tmp_path: Path) -> None:
+    refused = replace(DatasetConfig(), run=RunConfig(output_dir=tmp_path), batch=BatchConfig(global_batch_size=128))
+    assert find("START_REFUSED", refused) is None
+    save(make(tmp_path / "checkpoints"), 1)
+    assert "config.yaml cannot be read" in str(find("START_REFUSED", refused)), "it is not there"
+    (tmp_path / "config.yaml").write_text(save_config(replace(refused, seed=7)))
+    assert "was made with another config (seed: 7 -> 0)" in str(find("START_REFUSED", refused))
+    (tmp_path / "config.yaml").write_text(save_config(refused))
+    never = replace(refused, run=RunConfig(output_dir=tmp_path, resume="never"))
+    assert "--resume is never" in str(find("START_REFUSED", never))
+    (tmp_path / "metrics.jsonl").symlink_to("/etc/passwd")
+    assert "metrics.jsonl is not a file" in str(find("START_REFUSED", refused))
 
 
 def test_another_number_of_processes_than_before(tmp_path: Path) -> None:

@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 
 from accel_trainer.config import save_config
+from accel_trainer.plan import BatchConfig
+from accel_trainer.run_folder import RunLock, is_in_use
+from accel_trainer.tools import run_reader
+from accel_trainer.tools.run_reader import read_run
+from accel_trainer.tools.status import read_status
 from recipes import cifar
+from tests import processes
 from tests.faults.mutations import rehash
 from tests.faults.tiny_run import best_at, make, name_at, pieces_at, position_at
 from tests.tools.conftest import run_command

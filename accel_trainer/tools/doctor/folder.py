@@ -93,7 +93,7 @@ def find_damaged_checkpoints(now: Situation) -> str | None:
     damaged = [report for report in reports if report.problem is not None]
     if not damaged:
         return None
-    used = f"a start goes on from {usable}" if usable else "none is whole"
+    used = f"a start goes on from {usable}" if usable else "none is whole, so that a start is refused"
     return f"{damaged[-1].problem}; {used}: see `accel-trainer inspect {folder}`"
 
 
