@@ -1,5 +1,5 @@
-# Targets; `make` lists them. ARGS is handed on: `make train ARGS="--epochs 5"`, `make test ARGS="-k resume"`.
-# JOBS tests run at once.
+# `make` lists the targets. ARGS is passed on: `make train ARGS="--epochs 5"`, `make test ARGS="-k resume"`.
+# JOBS is the number of tests that run at once.
 PYTHON ?= python3
 ARGS ?=
 JOBS ?= 2
@@ -14,11 +14,11 @@ help: ## List the targets
 
 setup: $(INSTALLED) ## Install everything into .venv
 
-# Training needs fewer packages than development, and so is ready sooner.
+# Training needs fewer packages than development, so it installs faster.
 $(INSTALLED): EXTRAS := dev
 $(TRAINABLE): EXTRAS := vision,report
 $(INSTALLED) $(TRAINABLE): pyproject.toml constraints.txt
-	@echo "Installing into .venv: some minutes the first time"
+	@echo "Installing into .venv: a few minutes the first time"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@ $(TRAINABLE)
@@ -26,13 +26,13 @@ $(INSTALLED) $(TRAINABLE): pyproject.toml constraints.txt
 train: $(TRAINABLE) ## Train a small ResNet on the digits that come with scikit-learn
 	@$(BIN)/python recipes/cifar.py --config recipes/configs/digits.yaml $(ARGS)
 
-test: setup ## Run the tests, but for those of `make slow-test`
+test: setup ## Run the tests, except those of `make slow-test`
 	@$(PYTEST) -m "not slow" $(ARGS)
 
-slow-test: setup ## Run the tests that `make test` leaves out: they vary what its tests show, or repeat it often
+slow-test: setup ## Run the tests that `make test` leaves out: variations and many repetitions
 	@$(PYTEST) -m slow $(ARGS)
 
-slow-sample: setup ## Run every tenth of them
+slow-sample: setup ## Run every tenth slow test
 	@$(PYTEST) -m slow --sample 10 $(ARGS)
 
 lint: setup ## Check style, format and types
@@ -43,32 +43,32 @@ lint: setup ## Check style, format and types
 crash-test: setup ## Kill runs at many points, a hundred times as many as `make test`
 	@$(REPEATEDLY) -m crash $(ARGS)
 
-fuzz-test: setup ## Feed damaged and hostile files, a hundred times as many
+fuzz-test: setup ## Load damaged and hostile files, a hundred times as many as `make test`
 	@$(REPEATEDLY) -m fuzz $(ARGS)
 
-signal-test: setup ## Send every signal in every phase to every receiver, and let processes die, many times
+signal-test: setup ## Send every signal in every phase to every process, and kill processes, many times
 	@$(BIN)/python -m tests.faults.signals
 	@$(BIN)/python -m tests.faults.interruptions --number 200 --log .interruptions.jsonl
 	@$(REPEATEDLY) -m signal $(ARGS)
 
-mutants: setup ## Make small mistakes in a copy, one at a time: some test must see each
+mutants: setup ## Make small mistakes in a copy, one at a time: a test must catch each
 	@$(BIN)/python -m tests.mutants --log .mutants.txt $(ARGS)
 
-soak: setup ## Train a tiny net for 100,000 steps: memory, open files and threads must not grow
+soak: setup ## Train for 100,000 steps: memory, open files and threads must not grow
 	@$(BIN)/python -m tests.faults.soak $(ARGS)
 
-bench: setup ## Measure what the README reports, also of other toolkits
+bench: setup ## Measure the numbers of the README, for other toolkits too
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmarks]'
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-gpu: setup ## Measure on a GPU, in about ten minutes, what holds there; DATASET=FOLDER: with CIFAR-10 from a folder
+gpu: setup ## Test and measure on a GPU, in about ten minutes; DATASET=FOLDER: with CIFAR-10 from a folder
 	@$(BIN)/python -m benchmarks.gpu $(if $(DATASET),--dataset '$(DATASET)') $(ARGS)
 
-docs: setup ## Build the documentation into site/, readable without a network
+docs: setup ## Build the documentation into site/, readable offline
 	@NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet && \
 	echo "open site/index.html, or for its search: python -m http.server --directory site"
 
-clean: ## Remove .venv and all caches; runs/ stays
+clean: ## Remove .venv and all caches, but not runs/
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 

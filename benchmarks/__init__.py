@@ -1,1 +1,1 @@
-"""What the README's numbers come from. `python -m benchmarks` runs all; every file is also a command of its own."""
+"""Measures the README's numbers. `python -m benchmarks` runs all benchmarks; each file is also a command."""

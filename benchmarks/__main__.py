@@ -1,4 +1,4 @@
-"""Run all benchmarks, or those that are named: `python -m benchmarks [NAME ...]`. Their options: `--help` of each."""
+"""Run all benchmarks, or the ones given: `python -m benchmarks [NAME ...]`. Each has its own `--help`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a checkpoint holds up the training, and how long until it is safe: ours, accelerate's and torch's."""
+"""How long training pauses for a checkpoint, and how long until it is on disk: ours, accelerate's and torch's."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from accel_trainer.checkpoint import CheckpointConfig, Checkpointer
-from accel_trainer.checkpoint_folder import load_checkpoint
-from accel_trainer.state import TrainState
-from accel_trainer.training_state import TrainingState
-from accel_trainer.vision.zoo import ModelConfig, build_model
+from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
+from accel_trainer.checkpoint.retention import load_checkpoint
+from accel_trainer.checkpoint.state_dict import TrainingState
+from accel_trainer.core.train_state import TrainState
+from accel_trainer.vision.models.zoo import ModelConfig, build_model
 
 from . import results
 
@@ -51,7 +51,7 @@ class Savers:
         return sum(tensor.nbytes for tensor in tensors)
 
     def save(self, name: str) -> results.Row:
-        """Save in one of the ways; return how long training stands still and how long the save takes."""
+        """Save with one toolkit; return how long training pauses and how long the save takes."""
         self.step += 1
         position = TrainState(optimizer_step=self.step, epoch=0, step_in_epoch=self.step, samples_seen=0)
         start_s = time.perf_counter()
@@ -120,7 +120,7 @@ def main() -> None:
     measured = results.interleave(list(NAMES), savers.save, repeats=options.repeats)
     tables = {}
     for caption, key in (
-        ("How long training stands still", "stall_s"),
+        ("How long training pauses", "stall_s"),
         ("Until the checkpoint is on the disk (ours is hashed and synced, the others are not)", "save_s"),
         ("Load into a live model and optimizer (ours verified by hash)", "load_s"),
     ):
@@ -134,16 +134,17 @@ def main() -> None:
             }
             for name in NAMES
         ]
-    tables["What the stall is made of"] = stall_parts(savers, options.repeats)
+    tables["What the pause consists of"] = stall_parts(savers, options.repeats)
     savers.checkpointer.close()
     shutil.rmtree(folder)
-    stall = tables["How long training stands still"][0]["of accelerate"]
+    stall = tables["How long training pauses"][0]["of accelerate"]
     results.write(
         "checkpointing",
         title="Checkpoints",
-        how=f"A ResNet-18 with momentum, {savers.num_bytes / 1e6:.0f} MB, saved and loaded in three ways in turn.",
+        how=f"A ResNet-18 with momentum, {savers.num_bytes / 1e6:.0f} MB, saved and loaded by each of three toolkits "
+        "in turn.",
         tables=tables,
-        goals=[f"Training stands still at most 0.10 as long as with accelerate's save_state: {stall:.2f}."],
+        goals=[f"Training pauses at most 0.10 times as long as with accelerate's save_state: {stall:.2f}."],
         started=started,
     )
 

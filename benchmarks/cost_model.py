@@ -1,10 +1,10 @@
-"""What a step costs on P processes: compute and data as on one, and the part of a ring all-reduce that is not hidden.
+"""Predicts the time of a step on P processes: compute and data as on one, plus the visible part of a ring all-reduce.
 
     step(P) = compute + data + (1 - overlap) * all_reduce(P)
     all_reduce(P) = 2 (P - 1) / P * bytes / bandwidth + 2 (P - 1) * latency
 
-A ring passes each of P parts of the gradients on 2 (P - 1) times. Real libraries use trees for many processes, whose
-latency grows with log P: the model errs to the side of too slow there.
+A ring sends each of the P parts of the gradients 2 (P - 1) times. For many processes real libraries use trees, whose
+latency grows with log P, so the model is too pessimistic there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class CostModel:
     """The constants of a model, a machine and a network."""
 
     compute_s: float
-    """Forward, backward and update of one process on a core, or a GPU, of its own."""
+    """Forward, backward and update of one process with a core or GPU to itself."""
     data_s: float
     """What a step waits for its batch."""
     gradient_bytes: float
@@ -29,12 +29,12 @@ class CostModel:
     """Share of the all-reduce that hides behind backward: 0 to 1."""
 
     def all_reduce_s(self, num_processes: int) -> float:
-        """Seconds that summing the gradients over all processes takes by itself."""
+        """Seconds to sum the gradients over all processes, without overlap."""
         others = num_processes - 1
         return 2 * others / num_processes * self.gradient_bytes / self.bytes_per_s + 2 * others * self.latency_s
 
     def step_s(self, num_processes: int, *, processes_per_core: float = 1.0) -> float:
-        """Seconds of a step; processes that share a core compute in turn."""
+        """Seconds of a step; processes that share a core take turns."""
         own = (self.compute_s + self.data_s) * max(1.0, processes_per_core)
         return own + (1 - self.overlap) * self.all_reduce_s(num_processes)
 

@@ -1,6 +1,6 @@
 """Accuracy against wall time on a CPU: our recipe, and the same net, data and schedule in a plain accelerate script.
 
-Takes two full trainings a seed, some minutes each. `--max-steps 3` only tries it out and writes no result.
+Runs two full trainings per seed, a few minutes each. `--max-steps 3` is a quick test that writes no result.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None) -
 
 
 def train_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None) -> float:
-    """Train as an accelerate tutorial does: a DataLoader over decoded images, transforms per batch, no toolkit."""
+    """Train as in an accelerate tutorial: a DataLoader over decoded images, transforms per batch, no toolkit."""
     import torch
     import yaml
     from accelerate import Accelerator
@@ -166,9 +166,10 @@ def main() -> None:
     results.write(
         "cpu_cifar",
         title="CIFAR-10 on a CPU",
-        how="`recipes/configs/cifar10_cpu.yaml`, and its net, optimizer, schedule and augmentation in a script. From "
-        "the start of Python to its end, with all evaluations, and ours with its checkpoints; data decoded before.",
-        tables={"Full trainings, in turn, a seed at a time": rows},
+        how="`recipes/configs/cifar10_cpu.yaml`, and a script with the same network, optimizer, schedule and "
+        "augmentation. From the start of Python to its end, including evaluations and, for ours, checkpoints; the data "
+        "is decoded beforehand.",
+        tables={"Full trainings, alternating, one seed after the other": rows},
         started=started,
     )
 

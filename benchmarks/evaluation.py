@@ -89,7 +89,7 @@ def make_ways(folder: Path) -> dict[str, Callable[[], Any]]:
     ways = {
         "bare forward and loss": bare,
         "ours": ours(MeanLoss(), TopKAccuracy()),
-        "ours, accuracy alone": ours(TopKAccuracy()),
+        "ours, accuracy only": ours(TopKAccuracy()),
         "gather_for_metrics per batch": lambda: gathered(batches),
         "the same, accelerate's loader": lambda: gathered(prepared),
     }
@@ -110,7 +110,7 @@ def make_ways(folder: Path) -> dict[str, Callable[[], Any]]:
             metric.add_batch(predictions=predictions, references=references)
         return metric.compute()["accuracy"]
 
-    return ways | {"evaluate's add_batch, accuracy alone": add_batch}
+    return ways | {"evaluate's add_batch, accuracy only": add_batch}
 
 
 def main() -> None:
@@ -152,17 +152,17 @@ def main() -> None:
         for name, samples in measured.items()
     ]
     goals = [
-        "One collective and one host sync an evaluation, whatever its length; all ways give the same accuracy. "
-        "With one process on a CPU neither costs anything: reading each batch is then as cheap as ours."
+        "Ours needs one collective and one host sync per evaluation, whatever its length. With one process on a CPU "
+        "neither costs anything, so gathering every batch is as cheap. All variants give the same accuracy."
     ]
-    if (others := beyond.get("evaluate's add_batch, accuracy alone")) is not None:
-        alone, both = (others / beyond[name] for name in ("ours, accuracy alone", "ours"))
+    if (others := beyond.get("evaluate's add_batch, accuracy only")) is not None:
+        alone, both = (others / beyond[name] for name in ("ours, accuracy only", "ours"))
         goals.append(f"At most 1/30 of evaluate's add_batch: 1/{alone:.0f}, and 1/{both:.0f} with the loss.")
     results.write(
         "evaluation",
         title="Evaluation",
-        how="Loss and accuracy of Linear(32, 10) on one thread; CPU time of the thread, ways in turn; the lower "
-        "decile of n evaluations, because load and a slower clock only add.",
+        how="Loss and accuracy of Linear(32, 10) on one thread. CPU time of the thread, measured in interleaved "
+        "rounds; the lower decile of n evaluations, because other load and a lower clock rate can only add time.",
         tables={"One process on a CPU": rows},
         goals=goals,
         started=started,

@@ -1,8 +1,8 @@
-"""What a GPU tells in about ten minutes: the tests that need one, the cost of a step, the speed of trainings.
+"""Runs what needs a GPU, in about ten minutes: tests, the cost of a step, the speed of training runs.
 
-`make gpu` needs nothing but the repository. It trains on CIFAR-10 of the hub, or of a folder by `make gpu
-DATASET=FOLDER`, or else on random images of the same shape. It prints a page that says what held, and keeps it as
-results/gpu.json, to be committed as it is. Without a GPU nothing is measured; `--tiny` tries the command itself.
+`make gpu` needs only the repository. It trains on CIFAR-10 from the hub, from a folder with `make gpu DATASET=FOLDER`,
+or otherwise on random images of the same shape. It prints a page of results, and writes them to results/gpu.json, to be
+committed unchanged. Without a GPU nothing is measured; `--tiny` tests the command itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Sizes:
 
 
 TINY = Sizes(
-    tests="tests/test_accelerator.py", steps={"tiny": 8}, repeats=1, precisions=("no",), num_random_images=256,
+    tests="tests/training/test_pretend_device.py", steps={"tiny": 8}, repeats=1, precisions=("no",),
+    num_random_images=256,
     flags=("--model", "resnet8", "--batch-size", "64", "--global-batch-size", "64", "--max-steps", "1"),
     max_94_s=float("inf"), compiles=False,
 )  # fmt: skip
@@ -55,7 +56,7 @@ TINY = Sizes(
 
 @dataclass
 class Page:
-    """What is found, as tables, and what of it held."""
+    """The results: tables, and which expectations held."""
 
     tables: dict[str, list[results.Row]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
@@ -66,7 +67,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Images:
-    """What is trained on: `dataset` as of recipes/cifar.py."""
+    """The training data: `dataset` as for recipes/cifar.py."""
 
     dataset: str
     described: str
@@ -75,7 +76,7 @@ class Images:
 
 
 def find_images(dataset: str | None, cache_dir: Path, folder: Path, *, num_random: int) -> Images:
-    """Return the images that were asked for, those of the hub, or as many random ones, written to `folder`."""
+    """Return the given data set, else CIFAR-10 from the hub, else as many random images, written to `folder`."""
     if dataset is not None:
         load_images(dataset, cache_dir=cache_dir)  # decoded before any clock runs
         return Images(dataset, "the images of DATASET", cache_dir)
@@ -113,7 +114,7 @@ def run_tests(page: Page, sizes: Sizes) -> None:
 
 
 def measure_overhead(page: Page, sizes: Sizes, device: str) -> None:
-    """Measure what the loop adds to a step, of a tiny net and of a small one."""
+    """Measure what the loop adds to a step of a tiny and of a small network."""
     for model, steps in sizes.steps.items():
         rows = overhead.measure(model, LOOPS, steps, sizes.repeats, device=device)
         page.tables[f"A step of {model}, batch 128, float32"] = rows
@@ -124,7 +125,7 @@ def measure_overhead(page: Page, sizes: Sizes, device: str) -> None:
 
 
 def train(config: str, images: Images, sizes: Sizes, name: str, *flags: str, num_gpus: int = 1) -> results.Row:
-    """Return a row about a training in a process for each GPU."""
+    """Return a row for a training with one process per GPU."""
     record = recipe.train(
         CONFIGS / config, dataset=images.dataset, cache_dir=images.cache_dir, seed=0,
         flags=[*flags, *sizes.flags], num_processes=num_gpus,
@@ -159,7 +160,7 @@ def train_resnet18(page: Page, sizes: Sizes, images: Images) -> None:
 
 
 def train_to_94(page: Page, sizes: Sizes, images: Images) -> None:
-    """Train the net that is made to come to 94 % in seconds, if it would here, going by the ResNet-18."""
+    """Train the airbench94 network, if the ResNet-18 was fast enough for there to be time."""
     speeds = [row["images/s"] for caption, rows in page.tables.items() if "ResNet-18" in caption for row in rows]
     expected_s = 8 * 50_000 / max(speeds, default=1)
     if expected_s > sizes.max_94_s:
@@ -176,7 +177,7 @@ def train_to_94(page: Page, sizes: Sizes, images: Images) -> None:
 
 
 def try_all(page: Page, parts: Mapping[str, Callable[[], None]], *, time_s: float) -> None:
-    """Do the `parts` for which there is time, whatever becomes of one of them."""
+    """Run the `parts` for which there is time; if one fails, continue with the next."""
     start_s = time.monotonic()
     for name, part in parts.items():
         elapsed_s = time.monotonic() - start_s
@@ -192,7 +193,7 @@ def try_all(page: Page, parts: Mapping[str, Callable[[], None]], *, time_s: floa
 
 
 def gpu_environment() -> results.Row:
-    """Return what `results.environment` does not say of the GPUs."""
+    """Return the facts about the GPUs that `results.environment` lacks."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         driver = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]

@@ -1,4 +1,4 @@
-"""Images a second, cropped, flipped and normalised: ours, and what people write with `datasets` and PIL."""
+"""Images per second, cropped, flipped and normalised: ours, and the usual code with `datasets` and PIL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from accel_trainer import BatchPlan, RuntimeConfig
-from accel_trainer.runtime import start_accelerator
+from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.vision import AugmentConfig, ImageDataset, ImageLoader, load_images
 
 from . import results
@@ -27,7 +27,7 @@ Clock = Callable[[], float]
 
 
 def write_noise(folder: Path, *, num_train: int, num_test: int = 100) -> None:
-    """Write parquet files like those of CIFAR-10 on the hub, of noise."""
+    """Write parquet files like CIFAR-10's on the hub, with random images."""
     import datasets
     from PIL import Image
 
@@ -103,11 +103,16 @@ def our_loader(images: ImageDataset, crop_mode: Any) -> Iterator[Any]:
         normalization=images.normalization,
         device=torch.device("cpu"),
     )
-    return (batch for epoch in range(1000) for window in loader.windows(epoch, 0) for batch in window.micro_batches)
+    return (
+        batch
+        for epoch in range(1000)
+        for step_batch in loader.step_batches(epoch, 0)
+        for batch in step_batch.micro_batches
+    )
 
 
 def images_per_s(batches: Iterator[Any], num_batches: int, clock: Clock) -> float:
-    """Return the steady rate: the first batches, in which workers start, are not counted."""
+    """Return the steady rate, without the first batches, during which workers start."""
     for _ in islice(batches, 4):
         pass
     start = clock()
@@ -182,12 +187,12 @@ def main() -> None:
         title="Input pipeline",
         how=f"CIFAR-sized images ({'real, JPEG' if options.dataset else 'noise, PNG'}), batches of {BATCH_SIZE}, crop "
         "(padding 4), flip, normalise, float32. Images per second of the thread's CPU time; with workers, of wall "
-        "time. HF + PIL pads with zeros; ours is decoded once beforehand.",
+        "time. HF + PIL pads with zeros; our images are decoded once, beforehand.",
         tables={"One core": table},
         goals=[
             f"At least 200,000 images/s per core: {table[0]['images/s']:,.0f} (best {table[0]['highest']:,.0f}).",
             f"At least 25 times batched HF + PIL: {table[0]['of HF + PIL batched']:.0f} times.",
-            "Share of the memory bandwidth that one core reaches in a plain copy "
+            "Fraction of the memory bandwidth of a plain copy on one core "
             f"({measured['ours, crop reflect'][0]['bandwidth'] / 1e9:.0f} GB/s): {statistics.median(shares):.0%}.",
         ],
         started=started,

@@ -1,6 +1,6 @@
-"""The same few steps through each toolkit: model, data, optimizer, device. One loop per process, run by `overhead`.
+"""The same training loop in each toolkit, with the same model, data and optimizer. `overhead` runs one per process.
 
-Each is written as its own documentation shows, and imports its toolkit itself: a start-up belongs to one.
+Each follows its toolkit's documentation, and imports the toolkit itself, so that start-up times can be compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH_SIZE, LEARNING_RATE, MOMENTUM = 128, 0.1, 0.9
 
 
 class Stamped(nn.Module):
-    """A model that notes when each training forward begins: in CPU time, or on a device in that of the clock."""
+    """A model that records when each training forward begins: in CPU time, or wall time on a device."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def is_on_cpu(model: nn.Module) -> bool:
 
 
 class Batches(Dataset[tuple[Tensor, Tensor]]):
-    """Ready-made batches on the device, so that only the loop costs something."""
+    """Prepared batches on the device, so that only the loop is measured."""
 
     def __init__(self, shape: tuple[int, ...], num_steps: int, device: str) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -146,19 +146,20 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_op
         MeanLoss,
         OptimizerConfig,
         ScheduleConfig,
+        StepBatch,
         Trainer,
         TrainerConfig,
-        Window,
         build_optimizer,
         build_schedule,
     )
-    from accel_trainer.callbacks.log import MetricsLog
-    from accel_trainer.checkpoint import Checkpointer
+    from accel_trainer.callbacks.metric_logger import MetricLogger
+    from accel_trainer.checkpoint.manager import Checkpointer
+    from accel_trainer.run.build import prepare_checkpoints
 
     sample_ids = torch.arange(BATCH_SIZE, device=next(model.parameters()).device)
 
     class Loader:
-        """The same DataLoader, as windows."""
+        """The same DataLoader, as step batches."""
 
         num_samples = BATCH_SIZE
         plan = BatchPlan(
@@ -167,9 +168,9 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_op
             per_device_batch_size=BATCH_SIZE,
         )
 
-        def windows(self, epoch: int, first_step: int) -> Iterator[Window]:
+        def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
             for inputs, targets in batches:
-                yield Window([Batch(inputs, targets, sample_ids)], BATCH_SIZE)
+                yield StepBatch([Batch(inputs, targets, sample_ids)], BATCH_SIZE)
 
         def batches(self) -> Iterator[Batch]:
             inputs, targets = next(iter(batches))
@@ -188,6 +189,7 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_op
     accelerator = Accelerator(cpu=is_on_cpu(model))
     task, loader = ClassificationTask(), Loader()
     config = OptimizerConfig(learning_rate=LEARNING_RATE, momentum=MOMENTUM, nesterov=False, weight_decay=0.0)
+    checkpointer = Checkpointer(Path(tempfile.mkdtemp()) / "c", config=CheckpointConfig(), metadata={})
     trainer = Trainer(
         TrainerConfig(num_epochs=1, monitor="eval/loss", monitor_mode="min"),
         accelerator=accelerator,
@@ -202,11 +204,11 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_op
         task=task,
         loader=loader,
         evaluator=Evaluator(loader, task=task, metrics=[MeanLoss()], accelerator=accelerator),
-        checkpointer=Checkpointer(Path(tempfile.mkdtemp()) / "c", config=CheckpointConfig(), metadata={}),
+        checkpointer=checkpointer,
         seed=0,
-        callbacks=[MetricsLog(accelerator, history=None, every_n_steps=50), EveryEvent()],
+        callbacks=[MetricLogger(accelerator, history=None, every_n_steps=50), EveryEvent()],
     )
-    trainer.prepare_checkpoints()
+    prepare_checkpoints(trainer, checkpointer)
     trainer.fit()
 
 

@@ -1,4 +1,4 @@
-"""What a step costs beyond the model: each toolkit on the same model, data and steps, in a process of its own."""
+"""What a step costs beyond the model: each toolkit with the same model and data, in a separate process."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def main() -> None:
     results.write(
         "overhead",
         title="Overhead of the loop",
-        how="One thread, SGD with momentum, the same ready-made batches. A step is the thread's CPU time between two "
-        "forwards (the lower decile of a run's last three quarters: load and a slower clock only add); columns are "
-        "medians over processes started in turn, the start-up is the smallest. `ours, all on`: cosine schedule, mean "
-        "loss logged every 50 steps, checkpoints, a callback on every event, and the optimizer as `build_optimizer` "
-        "makes it, fused, where the others have torch's default.",
+        how="One thread, SGD with momentum, the same prepared batches. A step is the thread's CPU time between two "
+        "forwards: the lower decile of the last three quarters of a run, because other load and a lower clock rate can "
+        "only add time. Columns are medians over processes started in interleaved rounds; the start-up is the minimum. "
+        "`ours, all on`: cosine schedule, mean loss logged every 50 steps, checkpoints, a callback on every event, and "
+        "the fused optimizer that `build_optimizer` creates. The others use torch's default optimizer.",
         tables=tables,
         goals=[
             f"At most 1.10 of raw with everything on: {ours['of raw']:.2f} "

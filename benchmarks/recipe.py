@@ -1,4 +1,4 @@
-"""A training with the recipe, in a process of its own, as people start it."""
+"""Starts the recipe in a new process, as users do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import results
 def train(
     config: Path, *, dataset: str, cache_dir: Path, seed: int, flags: Sequence[str] = (), num_processes: int = 1
 ) -> results.Row:
-    """Return what `result.json` says, and as `process_s` the time from the start of Python to its end."""
+    """Return `result.json`, plus `process_s`, the time from the start of Python to its end."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, *(launcher if num_processes > 1 else [])]

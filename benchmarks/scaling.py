@@ -1,4 +1,4 @@
-"""How a step scales with processes, each with the same batch: measured for 1, 2 and 4, predicted for more."""
+"""How a step scales with the number of processes: measured for 1, 2 and 4, predicted for more."""
 
 from __future__ import annotations
 
@@ -16,16 +16,9 @@ import torch
 import torch.distributed as dist
 
 from accel_trainer import BatchConfig, RuntimeConfig, launch
-from accel_trainer.collectives import barrier, leave
-from accel_trainer.runtime import start_accelerator
-from accel_trainer.vision import (
-    AugmentConfig,
-    ImageLoader,
-    ImageSplit,
-    ModelConfig,
-    Normalization,
-    build_model,
-)
+from accel_trainer.distributed.accelerator import start_accelerator
+from accel_trainer.distributed.collectives import barrier, shutdown
+from accel_trainer.vision import AugmentConfig, ImageLoader, ImageSplit, ModelConfig, Normalization, build_model
 
 from . import results
 from .cost_model import CostModel
@@ -36,7 +29,7 @@ PARTS = ("data_s", "compute_s", "synchronised_s", "all_reduce_s", "message_s")
 
 
 def measure(batch_size: int, num_steps: int) -> results.Row:
-    """Return medians over steps, each of whose parts all processes begin together. Runs in every process."""
+    """Return medians over steps; all processes start each part together. Runs in every process."""
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     split = ImageSplit(
         images=torch.randint(0, 256, (4096, 3, 32, 32), dtype=torch.uint8),
@@ -66,16 +59,16 @@ def measure(batch_size: int, num_steps: int) -> results.Row:
         return time.perf_counter() - start_s
 
     samples: dict[str, list[float]] = {name: [] for name in PARTS}
-    windows = (window for epoch in range(10**6) for window in loader.windows(epoch, 0))
+    step_batches = (step_batch for epoch in range(10**6) for step_batch in loader.step_batches(epoch, 0))
     for _ in range(num_steps):
         start_s = time.perf_counter()
-        batch = next(windows).micro_batches[0]
+        batch = next(step_batches).micro_batches[0]
         samples["data_s"].append(time.perf_counter() - start_s)
         samples["compute_s"].append(timed(partial(step, batch, is_synchronised=False)))
         samples["synchronised_s"].append(timed(partial(step, batch, is_synchronised=True)))
         for name, tensor in (("all_reduce_s", gradients), ("message_s", number)):
             samples[name].append(0.0 if is_alone else timed(partial(dist.all_reduce, tensor)))
-    leave(accelerator)
+    shutdown(accelerator)
     settled = {name: statistics.median(values[len(values) // 4 :]) for name, values in samples.items()}
     return {**settled, "bytes": gradients.numel() * gradients.element_size()}
 
@@ -125,17 +118,17 @@ def main() -> None:
         "scaling",
         title="Scaling",
         how=f"ResNet-8 on 32x32 images, {options.batch_size} images and one thread per process, gloo on loopback. "
-        "Compute is a step without synchronisation, communication what synchronising adds to it; each begins after a "
-        "barrier. Medians over steps and repeats. Four processes share two cores here, and so compute in turn: the "
-        "model is told that, and of it is shown how well it foretells a number of processes that it was not fitted to. "
-        "The second table is for cores and a network like these, one process per core.",
+        "Compute is a step without synchronisation; communication is the time that synchronisation adds. Each starts "
+        "after a barrier. Medians over steps and repeats. Four processes share two cores here, which the model takes "
+        "into account; it was not fitted to them, so their row shows how well it predicts. The second table assumes "
+        "the same kind of cores and network, with one core per process.",
         tables={
             "Measured": table,
             "Predicted (`benchmarks/cost_model.py`)": [
                 {
                     "processes": number,
                     "step ms": 1e3 * model.step_s(number),
-                    "all-reduce alone ms": 1e3 * model.all_reduce_s(number),
+                    "all-reduce only ms": 1e3 * model.all_reduce_s(number),
                     "efficiency": model.efficiency(number),
                     "images/s": number * options.batch_size / model.step_s(number),
                 }
@@ -145,7 +138,8 @@ def main() -> None:
         goals=[
             f"Fitted to one and two processes: {model.bytes_per_s / 1e6:.0f} MB/s, {1e6 * model.latency_s:.0f} us a "
             f"message, {model.overlap:.0%} of the all-reduce hidden behind backward.",
-            f"Four processes, not fitted: a step is predicted {abs(error):.0%} too {'long' if error > 0 else 'short'}. "
+            f"For four processes, which were not fitted, the prediction of a step is "
+            f"{abs(error):.0%} too {'long' if error > 0 else 'short'}. "
             "Nothing beyond four has been measured, on GPUs or otherwise.",
         ],
         started=started,
@@ -161,7 +155,7 @@ def describe(row: results.Row, number: int, model: CostModel, cores: int, option
         "data ms": 1e3 * row["data_s"],
         "compute ms": 1e3 * row["compute_s"],
         "communication ms": 1e3 * max(0.0, row["synchronised_s"] - row["compute_s"]),
-        "all-reduce alone ms": 1e3 * row["all_reduce_s"],
+        "all-reduce only ms": 1e3 * row["all_reduce_s"],
         "images/s": number * options.batch_size / step_s,
         "predicted step ms": 1e3 * predicted_s,
         "error": predicted_s / step_s - 1,

@@ -1,4 +1,4 @@
-"""From nothing to imported, and to the end of the first step: seconds of CPU time, and resident memory."""
+"""CPU time and memory of an import, and up to the end of the first step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST_STEPS = {"raw torch": "raw", "raw accelerate": "accelerate", "ours, all on
 
 
 def start(statement: str) -> results.Row:
-    """Import in a new process; return its CPU seconds, from the start of Python, and its memory."""
+    """Import in a new process; return its CPU seconds since the start of Python, and its memory."""
     measure = "import time, resource; print(time.process_time(), resource.getrusage(0).ru_maxrss)"
     probe = f"{statement}; {measure}"
     run = subprocess.run([sys.executable, "-c", probe], cwd=results.ROOT, capture_output=True, text=True, check=True)
@@ -63,7 +63,7 @@ def main() -> None:
     results.write(
         "startup",
         title="Start-up",
-        how="Each in a new process, in turn; the smallest of all repeats, because load only ever adds.",
+        how="Each in a new process, in interleaved rounds; the minimum, because other load can only add time.",
         tables=tables,
         goals=[
             f"First step within 1.10 of raw torch: {ours['of raw torch']:.2f}.",

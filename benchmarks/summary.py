@@ -1,4 +1,4 @@
-"""The README's table: a few of the results, the bad ones included. `python -m benchmarks.summary` renews it."""
+"""The README's table: a few of the results, including bad ones. `python -m benchmarks.summary` updates it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from .results import FOLDER, ROOT, cell
 _STEP = ("ours, all on", "accelerate", "Lightning", "HF Trainer")
 _SAVE = ("accel_trainer", "accelerate save_state")
 
-# What a row says, its result, table and column, the rows of that in the order of the README's columns, and the unit.
+# Label of the row; result, table and column to take it from; rows there for the columns of the README; unit.
 _ROWS: Sequence[tuple[str, str, str, str, Sequence[str], str]] = (
-    ("a step of a tiny net, times a loop by hand", "overhead", "Linear(32, 10), batch 128", "of raw", _STEP, ""),
-    ("a step of ResNet-20, times a loop by hand", "overhead", "ResNet-20, batch 128", "of raw", _STEP, ""),
-    ("training stands still for a checkpoint of 89 MB", "checkpointing",
-     "How long training stands still", "median ms", _SAVE, " ms"),
-    ("until it is written; ours hashed and synced", "checkpointing",
+    ("a step of a tiny network, relative to a hand-written loop", "overhead",
+     "Linear(32, 10), batch 128", "of raw", _STEP, ""),
+    ("a step of ResNet-20, relative to a hand-written loop", "overhead", "ResNet-20, batch 128", "of raw", _STEP, ""),
+    ("training pauses for a checkpoint of 89 MB", "checkpointing",
+     "How long training pauses", "median ms", _SAVE, " ms"),
+    ("until it is written (ours is hashed and synced)", "checkpointing",
      "Until the checkpoint is on the disk (ours is hashed and synced, the others are not)", "median ms", _SAVE, " ms"),
-    ("loading it; ours verified by its hashes", "checkpointing",
+    ("loading it (ours is verified by its hashes)", "checkpointing",
      "Load into a live model and optimizer (ours verified by hash)", "median ms", _SAVE, " ms"),
-    ("a batch of an evaluation of a tiny net", "evaluation", "One process on a CPU", "us/batch",
+    ("one evaluation batch of a tiny network", "evaluation", "One process on a CPU", "us/batch",
      ("ours", "gather_for_metrics per batch"), " us"),
 )  # fmt: skip
 
@@ -42,7 +43,7 @@ def _row(rows: Sequence[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def write() -> None:
-    """Put the table into the README, in the place of the one that is there."""
+    """Replace the table in the README."""
     path = ROOT / "README.md"
     text = re.sub(r"^\| median .*?\n(?=\n)", lambda _: table() + "\n", path.read_text(), flags=re.M | re.S)
     path.write_text(text)

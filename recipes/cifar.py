@@ -1,7 +1,7 @@
 """Train a ResNet on CIFAR, on digits, or on a folder of images.
 
 accelerate launch recipes/cifar.py                            # CIFAR-10 from the hub
-accelerate launch recipes/cifar.py --dataset digits           # embedded, no download
+accelerate launch recipes/cifar.py --dataset digits           # no download
 accelerate launch recipes/cifar.py --dataset PATH --model resnet18 --epochs 30
 """
 
@@ -34,10 +34,10 @@ from accel_trainer.vision import (
 
 @dataclass(frozen=True, kw_only=True)
 class Config(RecipeConfig):
-    """What `recipes/cifar.py` can set."""
+    """The settings of `recipes/cifar.py`."""
 
     dataset: str = "cifar10"
-    """`cifar10`, `cifar100` (from the hub), `digits` (embedded), or a folder of parquet, images or CIFAR binary."""
+    """`cifar10`, `cifar100` (from the hub), `digits` (no download), or a folder of parquet, images or CIFAR binary."""
     bad_images: BadImageConfig = field(default_factory=BadImageConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -45,7 +45,7 @@ class Config(RecipeConfig):
 
 
 def train(config: Config) -> RunResult:
-    """Train, evaluate and export. Runs in every process of the launch."""
+    """Train, evaluate and export. Runs in every process."""
     with start_run(config, recipe="cifar") as run:
         images = load_images(config.dataset, cache_dir=config.run.cache_dir, bad_images=config.bad_images)
         loader, eval_loader = build_image_loaders(

@@ -26,7 +26,7 @@ def train(config: RecipeConfig) -> RunResult:
         dataset = TensorDataset(inputs, targets)  # yours: anything with len() and [index] -> (input, target)
         train_set, test_set = random_split(dataset, [469, 100], torch.Generator().manual_seed(0))
         model = nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2))  # yours: any module
-        metrics = [MeanLoss(), TopKAccuracy()]  # yours: anything that adds up over samples
+        metrics = [MeanLoss(), TopKAccuracy()]  # yours: any metrics
         loader, eval_loader = build_dataset_loaders(
             train_set, test_set, run.config.batch, seed=config.seed, accelerator=run.accelerator
         )

@@ -71,7 +71,7 @@ def one_torch_thread() -> None:
 @pytest.fixture(autouse=True)
 def same_signal_handlers() -> Iterator[None]:
     """A recipe's `main` ends its process and so ignores late signals: a test that calls it goes on."""
-    from accel_trainer.preemption import SIGNALS
+    from accel_trainer.data.signals import SIGNALS
 
     for number in SIGNALS:
         if signal.getsignal(number) is signal.SIG_IGN:  # the tests themselves run under nohup

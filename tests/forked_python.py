@@ -53,7 +53,7 @@ os._exit(code)
 LAUNCHER = "ACCEL_TRAINER_LAUNCHER"
 _COMMANDS = {
     "python": [],
-    "accel-trainer": ["-c", "import sys; from accel_trainer.tools.main import main; sys.exit(main())"],
+    "accel-trainer": ["-c", "import sys; from accel_trainer.cli.main import main; sys.exit(main())"],
     "accelerate": ["-m", "accelerate.commands.accelerate_cli"],
     "torchrun": ["-m", "torch.distributed.run"],
 }

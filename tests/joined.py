@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from accelerate import Accelerator
 
-from accel_trainer.collectives import leave
-from accel_trainer.runtime import RuntimeConfig, start_accelerator
+from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
+from accel_trainer.distributed.collectives import shutdown
 
 FSDP = {  # as of accelerate_configs/fsdp.yaml, but for a net of 956 parameters
     "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true",
@@ -24,4 +24,4 @@ def joined_processes() -> Iterator[Accelerator]:
     warnings.simplefilter("error")
     accelerator = start_accelerator(RuntimeConfig(num_threads=1, timeout_s=300))
     yield accelerator
-    leave(accelerator)
+    shutdown(accelerator)

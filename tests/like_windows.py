@@ -95,7 +95,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     become_windows()
     import accel_trainer
-    from accel_trainer.run_folder import RunLock
+    from accel_trainer.core.run_dir import RunLock
     from recipes import cifar
 
     for module in pkgutil.walk_packages(accel_trainer.__path__, "accel_trainer."):

@@ -7,7 +7,7 @@ import io
 import subprocess
 import sys
 import tokenize
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,58 +16,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = "accel_trainer"
 
-# A room is a module of the package, or one of its folders as a whole. Imports go down only.
-LAYERS = (
-    {"errors", "portable", "ranges", "state", "types"},
-    {
-        "accelerate_settings", "collectives", "compilation", "config", "console", "ema", "encoding", "environment",
-        "familiar_flags", "fingerprint", "history", "launcher_variables", "machine", "meters", "metrics", "muon",
-        "optimizer", "plan", "preemption", "preflight", "process_group", "run_folder", "schedule", "seeding",
-        "sharding", "snapshot", "storage", "streams", "strict_json", "sync_batch_norm", "tensor_file",
-    },
-    {
-        "checkpoint", "checkpoint_files", "checkpoint_folder", "evaluation", "failures", "loader", "nonfinite",
-        "profiling", "runtime", "sample_reader", "status", "tasks", "training_state", "vision", "watchdog",
-    },
-    {"callbacks", "memory", "trainer", "update"},
-    {"command_line", "dry_run", "hub", "launching", "recipe", "resume", "run", "run_config", "tools"},
-    {"__init__"},
-    {"recipes"},
-)  # fmt: skip
-
-# Rooms of one layer stand apart, but for these.
-SIBLINGS = {
-    "checkpoint": {"checkpoint_files", "checkpoint_folder"},
-    "checkpoint_folder": {"checkpoint_files"},
-    "command_line": {"dry_run", "run_config"},
-    "dry_run": {"run_config"},
-    "encoding": {"strict_json", "tensor_file"},
-    "config": {"familiar_flags", "storage"},
-    "environment": {"config", "machine"},
-    "history": {"storage"},
-    "loader": {"sample_reader"},
-    "memory": {"update"},
-    "meters": {"metrics"},
-    "ranges": {"errors"},
-    "recipe": {"run", "run_config"},
-    "resume": {"run_config"},
-    "run": {"resume", "run_config"},
-    "optimizer": {"muon", "streams"},
-    "preemption": {"process_group"},
-    "preflight": {"accelerate_settings"},
-    "run_folder": {"storage"},
-    "snapshot": {"encoding", "streams"},
-    "status": {"checkpoint_files", "failures", "watchdog"},
-    "strict_json": {"storage"},
-    "tensor_file": {"strict_json"},
-    "tools": {"command_line", "hub", "recipe", "resume", "run", "run_config"},
-    "trainer": {"callbacks", "memory", "update"},
-}
-
-# What only tools and recipes may know; the engine never does.
-APART_FROM_THE_ENGINE = {"vision", "tools", "hub", "launching"}
-# What the package hands out all the same.
-HANDED_OUT = {"launching"}
+# In this order, each may import those before it. The two after the engine know it; it does not know them.
+ENGINE = ("core", "distributed", "data", "optim", "checkpoint", "fault_tolerance", "training", "callbacks", "run")
+ORDER = (*ENGINE, "__init__", "vision", "cli", "recipes")
 
 
 @dataclass(frozen=True)
@@ -78,7 +29,7 @@ class Module:
     tree: ast.Module
 
     @property
-    def room(self) -> str:
+    def folder(self) -> str:
         return self.name.partition(".")[0]
 
 
@@ -95,30 +46,16 @@ def module(name: str, source: str) -> Module:
 # --- imports ---
 
 
-def walk_running_code(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk a tree, leaving out what stands under `if TYPE_CHECKING`: it never runs."""
-    yield node
-    if isinstance(node, ast.If) and dotted(node.test).endswith("TYPE_CHECKING"):
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from walk_running_code(child)
-
-
-def imported_rooms(source: Module) -> set[str]:
-    """Return the rooms of the package that a module imports when it runs."""
+def imported_packages(source: Module) -> set[str]:
+    """Return the folders of the package that a module imports, for types as well."""
     names: list[list[str]] = []
-    for node in walk_running_code(source.tree):
+    for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
             names += [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names += [[*absolute(source, node), alias.name] for alias in node.names]
-    # `from accel_trainer import Trainer` names no room: it is the package itself that is imported.
-    rooms = [
-        name[1] if layer_of(name[1]) is not None or len(name) > 2 else "__init__"
-        for name in names
-        if name[0] == PACKAGE
-    ]
-    return set(rooms)
+    # `from accel_trainer import Trainer` names no folder: it is the package itself that is imported.
+    return {name[1] if name[1] in ORDER else "__init__" for name in names if name[0] == PACKAGE}
 
 
 def absolute(source: Module, node: ast.ImportFrom) -> list[str]:
@@ -128,60 +65,79 @@ def absolute(source: Module, node: ast.ImportFrom) -> list[str]:
     return package + named
 
 
-def layer_of(room: str) -> int | None:
-    return next((level for level, rooms in enumerate(LAYERS) if room in rooms), None)
-
-
 def wrong_imports(modules: Iterable[Module]) -> list[str]:
-    """Return one line per import that does not go down, and per room without a layer."""
+    """Return one line per import that does not go left, and per module that is in no folder of the order."""
     wrong = []
     for source in modules:
-        own = layer_of(source.room)
-        if own is None:
-            wrong.append(f"{source.name}: give {source.room} a layer")
+        if source.folder not in ORDER:
+            wrong.append(f"{source.name}: put {source.folder} into the order")
             continue
-        for room in sorted(imported_rooms(source) - {source.room}):
-            other = layer_of(room)
-            is_down = other is not None and (other < own or room in SIBLINGS.get(source.room, ()))
-            is_for_engine = room not in APART_FROM_THE_ENGINE or source.room in APART_FROM_THE_ENGINE | {"recipes"}
-            is_for_engine |= source.room == "__init__" and room in HANDED_OUT
-            if not (is_down and is_for_engine):
-                wrong.append(f"{source.name} imports {room}")
+        for folder in sorted(imported_packages(source) - {source.folder}):
+            if ORDER.index(folder) > ORDER.index(source.folder):
+                wrong.append(f"{source.name} imports {folder}")
     return wrong
 
 
-def test_imports_go_down_only() -> None:
+def test_imports_go_left_only() -> None:
     assert wrong_imports(read_modules()) == []
 
 
 @pytest.mark.parametrize(
     ("name", "source", "wrong"),
     [
-        ("plan", "from .errors import ConfigError", []),
-        ("plan", "from .trainer import Trainer", ["plan imports trainer"]),
-        ("plan", "from . import trainer", ["plan imports trainer"]),
-        ("plan", "import accel_trainer.trainer", ["plan imports trainer"]),
-        ("plan", "from accel_trainer.ema import Ema", ["plan imports ema"]),
-        ("plan", "from accel_trainer import Trainer", ["plan imports __init__"]),
-        ("plan", "def f():\n    from .trainer import Trainer", ["plan imports trainer"]),
-        ("plan", "if TYPE_CHECKING:\n    from .trainer import Trainer", []),
-        ("history", "from .storage import AppendFile", []),
-        ("callbacks.log", "from .base import Callback", []),
-        ("callbacks.log", "from ..trainer import Trainer", ["callbacks.log imports trainer"]),
-        ("callbacks.log", "from .. import vision", ["callbacks.log imports vision"]),
-        ("trainer", "from .vision.zoo import build_model", ["trainer imports vision"]),
-        ("tools.predict", "from ..vision.zoo import build_model", []),
-        ("hub", "from .tools.doctor import main", ["hub imports tools"]),
-        ("__init__", "from .launching import launch", []),
-        ("__init__", "from .vision import build_model", ["__init__ imports vision"]),
-        ("run", "from .launching import launch", ["run imports launching"]),
-        ("recipe", "from .vision import build_model", ["recipe imports vision"]),
+        ("optim.ema", "from ..core.errors import ConfigError", []),
+        ("optim.ema", "from .muon import Muon", []),
+        ("optim.ema", "from ..training.trainer import Trainer", ["optim.ema imports training"]),
+        ("optim.ema", "from .. import training", ["optim.ema imports training"]),
+        ("optim.ema", "import accel_trainer.training.trainer", ["optim.ema imports training"]),
+        ("optim.ema", "from accel_trainer import Trainer", ["optim.ema imports __init__"]),
+        ("optim.ema", "def f():\n    from ..run.main import main", ["optim.ema imports run"]),
+        ("optim.ema", "if TYPE_CHECKING:\n    from ..training.trainer import Trainer", ["optim.ema imports training"]),
+        ("callbacks.trackers", "from ..training.config import TrainerConfig", []),
+        ("run.build", "from ..vision import build_model", ["run.build imports vision"]),
+        ("vision.pretrained", "from ..cli.doctor import main", ["vision.pretrained imports cli"]),
+        ("cli.predict", "from ..vision.models.zoo import build_model", []),
         ("recipes.cifar", "from accel_trainer import Trainer\nfrom accel_trainer.vision import zoo", []),
-        ("surprise", "", ["surprise: give surprise a layer"]),
+        ("surprise.room", "", ["surprise.room: put surprise into the order"]),
     ],
 )
-def test_an_import_that_does_not_go_down_is_found(name: str, source: str, wrong: list[str]) -> None:
+def test_an_import_that_does_not_go_left_is_found(name: str, source: str, wrong: list[str]) -> None:
     assert wrong_imports([module(name, source)]) == wrong
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    modules = {source.name: source for source in read_modules()}
+    left = {name: imported_modules(source, modules) - {name} for name, source in modules.items()}
+    while free := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in free:
+            del left[name]
+    assert left == {}
+
+
+def imported_modules(source: Module, modules: Collection[str]) -> set[str]:
+    found = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ImportFrom):
+            base = absolute(source, node)[1:]
+            for names in ([*base, alias.name] for alias in node.names):
+                options = [".".join(names), ".".join(names[:-1])]
+                found |= {option for option in options if option in modules and option != "__init__"}
+    return found
+
+
+# --- size of the house ---
+
+
+def test_a_folder_says_what_lives_in_it_and_can_be_taken_in_at_a_glance() -> None:
+    for folder in (path.parent for path in (ROOT / PACKAGE).rglob("__init__.py")):
+        modules = [path for path in folder.glob("*.py") if path.name not in ("__init__.py", "__main__.py")]
+        assert len(modules) <= 10, folder
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
+
+
+def test_no_file_is_longer_than_three_hundred_lines() -> None:
+    lengths = {path.name: len(path.read_text().splitlines()) for path in (ROOT / PACKAGE).rglob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > 300} == {}
 
 
 # --- one room per side effect ---
@@ -197,11 +153,11 @@ def dotted(node: ast.AST) -> str:
 
 
 def calls(*names: str) -> Callable[[ast.AST], bool]:
-    """Match calls of a full name (`os.open`), or of a method of anything but the storage room (`.item`)."""
+    """Match calls of a full name (`os.open`), or of a method of anything but the module filesystem (`.item`)."""
 
     def matches(node: ast.AST) -> bool:
         name = dotted(node.func) if isinstance(node, ast.Call) else ""
-        is_method = not name.startswith("storage.")
+        is_method = not name.startswith("filesystem.")
         return any(is_method and name.endswith(want) if want[0] == "." else name == want for want in names)
 
     return matches
@@ -279,7 +235,7 @@ class Rule:
         return [
             f"{source.name}:{getattr(node, 'lineno', 0)}"
             for source in modules
-            if not {source.room, source.name} & set(self.rooms)
+            if not {source.folder, source.name} & set(self.rooms)
             for node in ast.walk(source.tree)
             if self.is_such_a_line(node)
         ]
@@ -289,28 +245,28 @@ RULES = {
     "trains": Rule(
         calls(".backward", ".zero_grad", ".no_sync", ".clip_grad_norm_", ".optimizer.step", "optimizer.step",
               ".scaler.step"),
-        {"trainer", "update"},
+        {"training.trainer", "training.optimizer_step"},
         "self.optimizer.step()",
     ),
     "reads a tensor on the host": Rule(
         calls(".item", ".tolist", ".cpu"),
         {
-            "meters", "evaluation",
-            "metrics",  # computes from merged sums, which are on the host
-            "collectives",  # sizes and messages, never in a step
-            "nonfinite",  # once it has found one
-            "sharding", "snapshot",  # the copy that a checkpoint is written from
-            "fingerprint", "loader", "sample_reader", "vision",  # index lists and images, which are on the host
-            "tools", "recipes",
+            "callbacks.metric_logger", "training.evaluator",
+            "training.metrics",  # computes from merged sums, which are on the host
+            "distributed.collectives",  # sizes and messages, never in a step
+            "fault_tolerance.nonfinite_guard",  # once it has found one
+            "distributed.fsdp",  # the copy that a checkpoint is written from
+            "data", "vision",  # index lists and images, which are on the host
+            "cli", "recipes",
         },
         "loss.item()",
     ),
     "touches randomness": Rule(
         draws_without_generator,
         {
-            "seeding",
-            "sample_reader",  # gives each worker process the seed of its sample
-            "vision.digits",  # splits once, with a generator of its own
+            "core.rng",
+            "data.workers",  # gives each worker process the seed of its sample
+            "vision.sources.digits",  # splits once, with a generator of its own
         },
         "torch.randperm(8)",
     ),
@@ -323,28 +279,28 @@ RULES = {
             imports("tempfile"),
         ),
         {
-            "storage",
-            "dry_run", "tools.lr_find", "tools.replay",  # work in a temporary folder
-            "watchdog",  # the stacks of threads, which are written to a file alone
-            "vision.cache",  # makes the folder that users name
-            "tools.export", "tools.verify",  # scratch folders
+            "core.filesystem",
+            "run.dry_run", "cli.lr_find", "cli.runs.replay",  # work in a temporary folder
+            "fault_tolerance.watchdog",  # the stacks of threads, which are written to a file alone
+            "vision.data.cache",  # makes the folder that users name
+            "cli.share.export", "cli.share.verify",  # scratch folders
         },
         "Path('x').write_text('')",
     ),
     "opens files": Rule(
         calls("open", "os.open", "path.open", ".read_text", ".read_bytes"),
         {
-            "storage",
-            "console",  # where printing leads that fails
-            "environment",  # the recipe, to hash it
-            "machine",  # what the kernel says
-            "portable",  # directories, to sync them
-            "run",  # the sources, to hash them
-            "run_folder",  # what the kernel says
-            "tools.card", "tools.report",  # their templates
-            "tools.doctor",  # what the kernel and accelerate say
-            "tools.plain_evaluation",  # a script without this package
-            "tools.predict", "tools.sweep",  # the image that a user names, and logs of its own
+            "core.filesystem",
+            "callbacks.console",  # where printing leads that fails
+            "run.provenance",  # the recipe, to hash it
+            "distributed.machine",  # what the kernel says
+            "core.platform",  # directories, to sync them
+            "run.session",  # the sources, to hash them
+            "cli.main",  # the docstrings of the commands
+            "cli.report.card", "cli.report.report",  # their templates
+            "cli.doctor",  # what the kernel and accelerate say
+            "cli.share.plain_evaluation",  # a script without this package
+            "cli.share.predict", "cli.sweep.sweep",  # the image that a user names, and logs of its own
             "vision",  # data sets
         },
         "path.open()",
@@ -352,10 +308,9 @@ RULES = {
     "reads the environment": Rule(
         mentions("os.environ", "os.getenv", "os.putenv"),
         {
-            "accelerate_settings", "command_line", "launcher_variables", "launching", "preflight", "process_group",
-            "runtime",
-            "environment",  # records it
-            "tools.launch", "tools.processes",
+            "distributed", "run.main", "run.preflight",
+            "run.provenance",  # records it
+            "cli.launch", "cli.sweep.processes",
             "callbacks.trackers",  # theirs say where they store
         },
         "os.environ['RANK']",
@@ -363,14 +318,15 @@ RULES = {
     "installs a signal handler": Rule(
         calls("signal.signal", "signal.set_wakeup_fd", ".add_signal_handler"),
         {
-            "preemption",
-            "tools.launch",  # hands signals on to the processes it starts
+            "fault_tolerance.preemption",
+            "data.signals",  # those of data workers, and of a process that is done
+            "cli.launch",  # hands signals on to the processes it starts
         },
         "signal.signal(signal.SIGTERM, handle)",
     ),
     "prints": Rule(
         calls("print", "sys.stdout.write", "sys.stderr.write"),
-        {"command_line", "console", "tools", "recipes"},
+        {"run.main", "callbacks.console", "cli", "recipes"},
         "print('hello')",
     ),
     "runs data as code": Rule(
@@ -389,7 +345,7 @@ RULES = {
     "reads tensors from a pickle": Rule(
         calls("torch.load"),
         {
-            "tools.convert",  # of other toolkits, so that nothing else needs to
+            "cli.share.convert",  # of other toolkits, so that nothing else needs to
         },
         "torch.load(path, weights_only=True)",
     ),
@@ -403,7 +359,7 @@ def test_a_line_stands_in_its_room(kind: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_line_in_another_room_is_found(rule: Rule) -> None:
-    assert rule.broken_by([module("plan", f"def f():\n    {rule.example}")]) == ["plan:2"]
+    assert rule.broken_by([module("surprise", f"def f():\n    {rule.example}")]) == ["surprise:2"]
     assert [rule.broken_by([module(room, rule.example)]) for room in rule.rooms] == [[]] * len(rule.rooms)
 
 
@@ -430,7 +386,7 @@ def test_a_line_in_another_room_is_found(rule: Rule) -> None:
     ],
 )
 def test_each_spelling_is_found(kind: str, source: str) -> None:
-    assert RULES[kind].broken_by([module("plan", source)])
+    assert RULES[kind].broken_by([module("surprise", source)])
 
 
 @pytest.mark.parametrize(
@@ -442,13 +398,13 @@ def test_each_spelling_is_found(kind: str, source: str) -> None:
         ("runs data as code", "torch.compile(model)"),
         ("changes files", "text.replace('a', 'b')"),
         ("changes files", "shutil.disk_usage(path)"),
-        ("changes files", "storage.rename(a, b)"),
+        ("changes files", "filesystem.rename(a, b)"),
         ("touches randomness", "torch.randperm(8, generator=generator)"),
         ("trains", "profiler.step()"),
     ],
 )
 def test_a_harmless_line_is_left_alone(kind: str, source: str) -> None:
-    assert RULES[kind].broken_by([module("plan", source)]) == []
+    assert RULES[kind].broken_by([module("surprise", source)]) == []
 
 
 # --- weight ---
@@ -485,13 +441,8 @@ def test_code_lines_are_counted() -> None:
 
 
 def test_the_engine_can_be_read_in_an_afternoon() -> None:
-    paths = [
-        path
-        for path in (ROOT / PACKAGE).rglob("*.py")
-        if path.relative_to(ROOT / PACKAGE).with_suffix("").parts[0] not in APART_FROM_THE_ENGINE
-    ]
-    # The aim is about 3,000: what stops, survives and explains a dying run took it past that.
-    assert sum(count_code_lines(path.read_text()) for path in paths) <= 4975
+    paths = [path for folder in ENGINE for path in (ROOT / PACKAGE / folder).rglob("*.py")]
+    assert sum(count_code_lines(path.read_text()) for path in paths) <= 4700
 
 
 def test_importing_the_package_is_light() -> None:

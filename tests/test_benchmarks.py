@@ -28,7 +28,7 @@ TINY = {
 
 
 def test_the_tables_are_those_of_the_committed_results() -> None:
-    assert (results.FOLDER / "README.md").read_text() == results.readme(), "make it anew: python -m benchmarks.results"
+    assert (results.FOLDER / "README.md").read_text() == results.readme(), "update it: python -m benchmarks.results"
 
 
 def test_each_benchmark_is_tried() -> None:

@@ -1,4 +1,4 @@
-"""The notebook as people run it: a kernel of its own executes every cell, with one process and with two."""
+"""The notebook as users run it: a new kernel executes every cell, with one process and with two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nbclient import NotebookClient
 from PIL import Image
 from safetensors.torch import load_file
 
-from .test_exactness import history
+from .training.test_exactness import history
 
 NOTEBOOK = Path(__file__).parents[1] / "recipes" / "debug.ipynb"
 

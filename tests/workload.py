@@ -32,14 +32,7 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
-from accel_trainer.vision import (
-    AugmentConfig,
-    ImageDataset,
-    ImageEvalLoader,
-    ImageLoader,
-    ImageSplit,
-    Normalization,
-)
+from accel_trainer.vision import AugmentConfig, ImageDataset, ImageEvalLoader, ImageLoader, ImageSplit, Normalization
 
 NUM_CLASSES = 4
 

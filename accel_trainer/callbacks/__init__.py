@@ -1,1 +1,1 @@
-"""Observers of a run. They see everything and assign nothing."""
+"""What observes a run: records, progress, trackers, early stopping."""

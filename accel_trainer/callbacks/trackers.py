@@ -1,4 +1,4 @@
-"""Copies of `metrics.jsonl` in trackers, by accelerate's adapters, in a thread, so that none can stop a run."""
+"""Copies of `metrics.jsonl` in trackers, through accelerate's adapters, in a thread: none can stop a run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, filter_trackers
 from accelerate.utils import patch_environment
 
-from .. import storage
-from ..config import flatten_config
-from ..errors import ConfigError
-from ..history import History
-from .base import Callback
-
-if TYPE_CHECKING:
-    from ..trainer import RunResult, Trainer
+from ..core import filesystem
+from ..core.callback import Callback, RunResult, TrainerView
+from ..core.config import flatten_config
+from ..core.errors import ConfigError
+from .metrics_file import MetricsFile
 
 _logger = logging.getLogger(__name__)
 
@@ -30,7 +27,7 @@ Row = Mapping[str, Any]
 
 _INIT_TIMEOUT_S = 60
 _PLAIN = (bool, int, float, str)  # what every tracker takes as a hyperparameter
-# What keeps those trackers in their folder and quiet that read it from the environment, unless it is set.
+# Defaults that keep trackers in their folder and quiet, for those that read them from the environment.
 _VARIABLES = {
     "mlflow": {"MLFLOW_TRACKING_URI": "sqlite:///{}/mlflow.db", "MLFLOW_LOGGING_LEVEL": "WARNING"},
     "trackio": {"TRACKIO_DIR": "{}"},
@@ -50,14 +47,13 @@ def check_trackers(names: Sequence[str]) -> None:
 class Trackers(Callback):
     """Keeps a copy of the history in each tracker named, below `trackers/` in the run folder.
 
-    A copy is made anew at every start, from the rows that the checkpoint left: so it has each row once,
-    with the value of the history, whatever was killed before. Offline, unless the tracker's own
-    environment variables say otherwise; what is online is continued by an id that is kept in the run
-    folder. `history` is None on processes other than main.
+    Every start makes the copy again from the rows that the checkpoint kept, so that each row is there once, with the
+    value of the history. Offline, unless the tracker's own environment variables say otherwise; an online run is
+    continued by an id that is kept in the run folder. `history` is None on processes other than main.
     """
 
     def __init__(
-        self, names: Sequence[str], *, run: Path, history: History | None, config: Mapping[str, Any],
+        self, names: Sequence[str], *, run: Path, history: MetricsFile | None, config: Mapping[str, Any],
         drain_s: float = 30.0,
     ) -> None:  # fmt: skip
         self._names = () if history is None else tuple(names)
@@ -65,24 +61,24 @@ class Trackers(Callback):
         self._rows: SimpleQueue[Row | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._follow, name="trackers", daemon=True)
 
-    def on_fit_start(self, trainer: Trainer) -> None:
+    def on_fit_start(self, trainer: TrainerView) -> None:
         """Start the trackers; the history has been cut back to the checkpoint."""
         if self._names and self._history is not None:
-            storage.make_directory(self._run / "trackers")
+            filesystem.make_directory(self._run / "trackers")
             for row, _ in self._history.read(0):
                 self._rows.put(row)
             self._thread.start()
 
     def show(self, row: Row) -> None:
-        """Hand a row to the trackers. A sink of `MetricsLog`."""
+        """Queue a row for the trackers. A sink of `MetricLogger`."""
         if self._names:
             self._rows.put(row)
 
-    def on_fit_end(self, trainer: Trainer, result: RunResult) -> None:
+    def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Close the trackers."""
         self._close()
 
-    def on_error(self, trainer: Trainer, error: BaseException) -> None:
+    def on_error(self, trainer: TrainerView, error: BaseException) -> None:
         """Close the trackers."""
         self._close()
 
@@ -95,7 +91,7 @@ class Trackers(Callback):
             _logger.warning("%s: no answer, and the last rows may be missing there: metrics.jsonl has all", names)
 
     def _follow(self) -> None:
-        """Hand every row to every tracker; one that fails is left alone until the next start."""
+        """Log every row in every tracker; drop one that fails until the next start."""
         places = {name: self._run / "trackers" / name for name in self._names}
         wanted = {key: value.format(places[name]) for name in places for key, value in _VARIABLES.get(name, {}).items()}
         with patch_environment(**{key: value for key, value in wanted.items() if key not in os.environ}):
@@ -119,21 +115,19 @@ def _dropped_on_error(name: str, trackers: dict[str, GeneralTracker]) -> Iterato
         yield
     except Exception as error:
         trackers.pop(name, None)
-        kind = type(error).__name__
-        _logger.warning(
-            "%s failed (%s: %s) and is left alone until the next start; training goes on", name, kind, error
-        )
+        text = "%s failed (%s: %s) and is ignored until the next start; training continues"
+        _logger.warning(text, name, type(error).__name__, error)
 
 
 def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:
     """Start a tracker in an empty folder, as run `run.name` of the project `run.parent.name`."""
     folder, adapter, id_file = run / "trackers" / name, LOGGER_TYPE_TO_CLASS[name], run / "trackers" / "id"
     if not id_file.exists():
-        storage.write_file_atomic(id_file, uuid.uuid4().hex.encode())
+        filesystem.write_file_atomic(id_file, uuid.uuid4().hex.encode())
     if folder.exists():
-        storage.remove_directories([folder])
-    storage.make_directory(folder)
-    same_run = {"id": storage.read_file(id_file, max_bytes=64).decode(), "resume": "allow"}
+        filesystem.remove_directories([folder])
+    filesystem.make_directory(folder)
+    same_run = {"id": filesystem.read_file(id_file, max_bytes=64).decode(), "resume": "allow"}
     mode = os.environ.get("WANDB_MODE", "offline")
     settings = {"console": "off", "silent": True, "init_timeout": _INIT_TIMEOUT_S}
     wandb = {"name": run.name, "dir": str(folder), "mode": mode, "settings": settings}

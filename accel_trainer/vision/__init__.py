@@ -1,14 +1,14 @@
 """Images: data sets, augmentation, loaders and models. The engine never imports this package."""
 
-from .augment import AugmentConfig
-from .bad_images import BadImageConfig
-from .build import build_image_loaders
-from .datasets import load_images
-from .images import ImageDataset, ImageSplit, Normalization
-from .loader import ImageEvalLoader, ImageLoader
-from .sources import DATASET_NAMES
-from .whitening import whiten
-from .zoo import MODEL_NAMES, ModelConfig, build_model
+from .augment.batch import AugmentConfig
+from .data.bad_images import BadImageConfig
+from .data.datasets import load_images
+from .data.images import ImageDataset, ImageSplit, Normalization
+from .data.loader import ImageEvalLoader, ImageLoader
+from .models.build import build_image_loaders
+from .models.whitening import whiten
+from .models.zoo import MODEL_NAMES, ModelConfig, build_model
+from .sources.find import DATASET_NAMES
 
 __all__ = [
     "DATASET_NAMES",

@@ -1,6 +1,6 @@
-"""Makes the site of the repository's own files: README as its first page, and a copy of each file that a page links to.
+"""Builds the site from the repository's files: README is the first page, and files that pages link to are copied.
 
-Links are written as they work in the repository; here they become those of the site.
+Links are written for the repository; this converts them to links of the site.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LINK = re.compile(r"""(?<=\]\()[^)\s]+(?=\))|(?<=src=")[^"]+|(?<=srcset=")[^"]+
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that lie outside of docs/, and what any page links to."""
+    """Add the pages outside docs/, and the files that pages link to."""
     for path, page in _PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text()))
     files.append(File.generated(config, "assets/extra.css", abs_src_path=str(ROOT / "docs/site/extra.css")))
@@ -37,7 +37,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Turn links between files of the repository into links of the site."""
+    """Convert links between files of the repository to links of the site."""
 
     def linked(match: re.Match[str]) -> str:
         path = _in_repository(match[0], page.file.src_uri)
@@ -56,7 +56,7 @@ def _in_repository(target: str, page: str) -> str | None:
 
 
 def _on_site(path: str) -> str:
-    """Return where a file of the repository is on the site. Sources end in .txt, so that browsers show them."""
+    """Return the path of a repository's file on the site. Sources get the suffix .txt, so that browsers show them."""
     if path in _PAGES:
         return _PAGES[path]
     inside = path.removeprefix("docs/")

@@ -15,16 +15,8 @@ from typing import Any
 import psutil
 from torch import nn
 
-from accel_trainer import (
-    Batch,
-    BatchConfig,
-    Callback,
-    ClassificationTask,
-    RecipeConfig,
-    StepOutput,
-    main,
-    process_group,
-)
+from accel_trainer import Batch, BatchConfig, Callback, ClassificationTask, RecipeConfig, StepOutput, main
+from accel_trainer.distributed import process_group
 from tests import workload
 
 

@@ -19,8 +19,8 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.distributed.test_launch_env import like_srun
 from tests.ports import free_port
-from tests.test_launcher_variables import like_srun
 
 ROOT = Path(__file__).parents[2]
 ONE = "python RECIPE"  # what all others are compared with
@@ -66,7 +66,7 @@ LAUNCHERS = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What a launch left, and what it said."""
 
     weights: Mapping[str, Tensor]
@@ -74,11 +74,11 @@ class Outcome:
     num_processes: int
     output: str
 
-    def largest_difference(self, other: Outcome) -> float:
+    def largest_difference(self, other: StepResult) -> float:
         assert self.weights.keys() == other.weights.keys()
         return max(float((self.weights[name] - other.weights[name]).abs().max()) for name in self.weights)
 
-    def has_metrics_of(self, other: Outcome) -> bool:
+    def has_metrics_of(self, other: StepResult) -> bool:
         """Whether every count is the same, and the loss but for rounding."""
         mine, theirs = ({**outcome.metrics} for outcome in (self, other))
         return abs(mine.pop("eval/loss") - theirs.pop("eval/loss")) <= 1e-6 and mine == theirs
@@ -92,7 +92,7 @@ def start(command: str, flags: str, log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
 
 
-def run(commands: list[str], folder: Path) -> Outcome:
+def run(commands: list[str], folder: Path) -> StepResult:
     """Run the recipe for four steps of 32 images by commands that are started together."""
     port = str(free_port())
     flags = f"{FLAGS} --output-dir {folder / 'run'} --cache-dir {folder / 'cache'}"
@@ -103,7 +103,7 @@ def run(commands: list[str], folder: Path) -> Outcome:
     output = "".join(log.read_text() for log in logs)
     assert codes == [0] * len(jobs), output
     [manifest] = (folder / "run" / "checkpoints").glob("*/manifest.json")
-    return Outcome(
+    return StepResult(
         weights=load_file(folder / "run" / "export" / "model.safetensors"),
         metrics=json.loads((folder / "run" / "result.json").read_text())["metrics"],
         num_processes=json.loads(manifest.read_text())["num_processes"],

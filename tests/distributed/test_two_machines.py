@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import processes, workload
-from tests.test_exactness import final_files
+from tests.training.test_exactness import final_files
 from tests.variants import slow
 
 from .machines import Launch, Machines, in_namespaces

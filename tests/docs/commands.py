@@ -1,4 +1,4 @@
-"""Whether a documented command could run, found out without running it: its script, its targets and all its flags."""
+"""Checks documented commands without running them: scripts, targets and flags."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import torch.distributed.run
 from accelerate.commands.launch import launch_command_parser
 
 from accel_trainer import parse_config
-from accel_trainer.tools.main import main as accel_trainer
-from accel_trainer.tools.plan import find_config_class
+from accel_trainer.cli.main import main as accel_trainer
+from accel_trainer.cli.plan import find_config_class
 
 from .pages import ROOT
 
@@ -26,7 +26,7 @@ _ASSIGNMENT = re.compile(r"[A-Z_]+=")
 
 
 def check(command: str) -> None:
-    """Raise if `command`, a line of a shell, names anything that does not exist."""
+    """Raise if the shell command names anything that does not exist."""
     words = shlex.split(command, comments=True)
     while words and _ASSIGNMENT.match(words[0]):
         words.pop(0)
@@ -37,7 +37,7 @@ def check(command: str) -> None:
 
 
 def check_imports(code: str) -> None:
-    """Raise if Python code is none, or imports what does not exist."""
+    """Raise if code is not valid Python or imports what does not exist."""
     tree = ast.parse(code)
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     exec(compile(ast.Module(imports, []), "<documentation>", "exec"), {})
@@ -87,7 +87,7 @@ def _check_script(script: str, arguments: Sequence[str]) -> None:
 
 def _check_module(name: str, arguments: Sequence[str]) -> None:
     assert importlib.util.find_spec(name), f"there is no module {name}"
-    if name.startswith("accel_trainer.tools."):
+    if name.startswith("accel_trainer.cli."):
         _check_accel_trainer([name.rpartition(".")[2], *arguments])
 
 
@@ -124,7 +124,7 @@ def _check_accel_trainer(words: Sequence[str]) -> None:
 
 
 def _check_behind_options(words: Sequence[str]) -> None:
-    """Check the Python that a launcher such as mpirun or srun starts, after options of its own."""
+    """Check the Python command that a launcher such as mpirun or srun starts."""
     _check_python(words[words.index("python") + 1 :])
 
 

@@ -1,4 +1,4 @@
-"""The pages that people read, and what stands in them: fenced blocks, links, headings."""
+"""The documentation pages and their fenced blocks, links and headings."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def page_name(page: Path) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. What is to be known to test it stands in a comment right above it, which readers do not see.
+    """A fenced block. An HTML comment right above it says how to test it.
 
     `<!-- not run: needs a GPU -->` bash: the commands and their flags are checked, nothing is run.
     `<!-- run with: --epochs 1 -->` bash: run, with flags that make its recipes short.
-    `<!-- output -->` text: what the block that ran last printed, up to numbers.
-    `<!-- files: runs/* -->` text: files that lie in that folder by now.
+    `<!-- output -->` text: the output of the last block, ignoring numbers.
+    `<!-- files: runs/* -->` text: files that exist in that folder.
     """
 
     page: Path
@@ -42,13 +42,13 @@ class Block:
 
     @property
     def file_name(self) -> str | None:
-        """The file that a block of Python is, if it says so in its first line: `# flowers.py`."""
+        """The name of the file that a Python block is, from its first line: `# flowers.py`."""
         match = re.match(r"# (\w+\.py)\n", self.text)
         return match[1] if match and self.language == "python" else None
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a block of bash, one a line."""
+        """The commands of a bash block, one per line."""
         lines = self.text.replace("\\\n", " ").splitlines()
         return [line for line in lines if line.strip() and not line.startswith("#")]
 
@@ -74,12 +74,12 @@ def prose_of(page: Path) -> str:
 
 
 def links_of(page: Path) -> list[str]:
-    """Return what a page links to or shows as a picture, but for addresses of the web."""
+    """Return the targets of links and images of a page, except web addresses."""
     targets = re.findall(r"\]\(([^)\s]+)\)", prose_of(page)) + re.findall(r'src="([^"]+)"', prose_of(page))
     return [target for target in targets if not re.match(r"(https?|mailto):", target)]
 
 
 def anchors_of(page: Path) -> Sequence[str]:
-    """Return the names by which the headings of a page can be linked to."""
+    """Return the anchors of the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", prose_of(page), re.MULTILINE)
     return [re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings]

@@ -1,4 +1,4 @@
-"""Every fenced block of README and docs is run or, where it says why not, checked; see `pages.Block`."""
+"""Every fenced block of README and docs is run, or checked if it cannot be run; see `pages.Block`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALL = [block for page in PAGES for block in blocks_of(page)]
 NOT_RUN = [block for block in ALL if block.mark == "not run"]
 PAGES_TO_RUN = [page for page in PAGES if any(block.mark != "not run" for block in blocks_of(page))]
 
-# What differs from machine to machine and from run to run: numbers, durations, and which run is marked as the best.
+# What differs between machines and runs: numbers, durations, and which run is marked as the best.
 _NUMBER = re.compile(r"^\* |(\d+ min )?\d[\d.,:-]*(e-?\d+)?")
 
 
@@ -77,7 +77,7 @@ def test_a_wrong_command_is_found_without_running_it(command: str, fault: str) -
 
 
 class Session:
-    """Someone who follows a page: a copy of the repository, and what was printed there last."""
+    """A reader who follows a page: a copy of the repository, and the last output."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.printed = folder, ""
@@ -90,7 +90,7 @@ class Session:
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, folder / name)
-        # What `make setup` would make, of what is installed here.
+        # As `make setup` would create it, from the installed packages.
         venv = folder / ".venv"
         venv.mkdir()
         for part in Path(sys.prefix).iterdir():
@@ -130,7 +130,7 @@ class Session:
         exec(code, self._module.__dict__)
         after = self._pictures()
         changed = [path for path, content in before.items() if after.get(path) != content]
-        assert not changed, f"{block} overwrites what its reader has: {changed[:3]}"
+        assert not changed, f"{block} overwrites the reader's files: {changed[:3]}"
 
     def _pictures(self) -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in self.folder.glob("*/*/*/*.png")}
@@ -170,7 +170,7 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch:
     session = Session(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    fonts = Path.home() / ".cache" / "matplotlib"  # found anew in every HOME, which takes seconds
+    fonts = Path.home() / ".cache" / "matplotlib"  # otherwise rebuilt in every HOME, which takes seconds
     monkeypatch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", str(fonts)))
     monkeypatch.setenv("HOME", str(tmp_path))
     for block in blocks_of(page):

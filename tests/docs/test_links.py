@@ -1,4 +1,4 @@
-"""What README and docs point at exists: links, headings, paths, flags and names."""
+"""Links, headings, paths, flags and names in README and docs exist."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .pages import PAGES, ROOT, anchors_of, links_of, page_name, prose_of
 _PATH = re.compile(r"(?<![\w/.<])(?:accel_trainer|accelerate_configs|benchmarks|docs|recipes|tests)/[\w./*-]*[\w*/]")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 
-_PLACEHOLDER = re.compile(r"[A-Z][A-Z/_]*|\.\.\.")  # what a reader puts a value of their own for
+_PLACEHOLDER = re.compile(r"[A-Z][A-Z/_]*|\.\.\.")  # placeholders for the reader's own values
 
-# Of docker, sbatch, mypy and pytest; the doctor's `--json` stands beside the flags of the recipe that it looks at.
+# Flags of docker, sbatch, mypy and pytest, and the doctor's `--json`.
 OF_OTHERS = {
     "--shm-size",
     "--ipc",

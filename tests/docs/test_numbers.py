@@ -1,4 +1,4 @@
-"""The numbers of the README are those of the committed results."""
+"""The numbers of the README match the committed results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def row(text: str) -> str:
 
 
 def test_the_table_of_costs_is_that_of_the_benchmarks() -> None:
-    assert summary.table() in README, "renew it: python -m benchmarks.summary"
+    assert summary.table() in README, "update it: python -m benchmarks.summary"
 
 
 def test_the_results_are_those_of_the_runs() -> None:
@@ -59,7 +59,7 @@ def test_the_page_of_large_batches_is_that_of_the_runs() -> None:
 
 
 def test_no_number_with_a_unit_stands_in_the_prose_without_a_result() -> None:
-    """What is measured stands in a table, where it is compared."""
+    """Measurements are in tables, which are compared with the results."""
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
     outside = "\n".join(line for line in prose.splitlines() if not line.startswith("|"))
     assert re.findall(r"\d[\d.,]* ?(?:%|ms|us|s|x|times|images/s|GB|MB)\b", outside) == []

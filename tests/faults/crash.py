@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from accel_trainer import BatchConfig, CheckpointConfig, RecipeConfig
-from accel_trainer.checkpoint_files import decode_files, list_checkpoints, read_checkpoint
-from accel_trainer.errors import CheckpointError
-from accel_trainer.storage import TEMPORARY_NAME
+from accel_trainer.checkpoint.format import decode_files, list_checkpoints, read_checkpoint
+from accel_trainer.core.errors import CheckpointError
+from accel_trainer.core.filesystem import TEMPORARY_NAME
 from tests import processes, workload
 from tests.faults.disks import InterceptedDisk, When, installed
 
@@ -138,7 +138,7 @@ def train(folder: Path, disk: str, kill: Kill | None, pids: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Attempt:
+class PendingUpdate:
     """How one start of the command ended."""
 
     codes: list[int | None]
@@ -153,14 +153,14 @@ class Attempt:
         return [Operation(**json.loads(line)) for line in re.findall(r"^operation (.*)$", self.output, re.M)]
 
 
-def attempt(scratch: Path, kill: Kill | None = None, *, num_processes: int = 1, disk: str = "naming") -> Attempt:
+def attempt(scratch: Path, kill: Kill | None = None, *, num_processes: int = 1, disk: str = "naming") -> PendingUpdate:
     """Start the command in `scratch`/run, and kill it if asked to; return when all its processes have ended."""
     logs = scratch / f"attempt-{len(list(scratch.glob('attempt-*')))}"
     logs.mkdir(parents=True)
     job = processes.start(train, scratch / "run", disk, kill, logs, num_processes=num_processes, folder=logs)
     codes = job.wait(SURVIVOR_TIMEOUT_S if kill is not None else 600)
     outputs = "\n".join(job.output(rank) for rank in range(num_processes) if (logs / f"rank-{rank}.log").exists())
-    return Attempt(codes, outputs)
+    return PendingUpdate(codes, outputs)
 
 
 def outcome(run: Path) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def outcome(run: Path) -> dict[str, Any]:
             files[name] = [_without_times(line) for line in path.read_text().splitlines()]
         elif path.name == "trainer.json":
             files[name] = json.loads(path.read_bytes())
-            files[name]["callbacks"]["MetricsLog"].pop("history_bytes")  # throughput numbers vary in length
+            files[name]["callbacks"]["MetricLogger"].pop("history_bytes")  # throughput numbers vary in length
         elif path.name == "result.json":
             files[name] = {k: v for k, v in json.loads(path.read_bytes()).items() if k not in TIMES_AND_SIZES}
         else:

@@ -1,4 +1,4 @@
-"""Disks that misbehave: put one in the place of `storage.disk`."""
+"""Disks that misbehave: put one in the place of `filesystem.disk`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from accel_trainer import storage
+from accel_trainer.core import filesystem
 
 When = Literal["before", "half", "after"]
 
 
 @contextmanager
-def installed(disk: storage.Disk) -> Iterator[None]:
+def installed(disk: filesystem.Disk) -> Iterator[None]:
     """Let all changes go through `disk` inside the block."""
-    original, storage.disk = storage.disk, disk
+    original, filesystem.disk = filesystem.disk, disk
     try:
         yield
     finally:
-        storage.disk = original
+        filesystem.disk = original
 
 
-class InterceptedDisk(storage.Disk):
+class InterceptedDisk(filesystem.Disk):
     """Hands every change to `intercept`, with what does it and what does half of it."""
 
     def intercept(
@@ -35,32 +35,32 @@ class InterceptedDisk(storage.Disk):
         return act()
 
     def make_directory(self, path: Path) -> None:
-        self.intercept("make_directory", path, lambda: storage.Disk.make_directory(self, path), _nothing)
+        self.intercept("make_directory", path, lambda: filesystem.Disk.make_directory(self, path), _nothing)
 
     def create(self, path: Path) -> int:
-        return int(self.intercept("create", path, lambda: storage.Disk.create(self, path), _nothing))
+        return int(self.intercept("create", path, lambda: filesystem.Disk.create(self, path), _nothing))
 
-    def write(self, path: Path, descriptor: int, data: storage.Chunk) -> None:
-        def write(part: storage.Chunk) -> None:
-            storage.Disk.write(self, path, descriptor, part)
+    def write(self, path: Path, descriptor: int, data: filesystem.Chunk) -> None:
+        def write(part: filesystem.Chunk) -> None:
+            filesystem.Disk.write(self, path, descriptor, part)
 
         half = data[: len(data) // 2]
         self.intercept("write", path, lambda: write(data), lambda: write(half), bytes(data))
 
     def truncate(self, path: Path, descriptor: int, size: int) -> None:
-        self.intercept("truncate", path, lambda: storage.Disk.truncate(self, path, descriptor, size), _nothing, size)
+        self.intercept("truncate", path, lambda: filesystem.Disk.truncate(self, path, descriptor, size), _nothing, size)
 
     def sync(self, path: Path, descriptor: int) -> None:
-        self.intercept("sync", path, lambda: storage.Disk.sync(self, path, descriptor), _nothing)
+        self.intercept("sync", path, lambda: filesystem.Disk.sync(self, path, descriptor), _nothing)
 
     def sync_directory(self, path: Path) -> None:
-        self.intercept("sync_directory", path, lambda: storage.Disk.sync_directory(self, path), _nothing)
+        self.intercept("sync_directory", path, lambda: filesystem.Disk.sync_directory(self, path), _nothing)
 
     def rename(self, source: Path, target: Path) -> None:
-        self.intercept("rename", source, lambda: storage.Disk.rename(self, source, target), _nothing, target)
+        self.intercept("rename", source, lambda: filesystem.Disk.rename(self, source, target), _nothing, target)
 
     def remove(self, path: Path) -> None:
-        self.intercept("remove", path, lambda: storage.Disk.remove(self, path), _nothing)
+        self.intercept("remove", path, lambda: filesystem.Disk.remove(self, path), _nothing)
 
     def remove_tree(self, path: Path) -> None:
         def remove_half() -> None:
@@ -68,7 +68,7 @@ class InterceptedDisk(storage.Disk):
             for name in names[: (len(names) + 1) // 2]:
                 (path / name).unlink()
 
-        self.intercept("remove_tree", path, lambda: storage.Disk.remove_tree(self, path), remove_half)
+        self.intercept("remove_tree", path, lambda: filesystem.Disk.remove_tree(self, path), remove_half)
 
 
 def _nothing() -> None:

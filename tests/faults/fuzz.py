@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from accel_trainer import checkpoint_folder
-from accel_trainer.checkpoint_files import read_checkpoint
-from accel_trainer.errors import CheckpointError
+from accel_trainer.checkpoint import retention
+from accel_trainer.checkpoint.format import read_checkpoint
+from accel_trainer.core.errors import CheckpointError
 from tests.faults.mutations import damage_folder, forge
 from tests.faults.tiny_run import continue_run, name_at
 
@@ -116,7 +116,7 @@ class Campaign:
         return self.summary
 
     def _load(self) -> None:
-        checkpoint_folder.find_checkpoint(self.directory, self.name)
+        retention.find_checkpoint(self.directory, self.name)
 
     def _try(self, label: str, *, is_blind: bool) -> None:
         summary = self.summary
@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     logging.disable()
-    checkpoint_folder.RETRY_DELAYS_S = ()
+    retention.RETRY_DELAYS_S = ()
     for is_blind in (True, False):
         num_cases = arguments.blind if is_blind else arguments.rehashed
         summary = run_campaign(num_cases, is_blind=is_blind, seed=arguments.seed)

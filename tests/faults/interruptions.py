@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from accel_trainer import BatchConfig, CheckpointConfig, ClassificationTask, RecipeConfig, checkpoint, main
-from accel_trainer.callbacks.record import RunRecord
+from accel_trainer import BatchConfig, CheckpointConfig, ClassificationTask, RecipeConfig, main
+from accel_trainer.callbacks.result import ResultWriter
+from accel_trainer.checkpoint import manager
 from accel_trainer.vision import ImageLoader
 from tests import processes, workload
 from tests.faults.crash import outcome
@@ -71,10 +72,10 @@ MOMENTS: dict[str, tuple[Any, str]] = {
     "start": (workload, "SmallNet"),
     "data": (ImageLoader, "_augmented"),
     "step": (ClassificationTask, "train_step"),
-    "save": (checkpoint, "write_checkpoint"),
+    "save": (manager, "write_checkpoint"),
     "evaluation": (ClassificationTask, "eval_step"),
     "last evaluation": (ClassificationTask, "eval_step"),
-    "end": (RunRecord, "on_fit_end"),
+    "end": (ResultWriter, "on_fit_end"),
 }
 
 

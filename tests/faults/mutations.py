@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from accel_trainer.checkpoint_files import COMMIT, MANIFEST, Files
+from accel_trainer.checkpoint.format import COMMIT, MANIFEST, Files
 
 BAD_NAMES = [
     "../../x", "/etc/passwd", "a\0b.json", "a/b.json", "", ".json", "COMMIT", "x.pkl", "é.json",

@@ -16,11 +16,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from accel_trainer import checkpoint_folder
-from accel_trainer.checkpoint import Checkpointer
-from accel_trainer.checkpoint_files import decode_files, list_checkpoints
-from accel_trainer.encoding import Encoded
-from accel_trainer.errors import UserError
+from accel_trainer.checkpoint import retention
+from accel_trainer.checkpoint.format import decode_files, list_checkpoints
+from accel_trainer.checkpoint.manager import Checkpointer
+from accel_trainer.checkpoint.serialization import Encoded
+from accel_trainer.core.errors import UserError
 from tests.faults.disks import InterceptedDisk, installed
 from tests.faults.persistence import FileSystem, Tree, models
 from tests.faults.tiny_run import ROW_BYTES, continue_run, is_state_at, name_at, valid_steps
@@ -47,7 +47,7 @@ class DeletesFirst(Checkpointer):
     """A wrong protocol: room for the new checkpoint is made before it is committed."""
 
     def _commit(self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]) -> None:
-        checkpoint_folder.delete_old(self.directory, name, keep_last_n=KEEP_LAST_N - 1, keep_every_n_steps=None)
+        retention.apply_retention(self.directory, name, keep_last_n=KEEP_LAST_N - 1, keep_every_n_steps=None)
         super()._commit(name, pieces, header)
 
 
@@ -117,7 +117,7 @@ def _what_is_lost(folder: Path, acknowledged: list[str]) -> str | None:
     if any(mine < theirs for mine, theirs in newest_first):
         return f"of the last {KEEP_LAST_N} acknowledged one is gone, valid are {steps}"
     try:
-        files = checkpoint_folder.find_checkpoint(directory)
+        files = retention.find_checkpoint(directory)
     except UserError as error:
         return str(error)
     if files is None:
@@ -131,7 +131,7 @@ def _what_is_lost(folder: Path, acknowledged: list[str]) -> str | None:
     history = (folder / "metrics.jsonl").read_bytes() if (folder / "metrics.jsonl").exists() else b""
     if history[: step * ROW_BYTES] != b"".join(b"%015d\n" % row for row in range(1, step + 1)):
         return f"the history is behind {loaded.name}"
-    best = checkpoint_folder.best_name(directory)
+    best = retention.best_name(directory)
     if best is not None and best not in names:
         return f"the best, {best}, is gone"
     return None
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--states", type=int, default=2000)
     arguments = parser.parse_args()
     logging.disable()
-    checkpoint_folder.RETRY_DELAYS_S = ()
+    retention.RETRY_DELAYS_S = ()
     for label, options in {"the protocol": {}, **MUTANTS}.items():
         start = time.perf_counter()
         summary = simulate(num_states=arguments.states, **options)

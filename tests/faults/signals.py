@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accel_trainer import Callback, ClassificationTask, RecipeConfig, checkpoint, main
+from accel_trainer import Callback, ClassificationTask, RecipeConfig, main
+from accel_trainer.checkpoint import manager
 from accel_trainer.vision import ImageLoader
 from tests import processes, workload
-from tests.test_exactness import final_files
+from tests.training.test_exactness import final_files
 
 SIGNALS = ("TERM", "INT", "USR1", "HUP")
 PHASES = ("start", "data", "step", "evaluation", "save")
@@ -127,7 +128,7 @@ def pause_in(phase: str, act: Callable[[], None]) -> None:
         "data": (ImageLoader, "_augmented", PAUSE_AT_STEP),
         "step": (ClassificationTask, "train_step", PAUSE_AT_STEP),
         "evaluation": (ClassificationTask, "eval_step", 2),
-        "save": (checkpoint, "write_checkpoint", PAUSE_AT_STEP),
+        "save": (manager, "write_checkpoint", PAUSE_AT_STEP),
     }[phase]
     act_in_call(owner, name, number, act)
 
@@ -155,7 +156,7 @@ def start(case: Case, folder: Path) -> processes.Job:
 
 
 def launch(case: Case, folder: str) -> None:
-    from accel_trainer.tools import launch
+    from accel_trainer.cli import launch
 
     os.environ["ACCELERATE_USE_CPU"] = "true"
     shape = ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"] if case.num_processes > 1 else []

@@ -15,7 +15,7 @@ import pytest
 from accel_trainer import RecipeConfig, main
 from tests import processes, workload
 from tests.faults.signals import PAUSE_AT_STEP, pause_in
-from tests.test_exactness import final_files
+from tests.training.test_exactness import final_files
 from tests.variants import slow_but
 
 pytestmark = pytest.mark.signal
@@ -55,14 +55,14 @@ def child(folder: Path, kind: str | None, phase: str, rank: int) -> None:
 def fail_in_save(kind: str) -> None:
     from accel_trainer import Trainer
 
-    counter, pieces = itertools.count(1), Trainer._pieces
+    counter, pieces = itertools.count(1), Trainer.state_dict
 
     def failing(self: Trainer) -> dict[str, Any]:
         if next(counter) == PAUSE_AT_STEP:
             fault(kind)
         return pieces(self)
 
-    Trainer._pieces = failing  # type: ignore[method-assign]
+    Trainer.state_dict = failing  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from accel_trainer import Callback, RecipeConfig, Trainer, main
-from accel_trainer.errors import ExitCode
+from accel_trainer.core.errors import ExitCode
 from tests import processes, workload
 from tests.faults.disks import can_mount, fill, mount_small_disk
 
@@ -37,7 +37,7 @@ class FillAfterSaves(Callback):
 
     def on_checkpoint(self, trainer: Trainer, name: str) -> None:
         if trainer.is_finished:
-            trainer.checkpointer.wait(must_succeed=True)
+            trainer._checkpointer.wait(must_succeed=True)
             fill(self._filler)
 
 

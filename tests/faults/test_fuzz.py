@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from accel_trainer import checkpoint_files, checkpoint_folder
-from accel_trainer.checkpoint_files import Files
+from accel_trainer.checkpoint import format, retention
+from accel_trainer.checkpoint.format import Files
 from tests.faults.fuzz import run_campaign
 
 pytestmark = pytest.mark.fuzz
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.fuzz
 
 @pytest.fixture(autouse=True)
 def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_folder, "RETRY_DELAYS_S", ())
+    monkeypatch.setattr(retention, "RETRY_DELAYS_S", ())
 
 
 def test_no_blind_damage_is_accepted(effort: int) -> None:
@@ -33,9 +33,9 @@ def test_a_forged_checkpoint_is_plain_data_or_refused(effort: int) -> None:
 
 def test_the_campaign_sees_damage_that_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        checkpoint_files,
+        format,
         "read_listed_file",
-        lambda path, entry: checkpoint_files._read(path, max_bytes=2**20),
+        lambda path, entry: format._read(path, max_bytes=2**20),
     )
     assert run_campaign(200, is_blind=True).num_accepted > 0
 
@@ -46,5 +46,5 @@ def test_the_campaign_sees_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> No
             if data.startswith(b"\x80"):
                 pickle.loads(data)
 
-    monkeypatch.setattr(checkpoint_folder, "decode_files", decode_with_pickle)
+    monkeypatch.setattr(retention, "decode_files", decode_with_pickle)
     assert run_campaign(200, is_blind=False).num_code_events > 0

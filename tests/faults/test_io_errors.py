@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from accel_trainer.checkpoint import CheckpointConfig, Checkpointer
-from accel_trainer.checkpoint_folder import load_checkpoint
-from accel_trainer.errors import CheckpointError, ExitCode
-from accel_trainer.run_folder import free_bytes
+from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
+from accel_trainer.checkpoint.retention import load_checkpoint
+from accel_trainer.core.errors import CheckpointError, ExitCode
+from accel_trainer.core.run_dir import free_bytes
 from tests.faults.disks import CountingDisk, FailingDisk, installed
 from tests.faults.tiny_run import METADATA, best_at, leftovers, name_at, pieces_at, position_at, valid_steps
 
@@ -131,7 +131,7 @@ def test_too_little_space_for_two_checkpoints_is_an_error_before_the_first_step(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused_with(num_free_bytes: int) -> str:
-        monkeypatch.setattr("accel_trainer.checkpoint.free_bytes", lambda path: num_free_bytes)
+        monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: num_free_bytes)
         with pytest.raises(CheckpointError, match=f"has {num_free_bytes} free") as refused:
             make_checkpointer(scratch)
         assert refused.value.code == "CKPT_PREFLIGHT"
@@ -140,8 +140,8 @@ def test_too_little_space_for_two_checkpoints_is_an_error_before_the_first_step(
     needed = int(re.findall(r"2 more checkpoints must fit, of (\d+) bytes each", refused_with(0))[0])
     assert free_bytes(scratch) > needed > 40
     refused_with(2 * needed - 1)
-    monkeypatch.setattr("accel_trainer.checkpoint.free_bytes", lambda path: 2 * needed)
+    monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: 2 * needed)
     save(make_checkpointer(scratch), 1)
     assert "1 more checkpoints must fit" in refused_with(needed - 1)
-    monkeypatch.setattr("accel_trainer.checkpoint.free_bytes", lambda path: needed)
+    monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: needed)
     make_checkpointer(scratch)

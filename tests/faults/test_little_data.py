@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from accel_trainer import BatchConfig, DataError, RecipeConfig, main
-from accel_trainer.tools.doctor.symptoms import diagnose
+from accel_trainer.cli.doctor.symptoms import diagnose
 from tests import processes, workload
 
 
@@ -51,7 +51,7 @@ def test_a_norm_with_a_single_value_is_an_error_that_the_doctor_explains(tmp_pat
     assert re.search(r"rank [01], step 1, training: ValueError: Expected more than 1 value per channel", said)
     (finding,) = diagnose(tmp_path / "run")
     assert finding.code == "ONE_SAMPLE"
-    assert "leave that out with --batch.drop-last" in finding.message
+    assert "drop it with --batch.drop-last" in finding.message
     processes.run(train_flat, tmp_path / "mended", True, folder=tmp_path / "mended-logs", **options)
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from accel_trainer import Callback, CheckpointError, StepReport, Trainer
-from accel_trainer.command_line import main
-from accel_trainer.errors import ExitCode
-from accel_trainer.run_config import RecipeConfig
+from accel_trainer.core.errors import ExitCode
+from accel_trainer.run.config import RecipeConfig
+from accel_trainer.run.main import main
 from tests import processes, workload
 from tests.faults.crash import NamingDisk, Operation, outcome
 from tests.faults.disks import installed
@@ -60,7 +60,7 @@ def test_a_folder_that_disappears_ends_the_run_with_74_and_is_not_made_again(
 def test_no_room_for_a_checkpoint_ends_the_run_with_74_before_the_first_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accel_trainer.checkpoint.free_bytes", lambda path: 40)
+    monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: 40)
     steps: list[int] = []
     assert exit_code(tmp_path / "run", AtStep(1, lambda: steps.append(1))) == ExitCode.CHECKPOINT
     assert "error[CKPT_PREFLIGHT]" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from accel_trainer import RecipeConfig, main
 from tests import processes, workload
 from tests.faults import signals
 from tests.faults.signals import Case, is_alive, wait_for
-from tests.test_exactness import final_files
+from tests.training.test_exactness import final_files
 from tests.variants import slow, slow_but
 
 pytestmark = pytest.mark.signal
@@ -129,7 +129,7 @@ def test_a_signal_before_a_rank_has_handlers_is_a_preemption_for_the_launcher(tm
 
 
 def launch_sleeper(folder: str) -> None:
-    from accel_trainer.tools import launch
+    from accel_trainer.cli import launch
 
     script = Path(folder) / "sleeper.py"
     script.write_text(f"import time\nopen('{folder}/up', 'w')\ntime.sleep(60)\n")
@@ -143,7 +143,7 @@ def test_the_launcher_ends_with_the_code_of_the_run(tmp_path: Path, code: int) -
 
 
 def launch_exit(folder: str, code: int) -> None:
-    from accel_trainer.tools import launch
+    from accel_trainer.cli import launch
 
     script = Path(folder) / "script.py"
     script.write_text(f"import sys\nsys.exit({code})\n")
@@ -157,7 +157,7 @@ def test_the_launcher_leaves_its_processes_the_time_to_save(tmp_path: Path) -> N
 
 
 def launch_to_see(folder: Path) -> None:
-    from accel_trainer.tools import launch
+    from accel_trainer.cli import launch
 
     script = folder / "script.py"
     script.write_text("import os\nprint(os.environ['TORCH_ELASTIC_SHUTDOWN_TIMEOUT'])\n")

@@ -25,9 +25,9 @@ from accel_trainer import (
     main,
     start_run,
 )
-from accel_trainer.types import EvalOutput, StepOutput
+from accel_trainer.core.types import EvalOutput, StepOutput
 from tests import processes, workload
-from tests.test_exactness import final_files
+from tests.training.test_exactness import final_files
 from tests.variants import slow
 
 STEPS_PER_EPOCH = {1: 5, 2: 3}
@@ -165,7 +165,7 @@ def test_a_bad_sample_of_one_process_ends_both_and_is_named(tmp_path: Path, rank
     job = processes.start(train_on_unreadable, *arguments, num_processes=2, folder=tmp_path / "logs", has_workers=True)
     assert job.wait() == [65, 65], job.output()
     said = job.output().splitlines()[-1]
-    assert "cannot be read (OSError: cut short): mend it" in said
+    assert "cannot be read (OSError: cut short): fix it" in said
     assert said.startswith(
         "accel_trainer: error[DATA_SAMPLE]: sample "
         if rank == 0

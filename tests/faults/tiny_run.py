@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from accel_trainer.checkpoint import CheckpointConfig, Checkpointer
-from accel_trainer.checkpoint_files import checkpoint_name, decode_files, list_checkpoints, read_checkpoint
-from accel_trainer.checkpoint_folder import BestCheckpoint, load_checkpoint
-from accel_trainer.encoding import encode
-from accel_trainer.errors import CheckpointError
-from accel_trainer.state import TrainState
-from accel_trainer.storage import AppendFile
+from accel_trainer.checkpoint.format import checkpoint_name, decode_files, list_checkpoints, read_checkpoint
+from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
+from accel_trainer.checkpoint.retention import load_checkpoint
+from accel_trainer.checkpoint.serialization import encode
+from accel_trainer.core.errors import CheckpointError
+from accel_trainer.core.filesystem import AppendFile
+from accel_trainer.core.train_state import BestCheckpoint, TrainState
 
 METADATA = {"config_sha256": "0" * 64, "data_fingerprint": "1" * 64, "num_processes": 1}
 BEST_STEP = 1

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_trainer.errors import ConfigError
-from accel_trainer.vision.augment import AugmentConfig, cut_out, draw_mix, draw_partners, draw_placement
-from accel_trainer.vision.augment import _draw_beta as draw_beta
+from accel_trainer.core.errors import ConfigError
+from accel_trainer.vision.augment.batch import AugmentConfig, cut_out, draw_mix, draw_partners, draw_placement
+from accel_trainer.vision.augment.batch import _draw_beta as draw_beta
 
 IDS = torch.arange(20_000)
 
@@ -34,14 +34,14 @@ def test_mixes_are_the_same_to_the_last_bit_in_batches_of_any_size(alpha: float)
 
 
 @pytest.mark.parametrize("changed", [{"seed": 1, "epoch": 0}, {"seed": 0, "epoch": 1}])
-def test_another_epoch_or_seed_draws_anew(changed: dict[str, int]) -> None:
+def test_another_epoch_or_seed_gives_other_draws(changed: dict[str, int]) -> None:
     first = draw_placement(AugmentConfig(), IDS, seed=0, epoch=0)
     second = draw_placement(AugmentConfig(), IDS, **changed)
     same = (first.rows == second.rows).double().mean()
     assert 0.09 < same < 0.13  # 1 in 9 by chance
 
 
-def test_crops_cover_all_places_evenly_and_rows_do_not_tell_columns() -> None:
+def test_crops_cover_all_positions_evenly_and_rows_are_independent_of_columns() -> None:
     placement = draw_placement(AugmentConfig(crop_padding=4), IDS, seed=0, epoch=0)
     counts = torch.bincount(placement.rows * 9 + placement.columns, minlength=81)
     assert counts.shape == (81,)
@@ -87,7 +87,7 @@ def test_mixing_shares_have_the_moments_of_a_beta_distribution(alpha: float) -> 
     assert (centred**4).mean() == pytest.approx(fourth, rel=0.02)
 
 
-def test_no_share_is_negative_whatever_way_a_cpu_rounds_a_square_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_weight_is_negative_however_a_cpu_rounds_a_square_root(monkeypatch: pytest.MonkeyPatch) -> None:
     def rounded_down(number: Tensor) -> Tensor:
         return number**0.5 * (1 - 2**-23)
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from accel_trainer import BatchConfig
-from accel_trainer.errors import ConfigError, DataError
+from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.vision import AugmentConfig, BadImageConfig, ImageDataset, build_image_loaders, load_images
-from accel_trainer.vision.image_folder import list_images
-from accel_trainer.vision.sources import find_source
+from accel_trainer.vision.sources.find import find_source
+from accel_trainer.vision.sources.image_folder import list_images
 from tests import processes
 from tests.joined import joined_processes
 from tests.vision.make_data import png, random_images, write_parquet
@@ -88,7 +88,7 @@ def test_more_bad_images_than_allowed_are_refused_with_the_count(root: Path) -> 
         load(root, BadImageConfig(policy="skip"))  # a thousandth of 12 is none
     assert len(load(root, BadImageConfig(policy="skip", max_fraction=0.2)).train) == 10
     write(root, {0: FAULTS["another size"]})
-    with pytest.raises(DataError, match=r"2 of 12 images .*row 2 .* is 8x8 pixels, the first image 9x9"):
+    with pytest.raises(DataError, match=r"2 of 12 images .*row 2 .* is 8x8 pixels, but the first image is 9x9"):
         load(root, SKIP)
 
 
@@ -132,11 +132,11 @@ def take_an_epoch(root: Path) -> None:
             seed=0,
             accelerator=accelerator,
         )
-        windows = list(loader.windows(0, 0))
-        ids = torch.cat([batch.sample_ids for window in windows for batch in window.micro_batches])
+        step_batches = list(loader.step_batches(0, 0))
+        ids = torch.cat([batch.sample_ids for step_batch in step_batches for batch in step_batch.micro_batches])
         ids = accelerator.pad_across_processes(ids, pad_index=-1)
         seen = sorted(int(one) for one in accelerator.gather(ids) if one >= 0)
-        assert len(windows) == 3
+        assert len(step_batches) == 3
         assert seen == list(range(11))
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from accel_trainer.errors import OutputError
-from accel_trainer.vision import BadImageConfig, ImageDataset, cache, load_images
-from accel_trainer.vision.raw import RawImages
+from accel_trainer.core.errors import OutputError
+from accel_trainer.vision import BadImageConfig, ImageDataset, load_images
+from accel_trainer.vision.data import cache
+from accel_trainer.vision.sources.raw import RawImages
 
 from .make_data import png, random_images, write_image_folder, write_parquet, write_parquet_folder
 
@@ -73,7 +74,7 @@ def test_a_channel_that_is_the_same_everywhere_is_not_divided_by_nothing(tmp_pat
     assert std[0] > 0.2
 
 
-def test_changed_sources_are_decoded_anew_and_have_another_fingerprint(root: Path, builds: list[Path]) -> None:
+def test_changed_sources_are_decoded_again_and_have_another_fingerprint(root: Path, builds: list[Path]) -> None:
     first = load(root)
     write_parquet_folder(root, num_train=13)
     second = load(root)
@@ -291,7 +292,7 @@ def _reading(path: object, flags: int, *rest: object, **more: object) -> int:
     return _open(path, flags, *rest, **more)  # type: ignore[arg-type]
 
 
-def test_a_full_disk_is_told_before_and_while_decoding(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_and_while_decoding(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(cache.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100})())
         with pytest.raises(OutputError, match=r"CACHE_TOO_LARGE.*choose another cache folder"):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_trainer.errors import ConfigError
-from accel_trainer.plan import BatchPlan
-from accel_trainer.types import Batch, EvalLoader, Loader
+from accel_trainer.core.batch_plan import BatchPlan
+from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.types import Batch, EvalLoader, Loader
 from accel_trainer.vision import AugmentConfig, ImageEvalLoader, ImageLoader
 
 from .make_data import NORMALIZATION, random_split
@@ -59,7 +59,7 @@ def make_loader(
 
 
 def batches_of(loader: ImageLoader, *, epoch: int = 0, first_step: int = 0) -> list[list[Batch]]:
-    return [list(window.micro_batches) for window in loader.windows(epoch, first_step)]
+    return [list(step_batch.micro_batches) for step_batch in loader.step_batches(epoch, first_step)]
 
 
 def by_sample(batches: list[Batch]) -> dict[int, tuple[Tensor, Tensor]]:
@@ -84,7 +84,7 @@ def test_an_epoch_is_every_sample_once_over_all_processes_and_steps(
             micro=micro,
             process_index=process_index,
         )
-        items = [window.num_items for window in loader.windows(0, 0)]
+        items = [step_batch.num_samples for step_batch in loader.step_batches(0, 0)]
         for micro_batches in batches_of(loader):
             assert micro_batches
             assert all(len(batch) <= micro for batch in micro_batches)
@@ -122,7 +122,7 @@ def test_each_step_has_the_same_pixels_and_targets_for_any_number_of_processes(
 
 
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
-def test_an_epoch_entered_at_a_step_goes_on_as_if_it_had_begun_at_the_first(augment: AugmentConfig) -> None:
+def test_an_epoch_entered_at_a_step_continues_as_if_started_at_the_first(augment: AugmentConfig) -> None:
     whole = batches_of(make_loader(global_batch=5, augment=augment), epoch=1)
     for first_step in range(len(whole) + 1):
         rest = batches_of(make_loader(global_batch=5, augment=augment), epoch=1, first_step=first_step)
@@ -138,8 +138,8 @@ def test_each_epoch_and_seed_has_its_own_order() -> None:
     orders = {
         (seed, epoch): tuple(
             sample
-            for window in batches_of(make_loader(seed=seed), epoch=epoch)
-            for batch in window
+            for step_batch in batches_of(make_loader(seed=seed), epoch=epoch)
+            for batch in step_batch
             for sample in batch.sample_ids.tolist()
         )
         for seed in range(3)
@@ -205,18 +205,18 @@ def test_batches_have_the_asked_memory_format_and_dtype(channels_last: bool, dty
 
 
 def test_micro_batches_are_made_when_asked_for_and_the_same_each_time() -> None:
-    window = next(make_loader(micro=3).windows(0, 0))
-    assert len(window.micro_batches) == 4
-    assert torch.equal(window.micro_batches[1].inputs, list(window.micro_batches)[1].inputs)
-    assert torch.equal(window.micro_batches[1:][0].inputs, window.micro_batches[1].inputs)
-    assert torch.equal(window.micro_batches[-1].sample_ids, list(window.micro_batches)[3].sample_ids)
+    step_batch = next(make_loader(micro=3).step_batches(0, 0))
+    assert len(step_batch.micro_batches) == 4
+    assert torch.equal(step_batch.micro_batches[1].inputs, list(step_batch.micro_batches)[1].inputs)
+    assert torch.equal(step_batch.micro_batches[1:][0].inputs, step_batch.micro_batches[1].inputs)
+    assert torch.equal(step_batch.micro_batches[-1].sample_ids, list(step_batch.micro_batches)[3].sample_ids)
 
 
 def test_padding_that_cannot_be_mirrored_or_is_all_of_a_crop_is_refused() -> None:
     with pytest.raises(ConfigError, match="crop-padding 8 cannot mirror images of 8 pixels: set it below 8"):
         make_loader(augment=AugmentConfig(crop_padding=8))
     make_loader(augment=AugmentConfig(crop_padding=8, crop_mode="zero"))
-    with pytest.raises(ConfigError, match="crop-padding 1000000000 leaves nothing of some images of 8 pixels: .* to 8"):
+    with pytest.raises(ConfigError, match="crop-padding 1000000000 crops some images of 8 pixels completely: .* to 8"):
         make_loader(augment=AugmentConfig(crop_padding=10**9, crop_mode="zero"))
 
 
@@ -287,10 +287,10 @@ def test_a_gpu_gets_the_pixels_of_the_cpu_and_waits_for_none(augment: AugmentCon
         )
         for device in (CPU, torch.device("cuda"))
     ]
-    for expected, window in zip(loaders[0].windows(1, 0), loaders[1].windows(1, 0), strict=True):
+    for expected, step_batch in zip(loaders[0].step_batches(1, 0), loaders[1].step_batches(1, 0), strict=True):
         torch.cuda.set_sync_debug_mode("error" if keep_on_device else "default")
         try:
-            found = list(window.micro_batches)
+            found = list(step_batch.micro_batches)
         finally:
             torch.cuda.set_sync_debug_mode("default")
         for left, right in zip(expected.micro_batches, found, strict=True):

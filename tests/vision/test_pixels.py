@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from accel_trainer.vision.augment import AugmentConfig, Placement, draw_placement
-from accel_trainer.vision.pixels import CropMode, crop_by_copy, crop_by_gather, normalize
+from accel_trainer.vision.augment.batch import AugmentConfig, Placement, draw_placement
+from accel_trainer.vision.data.pixels import CropMode, crop_by_copy, crop_by_gather, normalize
 
 
 def crop_one_by_one(images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode) -> Tensor:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from accel_trainer.errors import ConfigError
+from accel_trainer.core.errors import ConfigError
 from accel_trainer.vision import ImageDataset, ImageSplit, ModelConfig, Normalization, build_model, whiten
-from accel_trainer.vision.whitening import patch_products
+from accel_trainer.vision.models.whitening import patch_products
 
 
 def smooth_images(size: int, num: int = 600) -> ImageDataset:
@@ -61,7 +61,7 @@ def test_whitening_is_the_same_each_time_and_only_sets_the_frozen_stem() -> None
     assert not model.stem.weight.requires_grad
 
 
-def test_other_models_are_left_alone_and_images_that_are_too_small_are_refused() -> None:
+def test_other_models_are_unchanged_and_images_that_are_too_small_are_refused() -> None:
     model = model_of("resnet8")
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     assert all(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accel_trainer.errors import ConfigError
+from accel_trainer.core.errors import ConfigError
 from accel_trainer.vision import MODEL_NAMES, ModelConfig, build_model
 
 # Parameters in thousands: He et al. 2015 table 6 (0.27, 0.46, 0.66, 0.85, 1.7 M), ResNet-18 11.17 M and
@@ -66,7 +66,7 @@ def test_every_model_trains_on_any_number_of_rows_and_on_none(config: ModelConfi
 
 
 @pytest.mark.parametrize("name", ["resnet8", "resnet18", "wrn16_2", "resnet9", "airbench94", "airbench96"])
-def test_a_forward_without_rows_leaves_the_running_statistics_alone(name: str) -> None:
+def test_a_forward_without_rows_does_not_change_the_running_statistics(name: str) -> None:
     model = build_model(ModelConfig(name=name, width=4), in_channels=3, num_classes=10)
     before = {key: value.clone() for key, value in model.named_buffers() if "running" in key}
     model(torch.empty(0, 3, 32, 32))

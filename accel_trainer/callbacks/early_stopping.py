@@ -1,0 +1,56 @@
+"""Reasons to stop before the last epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ..core.callback import Callback, TrainerView
+from ..core.types import StepReport
+from ..fault_tolerance.preemption import TIME_LIMIT, StopFlag
+
+
+class EarlyStopping(Callback):
+    """Stops when the monitored metric has not improved for `patience` evaluations in a row."""
+
+    def __init__(self, *, patience: int) -> None:
+        self.patience = patience
+        self.num_bad_evaluations = 0
+        self.best_checkpoint: str | None = None
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Decide again: a run may continue with another patience."""
+        self._stop_if_due(trainer)
+
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+        """Count evaluations since the best."""
+        best = None if trainer.best is None else trainer.best.name
+        self.num_bad_evaluations = 0 if best != self.best_checkpoint else self.num_bad_evaluations + 1
+        self.best_checkpoint = best
+        self._stop_if_due(trainer)
+
+    def _stop_if_due(self, trainer: TrainerView) -> None:
+        if self.num_bad_evaluations >= self.patience:
+            trainer.request_stop(f"early stopping: no better evaluation in {self.patience}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counter, and the best it counts from."""
+        return {"num_bad_evaluations": self.num_bad_evaluations, "best_checkpoint": self.best_checkpoint}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the counter."""
+        self.num_bad_evaluations = state["num_bad_evaluations"]
+        self.best_checkpoint = state["best_checkpoint"]
+
+
+class TimeLimit(Callback):
+    """Stops after `max_seconds` of this attempt; the same command continues the run."""
+
+    def __init__(self, stop_flag: StopFlag, *, max_seconds: float) -> None:
+        self._stop_flag, self._deadline_s = stop_flag, time.monotonic() + max_seconds
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Check the clock."""
+        if time.monotonic() > self._deadline_s:
+            self._stop_flag.request(TIME_LIMIT)

@@ -1,0 +1,74 @@
+"""`export/`: the best evaluated weights of a run, else the last, and what is needed to build the model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import safetensors.torch
+from torch import Tensor
+
+from ..checkpoint.format import checkpoint_name
+from ..checkpoint.retention import load_checkpoint
+from ..core import filesystem
+from ..core.callback import Callback, RunResult, TrainerView
+from ..core.errors import CheckpointError
+from ..core.run_dir import writes_to
+
+_MAX_CONFIG_BYTES = 2**26
+_MAX_WEIGHTS_BYTES = 2**40
+
+
+class Exporter(Callback):
+    """Writes `export/model.safetensors` and `export/config.json` on the main process once a run has ended.
+
+    `config` is what is needed to build the model; `weights` are exported from the last step if no evaluation was the
+    best. An export that is complete and up to date stays as it is.
+    """
+
+    def __init__(self, run_folder: Path, *, weights: Literal["model", "ema"], config: Mapping[str, Any]) -> None:
+        self._run_folder, self._folder = run_folder, run_folder / "export"
+        self._weights, self._config = weights, config
+
+    def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
+        """Export, unless the run continues later."""
+        if trainer.accelerator.is_main_process and result.state != "preempted":
+            with writes_to(self._run_folder):
+                filesystem.make_directory(self._folder)
+                if not self._export_best(result):
+                    name = checkpoint_name(result.position)
+                    self._export(f"{self._weights} after step {result.position.optimizer_step}", name, self._weights)
+
+    def _export_best(self, result: RunResult) -> bool:
+        if result.best is None:
+            return False
+        weights = "ema" if result.best.metric.startswith("eval_ema/") else "model"
+        try:
+            self._export(f"{weights} of the best checkpoint {result.best.name}", result.best.name, weights)
+        except CheckpointError:
+            return False  # a branch does not have the best checkpoint of its run
+        return True
+
+    def _export(self, source: str, checkpoint: str, weights: str) -> None:
+        if self._is_exported(source):
+            return
+        loaded = load_checkpoint(self._run_folder / "checkpoints", checkpoint)
+        assert loaded is not None
+        tensors: Mapping[str, Tensor] = loaded.pieces[weights]
+        data = safetensors.torch.save(dict(tensors))
+        filesystem.write_file_atomic(self._folder / "model.safetensors", data)
+        config = {**self._config, "weights": source, "sha256": hashlib.sha256(data).hexdigest()}
+        filesystem.write_file_atomic(self._folder / "config.json", json.dumps(config, indent=1).encode())
+
+    def _is_exported(self, source: str) -> bool:
+        """Whether the weights of `source` are there, undamaged and with this config."""
+        try:
+            stored = json.loads(filesystem.read_file(self._folder / "config.json", max_bytes=_MAX_CONFIG_BYTES))
+            data = filesystem.read_file(self._folder / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
+        except (OSError, ValueError):
+            return False
+        expected = {**self._config, "weights": source, "sha256": hashlib.sha256(data).hexdigest()}
+        return bool(stored == json.loads(json.dumps(expected)))

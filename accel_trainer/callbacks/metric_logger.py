@@ -1,0 +1,216 @@
+"""The record of a run: one row of numbers per log interval and per evaluation."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from ..core.callback import Callback, RunResult, TrainerView
+from ..core.run_dir import writes_to
+from ..core.types import StepReport
+from ..data.dataloader import DatasetLoader
+from ..training.compile import Stopwatch
+from ..training.metrics import is_number, sums_device
+from .metrics_file import MetricsFile
+
+Row = Mapping[str, Any]
+
+_logger = logging.getLogger(__name__)
+
+_SUM_AFTER = 256
+_MUCH_WAITING, _WORTH_A_WARNING_S = 0.2, 10.0
+
+
+class MetricLogger(Callback):
+    """Writes rows to the history and passes them to `sinks` (progress, trackers), on the main process.
+
+    A row has `event` (`train` or `eval`), `optimizer_step`, `epoch` and numbers; (event, optimizer_step) never
+    repeats. An interruption changes nothing in the rows but `perf/...`.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, *, history: MetricsFile | None, every_n_steps: int,
+        preparation: Stopwatch | None = None, phase_s: Mapping[str, float] = MappingProxyType({}),
+        sinks: Sequence[Callable[[Row], None]] = (),
+    ) -> None:  # fmt: skip
+        self._meters = Meters(accelerator)
+        self._history, self._every_n_steps, self._sinks = history, every_n_steps, sinks
+        self._preparation, self._phase_s = preparation or Stopwatch(), phase_s
+        self._total_s, self._total_samples = 0.0, 0
+        self._has_warned = False
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples per second of training over all processes in this attempt; None before the first row."""
+        return self._total_samples / self._total_s if self._total_samples else None
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Start the clock."""
+        self._restart_timer(trainer)
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Write a row every n steps and at the end of each epoch. **Collective. Host sync** when it does."""
+        self._meters.update(report)
+        self._timed_samples += report.num_samples
+        is_epoch_end = trainer.state.step_in_epoch == trainer.loader.plan.steps_per_epoch
+        if is_epoch_end or report.optimizer_step % self._every_n_steps == 0:
+            self._write_training(trainer)
+
+    def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
+        """Write the evaluation's numbers as a row, after a row of the steps before it that have none yet."""
+        if self._meters.num_steps:
+            self._write_training(trainer)
+        self._write("eval", trainer, {name: value for name, value in metrics.items() if is_number(value)})
+
+    def _write_training(self, trainer: TrainerView) -> None:
+        """Write a row of the steps since the last one. **Collective. Host sync.**"""
+        values = self._meters.read()  # waits for the device: the clock is read after it
+        spent_s = {name: seconds - self._before_s[name] for name, seconds in self._read_clocks(trainer).items()}
+        training_s = spent_s["all"] - spent_s["compile"] - spent_s["evaluation"]
+        values["optim/learning_rate"] = trainer.learning_rate_at(trainer.state.optimizer_step - 1)
+        if trainer.accelerator.scaler is not None:
+            values["optim/loss_scale"] = trainer.accelerator.scaler.get_scale()
+        if self._timed_samples:  # none if this attempt only evaluates what an earlier one trained
+            self._total_s, self._total_samples = self._total_s + training_s, self._total_samples + self._timed_samples
+            values["perf/images_per_s"] = self._timed_samples / training_s
+            values["perf/data_wait_fraction"] = spent_s["data"] / training_s
+            self._warn_of_data_wait(trainer, values["perf/data_wait_fraction"])
+        if spent_s["compile"]:
+            values["perf/compile_s"] = spent_s["compile"]
+        self._write("train", trainer, values)
+        self._restart_timer(trainer)
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Leave the evaluation out of the throughput."""
+        self._restart_timer(trainer)
+
+    def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
+        """Make the rows durable."""
+        if self._history is not None:
+            with writes_to(self._history.path.parent):
+                self._history.sync()
+
+    def _write(self, event: str, trainer: TrainerView, values: Mapping[str, Any]) -> None:
+        state = trainer.state
+        # People count epochs from 1: the epoch that the step belongs to.
+        epoch = state.epoch + (state.step_in_epoch > 0)
+        row = {"event": event, "optimizer_step": state.optimizer_step, "epoch": epoch, **values}
+        if self._history is not None:
+            self._history.append(row)
+        for sink in self._sinks:
+            sink(row)
+
+    def _read_clocks(self, trainer: TrainerView) -> dict[str, float]:
+        compile_s, evaluation_s = self._preparation.seconds, self._phase_s.get("evaluation", 0.0)
+        now_s = time.perf_counter()
+        return {"all": now_s, "data": trainer.data_wait_s, "compile": compile_s, "evaluation": evaluation_s}
+
+    def _restart_timer(self, trainer: TrainerView) -> None:
+        self._before_s, self._timed_samples = self._read_clocks(trainer), 0
+
+    def _warn_of_data_wait(self, trainer: TrainerView, fraction: float) -> None:
+        """Warn once if training has waited long for data."""
+        is_long = fraction > _MUCH_WAITING and trainer.data_wait_s > _WORTH_A_WARNING_S
+        if is_long and trainer.accelerator.is_main_process and not self._has_warned:
+            self._has_warned = True
+            advice = ": raise --batch.num-workers" if isinstance(trainer.loader, DatasetLoader) else ""
+            _logger.warning("data wait %.0f %%%s", 100 * fraction, advice)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums since the last row and the length of the history. **Collective. Host sync.**"""
+        meters = self._meters.state_dict()
+        return {"meters": meters, "history_bytes": self._history.size if self._history else 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the sums and cut the history back to what it held at the checkpoint."""
+        self._meters.load_state_dict(state["meters"])
+        if self._history is not None:
+            self._history.truncate(state["history_bytes"])
+
+
+class Meters:
+    """Sums step reports between two rows, without a kernel or a sync per step.
+
+    Reports are kept and summed in float64 when they are read. Sums of float32 in float64 are exact over any realistic
+    interval, so the means do not depend on when they were summed or saved.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._device = sums_device(accelerator.device)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._pending: list[StepReport] = []
+        self._local: dict[str, Tensor] = {}
+        self._counts = dict.fromkeys(("num_items", "num_updates", "num_skipped"), 0)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps since the last read."""
+        return len(self._pending) + self._counts["num_updates"] + self._counts["num_skipped"]
+
+    def update(self, report: StepReport) -> None:
+        """Add a step to the sums; of a skipped one only the count."""
+        self._pending.append(report)
+        if len(self._pending) >= _SUM_AFTER:
+            self._sum_pending()
+
+    def _sum_pending(self) -> None:
+        # Without skipped steps: their loss may be NaN, and the mean would be, too.
+        reports = [report for report in self._pending if not report.was_skipped]
+        self._counts["num_skipped"] += len(self._pending) - len(reports)
+        self._pending = []
+        if not reports:
+            return
+        columns = {"loss": [report.loss_sum for report in reports]}
+        columns |= {name: [report.sums[name] for report in reports] for name in reports[0].sums}
+        if norms := [report.grad_norm for report in reports if report.grad_norm is not None]:
+            columns["grad_norm"] = norms
+        for name, column in columns.items():
+            total = torch.stack(column).to(self._device).double().sum()
+            if name == "grad_norm" and not self._accelerator.is_main_process:
+                total.zero_()  # every process has the same norm: count it once
+            self._local[name] = self._local[name] + total if name in self._local else total
+        self._counts["num_items"] += sum(report.num_samples for report in reports)
+        self._counts["num_updates"] += len(reports)
+
+    def _global_sums(self) -> dict[str, float]:
+        """**Collective. Host sync.**"""
+        self._sum_pending()
+        if not self._local:
+            return {}
+        sums = self._accelerator.reduce(torch.stack(list(self._local.values())), reduction="sum")
+        return dict(zip(self._local, sums.tolist(), strict=True))
+
+    def read(self) -> dict[str, float]:
+        """Return the means since the last read, over all processes, and start again. **Collective. Host sync.**"""
+        sums = self._global_sums()  # first: this counts the steps that are pending
+        num_samples, num_updates = max(1, self._counts["num_items"]), self._counts["num_updates"]
+        norm = sums.pop("grad_norm", None)
+        means = {f"train/{name}": value / num_samples for name, value in sums.items()}
+        if norm is not None:
+            means["optim/grad_norm"] = norm / num_updates
+        if self._counts["num_skipped"]:
+            means["optim/skipped_steps"] = float(self._counts["num_skipped"])
+        self._clear()
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the global sums. **Collective. Host sync.**"""
+        return {"sums": self._global_sums(), **self._counts}  # in this order: the first counts what is pending
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the sums on the main process; the others start at zero, for any number of processes."""
+        self._clear()
+        zero = torch.zeros((), dtype=torch.float64, device=self._device)
+        is_main = self._accelerator.is_main_process
+        self._local = {name: zero + value if is_main else zero for name, value in state["sums"].items()}
+        self._counts = {name: state[name] for name in self._counts}

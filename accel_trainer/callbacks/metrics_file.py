@@ -1,0 +1,84 @@
+"""`metrics.jsonl`: append-only, one JSON object a line, cut back to the checkpoint that a run resumes from."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..core.filesystem import AppendFile, read_lines
+
+_logger = logging.getLogger(__name__)
+
+
+class MetricsFile:
+    """The rows of a run. Every checkpoint holds its length, so that a resume never repeats a row.
+
+    Rows that cannot be written are kept and written with the next. Training continues, but no checkpoint is committed
+    until they are on the disk: `sync` comes first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = AppendFile(path)
+        self._unwritten = b""
+        self._lock = threading.Lock()  # a row is appended while the thread that saves syncs
+
+    @property
+    def size(self) -> int:
+        """Length in bytes, with the rows that are not written yet."""
+        with self._lock:
+            return self._file.size + len(self._unwritten)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Write a row. NaN and inf are written as strings: JSON has neither."""
+        values = {name: _json_value(value) for name, value in row.items()}
+        with self._lock:
+            is_first = not self._unwritten
+            self._unwritten += json.dumps(values, allow_nan=False).encode() + b"\n"
+            try:
+                self._write()
+            except OSError as error:
+                if is_first:
+                    _logger.warning("a row of %s is kept for later: %s", self.path, error.strerror)
+
+    def _write(self) -> None:
+        if self._unwritten:
+            self._file.append(self._unwritten)
+            self._unwritten = b""
+
+    def read(self, start: int) -> Iterator[tuple[dict[str, Any], int]]:
+        """Yield the rows on the disk after the first `start` bytes, each with the position behind it."""
+        for line in read_lines(self.path, start=start):
+            start += len(line)
+            yield json.loads(line), start
+
+    def truncate(self, size: int) -> None:
+        """Drop the rows after the first `size` bytes."""
+        if self.size < size:
+            text = "%s is %d bytes, %d at the checkpoint: rows before it are missing"
+            _logger.warning(text, self.path, self.size, size)
+        else:
+            self._file.truncate(size)
+
+    def sync(self) -> None:
+        """Make all rows durable (fsync). Raises OSError."""
+        with self._lock:
+            self._write()
+            self._file.sync()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list):
+        return [_json_value(item) for item in value]
+    return value

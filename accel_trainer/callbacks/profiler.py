@@ -1,0 +1,57 @@
+"""`--profile`: a trace of some steps, and torch's table of their operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from accelerate.utils import ProfileKwargs
+
+from ..core import filesystem
+from ..core.callback import Callback, RunResult, TrainerView
+from ..core.types import StepReport
+
+_WARMUP_STEPS, _STEPS = 5, 10
+
+
+class Profile(Callback):
+    """Traces steps 6 to 15 of an attempt on the main process into `trace.json` and `table.txt` in `folder`.
+
+    `show` also gets the table. The weights are the same with and without it, bit for bit.
+    """
+
+    def __init__(self, folder: Path, *, show: Callable[[str], None]) -> None:
+        self._folder, self._show = folder, show
+        self._profiler: torch.profiler.profile | None = None
+        self._num_steps = 0
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Start the profiler, which waits for the first steps to pass."""
+        if trainer.is_finished or not trainer.accelerator.is_main_process:
+            return
+        filesystem.make_directory(self._folder)
+        schedule = {"wait": _WARMUP_STEPS - 1, "warmup": 1, "active": _STEPS, "repeat": 1}
+        self._profiler = ProfileKwargs(schedule_option=schedule).build()
+        self._profiler.start()
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Mark the step; after the last one, write the trace and the table, with a **host sync**."""
+        if self._profiler is None:
+            return
+        self._num_steps += 1
+        self._profiler.step()
+        if self._num_steps == _WARMUP_STEPS + _STEPS:
+            profiler, self._profiler = self._profiler, None
+            profiler.stop()
+            profiler.export_chrome_trace(str(self._folder / "trace.json"))
+            order = "self_device_time_total" if trainer.accelerator.device.type != "cpu" else "self_cpu_time_total"
+            table = profiler.key_averages().table(sort_by=order, row_limit=20, max_name_column_width=40)
+            filesystem.write_file_atomic(self._folder / "table.txt", table.encode())
+            self._show(f"profile: steps {_WARMUP_STEPS + 1} to {self._num_steps} are in {self._folder}\n{table}")
+
+    def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
+        """Report that there were too few steps."""
+        if self._profiler is not None:
+            self._profiler.stop()
+            self._show(f"no profile: it needs {_WARMUP_STEPS + _STEPS} steps, there were {self._num_steps}")

@@ -1,0 +1,118 @@
+"""What people see of a run: a bar on a terminal, plain lines elsewhere; on the main process only."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from ..checkpoint.format import checkpoint_name
+from ..core.callback import Callback, RunResult, TrainerView
+from ..core.types import StepReport
+from ..distributed.accelerator import peak_memory_bytes
+from ..training.config import TrainerConfig
+from ..training.metrics import is_number
+from .console import say
+
+_BAR = "{desc} |{bar:16}| {n_fmt}/{total_fmt}{postfix}"  # a narrow terminal cuts off its end
+
+
+class ProgressBar(Callback):
+    """Shows each row of numbers (`show` is a sink of `MetricLogger`), and the steps and time left.
+
+    The time left follows from the time per step of this attempt, which includes logs, saves and evaluations.
+    """
+
+    def __init__(self, config: TrainerConfig, *, banner: str, is_quiet: bool = False) -> None:
+        self._config, self._banner, self._is_quiet = config, banner, is_quiet
+        self._bar: tqdm[Any] | None = None
+        self._terminal = ExitStack()
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Show what is about to run, and where it starts."""
+        self._accelerator, self._first_step = trainer.accelerator, trainer.state.optimizer_step
+        self._start_s, self._num_epochs = time.monotonic(), self._config.num_epochs
+        num_steps = self._num_epochs * trainer.loader.plan.steps_per_epoch
+        self._num_steps = min(self._config.max_steps or sys.maxsize, num_steps)
+        self.write(self._banner)
+        if trainer.is_finished and self._first_step:
+            self.write(f"this run is finished: nothing left to train after step {self._first_step}")
+            return
+        if self._first_step:
+            where = f"after step {self._first_step}, epoch {trainer.state.epoch + 1} of {self._num_epochs}"
+            self.write(f"continuing {where}, from {checkpoint_name(trainer.state)}")
+        if sys.stderr.isatty() and not self._is_quiet:
+            self._terminal.enter_context(logging_redirect_tqdm())  # a warning gets a line of its own
+            steps = {"total": self._num_steps, "initial": self._first_step}
+            self._bar = tqdm(**steps, bar_format=_BAR, dynamic_ncols=True, file=sys.stderr)
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        """Show a row of numbers."""
+        if self._is_quiet:
+            return
+        step, left = row["optimizer_step"], ""
+        epoch, numbers = f"epoch {row['epoch']}/{self._num_epochs}", _numbers(row)
+        if row["event"] == "train" and step > self._first_step:
+            numbers += f"  memory {peak_memory_bytes(self._accelerator) / 2**30:.1f} GiB"
+            step_s = (time.monotonic() - self._start_s) / (step - self._first_step)
+            left = f"{tqdm.format_interval(step_s * (self._num_steps - step))} left"
+        if self._bar is not None and left:
+            self._bar.set_description_str(epoch, refresh=False)
+            self._bar.set_postfix_str(f"{left}  {numbers}")
+        else:
+            self.write(f"{epoch}  step {step}/{self._num_steps}  {numbers}  {left}".rstrip())
+
+    def write(self, text: str) -> None:
+        """Show some lines, above the bar if there is one."""
+        if self._bar is not None:
+            say(text, write=self._bar.write)
+        elif not self._is_quiet:
+            say(text)
+
+    def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
+        """Show how it ended."""
+        self._close()
+        step, best = result.position.optimizer_step, result.best
+        self.write(f"{result.state}: {result.stop_reason} at step {step}  {_numbers(result.metrics)}")
+        if best is not None:
+            self.write(f"best: {_short(best.metric)} {best.value:.4f} in {best.name}")
+
+    def on_error(self, trainer: TrainerView, error: BaseException) -> None:
+        """Leave the terminal as it was."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        self._terminal.close()
+
+
+def _numbers(row: Mapping[str, Any]) -> str:
+    numbers = {name: value for name, value in row.items() if "/" in name and is_number(value)}
+    return "  ".join(f"{_short(name)} {_number(name, value)}" for name, value in numbers.items())
+
+
+def _short(name: str) -> str:
+    """Return the name as a person says it: `train/loss` is loss, `eval/accuracy` eval accuracy."""
+    group, _, rest = name.partition("/")
+    rest = rest.replace("_", " ").replace(" per s", "/s").removesuffix(" fraction")
+    return rest if group in ("train", "optim", "perf") else f"{group.replace('_', ' ')} {rest}"
+
+
+def _number(name: str, value: float) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    if name.endswith(("accuracy", "fraction")):
+        return f"{100 * value:.2f}%"
+    return f"{value:,.0f}" if name.startswith("perf/") else f"{value:.4g}"

@@ -1,0 +1,217 @@
+"""A checkpoint on disk: its name, its files, the manifest with their hashes, and the mark that it is complete.
+
+The name is the position, so that the order never depends on a clock:
+
+    step-0000001200-epoch-00003/
+        model.safetensors           a piece that is a flat state dict: any program can load it
+        optimizer.json              any other piece: a skeleton ...
+        optimizer.safetensors       ... and the tensors it refers to
+        manifest.json               the position, what the run was, size and sha256 of every piece's file
+        COMMIT                      sha256 of manifest.json, written last
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..core import filesystem
+from ..core.errors import CheckpointError
+from ..core.train_state import TrainState
+from ..distributed.machine import free_memory_bytes
+from .serialization import (
+    MAX_BYTES,
+    Encoded,
+    decode,
+    dump_json,
+    first_nonfinite,
+    pack_tensors,
+    parse_json,
+    unpack_tensors,
+)
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+COMMIT = "COMMIT"
+CHECKPOINT_NAME = re.compile(r"step-\d{10}-epoch-\d{5}")
+PIECE_NAME = re.compile(r"(?!manifest$)[a-z0-9_]+(-r\d{5})?", re.ASCII)
+_FILE_NAME = re.compile(r"(?!manifest\.)[a-z0-9_]+(-r\d{5})?\.(safetensors|json)", re.ASCII)
+_PIECES_OF_A_RUN = ("model", "ema", "optimizer", "scaler", "trainer")
+_POSITION_FIELDS = tuple(field.name for field in fields(TrainState))
+
+Files = dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class LoadedCheckpoint:
+    """A verified checkpoint: its name, its manifest and the state of each piece, with tensors on the CPU."""
+
+    name: str
+    manifest: Mapping[str, Any]
+    pieces: Mapping[str, Any]
+
+    @property
+    def position(self) -> TrainState:
+        """Where the run was."""
+        return _position(self.manifest)
+
+
+def checkpoint_name(position: TrainState) -> str:
+    """Return the name of the checkpoint at `position`. Names sort as positions do.
+
+    A step that ends an epoch has two positions: before and after the epoch's evaluation.
+    """
+    return f"step-{position.optimizer_step:010d}-epoch-{position.epoch:05d}"
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """Return everything named like a checkpoint, valid or not, in the order of positions.
+
+    Raises CheckpointError if the directory is a link, which may lead to another run's.
+    """
+    if directory.is_symlink():
+        raise CheckpointError("CKPT_LINK", f"{directory} is a link: give the run that it leads to, or move it away")
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if CHECKPOINT_NAME.fullmatch(path.name))
+
+
+def write_checkpoint(
+    final: Path, pieces: Mapping[str, Encoded], *, header: Mapping[str, object], before_commit: Callable[[], None]
+) -> None:
+    """Write a checkpoint: on return it is complete and durable, and until then it does not exist."""
+    with filesystem.new_directory(final) as temporary:
+        files = {}
+        for piece, encoded in pieces.items():
+            if encoded.skeleton is not None:
+                files[f"{piece}.json"] = _write(temporary / f"{piece}.json", [encoded.skeleton])
+            if encoded.tensors:
+                chunks = pack_tensors(encoded.tensors)
+                files[f"{piece}.safetensors"] = _write(temporary / f"{piece}.safetensors", chunks)
+        manifest = dump_json({"format": FORMAT, **header, "files": files}, indent=1)
+        _write(temporary / MANIFEST, [manifest])
+        before_commit()
+        _write(temporary / COMMIT, [_commit_mark(manifest)])
+
+
+def _write(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
+    filesystem.create_file(path, chunks)
+    sha256 = hashlib.sha256()
+    for chunk in chunks:
+        sha256.update(chunk)
+    return {"bytes": sum(len(chunk) for chunk in chunks), "sha256": sha256.hexdigest()}
+
+
+def _commit_mark(manifest: bytes) -> bytes:
+    return hashlib.sha256(manifest).hexdigest().encode() + b"\n"
+
+
+def is_committed(path: Path) -> bool:
+    """Whether the checkpoint at `path` is complete, by its mark; its pieces are not read."""
+    try:
+        read_manifest(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def read_checkpoint(path: Path) -> Files:
+    """Return the verified bytes of all files of a checkpoint, for `decode_files`.
+
+    Raises CheckpointError naming the file that is damaged.
+    """
+    files, manifest = read_manifest(path)
+    return files | {name: read_listed_file(path / name, entry) for name, entry in manifest["files"].items()}
+
+
+def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a file if they are those of its `entry` in the manifest. Its size is checked first."""
+    size = entry["bytes"]
+    if size > (free := free_memory_bytes()):
+        raise damaged(path, f"{size} bytes by the manifest, and {free} bytes of memory are free")
+    data = _read(path, max_bytes=size if path.suffix == ".safetensors" else min(size, MAX_BYTES))
+    if len(data) != size:
+        raise damaged(path, f"{len(data)} bytes, not the {size} of the manifest")
+    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise damaged(path, "its sha256 is not the one in the manifest")
+    return data
+
+
+def decode_files(files: Files) -> LoadedCheckpoint:
+    """Return the checkpoint in `files`, which `read_checkpoint` has verified on this process or on main.
+
+    Raises CheckpointError naming the file that cannot be parsed, or the tensor that is not finite.
+    """
+    manifest = parse_json(files[MANIFEST])
+    name = checkpoint_name(_position(manifest))
+    pieces = {}
+    for piece in dict.fromkeys(file.partition(".")[0] for file in manifest["files"]):
+        file = f"{piece}.safetensors"
+        try:
+            tensors = unpack_tensors(files[file]) if file in files else {}
+            if (key := first_nonfinite(tensors)) is not None:
+                fact = f"{name}/{file}: {key} is NaN or inf"
+                raise CheckpointError("CKPT_NONFINITE", f"{fact}: resume from an older checkpoint")
+            file = f"{piece}.json"
+            pieces[piece] = decode(files.get(file), tensors)
+            if piece in _PIECES_OF_A_RUN and not isinstance(pieces[piece], dict):
+                raise ValueError(f"not the state of a run's {piece}")
+        except ValueError as error:
+            raise damaged(Path(name, file), str(error)) from None
+    return LoadedCheckpoint(name, manifest, pieces)
+
+
+def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
+    """Return the bytes of COMMIT and the manifest, and the manifest itself, if COMMIT has its hash.
+
+    Raises CheckpointError, also for a name or a number that no checkpoint has.
+    """
+    if path.is_symlink() or not path.is_dir():
+        raise damaged(path, "not a directory")
+    files = {name: _read(path / name, max_bytes=MAX_BYTES) for name in (COMMIT, MANIFEST)}
+    if files[COMMIT] != _commit_mark(files[MANIFEST]):
+        raise damaged(path / MANIFEST, "its sha256 is not the one in COMMIT")
+    try:
+        manifest = parse_json(files[MANIFEST])
+    except ValueError as error:
+        raise damaged(path / MANIFEST, str(error)) from None
+    match manifest:
+        case {"format": 1, "files": {**entries}} if all(_is_valid(*item) for item in entries.items()):
+            pass
+        case {"format": int(version)} if version != FORMAT:
+            fact = f"{path / MANIFEST} has format {version}, this version reads {FORMAT}"
+            raise CheckpointError("CKPT_FORMAT", f"{fact}: use the version of accel_trainer that wrote it")
+        case _:
+            raise damaged(path / MANIFEST, "not a manifest, or not a valid list of files")
+    if not all(type(manifest.get(name)) is int and manifest[name] >= 0 for name in _POSITION_FIELDS):
+        raise damaged(path / MANIFEST, "it has no position")
+    if CHECKPOINT_NAME.fullmatch(path.name) and path.name != (name := checkpoint_name(_position(manifest))):
+        raise damaged(path / MANIFEST, f"it belongs to {name}")
+    return files, manifest
+
+
+def _is_valid(name: Any, entry: Any) -> bool:
+    match entry:
+        case {"bytes": int(size), "sha256": str()}:
+            return size >= 0 and _FILE_NAME.fullmatch(name) is not None
+    return False
+
+
+def _position(manifest: Mapping[str, Any]) -> TrainState:
+    return TrainState(**{name: manifest[name] for name in _POSITION_FIELDS})
+
+
+def _read(path: Path, *, max_bytes: int) -> bytes:
+    try:
+        return filesystem.read_file(path, max_bytes=max_bytes)
+    except OSError as error:
+        raise damaged(path, error.strerror or str(error)) from error
+
+
+def damaged(path: Path, reason: str) -> CheckpointError:
+    """Return the error for a file that is not what was saved."""
+    return CheckpointError("CKPT_DAMAGED", f"{path}: {reason}: use another checkpoint")

@@ -1,0 +1,203 @@
+"""Saves checkpoints in the background on the main process, and deletes old ones only after that."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from ..core import filesystem
+from ..core.config import AT_LEAST_ONE
+from ..core.errors import CheckpointError, ConfigError, DivergedError
+from ..core.run_dir import free_bytes
+from ..core.train_state import BestCheckpoint, TrainState
+from . import retention
+from .format import PIECE_NAME, checkpoint_name, list_checkpoints, write_checkpoint
+from .serialization import Encoded, encode, first_nonfinite
+from .staging import Snapshot
+
+_logger = logging.getLogger(__name__)
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are saved, and which are kept."""
+
+    every_n_steps: Annotated[int | None, tyro.conf.arg(aliases=["--checkpoint-every-n-steps"])] = None
+    """Save every so many optimizer steps; None: only at the ends of epochs."""
+    every_n_epochs: int = 1
+    """Save at the end of every so many epochs."""
+    keep_last_n: int = 2
+    """How many of the newest to keep: at least 2, in case the newest is damaged."""
+    keep_every_n_steps: int | None = None
+    """Keep those at multiples of so many optimizer steps forever; None: keep none for that reason."""
+    max_failed_saves: int = 3
+    """End the run after so many failed saves in a row; before that a failed save is a warning."""
+
+    def __post_init__(self) -> None:
+        names = ("every_n_steps", "every_n_epochs", "keep_every_n_steps", "max_failed_saves")
+        AT_LEAST_ONE.check(self, "checkpoint", *names)
+        if self.keep_last_n < 2:
+            raise ConfigError("CONFIG", f"checkpoint.keep_last_n is {self.keep_last_n}: set it to 2 or more")
+
+    def is_due(self, position: TrainState) -> bool:
+        """Whether a checkpoint is due at `position`."""
+        is_epoch_due = position.step_in_epoch == 0 and position.epoch % self.every_n_epochs == 0
+        is_step_due = self.every_n_steps is not None and position.optimizer_step % self.every_n_steps == 0
+        return position.optimizer_step > 0 and (is_epoch_due or is_step_due)
+
+
+class Checkpointer:
+    """Saves and deletes the checkpoints of one run in `directory`.
+
+    `metadata` goes into every manifest: `config_sha256`, `data_fingerprint`, versions and the like.
+    `before_commit` runs in the saving thread just before a checkpoint becomes valid, to sync what must not be older
+    than the checkpoint, such as the history of metrics.
+
+    `last_committed` is the name of the newest durable checkpoint; `num_failed_saves` and `num_waits` count failures,
+    and the times that training waited because the save before was still running.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        config: CheckpointConfig,
+        metadata: Mapping[str, object],
+        before_commit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.directory, self.config = directory, config
+        self.last_committed: str | None = None
+        self.num_failed_saves = self.num_waits = self._failed_in_a_row = 0
+        self._metadata, self._before_commit = dict(metadata), before_commit
+        self._snapshot = Snapshot()
+        # On one core: a second OpenMP team slows the training thread down for good (to 0.76 of its speed on two cores).
+        self._executor = ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, (1,))
+        self._pending: Future[None] | None = None
+
+    def prepare(self, pieces: Mapping[str, object], *, coming_bytes: int = 0) -> None:
+        """Create and clean the directory before the first step, under the run lock; `pieces` as for `save`.
+
+        Raises CheckpointError if `pieces` cannot be stored, or if two checkpoints of them do not fit on the disk once
+        they have grown by `coming_bytes`: the old one is deleted after the new one is written.
+        """
+        encoded = [encode(value, name=name) for name, value in pieces.items()]
+        needed = coming_bytes + sum(tensor.nbytes for each in encoded for tensor in each.tensors.values())
+        try:
+            filesystem.make_directory(self.directory)
+            filesystem.sweep(self.directory)
+            available = free_bytes(self.directory)
+            num_missing = 1 if list_checkpoints(self.directory) else 2
+        except OSError as error:
+            message = f"{self.directory} cannot be used ({error.strerror}): choose another folder"
+            raise CheckpointError("CKPT_PREFLIGHT", message) from error
+        if available < num_missing * needed:
+            fact = (
+                f"{num_missing} more checkpoints must fit, of {needed} bytes each, and {self.directory} has {available}"
+            )
+            raise CheckpointError("CKPT_PREFLIGHT", f"{fact} free: free some space or choose another folder")
+
+    def is_due(self, position: TrainState) -> bool:
+        """Whether the config asks for a checkpoint at `position`."""
+        return self.config.is_due(position)
+
+    def save(self, position: TrainState, pieces: Mapping[str, object], *, best: BestCheckpoint | None = None) -> None:
+        """Copy `pieces`, name -> state of plain values and tensors, and write them in the background.
+
+        Returns once the copy is made: training may continue. `best`, the best checkpoint so far and perhaps this one,
+        is kept, and best.json names it. A valid checkpoint of this run at `position` is not written again. Raises what
+        an earlier save left, as `wait` does, and CheckpointError for a state that cannot be stored.
+        """
+        self.num_waits += self._pending is not None and not self._pending.done()
+        self.wait()
+        encoded = {}
+        for name, value in pieces.items():
+            if not PIECE_NAME.fullmatch(name):
+                raise CheckpointError("CKPT_TYPE", f"{name!r} cannot name a file: name the piece with a-z, 0-9, _")
+            encoded[name] = encode(value, name=name)
+        copies, wait_for_copies = self._snapshot.take(encoded)
+        header = {**self._metadata, **asdict(position)}
+        name = checkpoint_name(position)
+
+        def commit() -> None:
+            wait_for_copies()
+            self._commit(name, copies, header)
+            self._tidy_up(name, best)
+
+        self._pending = self._executor.submit(commit)
+
+    def wait(self, *, must_succeed: bool = False) -> None:
+        """Return when no save is running.
+
+        An OSError of the save is a warning; after `max_failed_saves` in a row, or with `must_succeed`, it is a
+        CheckpointError. Raises DivergedError for a NaN or inf.
+        """
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        try:
+            pending.result()
+        except OSError as error:
+            self._count_failure(error, must_succeed=must_succeed)
+        else:
+            self._failed_in_a_row = 0
+
+    def _count_failure(self, error: OSError, *, must_succeed: bool) -> None:
+        self.num_failed_saves += 1
+        self._failed_in_a_row += 1
+        reason = f"a checkpoint could not be saved in {self.directory} ({error.strerror})"
+        code = "CKPT_NO_SPACE" if error.errno in _NO_SPACE else "CKPT_IO"
+        count = f"failure {self._failed_in_a_row} of {self.config.max_failed_saves}"
+        is_gone = not self.directory.is_dir()
+        if must_succeed or is_gone or self._failed_in_a_row >= self.config.max_failed_saves:
+            fix = "the folder is gone" if is_gone else f"{count}: free or repair the disk and resume"
+            raise CheckpointError(code, f"{reason}, {fix}") from error
+        _logger.warning("error[%s]: %s; older checkpoints are intact and training continues, %s", code, reason, count)
+
+    def _commit(self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]) -> None:
+        for piece, encoded in pieces.items():
+            if (key := first_nonfinite(encoded.tensors)) is not None:
+                fact = (
+                    f"{piece}: {key} is NaN or inf, so {name} is not saved and {self.last_committed} stays the newest"
+                )
+                raise DivergedError("CKPT_NONFINITE", f"{fact}: lower the learning rate and resume from it")
+        path = self.directory / name
+        if not retention.has_valid(path, self._metadata):
+            write_checkpoint(path, pieces, header=header, before_commit=self._before_commit)
+        self.last_committed = name
+        _logger.info("checkpoint %s saved", name)
+
+    def _tidy_up(self, name: str, best: BestCheckpoint | None) -> None:
+        """Record the best, then delete the old: in this order a crash loses nothing."""
+        keep_last_n, keep_every_n_steps = self.config.keep_last_n, self.config.keep_every_n_steps
+        try:
+            retention.update_best(self.directory, best)
+            retention.apply_retention(
+                self.directory, name, keep_last_n=keep_last_n, keep_every_n_steps=keep_every_n_steps
+            )
+        except OSError as error:
+            # The checkpoint is safe; the next save tidies up again.
+            _logger.warning("cannot tidy up %s after saving %s: %s", self.directory, name, error.strerror)
+
+    def record_best(self, best: BestCheckpoint | None) -> None:
+        """Write the best checkpoint so far to best.json, outside a save. Call it on main, after `wait`."""
+        try:
+            retention.update_best(self.directory, best)
+        except OSError as error:
+            _logger.warning("cannot write %s: %s", self.directory / retention.BEST_FILE, error.strerror)
+
+    def close(self) -> None:
+        """Wait for the last save and stop the thread."""
+        try:
+            self.wait()
+        finally:
+            self._executor.shutdown()

@@ -1,0 +1,159 @@
+"""The checkpoints of a run side by side: which one to resume from, which is the best, which are kept."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from ..core import filesystem
+from ..core.errors import CheckpointError
+from ..core.train_state import BestCheckpoint
+from .format import (
+    CHECKPOINT_NAME,
+    Files,
+    LoadedCheckpoint,
+    decode_files,
+    is_committed,
+    list_checkpoints,
+    read_checkpoint,
+)
+from .serialization import MAX_BYTES, dump_json, parse_json
+
+_logger = logging.getLogger(__name__)
+
+BEST_FILE = "best.json"
+# On a network file system a name can appear before its content does.
+RETRY_DELAYS_S = (0.05, 0.2)
+
+
+def find_checkpoint(directory: Path, name: str | None = None) -> Files | None:
+    """Return the verified bytes of the newest valid checkpoint, or of the one called `name`.
+
+    A damaged newest one is reported, quarantined and skipped; a damaged `name` is an error. None if there never was a
+    checkpoint. Raises CheckpointError if there are checkpoints, but no valid one: only the user may decide to train
+    from scratch over them.
+    """
+    candidates = list_checkpoints(directory)
+    if name is not None:
+        if directory / name not in candidates:
+            known = ", ".join(path.name for path in candidates[-3:]) or "none"
+            raise CheckpointError("CKPT_NOT_FOUND", f"{directory / name} does not exist: there are {known}")
+        return _read_patiently(directory / name)
+    damaged = []
+    for path in reversed(candidates):
+        try:
+            files = _read_patiently(path)
+        except CheckpointError as error:
+            if error.code != "CKPT_DAMAGED":
+                raise
+            _logger.warning("%s", error)
+            damaged.append(path)
+            continue
+        for unusable in damaged:
+            _logger.warning("falling back from the damaged %s to %s", unusable.name, path.name)
+            quarantine(unusable, "damaged")
+        return files
+    if has_checkpoints(directory):
+        fix = "restore one from a backup, or move them away to train from scratch"
+        raise CheckpointError("CKPT_NONE_VALID", f"every checkpoint in {directory} is damaged: {fix}")
+    return None
+
+
+def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoint | None:
+    """Return what `find_checkpoint` finds, decoded."""
+    files = find_checkpoint(directory, name)
+    return None if files is None else decode_files(files)
+
+
+def _read_patiently(path: Path) -> Files:
+    for delay_s in (*RETRY_DELAYS_S, None):
+        try:
+            files = read_checkpoint(path)
+            decode_files(files)
+            break
+        except CheckpointError as error:
+            if error.code != "CKPT_DAMAGED" or delay_s is None:
+                raise
+            time.sleep(delay_s)
+    return files
+
+
+def has_valid(path: Path, metadata: Mapping[str, object]) -> bool:
+    """Whether a valid checkpoint of this run is at `path`. Any other that is there is quarantined."""
+    if not path.exists() and not path.is_symlink():
+        return False
+    try:
+        manifest = decode_files(read_checkpoint(path)).manifest
+    except CheckpointError as error:
+        _logger.warning("%s", error)
+        quarantine(path, "damaged")
+        return False
+    if any(manifest.get(name) != metadata.get(name) for name in ("config_sha256", "data_fingerprint")):
+        quarantine(path, "superseded")
+        return False
+    # The process that renamed it may have died before the name was durable.
+    filesystem.sync_directory(path.parent)
+    return True
+
+
+def quarantine(path: Path, reason: str) -> None:
+    """Rename a checkpoint so that it is neither used nor deleted; a failure is only a warning."""
+    target = path.with_name(f"{reason}-{path.name}")
+    if target.exists():
+        target = path.with_name(f"{target.name}-{time.time_ns()}")
+    try:
+        filesystem.rename(path, target)
+    except OSError as error:
+        _logger.warning("cannot rename %s to %s: %s", path, target.name, error.strerror)
+
+
+def update_best(directory: Path, best: BestCheckpoint | None) -> None:
+    """Write `best` to best.json, if its checkpoint was committed and the file differs."""
+    if best is None or not is_committed(directory / best.name):
+        return
+    data = dump_json(asdict(best), indent=1)
+    if _read_best(directory) != data:
+        filesystem.write_file_atomic(directory / BEST_FILE, data)
+
+
+def best_name(directory: Path) -> str | None:
+    """Return the name of the best checkpoint, if best.json has one."""
+    try:
+        name = parse_json(_read_best(directory))["name"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return name if isinstance(name, str) and CHECKPOINT_NAME.fullmatch(name) else None
+
+
+def _read_best(directory: Path) -> bytes:
+    try:
+        return filesystem.read_file(directory / BEST_FILE, max_bytes=MAX_BYTES)
+    except OSError:
+        return b""
+
+
+def apply_retention(directory: Path, newest: str, *, keep_last_n: int, keep_every_n_steps: int | None) -> None:
+    """Delete what is not kept, now that `newest` is committed: only complete checkpoints of ours.
+
+    Kept are the last `keep_last_n`, the best, and multiples of `keep_every_n_steps`. A checkpoint later than `newest`
+    was written before the run resumed from an older one: it is quarantined.
+    """
+    candidates = list_checkpoints(directory)
+    for path in candidates:
+        if path.name > newest:
+            _logger.warning("%s is later than this run, which resumed from an older one: quarantined", path)
+            quarantine(path, "superseded")
+    committed = [path for path in candidates if path.name <= newest and is_committed(path)]
+    kept = {newest, best_name(directory), *(path.name for path in committed[-keep_last_n:])}
+    if keep_every_n_steps is not None:
+        kept |= {path.name for path in committed if int(path.name.split("-")[1]) % keep_every_n_steps == 0}
+    filesystem.remove_directories(path for path in committed if path.name not in kept)
+    filesystem.sweep(directory)
+
+
+def has_checkpoints(directory: Path) -> bool:
+    """Whether there ever was a checkpoint, valid or damaged: a run must then not silently start from scratch."""
+    return bool(list_checkpoints(directory)) or any(directory.glob("damaged-*"))

@@ -1,0 +1,236 @@
+"""State as data: plain values to JSON and tensors, tensors to safetensors, and back. No objects, no code.
+
+The set of types is closed: anything else is refused when it is saved, with the path to it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+import struct
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from ..core.errors import CheckpointError
+from ..core.filesystem import read_file
+
+MAX_BYTES = 8 * 2**20
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_HEADER_SIZE = struct.Struct("<Q")
+_MAX_DEPTH = 32
+_NUMPY_DTYPE = re.compile(r"[<>|][biuf][1248]")
+
+
+# --- JSON, bounded by its size ---
+
+
+def dump_json(value: object, *, indent: int | None = None) -> bytes:
+    """Return `value` as ASCII JSON. Raises ValueError for NaN, and beyond `MAX_BYTES`."""
+    separators = (",", ":") if indent is None else None
+    data = json.dumps(value, indent=indent, separators=separators, allow_nan=False).encode()
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{len(data)} bytes of JSON, more than {MAX_BYTES}")
+    return data
+
+
+def parse_json(data: bytes) -> Any:
+    """Return the value in `data`. Raises ValueError."""
+    try:
+        return json.loads(data.decode())  # from bytes, Python would guess the encoding
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """Return the object in a file. Raises OSError or ValueError."""
+    value = parse_json(read_file(path, max_bytes=max_bytes))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path.name} is not an object")
+    return value
+
+
+# --- tensors as a safetensors file ---
+
+
+def pack_tensors(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+    """Return the file as chunks: a header, and the memory of the CPU tensors, which must be contiguous.
+
+    safetensors' own `save` copies everything twice while it holds the interpreter lock: a background save would
+    pause training.
+    """
+    header: dict[str, Any] = {}
+    chunks: list[bytes | memoryview] = []
+    offset = 0
+    # Wide types first: every tensor is aligned, and a reader may map the file.
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+        data = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+        offsets = [offset, offset + len(data)]
+        header[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
+        chunks.append(data)
+        offset += len(data)
+    text = dump_json({name: header[name] for name in tensors})  # in the order of the state dict
+    text += b" " * (-len(text) % 8)
+    return [_HEADER_SIZE.pack(len(text)) + text, *chunks]
+
+
+def unpack_tensors(data: bytes) -> dict[str, Tensor]:
+    """Return the tensors of a file, in the order of its header. Raises ValueError for an invalid file."""
+    try:
+        tensors = safetensors.torch.load(data)  # checks the header
+        (size,) = _HEADER_SIZE.unpack_from(data)
+        return {name: tensors[name] for name in json.loads(data[8 : 8 + size]) if name != "__metadata__"}
+    except (SafetensorError, KeyError, TypeError, RuntimeError) as error:  # such as a dtype that torch lacks
+        raise ValueError(f"not a safetensors file ({error})") from None
+
+
+def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of a tensor that holds NaN or inf, or None. **Host sync** for a device's tensors."""
+    for name, tensor in tensors.items():
+        # The sum is 90 times as fast as isfinite, which only has to look where the sum overflows.
+        if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+            return name
+    return None
+
+
+# --- plain values as JSON and the tensors it refers to ---
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A value as JSON, the skeleton, and the tensors that it refers to by key.
+
+    A flat, non-empty dict of tensors has no skeleton: any other program can load its file as a state dict.
+    """
+
+    skeleton: bytes | None
+    tensors: Mapping[str, Tensor]
+
+
+def encode(value: object, *, name: str) -> Encoded:
+    """Split `value`; the tensors are references, not copies.
+
+    Raises CheckpointError with the path, such as `optimizer.state[0].foo`, of what cannot be stored.
+    """
+    if isinstance(value, dict) and value and all(_is_state_dict_item(*item) for item in value.items()):
+        for key, tensor in value.items():
+            _check_tensor(tensor, f"{name}.{key}")
+        return Encoded(None, dict(value))
+    tensors: dict[str, Tensor] = {}
+    tree = _encode(value, name, tensors)
+    try:
+        return Encoded(dump_json(tree), tensors)
+    except ValueError as error:
+        raise _unstorable(name, f"is too large without its tensors ({error})") from None
+
+
+def decode(skeleton: bytes | None, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the value that `encode` split. Raises ValueError for a skeleton that is not one of its."""
+    if skeleton is None:
+        return dict(tensors)
+    try:
+        return _decode(parse_json(skeleton), tensors)
+    except (ValueError, TypeError, KeyError, RuntimeError) as error:  # a RecursionError is a RuntimeError
+        raise ValueError(f"not a stored value ({type(error).__name__}: {str(error)[:80]})") from None
+
+
+def _unstorable(path: str, reason: str) -> CheckpointError:
+    return CheckpointError("CKPT_TYPE", f"{path} {reason} and cannot be stored: use plain values and tensors")
+
+
+def _is_state_dict_item(key: object, value: object) -> bool:
+    return type(key) is str and key != "__metadata__" and isinstance(value, Tensor)
+
+
+def _check_tensor(tensor: Tensor, path: str) -> None:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise _unstorable(path, "is not a dense tensor with data")
+    if tensor.dtype not in _DTYPE_NAMES:
+        raise _unstorable(path, f"is a tensor of {tensor.dtype}")
+
+
+def _encode(value: Any, path: str, tensors: dict[str, Tensor], depth: int = 0) -> Any:
+    """Return the JSON for `value`. Types must match exactly: a subclass would be loaded as its base class.
+
+    `{"$tag": ...}` stands for what JSON lacks: tensors, tuples, bytes, NaN and keys that are not text.
+    """
+    kind = type(value)
+    if depth > _MAX_DEPTH:
+        raise _unstorable(path[:80], "is nested too deeply")
+    if kind is float and not math.isfinite(value):
+        return {"$float": repr(value)}
+    if value is None or kind in (bool, str, int, float):
+        return value
+    if kind is bytes:
+        return {"$bytes": base64.b64encode(value).decode()}
+    if kind in (list, tuple):
+        items = [_encode(item, f"{path}[{index}]", tensors, depth + 1) for index, item in enumerate(value)]
+        return items if kind is list else {"$tuple": items}
+    if kind in (dict, OrderedDict):
+        if all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: _encode(item, f"{path}.{key}", tensors, depth + 1) for key, item in value.items()}
+        pairs = [(f"{path}[{key!r}]", pair) for key, pair in zip(value, value.items(), strict=True)]
+        return {"$dict": [[_encode(each, where, tensors, depth + 1) for each in pair] for where, pair in pairs]}
+    if isinstance(value, Tensor):
+        return {"$tensor": _keep(value, path, tensors)}
+    if isinstance(value, np.ndarray | np.generic) and _NUMPY_DTYPE.fullmatch(value.dtype.str):
+        data = torch.from_numpy(np.array(value, order="C").reshape(-1).view(np.uint8))
+        shape = list(value.shape) if isinstance(value, np.ndarray) else None
+        return {"$numpy": [_keep(data, path, tensors), value.dtype.str, shape]}
+    raise _unstorable(path, f"is a {kind.__module__}.{kind.__qualname__}")
+
+
+def _keep(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
+    """Store `tensor` under a unique key that reads like its path."""
+    _check_tensor(tensor, path)
+    while path in tensors:
+        path += "'"
+    tensors[path] = tensor
+    return path
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the Python value of a parsed JSON value, or let Python raise for a tag that is not ours."""
+    if isinstance(value, list):
+        return [_decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if not any(key.startswith("$") for key in value):
+        return {key: _decode(item, tensors) for key, item in value.items()}
+    ((tag, argument),) = value.items()
+    return _decode_tag(tag, argument, tensors)
+
+
+def _decode_tag(tag: str, argument: Any, tensors: Mapping[str, Tensor]) -> Any:
+    match tag, argument:
+        case "$tensor", str():
+            return tensors[argument]
+        case "$tuple", [*items]:
+            return tuple(_decode(items, tensors))
+        case "$float", "nan" | "inf" | "-inf":
+            return float(argument)
+        case "$int", str():  # of older versions
+            return int(argument, 16)
+        case "$bytes", str():
+            return base64.b64decode(argument, validate=True)
+        case "$dict", [*pairs]:
+            return {_decode(key, tensors): _decode(item, tensors) for key, item in pairs}
+        case "$numpy", [str(key), str(dtype), shape] if _NUMPY_DTYPE.fullmatch(dtype):
+            array = tensors[key].numpy().view(np.dtype(dtype))
+            return array.reshape(shape) if shape is not None else array.reshape(1)[0]
+    raise ValueError(f"unknown tag {tag[:20]!r}")

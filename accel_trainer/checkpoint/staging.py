@@ -1,0 +1,41 @@
+"""A copy of a state in host memory, so that it can be written while training changes the original."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..distributed.streams import arrival, has_streams
+from .serialization import Encoded
+
+
+class Snapshot:
+    """Host memory for a copy of the state, allocated once: reuse more than halves the time of a copy.
+
+    For a device with streams it is pinned, and the copy does not block the host.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, str], Tensor] = {}
+
+    def take(self, pieces: Mapping[str, Encoded]) -> tuple[dict[str, Encoded], Callable[[], None]]:
+        """Return a copy of `pieces`, valid until the next `take`, and a function that waits until it is complete."""
+        buffers: dict[tuple[str, str], Tensor] = {}
+        copies = {}
+        devices: set[torch.device] = set()
+        for name, encoded in pieces.items():
+            for key, tensor in encoded.tensors.items():
+                is_async = has_streams(tensor.device)
+                buffer = self._buffers.get((name, key))
+                if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                    buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_async)
+                buffer.copy_(tensor.detach(), non_blocking=is_async)
+                buffers[name, key] = buffer
+                devices.add(tensor.device)
+            copies[name] = replace(encoded, tensors={key: buffers[name, key] for key in encoded.tensors})
+        self._buffers = buffers
+        # Later kernels of a stream run after the copies: training cannot change what is being copied.
+        return copies, arrival(*devices)

@@ -1,0 +1,123 @@
+"""The state dicts that a checkpoint holds, and their way back: everything is checked before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..core.errors import CheckpointError
+from ..distributed.fsdp import gather_shards, shard_like
+
+StateDicts = Mapping[str, Any]
+"""Piece name (`model`, `ema`, `optimizer`, `scaler`, `trainer`) to its state."""
+
+
+class TrainingState:
+    """The live objects whose state makes a checkpoint, the same on every process.
+
+    Create it before the first step: it records the settings that the optimizer starts with.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, scaler: torch.amp.GradScaler | None
+    ) -> None:
+        self.model, self.optimizer, self.ema, self.scaler = model, optimizer, ema, scaler
+        self._initial_groups = [_settings(group) for group in optimizer.param_groups]
+
+    def pieces(self) -> dict[str, Any]:
+        """Return the states, as references to live tensors; shards are gathered on main. **Collective** with shards."""
+        settings = {"class": type(self.optimizer).__name__, "initial_groups": self._initial_groups}
+        pieces: dict[str, Any] = {"model": dict(self.model.state_dict())}
+        pieces["optimizer"] = settings | self.optimizer.state_dict()
+        if self.ema is not None:
+            pieces["ema"] = dict(self.ema.state_dict())
+        if self.scaler is not None:
+            pieces["scaler"] = self.scaler.state_dict()
+        return {name: gather_shards(piece) for name, piece in pieces.items()}
+
+    def restore(self, pieces: StateDicts) -> None:
+        """Load `pieces`. Raises CheckpointError, before anything changes, if one is missing or does not fit."""
+        mine = self.pieces()
+        if missing := [name for name in mine if name not in pieces]:
+            fact = f"the checkpoint has no {missing[0]} and this run has"
+            raise CheckpointError("CKPT_MISSING", f"{fact}: start it with the options it was made with")
+        check_weights("model", mine["model"], pieces["model"])
+        if self.ema is not None:
+            check_weights("ema", mine["ema"], pieces["ema"])
+        if self.scaler is not None and pieces["scaler"].keys() != mine["scaler"].keys():
+            fact = "the checkpoint's scaler has other fields than this torch's"
+            raise CheckpointError("CKPT_SCALER", f"{fact}: use the torch it was made with")
+        optimizer_state = _fitted_optimizer_state(self.optimizer, pieces["optimizer"])
+        live = self.model.state_dict()
+        self.model.load_state_dict({key: shard_like(live[key], whole) for key, whole in pieces["model"].items()})
+        self.optimizer.load_state_dict(optimizer_state)
+        if self.ema is not None:
+            self.ema.load_state_dict(pieces["ema"])
+        if self.scaler is not None:
+            current = {name: pieces["scaler"][name] for name in ("scale", "_growth_tracker")}
+            self.scaler.load_state_dict({**mine["scaler"], **current})  # how the scale grows is a setting of this run
+
+
+def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError with the first differences of names, shapes and dtypes, if there are any."""
+    differences = [f"{key} is missing" for key in mine.keys() - theirs.keys()]
+    differences += [f"{key} is unknown here" for key in theirs.keys() - mine.keys()]
+    for key in mine.keys() & theirs.keys():
+        here, there = mine[key], theirs[key]
+        if here.shape != there.shape or here.dtype != there.dtype:
+            differences.append(f"{key} is {there.dtype} {list(there.shape)}, here {here.dtype} {list(here.shape)}")
+    if differences:
+        shown = "; ".join(sorted(differences)[:5])
+        more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
+        fact = f"the checkpoint's {name} does not fit: {shown}{more}"
+        raise CheckpointError("CKPT_WEIGHTS", f"{fact}: use the --model it was made with")
+
+
+def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state dict to load, after checking that it is of the same optimizer over the same parameters.
+
+    A setting that differs from what the saved run started with was changed on purpose: this run's value is kept. All
+    other settings are the checkpoint's, since some optimizers change them as they train.
+    """
+    if piece.get("class") != type(optimizer).__name__:
+        fact = f"the checkpoint's optimizer is {piece.get('class')}, this run's is {type(optimizer).__name__}"
+        fix = "use the one it was made with, or start from its weights with --init-from"
+        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: {fix}")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    identities = [_group_identity(group) for group in optimizer.state_dict()["param_groups"]]
+    are_same_groups = identities == [_group_identity(group) for group in piece["param_groups"]]
+    if not are_same_groups or any(index >= len(parameters) for index in piece["state"]):
+        fact = "the checkpoint's optimizer has other parameters or groups"
+        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: use the options it was made with")
+    state = {
+        index: {name: _fitted(value, parameters[index], f"{name}[{index}]") for name, value in values.items()}
+        for index, values in piece["state"].items()
+    }
+    initial = piece.get("initial_groups") or [_settings(group) for group in piece["param_groups"]]
+    groups = []
+    for mine, theirs, before in zip(optimizer.param_groups, piece["param_groups"], initial, strict=True):
+        changed = {name: value for name, value in _settings(mine).items() if value != before.get(name)}
+        groups.append({**theirs, **changed})
+    return {"state": state, "param_groups": groups}
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a group of parameters, such as its weight decay."""
+    return {name: value for name, value in group.items() if name not in ("params", "param_names", "lr")}
+
+
+def _group_identity(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    return sorted(group), group.get("param_names"), len(group["params"])
+
+
+def _fitted(value: Any, parameter: Tensor, name: str) -> Any:
+    """Return per-parameter state in the parameter's memory layout, which fused kernels need."""
+    if not isinstance(value, Tensor) or value.ndim == 0:
+        return value
+    if value.shape != parameter.shape:
+        raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's {name} has another shape than its parameter")
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(shard_like(parameter, value))

@@ -1,0 +1,1 @@
+"""The command `accel-trainer`: one module per command."""

@@ -1,0 +1,1 @@
+"""The command `accel-trainer doctor`: rules that find problems, and their report."""

@@ -1,0 +1,130 @@
+"""Checks of all processes together: connection, differences, clocks and network speed. Collective."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+
+from ...core.errors import ConfigError, UserError
+from ...distributed.accelerator import describe_machine, start_accelerator
+from ...distributed.collectives import gather_rows, shutdown
+from ...run.preflight import LaunchContext
+from ...run.session import check_same_everywhere, describe_identity
+from ...vision.sources.find import find_source
+from .findings import Finding, rank_in
+
+_MAX_WAIT_S = 30.0
+_LARGE_BYTES, _LARGE_TIMES, _SMALL_TIMES = 16 << 20, 5, 20
+_SLOW_BYTES_PER_S = 100e6
+_MAX_CLOCK_SKEW_S = 2.0
+
+CODES = ("LAUNCH", "RENDEZVOUS", "PROCESSES_DIFFER", "CLOCKS", "SLOW_NETWORK")
+
+
+def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str], list[Finding]]:
+    """Return lines about the machine and its network, and the findings of all processes. **Collective.**"""
+    timeout_s = min(now.config.runtime.timeout_s, _MAX_WAIT_S)
+    try:
+        accelerator = start_accelerator(replace(now.config.runtime, timeout_s=timeout_s))
+    except UserError as error:
+        return [], [*mine, Finding(error.code, "error", str(error.args[0]), rank_in(now))]
+    except (RuntimeError, ValueError) as error:  # raised by torch if the group cannot be formed
+        message = (
+            f"process {rank_in(now)} of {now.num_processes} did not meet the others within {timeout_s:g} s "
+            f"({str(error).splitlines()[0]}): start all of them, and open the port between the machines"
+        )
+        return [], [*mine, Finding("RENDEZVOUS", "error", message, rank_in(now))]
+    lines = [describe_machine(accelerator)]
+    if accelerator.num_processes > 1:
+        line, bytes_per_s = _measure(accelerator)
+        lines.append(line)
+        found = [
+            *_find_differences(now, accelerator),
+            *_find_clock_skew(accelerator),
+            *_find_slow(bytes_per_s),
+        ]
+        if accelerator.is_main_process:
+            mine = [*mine, *found]
+        mine = _gather(mine, accelerator)
+    shutdown(accelerator)
+    return lines, mine
+
+
+def _find_differences(now: LaunchContext, accelerator: Accelerator) -> list[Finding]:
+    """Compare versions, code, config and data. **Collective.**"""
+    dataset = getattr(now.config, "dataset", None)
+    try:
+        data = find_source(dataset).key if isinstance(dataset, str) else ""
+    except UserError as error:
+        data = str(error)
+    try:
+        check_same_everywhere({**describe_identity(now.config), "data": data}, accelerator)
+    except ConfigError as error:
+        return [Finding("PROCESSES_DIFFER", "error", str(error.args[0]))]
+    return []
+
+
+def _find_clock_skew(accelerator: Accelerator) -> list[Finding]:
+    """Compare the clocks, which decide which error of a failed run came first. **Collective.**"""
+    dist.barrier()
+    clocks = gather_rows(torch.tensor([[accelerator.process_index, time.time()]], dtype=torch.float64), accelerator)
+    skew_s = float(clocks[:, 1].max() - clocks[:, 1].min())
+    if skew_s <= _MAX_CLOCK_SKEW_S:
+        return []
+    message = (
+        f"the clocks of the machines differ by {skew_s:.1f} s, so the wrong error may be reported as the first: "
+        "synchronise them with NTP"
+    )
+    return [Finding("CLOCKS", "warning", message)]
+
+
+def _find_slow(bytes_per_s: float) -> list[Finding]:
+    if bytes_per_s >= _SLOW_BYTES_PER_S:
+        return []
+    message = (
+        f"gradients are exchanged at {bytes_per_s / 1e6:.0f} MB/s, which takes {45e6 / bytes_per_s:.1f} s per step for "
+        "a ResNet-18: choose the fast network (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), or raise --accumulate"
+    )
+    return [Finding("SLOW_NETWORK", "warning", message)]
+
+
+def _measure(accelerator: Accelerator) -> tuple[str, float]:
+    """Time an all_reduce of one number and of many; return a line, and bytes per second. **Collective. Host sync.**"""
+    device = accelerator.device
+    small, large = torch.ones(1, device=device), torch.ones(_LARGE_BYTES // 4, device=device)
+    latency_s = _seconds(lambda: dist.all_reduce(small), small, times=_SMALL_TIMES)
+    bytes_per_s = _LARGE_BYTES / _seconds(lambda: dist.all_reduce(large), large, times=_LARGE_TIMES)
+    line = (
+        f"all_reduce over {accelerator.num_processes} processes: {bytes_per_s / 1e9:.3g} GB/s "
+        f"({_LARGE_BYTES >> 20} MiB), {latency_s * 1e3:.3g} ms for one number"
+    )
+    return line, bytes_per_s
+
+
+def _seconds(act: Callable[[], object], tensor: torch.Tensor, *, times: int) -> float:
+    """Return the mean time of a call, after a warm-up call."""
+    act()
+    tensor[0].item()
+    start_s = time.perf_counter()
+    for _ in range(times):
+        act()
+    tensor[0].item()
+    return (time.perf_counter() - start_s) / times
+
+
+def _gather(mine: list[Finding], accelerator: Accelerator) -> list[Finding]:
+    """Return the findings of all processes, ordered by rank. **Collective.**"""
+    rank = accelerator.process_index
+    text = json.dumps([asdict(finding) for finding in mine]).encode()
+    rows = gather_rows(torch.tensor([[rank, byte] for byte in text]), accelerator)
+    return [
+        Finding(**values)
+        for index in range(accelerator.num_processes)
+        for values in json.loads(bytes(rows[rows[:, 0] == index, 1].tolist()))
+    ]

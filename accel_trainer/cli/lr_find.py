@@ -1,0 +1,148 @@
+"""`accel-trainer lr-find RECIPE.py [its flags]`: a learning-rate range test, with its curve and a suggestion."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from ..core.errors import ConfigError, ExitCode, OutputError
+from ..run.parser import parse_config
+from .launch import signals_handed_on
+from .parser import CommandParser
+from .plan import find_config_class
+from .report.figures import save_picture
+from .runs.run_reader import read_run
+from .sweep.processes import start_recipe
+
+_EXAMPLE = "example: accel-trainer lr-find recipes/cifar.py --config recipes/configs/digits.yaml"
+_RULES = (
+    "The range test of L. N. Smith, Cyclical Learning Rates for Training Neural Networks (arXiv 1506.01186, 2015): "
+    "the learning rate grows by the same factor each step. The suggestion is where the loss, averaged over about ten "
+    "steps, falls most steeply before its minimum, but at most one tenth of the learning rate at which it diverges: "
+    "where it exceeds its first value after the minimum, or is NaN."
+)
+_MEMORY = 0.9  # of the running mean of the loss
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The loss at each step of a growing learning rate, raw and averaged, until the end or divergence."""
+
+    learning_rates: Sequence[float]
+    losses: Sequence[float]
+    smooth: Sequence[float]
+    steepest: float | None
+    divergence: float | None
+
+    @property
+    def suggestion(self) -> float | None:
+        """The learning rate to try; None if the loss never fell."""
+        if self.steepest is None:
+            return None
+        return min(self.steepest, math.inf if self.divergence is None else self.divergence / 10)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the test in a temporary folder, draw the curve, print a suggestion; return 1 if the loss never fell."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
+    parser = CommandParser(
+        prog="accel-trainer lr-find RECIPE.py",
+        description=f"{__doc__} {_RULES}",
+        epilog=_EXAMPLE,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--from", type=float, default=1e-5, dest="lowest", help="first value; default: 1e-5")
+    parser.add_argument("--to", type=float, default=10.0, dest="highest", help="last value; default: 10")
+    parser.add_argument("--steps", type=int, default=100, help="values between them; default: 100")
+    parser.add_argument("--png", type=Path, default=Path("lr-find.png"), help="default: lr-find.png")
+    parser.add_argument("--num-processes", type=int, default=1, help="default: 1")
+    options, flags = parser.parse_known_args(argv)
+    if recipe is None:
+        raise ConfigError("LR_FIND", f"name the recipe first; {_EXAMPLE}")
+    if not 0 < options.lowest < options.highest or options.steps < 10:
+        raise ConfigError("LR_FIND", "--from must be above 0 and below --to, and --steps at least 10")
+    growth = (options.highest / options.lowest) ** (1 / (options.steps - 1))
+    ramp = [*flags, *_ramp(options.lowest, growth, options.steps)]
+    parse_config(find_config_class(Path(recipe)), ramp, description="")
+    losses = _measure([recipe, *ramp], options.num_processes)
+    sweep = judge([options.lowest * growth**step for step in range(len(losses))], losses)
+    _draw(sweep, options.png)
+    print("\n".join([*_verdict(sweep), f"the curve is in {options.png}"]))
+    return ExitCode.DONE if sweep.suggestion is not None else 1
+
+
+def _ramp(lowest: float, growth: float, num_steps: int) -> list[str]:
+    """Return the flags of a run whose learning rate grows at each step and which evaluates only at its end."""
+    flags = {
+        "--lr": lowest, "--schedule.shape": "exponential", "--schedule.gamma": growth, "--schedule.warmup-epochs": 0.0,
+        "--schedule.min-fraction": 0.0, "--max-steps": num_steps, "--epochs": num_steps + 1, "--resume": "never",
+        "--trainer.log-every-n-steps": 1, "--trainer.evaluate-every-n-epochs": num_steps + 1,
+    }  # fmt: skip
+    return [str(word) for flag in flags.items() for word in flag]
+
+
+def _measure(command: Sequence[str], num_processes: int) -> list[float]:
+    """Return the loss of each step of a run in a temporary folder; the last is NaN if the run diverged."""
+    with tempfile.TemporaryDirectory(prefix="lr-find-") as temporary:
+        folder = Path(temporary) / "run"
+        command = [*command, "--output-dir", str(folder)]
+        with (
+            signals_handed_on(),
+            start_recipe(command, num_processes=num_processes, output=subprocess.DEVNULL) as process,
+        ):
+            code = process.wait()
+        if code not in (ExitCode.DONE, ExitCode.DIVERGED):
+            raise OutputError("LR_FIND", f"the run ended with exit code {code}, see above")
+        losses = [float(row["train/loss"]) for row in read_run(folder).rows if "train/loss" in row]
+    return [*losses, math.nan] if code == ExitCode.DIVERGED else losses
+
+
+def judge(learning_rates: Sequence[float], losses: Sequence[float]) -> Sweep:
+    """Find the steepest fall of the averaged loss and the point where it diverges, by `_RULES`."""
+    smooth, mean = [], 0.0
+    for step, loss in enumerate(losses, 1):
+        mean = _MEMORY * mean + (1 - _MEMORY) * loss
+        smooth.append(mean / (1 - _MEMORY**step))
+    finite = [value if math.isfinite(value) else math.inf for value in smooth]
+    lowest = finite.index(min(finite))
+    slopes = [after - before for before, after in pairwise(finite[: lowest + 1])]
+    steepest = learning_rates[slopes.index(min(slopes)) + 1] if slopes else None
+    diverged = [step for step in range(lowest, len(finite)) if finite[step] > finite[0]]
+    divergence = learning_rates[diverged[0]] if diverged else None
+    return Sweep(learning_rates, losses, smooth, steepest, divergence)
+
+
+def _verdict(sweep: Sweep) -> list[str]:
+    if sweep.suggestion is None:
+        return ["the loss never fell: look at the data, the labels and the model"]
+    lines = [f"steepest fall of the loss at --lr {sweep.steepest:.2g}"]
+    if sweep.divergence is not None:
+        lines.append(f"diverges at --lr {sweep.divergence:.2g}; one tenth of that is {sweep.divergence / 10:.2g}")
+    return [*lines, f"suggestion: --lr {sweep.suggestion:.2g}"]
+
+
+def _draw(sweep: Sweep, path: Path) -> None:
+    """Draw the loss over the learning rate, with the suggestion."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(sweep.learning_rates, sweep.losses, ".", color="#b9b9b9", markersize=4, label="each step")
+    axes.plot(sweep.learning_rates, sweep.smooth, color="#2f62d3", label="averaged")
+    if sweep.divergence is not None:
+        axes.axvline(sweep.divergence, color="#c8345e", linestyle=":", label=f"diverges, {sweep.divergence:.2g}")
+    if sweep.suggestion is not None:
+        axes.axvline(sweep.suggestion, color="#0c8a6c", label=f"suggestion, {sweep.suggestion:.2g}")
+    finite = [value for value in sweep.losses if math.isfinite(value)]
+    axes.set(xscale="log", xlabel="--lr", ylabel="training loss", title="Learning-rate range test")
+    axes.set_ylim(min(finite) - 0.05 * finite[0], finite[0] * 1.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    save_picture(figure, path)

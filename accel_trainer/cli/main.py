@@ -1,0 +1,73 @@
+"""The entry point of `accel-trainer`. It imports only the command that is called."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any, cast
+
+from ..callbacks import console
+from ..core.errors import ConfigError, ExitCode, UserError
+
+_PACKAGE = __name__.rpartition(".")[0]
+_SUMMARY = re.compile(r"`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`: (?P<text>.+)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command in `argv` and return its exit code; without one, list the commands.
+
+    A `UserError` becomes one line on stderr and its exit code.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    try:
+        if not argv or argv[0] in ("-h", "--help", "help"):
+            print(_overview())
+            return 0
+        code = int(_find(argv[0]).main(argv[1:]))
+        console.flush()
+        return code
+    except UserError as error:
+        print(f"accel_trainer: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except BrokenPipeError:  # the reader, such as `head`, stopped reading
+        console.mute()
+        return 0
+    except OSError as error:
+        console.mute()  # stdout itself may have failed
+        print(f"accel_trainer: error[IO]: {error}: check the paths, and the disk of stdout", file=sys.stderr)
+        return ExitCode.OUTPUT
+
+
+def _find(name: str) -> Any:
+    commands = find_commands()
+    if name not in commands:
+        near = difflib.get_close_matches(name, commands, n=1)
+        fix = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(commands)}"
+        raise ConfigError("USAGE", f"{name[:40]!r} is not a command: {fix}")
+    return importlib.import_module(commands[name][0])
+
+
+def _overview() -> str:
+    lines = ["usage: accel-trainer COMMAND ...", ""]
+    lines += [f"  {name + usage}\n      {text}" for name, (_, usage, text) in find_commands().items()]
+    return "\n".join([*lines, "", "See accel-trainer COMMAND --help."])
+
+
+def find_commands() -> dict[str, tuple[str, str, str]]:
+    """Return, by name, the module, arguments and summary of each command, read without importing it.
+
+    A module is a command if its docstring starts like "`accel-trainer status RUN`: how a run is doing".
+    """
+    commands = {}
+    for module in pkgutil.walk_packages(sys.modules[_PACKAGE].__path__, f"{_PACKAGE}."):
+        loader = cast(Any, importlib.util.find_spec(module.name)).loader
+        docstring = ast.get_docstring(ast.parse(loader.get_source(module.name))) or ""
+        if match := _SUMMARY.match(docstring):
+            commands[match["name"]] = (module.name, match["arguments"], match["text"])
+    return dict(sorted(commands.items()))

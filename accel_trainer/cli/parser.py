@@ -1,0 +1,22 @@
+"""argparse with one-line errors that name the fix."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from typing import NoReturn
+
+from ..core.errors import ConfigError
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Raises ConfigError with the nearest flag instead of printing the usage and exiting with 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError with the message and its fix."""
+        known = list(self._option_string_actions)
+        unknown = [flag for flag in re.findall(r"--?[\w-]+", message) if flag not in known]
+        near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5) if unknown else []
+        fix = f"did you mean {near[0]}?" if near else f"see {self.prog.split(' REC')[0]} --help"
+        raise ConfigError("USAGE", f"{message}: {fix}")

@@ -1,0 +1,166 @@
+"""`accel-trainer plan [RECIPE.py] [its flags] [--num-processes N]`: batches, steps and learning rates before a run."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..core.batch_plan import BatchPlan
+from ..core.errors import ConfigError, UserError
+from ..core.train_state import TrainState
+from ..optim.lr_scheduler import Schedule
+from ..run.build import plan_learning_rate
+from ..run.config import RecipeConfig
+from ..run.parser import parse_config
+from ..vision.sources.find import find_source
+from .parser import CommandParser
+
+_EXAMPLE = "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --num-processes 8"
+_KNOWN_SAMPLES = {"cifar10": 50_000, "cifar100": 50_000}  # so that a plan needs no download
+_NUM_ROWS = 10
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run will do, computed from its config and the size of its data. Steps count from 1."""
+
+    config: RecipeConfig
+    batch: BatchPlan
+    peak_learning_rate: float
+    warmup_steps: int
+    learning_rate_at: Schedule
+    num_steps: int
+    evaluation_steps: Sequence[int]
+    save_steps: Sequence[int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the plan. Starts no process and trains nothing."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
+    parser = CommandParser(
+        prog="accel-trainer plan [RECIPE.py]", description=__doc__, epilog=_EXAMPLE, allow_abbrev=False
+    )
+    parser.add_argument("--num-processes", type=int, default=1, help="processes to plan for; default: 1")
+    parser.add_argument("--num-samples", type=int, help="training samples; default: counted in the recipe's --dataset")
+    options, flags = parser.parse_known_args(argv)
+    config_class = RecipeConfig if recipe is None else find_config_class(recipe)
+    config = parse_config(config_class, flags, description=__doc__)
+    num_samples = _count_samples(config) if options.num_samples is None else options.num_samples
+    plan = plan_run(config, num_samples=num_samples, num_processes=options.num_processes)
+    print("\n".join(describe(plan)))
+    return 0
+
+
+def find_config_class(path: Path) -> type[RecipeConfig]:
+    """Import a recipe and return its config class: `RecipeConfig` or its most derived subclass."""
+    name = f"planned_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError("RECIPE", f"{path} is not a recipe: give the path of a Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look up their types
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            "RECIPE", f"{path} cannot be imported ({type(error).__name__}: {error}): run it to see where"
+        ) from error
+    classes = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, RecipeConfig)]
+    if not classes:
+        raise ConfigError("RECIPE", f"{path} has no RecipeConfig: give a file like recipes/cifar.py")
+    return max(classes, key=lambda found: len(found.__mro__))
+
+
+def _count_samples(config: Any) -> int:
+    dataset = getattr(config, "dataset", None)
+    if not isinstance(dataset, str):
+        raise ConfigError("PLAN", "this recipe has no --dataset to count samples in: add --num-samples")
+    return _KNOWN_SAMPLES.get(dataset) or len(find_source(dataset).read().train.labels)  # decodes and caches nothing
+
+
+def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> RunPlan:
+    """Return what a run of `config` on `num_processes` will do.
+
+    Raises:
+        ConfigError: such a run would refuse to start.
+    """
+    if num_processes < 1:
+        raise ConfigError("PLAN", f"--num-processes is {num_processes}: set it to 1 or more")
+    batch = config.batch.plan(num_samples, num_processes=num_processes)
+    peak_learning_rate, learning_rate_at = plan_learning_rate(config, batch)
+    total_steps = config.trainer.num_epochs * batch.steps_per_epoch
+    positions = list(_positions(config, batch))
+    ends = [position for position in positions if position.step_in_epoch == 0]
+    every = config.trainer.evaluate_every_n_epochs
+    return RunPlan(
+        config=config,
+        batch=batch,
+        peak_learning_rate=peak_learning_rate,
+        warmup_steps=config.schedule.warmup_steps(total_steps=total_steps, steps_per_epoch=batch.steps_per_epoch),
+        learning_rate_at=learning_rate_at,
+        num_steps=len(positions),
+        # A run also evaluates and saves at its last step.
+        evaluation_steps=sorted({*(end.optimizer_step for end in ends if end.epoch % every == 0), len(positions)}),
+        save_steps=sorted({*(p.optimizer_step for p in positions if config.checkpoint.is_due(p)), len(positions)}),
+    )
+
+
+def _positions(config: RecipeConfig, batch: BatchPlan) -> Iterator[TrainState]:
+    """Yield the position of the run after each step."""
+    for epoch in range(config.trainer.num_epochs):
+        for step in range(1, batch.steps_per_epoch + 1):
+            done, is_end = epoch * batch.steps_per_epoch + step, step == batch.steps_per_epoch
+            yield TrainState(done, epoch + is_end, 0 if is_end else step)
+            if done == config.trainer.max_steps:
+                return
+
+
+def describe(plan: RunPlan) -> list[str]:
+    """Return the plan as lines of text."""
+    batch, optimizer, trainer = plan.batch, plan.config.optimizer, plan.config.trainer
+    last = batch.step_batch_size(batch.steps_per_epoch - 1)
+    stop = "" if plan.num_steps == trainer.num_epochs * batch.steps_per_epoch else " (--max-steps)"
+    ratio = f"{batch.global_batch_size}/{optimizer.base_batch_size}"
+    scaling = {"none": "", "linear": f" = {optimizer.learning_rate:g} x {ratio}"}.get(
+        optimizer.learning_rate_scaling, f" = {optimizer.learning_rate:g} x sqrt({ratio})"
+    )
+    lines = [batch.describe()]
+    if last != batch.global_batch_size:
+        lines.append(f"the last step of an epoch has {last} samples")
+    lines.append(f"{trainer.num_epochs} epochs, {plan.num_steps} steps{stop}")
+    lines.append(f"peak learning rate {plan.peak_learning_rate:g}{scaling}, {_warmup(plan)}")
+    lines += ["", f"{'step':>9}  {'epoch':>7}  {'learning rate':>13}", *_curve(plan), ""]
+    lines.append(f"evaluates after step {_listed(plan.evaluation_steps)}")
+    lines.append(f"saves after step {_listed(plan.save_steps)}, and after each best evaluation")
+    return lines
+
+
+def _warmup(plan: RunPlan) -> str:
+    if not plan.warmup_steps:
+        return "no warmup"
+    epochs = plan.warmup_steps / plan.batch.steps_per_epoch
+    return f"warmup ends with step {plan.warmup_steps} (epoch {epochs:.2f})"
+
+
+def _curve(plan: RunPlan) -> list[str]:
+    """Return the learning rate at about ten steps."""
+    count = plan.num_steps
+    steps = {1, plan.warmup_steps, *(round(count * row / _NUM_ROWS) for row in range(_NUM_ROWS + 1))}
+    rows = []
+    for step in sorted(step for step in steps if 1 <= step <= count):
+        learning_rate = plan.learning_rate_at(step - 1)
+        epoch = step / plan.batch.steps_per_epoch
+        rows.append(f"{step:>9,}  {epoch:>7.2f}  {learning_rate:>13.4g}")
+    return rows
+
+
+def _listed(steps: Sequence[int]) -> str:
+    if len(steps) <= 6:
+        return ", ".join(f"{step:,}" for step in steps)
+    return f"{', '.join(f'{step:,}' for step in steps[:3])}, ... {steps[-1]:,} ({len(steps):,} times)"

@@ -1,0 +1,1 @@
+"""The report of runs: charts, images and an HTML page."""

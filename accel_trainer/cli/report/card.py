@@ -1,0 +1,70 @@
+"""Writes the model card of an export: training, results, and how to use it without this package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from ...core.errors import OutputError
+from ...vision.pretrained import ExportConfig
+from ..runs.run_reader import RunReader
+from ..runs.settings import changed_settings
+from ..runs.tables import format_number
+
+
+def write_card(
+    run: RunReader, described: ExportConfig, config: Mapping[str, Any], metrics: Mapping[str, float]
+) -> dict[str, bytes]:
+    """Return `README.md` with the hub's metadata, and its images, by file name."""
+    try:
+        import jinja2
+        from huggingface_hub import ModelCard
+
+        from .charts import draw_curves
+
+        curves = draw_curves([run], quantities=("loss", "accuracy"))
+        data = _metadata(run, described, metrics)
+    except ImportError as error:
+        raise OutputError("EXPORT", f"a model card needs {error.name}: pip install 'accel-trainer[report]'") from error
+    template = resources.files(__package__).joinpath("card.md.jinja").read_text()
+    text = (
+        jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+        .from_string(template)
+        .render(
+            title=data.model_name,
+            config=config,
+            metrics={name: format_number(name, value) for name, value in metrics.items()},
+            result=run.result,
+            environment=run.environment,
+            training=run.config,
+            settings=[(name, value) for name, _, value in changed_settings(run)],
+            curves=[curve.name for curve in curves],
+        )
+    )
+    card = str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
+    return {"README.md": card.encode()} | {f"{curve.name}.png": curve.png for curve in curves}
+
+
+def _metadata(run: RunReader, described: ExportConfig, metrics: Mapping[str, float]) -> Any:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    dataset = str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2] or "unknown"
+    return ModelCardData(
+        library_name="pytorch",
+        pipeline_tag="image-classification",
+        tags=["accel_trainer", described.model.name],
+        model_name=f"{described.model.name} on {dataset}",
+        eval_results=[
+            EvalResult(
+                task_type="image-classification",
+                dataset_type=dataset,
+                dataset_name=dataset,
+                dataset_split="test",
+                dataset_revision=run.data_fingerprint,
+                metric_type=name,
+                metric_value=value,
+            )
+            for name, value in metrics.items()
+        ],
+    )

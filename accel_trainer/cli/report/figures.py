@@ -1,0 +1,125 @@
+"""Draws matplotlib charts as SVG, with the colours and font of the page around it, and as PNG.
+
+Each colour in the SVG is drawn as a placeholder and replaced by a CSS variable, which the page defines for light and
+dark mode.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core import filesystem
+from ...core.errors import OutputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NUM_SERIES = 6
+_PNG_DPI = 200
+
+
+@dataclass(frozen=True)
+class Palette:
+    """The colour of each role."""
+
+    page: str
+    card: str
+    ink: str
+    muted: str
+    line: str
+    on_fill: str
+    series: tuple[str, ...]
+
+    def variables(self) -> dict[str, str]:
+        """Return the colours by the names of their CSS variables."""
+        roles = {name.replace("_", "-"): color for name, color in vars(self).items() if name != "series"}
+        return roles | {f"series-{number}": color for number, color in enumerate(self.series, start=1)}
+
+
+LIGHT = Palette(
+    page="#fafaf8", card="#ffffff", ink="#1b1c1f", muted="#66686f", line="#e4e3df", on_fill="#ffffff",
+    series=("#2f62d3", "#d96f10", "#0c8a6c", "#8a4bcb", "#c8345e", "#7a7034"),
+)  # fmt: skip
+DARK = Palette(
+    page="#121316", card="#1a1b1f", ink="#ececea", muted="#9c9ea6", line="#303238", on_fill="#ffffff",
+    series=("#7ea6ff", "#f4a04c", "#4cc9a4", "#c093f2", "#f4819f", "#cfc37a"),
+)  # fmt: skip
+_PLACEHOLDERS = Palette(
+    page="#050505", card="#060606", ink="#010101", muted="#020202", line="#030303", on_fill="#040404",
+    series=tuple(f"#0a0a0{number}" for number in range(1, NUM_SERIES + 1)),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart: file name, title, SVG for the page, and PNG."""
+
+    name: str
+    title: str
+    svg: str
+    png: bytes
+
+
+def draw_chart(name: str, *, title: str, size: tuple[float, float], draw: Callable[[Axes, Palette], None]) -> Chart:
+    """Return the chart that `draw` draws on axes of `size` in inches."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    svg, png = io.StringIO(), io.BytesIO()
+    # The salt makes ids unique within a page, and reproducible.
+    with mpl.rc_context(_style(_PLACEHOLDERS) | {"svg.hashsalt": name}):
+        figure = Figure(figsize=size)
+        FigureCanvasSVG(figure)
+        draw(figure.add_subplot(), _PLACEHOLDERS)
+        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
+    with mpl.rc_context(_style(LIGHT)):
+        figure = Figure(figsize=size, facecolor=LIGHT.card)
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        draw(axes, LIGHT)
+        if title:
+            figure.suptitle(title, x=0.02, ha="left", color=LIGHT.ink, fontsize=11)
+        figure.savefig(png, format="png", dpi=_PNG_DPI, metadata={"Software": None})
+    return Chart(name, title, _for_page(svg.getvalue(), title), png.getvalue())
+
+
+def _style(palette: Palette) -> Any:
+    return {
+        "svg.fonttype": "none", "font.size": 10, "text.color": palette.ink, "axes.labelcolor": palette.muted,
+        "axes.facecolor": "none", "axes.edgecolor": palette.line, "xtick.color": palette.line,
+        "ytick.color": palette.line, "xtick.labelcolor": palette.muted, "ytick.labelcolor": palette.muted,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "ytick.left": False,
+        "axes.grid": True, "axes.grid.axis": "y", "grid.color": palette.line, "grid.linewidth": 0.7,
+        "lines.linewidth": 1.7, "lines.solid_capstyle": "round", "legend.frameon": False,
+        "legend.handlelength": 1.4, "axes.xmargin": 0.01, "figure.constrained_layout.use": True,
+        "text.parse_math": False,  # names may contain dollar signs
+    }  # fmt: skip
+
+
+def _for_page(svg: str, title: str) -> str:
+    """Return only the SVG element, without external references and with its placeholders replaced."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", svg[: svg.index(">")]) + svg[svg.index(">") :]
+    for variable, color in _PLACEHOLDERS.variables().items():
+        svg = svg.replace(color, f"var(--{variable})")
+    return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1)
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write a figure to the path of `--png`. Raises OutputError."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    try:
+        filesystem.write_file_atomic(path, picture.getvalue())
+    except OSError as error:
+        raise OutputError("PNG", f"--png {path} cannot be written ({error.strerror}): check the path") from error

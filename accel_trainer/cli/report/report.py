@@ -1,0 +1,176 @@
+"""`accel-trainer report RUN [RUN ...]`: one self-contained HTML page about runs, and its charts as PNG.
+
+The page works offline and contains no script.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.serialization import read_json_object
+from ...core import filesystem
+from ...core.errors import OutputError
+from ...vision import ImageDataset, load_images
+from ...vision.data.bad_images import WHATEVER_WAS_KEPT
+from ..parser import CommandParser
+from ..runs.run_reader import RunReader, read_run, reading
+from ..runs.settings import changed_settings, differing_settings, flatten
+from ..runs.tables import format_duration, format_number
+from .figures import DARK, LIGHT, NUM_SERIES, Chart
+from .pictures import MAX_EXAMINED, draw_samples, find_mistakes
+
+_EXAMPLE = "example: accel-trainer report runs/first runs/second --to report.html"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the page and its charts and print their paths."""
+    parser = CommandParser(prog="accel-trainer report", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, nargs="+", help="a run folder")
+    parser.add_argument("--to", type=Path, default=Path("report.html"), help="the file to write; default: report.html")
+    parser.add_argument("--dataset", help="data for images of mistakes and training samples; default: none")
+    parser.add_argument(
+        "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="cache of decoded images"
+    )
+    options = parser.parse_args(argv)
+    path, images = options.to, None
+    charts = path.with_suffix("")
+    if options.dataset is not None:
+        images = load_images(options.dataset, cache_dir=options.cache_dir, bad_images=WHATEVER_WAS_KEPT)
+    with reading(*options.run):
+        page, files = render([read_run(folder) for folder in options.run], images)
+    try:
+        filesystem.write_file_atomic(path, page.encode())
+        filesystem.make_directory(charts)
+        for name, data in files.items():
+            filesystem.write_file_atomic(charts / name, data)
+    except OSError as error:
+        raise OutputError("REPORT", f"{path} cannot be written ({error.strerror}): choose another --to") from error
+    print(f"{path}\n{charts}{os.sep}  {len(files)} charts")
+    return 0
+
+
+def render(runs: Sequence[RunReader], images: ImageDataset | None = None) -> tuple[str, dict[str, bytes]]:
+    """Return the report as an HTML page, and its charts as PNG by file name.
+
+    Reads only the run folders. With `images`, the data of the runs, the page shows some of them.
+    """
+    try:
+        import jinja2
+
+        from .charts import draw_curves, draw_time
+
+        time = draw_time(runs)
+        curves = [*draw_curves(runs), *([] if time is None else [time])]
+        classes = [_class_charts(run) for run in runs]
+    except ImportError as error:
+        raise OutputError("REPORT", f"a report needs {error.name}: pip install 'accel-trainer[report]'") from error
+    template = resources.files(__package__).joinpath("report.html.jinja").read_text()
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    page = environment.from_string(template).render(
+        title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
+        runs=[_describe(run, images) | {"classes": charts} for run, charts in zip(runs, classes, strict=True)],
+        curves=curves,
+        differences=differing_settings(runs),
+        palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
+        num_series=NUM_SERIES,
+    )
+    files: dict[str, bytes] = {}
+    for chart in itertools.chain(curves, *classes):
+        names = (f"{chart.name}{number}.png" for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2))))
+        files[next(name for name in names if name not in files)] = chart.png  # two runs may have the same name
+    return page, files
+
+
+def _describe(run: RunReader, images: ImageDataset | None) -> dict[str, Any]:
+    """Return what the page shows for one run."""
+    return {
+        "name": run.name,
+        "state": run.state,
+        "stop_reason": run.result.get("stop_reason"),
+        "subtitle": _subtitle(run),
+        "facts": _facts(run),
+        "restarts": run.restarts,
+        "num_killed": run.num_killed,
+        "mistakes": [] if images is None else find_mistakes(run, images),
+        "num_examined": None if images is None or len(images.test) <= MAX_EXAMINED else f"{MAX_EXAMINED:,}",
+        "samples": [] if images is None else draw_samples(run, images),
+        "changed": changed_settings(run),
+        "config": list(flatten(run.config).items()),
+        "origins": run.environment.get("config_origins", {}),
+        "environment": _environment(run),
+    }
+
+
+def _subtitle(run: RunReader) -> str:
+    dataset = str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2]
+    model = (run.config.get("model") or {}).get("name", "")
+    return " on ".join(str(part) for part in (model, dataset) if part)
+
+
+def _facts(run: RunReader) -> list[dict[str, str]]:
+    """Return the key numbers, the headline metric first."""
+    metric, best, result = run.headline(), run.best_evaluation(), run.result
+    shown = []
+    if metric is not None:
+        place = f"best, epoch {best['epoch']}"
+        shown.append(
+            (
+                metric.replace("eval_ema/", "averaged ").replace("eval/", ""),
+                format_number(metric, best[metric]),
+                place,
+            )
+        )
+        loss = metric.partition("/")[0] + "/loss"
+        if loss in best and loss != metric:
+            shown.append(("loss", format_number(loss, best[loss]), "at the same step"))
+    epochs = (run.config.get("trainer") or {}).get("num_epochs")
+    if result.get("optimizer_step") is not None:
+        shown.append(("steps", f"{result['optimizer_step']:,}", f"{result.get('epoch')} of {epochs} epochs"))
+    if result.get("images_per_s"):
+        shown.append(
+            ("images per second", f"{result['images_per_s']:,.0f}", f"{result.get('samples_seen') or 0:,} seen")
+        )
+    if result.get("wall_s") is not None:
+        memory = (result.get("peak_memory_bytes") or 0) / 2**30
+        seconds = sum(run.phase_s.values()) or result["wall_s"]
+        shown.append(("time", format_duration(seconds), f"{memory:.1f} GiB at most"))
+    return [dict(zip(("name", "value", "note"), fact, strict=True)) for fact in shown]
+
+
+def _class_charts(run: RunReader) -> list[Chart]:
+    """Return charts of the confusion matrix and the accuracy per class, for the averaged weights if there are any."""
+    from .charts import draw_class_accuracy, draw_confusion
+
+    metrics = run.result.get("metrics") or {}
+    group = "eval_ema" if "eval_ema/confusion_matrix" in metrics else "eval"
+    counts = metrics.get(f"{group}/confusion_matrix")
+    if counts is None:
+        return []
+    names = _class_names(run.folder / "export")
+    if len(names) != len(counts):
+        names = [str(number) for number in range(len(counts))]
+    return [
+        draw_confusion(f"{run.name}-confusion", counts, names),
+        draw_class_accuracy(f"{run.name}-classes", metrics[f"{group}/per_class_accuracy"], names),
+    ]
+
+
+def _class_names(export: Path) -> list[str]:
+    try:
+        return [] if export.is_symlink() else list(map(str, read_json_object(export / "config.json")["class_names"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _environment(run: RunReader) -> list[tuple[str, Any]]:
+    """Return name and value of the recorded environment, with the command as typed."""
+    values = flatten({name: value for name, value in run.environment.items() if name != "config_origins"})
+    if "command.arguments" in values:
+        values["command.arguments"] = shlex.join(map(str, values["command.arguments"]))
+    return list(values.items())

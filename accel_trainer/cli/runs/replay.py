@@ -1,0 +1,64 @@
+"""`accel-trainer replay RUN --step N`: repeat a step elsewhere and name the samples that made it NaN or inf."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.format import list_checkpoints
+from ...checkpoint.serialization import read_json_object
+from ...core.run_dir import prepare_directory
+from ..launch import signals_handed_on
+from ..parser import CommandParser
+from ..sweep.processes import recorded_command, recorded_start, start_recipe
+from .run_reader import read_run
+
+_EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Replay from the newest checkpoint before the step, in a temporary folder; return the recipe's exit code.
+
+    The same checkpoint, data and number of processes give the same bits, and `--on-nonfinite skip` does not change
+    the weights, so exactly the same step is repeated.
+    """
+    parser = CommandParser(prog="accel-trainer replay", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument("--step", type=int, required=True, help="the optimizer step; the first is 1")
+    options = parser.parse_args(argv)
+    run = options.run.resolve()
+    environment = read_run(run).environment
+    start = recorded_start(environment, run)
+    with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
+        folder = prepare_directory(Path(temporary) / "run")
+        command = [*recorded_command(environment, run), *_flags(run, options.step, folder)]
+        with signals_handed_on(), start_recipe(command, **start, output=subprocess.DEVNULL) as process:
+            code = process.wait()
+        record = folder / f"nonfinite-step-{options.step:010d}.json"
+        if record.exists():
+            _show(read_json_object(record))
+            return 0
+    print(f"step {options.step} has a finite gradient" if code == 0 else "the replay failed")
+    return code
+
+
+def _flags(run: Path, step: int, folder: Path) -> list[str]:
+    """Return the flags that make the run's own command repeat its steps up to `step`, in `folder`."""
+    before = [path for path in list_checkpoints(run / "checkpoints") if int(path.name.split("-")[1]) < step]
+    flags = ["--output-dir", str(folder), "--max-steps", str(step), "--on-nonfinite", "skip"]
+    return [*flags, "--resume", str(before[-1]) if before else "never"]
+
+
+def _show(record: dict[str, Any]) -> None:
+    position = record["position"]
+    print(
+        f"step {record['optimizer_step']} (epoch {position['epoch'] + 1}, its step {position['step_in_epoch'] + 1}, "
+        f"seed {record['seed']}): loss {record['loss']}"
+    )
+    for batch in record["micro_batches"]:
+        where = f"process {batch['process']}, micro-batch {batch['micro_batch']}"
+        print(f"  {where}: loss sum {batch['loss_sum']} over {len(batch['sample_ids'])} samples")
+    print(f"sample ids with a loss that is NaN or inf: {record['nonfinite_sample_ids'] or 'no single one'}")

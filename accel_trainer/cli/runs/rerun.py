@@ -1,0 +1,120 @@
+"""`accel-trainer rerun RUN`: train a recorded run again and compare the final weights bit for bit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...checkpoint.format import list_checkpoints, read_manifest
+from ...core.errors import CheckpointError, ExitCode, OutputError
+from ..launch import signals_handed_on
+from ..parser import CommandParser
+from ..sweep.processes import recorded_start, start_recipe
+from .diff import compare
+from .run_reader import RunReader, read_run
+
+_EXAMPLE = "example: accel-trainer rerun runs/first --output-dir runs/first-again"
+_DIFFERENT = 1
+_LOOK_S = 0.2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Start the run's recipe with its `config.yaml`; return 0 if the final weights have the same hash, else 1."""
+    parser = CommandParser(prog="accel-trainer rerun", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, help="the run folder")
+    parser.add_argument("--output-dir", type=Path, help="where to train it again; default: RUN-rerun")
+    options = parser.parse_args(argv)
+    run = read_run(options.run)
+    folder = (options.output_dir or _free_folder(options.run)).resolve()
+    final = _final_weights(run)  # before any work: fails if the run has no checkpoint
+    command = _command(run, folder)
+    print(f"training {run.name} again in {folder}", flush=True)
+    with (
+        signals_handed_on(),
+        start_recipe(command, **recorded_start(run.environment, options.run)) as process,
+    ):
+        _warn_as_it_starts(run, folder, process)
+        code = process.wait()
+    if code:
+        print(f"the rerun ended with exit code {code}: nothing can be compared", file=sys.stderr)
+        return code
+    again = read_run(folder)
+    _warn(run, again, "data")
+    return _judge(run, final, again)
+
+
+def _free_folder(run: Path) -> Path:
+    folder, number = run.resolve().with_name(f"{run.resolve().name}-rerun"), 2
+    while folder.exists():
+        folder, number = run.resolve().with_name(f"{run.resolve().name}-rerun-{number}"), number + 1
+    return folder
+
+
+def _command(run: RunReader, folder: Path) -> list[str]:
+    """Return the recipe and the flags for the same training, from the same start to the same step."""
+    recipe = Path(run.environment.get("code", {}).get("recipe", ""))
+    if not recipe.is_absolute() or not recipe.is_file():
+        raise OutputError("RERUN", f"the recipe of {run.folder}, {recipe}, is missing: restore it")
+    branched_from = run.config["run"]["resume"]
+    flags = {
+        "--config": (run.folder / "config.yaml").resolve(),
+        "--output-dir": folder,
+        "--resume": "never" if branched_from == "auto" else branched_from,
+        # Another number of threads would change the last bits.
+        "--runtime.num-threads": run.environment["hardware"]["num_threads"],
+    }
+    if run.result.get("state") != "done":  # stopped by time or signal
+        flags["--max-steps"] = _final_weights(run)[0]
+    return [str(recipe), *(str(word) for flag in flags.items() for word in flag)]
+
+
+def _final_weights(run: RunReader) -> tuple[int, dict[str, str]]:
+    """Return the optimizer step of the newest checkpoint, and the SHA-256 of its weights and EMA."""
+    checkpoints = list_checkpoints(run.folder / "checkpoints")
+    if not checkpoints:
+        raise CheckpointError("RERUN", f"{run.folder} has no checkpoint to compare with: finish it first")
+    files = read_manifest(checkpoints[-1])[1]["files"]
+    hashes = {name: files[name]["sha256"] for name in ("model.safetensors", "ema.safetensors") if name in files}
+    return int(checkpoints[-1].name.split("-")[1]), hashes
+
+
+def _warn_as_it_starts(run: RunReader, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    """Report differences in the environment as soon as the rerun has recorded its own."""
+    while process.poll() is None:
+        if (folder / "environment.json").exists():
+            _warn(run, read_run(folder), "environment")
+            return
+        time.sleep(_LOOK_S)
+
+
+def _warn(run: RunReader, again: RunReader, group: str) -> None:
+    for name, old, new in compare(run, again)[group]:
+        print(f"warning: differs from the run: {name} {old} -> {new}", file=sys.stderr)
+
+
+def _judge(run: RunReader, final: tuple[int, dict[str, str]], again: RunReader) -> int:
+    step, expected = final
+    last, found = _final_weights(again)
+    if step != last:
+        print(f"DIFFERENT: the run ended after step {step}, the rerun after step {last}")
+        return _DIFFERENT
+    changed = [name for name in expected if expected[name] != found.get(name)]
+    for name in changed:
+        hashes = f"{expected[name][:16]} -> {found.get(name, '')[:16]}"
+        print(f"DIFFERENT: {name} after step {step}: SHA-256 {hashes}{_first_difference(run, again)}")
+    if not changed:
+        hashes = ", ".join(f"{name} {sha256[:16]}" for name, sha256 in expected.items())
+        print(f"equal: the same weights after step {step}, SHA-256 of {hashes}")
+    return _DIFFERENT if changed else ExitCode.DONE
+
+
+def _first_difference(run: RunReader, again: RunReader) -> str:
+    """Return where the logged losses first differ, if they do."""
+    for old, new in zip(run.rows, again.rows, strict=False):
+        if "train/loss" in old and old["train/loss"] != new.get("train/loss"):
+            losses = f"{old['train/loss']!r} -> {new.get('train/loss')!r}"
+            return f"; the loss differs at or before step {old['optimizer_step']}: {losses}"
+    return ""

@@ -1,0 +1,93 @@
+"""`accel-trainer runs [DIR]`: the runs below a folder as a table, the best one marked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import OutputError
+from ..parser import CommandParser
+from .run_reader import RunReader, read_run
+from .tables import format_duration, format_number, format_table
+
+_COLUMNS = ("name", "data", "state", "step", "epoch", "metric", "best", "last", "images/s", "wall")
+_EXAMPLE = "example: accel-trainer runs runs --sort best"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = CommandParser(prog="accel-trainer runs", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="default: runs")
+    parser.add_argument("--sort", choices=_COLUMNS, default="name", help="the column to sort by; the best comes first")
+    options = parser.parse_args(argv)
+    runs = find_runs(options.folder)
+    if not runs:
+        raise OutputError("NO_RUNS", f"no runs in {options.folder}: give the folder that holds them")
+    rows = sorted((_row(run) for run in runs), key=lambda row: _sort_key(row, options.sort))
+    winners = _winners(rows)
+    cells = [["*" if row["name"] in winners else " ", *(_show(column, row) for column in _COLUMNS)] for row in rows]
+    print(format_table([" ", *_COLUMNS], cells))
+    return 0
+
+
+def find_runs(folder: Path) -> list[RunReader]:
+    """Return the runs in `folder`, or `folder` itself if it is one; unreadable ones are left out."""
+    is_run = (folder / "config.yaml").exists()
+    places = [folder] if is_run else [path for path in sorted(folder.glob("*/")) if not path.is_symlink()]
+    found = []
+    for place in places:
+        try:
+            found.append(read_run(place))
+        except OutputError:
+            continue
+    return found
+
+
+def _row(run: RunReader) -> dict[str, Any]:
+    metric, last = run.headline(), run.rows[-1] if run.rows else {}
+    evaluations = run.evaluations()
+    return {
+        "name": run.name,
+        "data": str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2],
+        "state": run.state,
+        "step": run.result.get("optimizer_step", last.get("optimizer_step")),
+        "epoch": run.result.get("epoch", last.get("epoch")),
+        "metric": metric,
+        "best": run.best_evaluation().get(metric) if metric else None,
+        "last": evaluations[-1].get(metric) if metric and evaluations else None,
+        "images/s": run.result.get("images_per_s"),
+        "wall": run.result.get("wall_s"),
+        "is_lower_better": metric is not None and run.is_lower_better(metric),
+    }
+
+
+def _sort_key(row: Mapping[str, Any], column: str) -> tuple[bool, float, str]:
+    """Sort names and times upwards, other numbers with the best first; missing values come last."""
+    value = row[column]
+    if isinstance(value, str) or value is None:
+        return value is None, 0.0, str(value)
+    is_upwards = column == "wall" or (column in ("best", "last") and row["is_lower_better"])
+    return False, float(value) if is_upwards else -float(value), str(row["name"])
+
+
+def _winners(rows: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the names of the best runs: one per data set and metric that at least two runs share."""
+    judged: dict[Any, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        if row["best"] is not None:
+            judged.setdefault((row["data"], row["metric"]), []).append(row)
+    return {
+        str(min(group, key=lambda row: _sort_key(row, "best"))["name"]) for group in judged.values() if len(group) > 1
+    }
+
+
+def _show(column: str, row: Mapping[str, Any]) -> str:
+    value = row[column]
+    if value is None:
+        return ""
+    if column == "wall":
+        return format_duration(value)
+    if column == "images/s":
+        return f"{value:,.0f}"
+    return format_number(row["metric"], value) if column in ("best", "last") else str(value)

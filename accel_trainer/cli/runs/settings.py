@@ -1,0 +1,45 @@
+"""Compares settings of runs by dotted names, with the defaults and with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...core.config import config_to_dict, diff_config
+from ...run.config import RecipeConfig
+from ...training.tasks import ClassificationConfig
+from ...vision import AugmentConfig, BadImageConfig, ModelConfig
+from .run_reader import RunReader
+
+# Folders and checkpoints do not affect what is trained.
+_NOT_TRAINING = ("run.", "checkpoint.")
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values by their dotted names."""
+    return {name: value for name, _, value in diff_config({}, values)}
+
+
+def changed_settings(run: RunReader) -> list[tuple[str, Any, Any]]:
+    """Return name, default and value of each setting that differs from its default."""
+    parts = {
+        "model": ModelConfig(),
+        "augment": AugmentConfig(),
+        "task": ClassificationConfig(),
+        "bad_images": BadImageConfig(),
+    }
+    defaults = config_to_dict(RecipeConfig()) | {name: config_to_dict(part) for name, part in parts.items()}
+    own = flatten(run.config)
+    return [change for change in diff_config(defaults, run.config) if change[0] in own and _is_training(change[0])]
+
+
+def differing_settings(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
+    """Return name and values of the settings that differ between runs."""
+    configs = [flatten(run.config) for run in runs]
+    names = dict.fromkeys(name for config in configs for name in config if _is_training(name))
+    rows = [{"name": name, "values": [config.get(name) for config in configs]} for name in names]
+    return [row for row in rows if any(value != row["values"][0] for value in row["values"])]
+
+
+def _is_training(name: str) -> bool:
+    return not name.startswith(_NOT_TRAINING)

@@ -1,0 +1,39 @@
+"""Formats numbers and tables as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_NUMERIC = {"step", "epoch", "best", "last", "images/s", "wall", "bytes"}
+
+
+def format_number(metric: str, value: float) -> str:
+    """Return a metric as text: a fraction in percent, a count in full, anything else with four digits."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.2%}" if is_fraction(metric) else f"{value:.4g}"
+
+
+def is_fraction(metric: str) -> bool:
+    """Whether a metric is between 0 and 1, and shown in percent."""
+    return metric.endswith(("accuracy", "_fraction"))
+
+
+def format_duration(seconds: float) -> str:
+    """Return a time as `42 s`, `8 min 42 s` or `3 h 05 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of text under their columns, numbers aligned to the right."""
+    lines = [columns, *rows]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    aligns = [">" if name in _NUMERIC else "<" for name in columns]
+    return "\n".join(
+        "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, aligns, widths, strict=True)).rstrip()
+        for line in lines
+    )

@@ -1,0 +1,1 @@
+"""Commands that use trained models: export, verify, predict, convert."""

@@ -1,0 +1,117 @@
+"""`accel-trainer export RUN --to DIR | --hub ORG/NAME`: the trained model with its source and a model card."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...checkpoint.serialization import read_json_object
+from ...core import filesystem
+from ...core.errors import OutputError
+from ...core.run_dir import prepare_directory
+from ...training.metrics import is_number
+from ...vision.pretrained import find_export, read_export_config
+from ..parser import CommandParser
+from ..report.card import write_card
+from ..runs.run_reader import RunReader, read_run
+from .onnx_model import write_onnx
+from .plain_model import write_source
+from .publish import create_repository, upload
+
+_MAX_WEIGHTS_BYTES = 2**36
+_EXAMPLE = "example: accel-trainer export runs/first --to model"
+# The step in a run's description of its exported weights.
+_STEP = re.compile(r"step[- ](\d+)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write or push the export and print where it is."""
+    parser = CommandParser(prog="accel-trainer export", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("run", type=Path, help="a finished run")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--to", type=Path, help="the folder to write")
+    target.add_argument("--hub", metavar="ORG/NAME", help="the hub repository to push to; created as private if new")
+    parser.add_argument(
+        "--onnx", action="store_true", help="add model.onnx: images with values between 0 and 1 to logits"
+    )
+    options = parser.parse_args(argv)
+    run = read_run(options.run)
+    if options.to is not None:
+        export(run, options.to, with_onnx=options.onnx)
+        print(options.to)
+        return 0
+    create_repository(options.hub)  # before any work: fails without a network or a login
+    with tempfile.TemporaryDirectory() as folder:
+        export(run, Path(folder), with_onnx=options.onnx)
+        print(upload(Path(folder), options.hub))
+    return 0
+
+
+def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
+    """Write weights, config, source and model card to `folder`, and optionally the model as ONNX.
+
+    Raises:
+        CheckpointError: the run has no exported model, or not one of accel_trainer.vision.
+        OutputError: the folder cannot be written, or the run's records contradict each other.
+    """
+    source = find_export(run.folder)
+    described = read_export_config(source)
+    metrics = reported_metrics(run)
+    config = read_json_object(source / "config.json") | {"evaluation": _evaluation(run)}
+    weights = filesystem.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
+    config.setdefault("sha256", hashlib.sha256(weights).hexdigest())  # older versions did not record it
+    files = {}
+    if with_onnx:
+        files["model.onnx"] = write_onnx(source)
+        config["onnx_sha256"] = hashlib.sha256(files["model.onnx"]).hexdigest()
+    files |= {
+        "model.safetensors": weights,
+        "config.json": json.dumps(config, indent=1).encode(),
+        "model.py": write_source(described).encode(),
+        **write_card(run, described, config, metrics),
+    }
+    prepare_directory(folder)
+    try:
+        for name, data in files.items():
+            filesystem.write_file_atomic(folder / name, data)
+    except OSError as error:
+        raise OutputError("EXPORT", f"{folder} cannot be written ({error.strerror}): choose another") from error
+
+
+def reported_metrics(run: RunReader) -> dict[str, float]:
+    """Return the metrics that the run measured for its exported weights, by names without their group.
+
+    Raises:
+        OutputError: `result.json` and `metrics.jsonl` contradict each other.
+    """
+    weights = str(read_json_object(find_export(run.folder) / "config.json").get("weights"))
+    group = "eval_ema/" if weights.startswith("ema") else "eval/"
+    match = _STEP.search(weights)
+    step = int(match[1]) if match else None
+    rows = [row for row in run.evaluations() if row["optimizer_step"] == step]
+    final = run.result.get("metrics") or {} if run.result.get("optimizer_step") == step else {}
+    claims = [*rows, final]
+    best = run.result.get("best")
+    if best is not None and best["name"] in weights:
+        claims.append({best["metric"]: best["value"]})
+    metrics: dict[str, float] = {}
+    for name, value in (item for claim in claims for item in claim.items()):
+        if name.startswith(group) and is_number(value):
+            known = metrics.setdefault(name.removeprefix(group), value)
+            if known != value:
+                raise OutputError(
+                    "RUN_CHANGED",
+                    f"{run.folder}: metrics.jsonl says {name} {known} at step {step}, result.json {value}",
+                )
+    return metrics
+
+
+def _evaluation(run: RunReader) -> dict[str, Any]:
+    """Return the evaluation settings that change the numbers."""
+    precision = run.environment.get("mixed_precision") or (run.config.get("runtime") or {}).get("mixed_precision")
+    return {"mixed_precision": precision or "no", "tta": (run.config.get("task") or {}).get("tta", "none")}

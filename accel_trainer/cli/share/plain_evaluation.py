@@ -1,0 +1,63 @@
+"""Evaluates an exported model with only torch and safetensors. Runs as a script in a separate process.
+
+Usage: plain_evaluation.py EXPORT DATA, where DATA is a safetensors file of uint8 images [N, C, H, W] and labels [N].
+"""
+
+import contextlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+_BATCH_SIZE = 500
+_PRECISIONS = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def evaluate(folder: Path, data: Path) -> dict[str, float]:
+    """Return loss, accuracy and top-5 accuracy of the model in `folder`."""
+    import torch
+    from safetensors.torch import load_file
+    from torch.nn import functional as F
+
+    config = json.loads((folder / "config.json").read_text())
+    spec = importlib.util.spec_from_file_location("model", folder / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    model = module.build_model().eval().to(memory_format=torch.channels_last)
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    mean, std = (torch.tensor(config["normalization"][name])[:, None, None] for name in ("mean", "std"))
+    precision = _PRECISIONS.get(config["evaluation"]["mixed_precision"])
+    tensors = load_file(data)
+    loss_sum, num_correct, num_in_top5 = 0.0, 0, 0
+    with torch.inference_mode():
+        for images, labels in zip(*(tensors[name].split(_BATCH_SIZE) for name in ("images", "labels")), strict=True):
+            inputs = ((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
+            rounded = torch.autocast("cpu", getattr(torch, precision)) if precision else contextlib.nullcontext()
+            with rounded:
+                logits = torch.stack([model(view).float() for view in _views(inputs, config["evaluation"]["tta"])])
+            logits = logits.mean(0)
+            ranked = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
+            loss_sum += float(F.cross_entropy(logits, labels, reduction="sum"))
+            num_correct += int(ranked[:, 0].sum())
+            num_in_top5 += int(ranked.sum())
+    total = len(tensors["labels"])
+    return {"loss": loss_sum / total, "accuracy": num_correct / total, "top5_accuracy": num_in_top5 / total}
+
+
+def _views(images: Any, tta: str) -> list[Any]:
+    """Return the views to average over: mirrored for `flip`, also shifted for `flip_crop`."""
+    views = [images]
+    if tta == "flip_crop":
+        from torch.nn.functional import pad
+
+        padded, (height, width) = pad(images, (1, 1, 1, 1), mode="reflect"), images.shape[2:]
+        views += [padded[..., :height, :width], padded[..., 2:, 2:]]
+    return views if tta == "none" else [view for image in views for view in (image, image.flip(-1))]
+
+
+if __name__ == "__main__":
+    sys.modules["accel_trainer"] = None  # type: ignore[assignment]  # importing it is now an error
+    print(json.dumps(evaluate(Path(sys.argv[1]), Path(sys.argv[2]))))

@@ -1,0 +1,128 @@
+"""`accel-trainer verify EXPORT_OR_RUN`: check that an export gives the reported numbers without this package.
+
+It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save as save_safetensors
+
+from ...checkpoint.serialization import read_json_object
+from ...core import filesystem
+from ...core.errors import CheckpointError, DataError, ExitCode
+from ...vision import load_images
+from ...vision.data.bad_images import WHATEVER_WAS_KEPT
+from ...vision.pretrained import find_export
+from ..parser import CommandParser
+from ..runs.run_reader import read_run
+from ..runs.tables import format_number, is_fraction
+from .export import export
+
+_SCRIPT = Path(__file__).with_name("plain_evaluation.py")
+_FAILED = 1
+_MAX_WEIGHTS_BYTES = 1 << 36
+_EXAMPLE = "example: accel-trainer verify model --dataset cifar10"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print each reported and measured number; return 1 if one differs or a file was changed."""
+    parser = CommandParser(prog="accel-trainer verify", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("folder", type=Path, help="an export, or a finished run")
+    parser.add_argument("--dataset", help="name or folder; default: the data it was trained on")
+    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"))
+    parser.add_argument(
+        "--tolerance", type=float, default=5e-4,
+        help="allowed difference: 0.0005 is 5 of 10,000 images, or 0.05 %% of a loss",
+    )  # fmt: skip
+    parser.add_argument("--python", default=sys.executable, help="the interpreter to evaluate with; default: this one")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, dataset = options.folder, options.dataset
+        if (folder / "config.yaml").exists():
+            run = read_run(folder)
+            folder, dataset = Path(scratch) / "export", dataset or run.config.get("dataset")
+            export(run, folder)
+        reported = read_reported(folder)
+        data = _write_test_images(
+            dataset or reported["dataset"], reported["fingerprint"], options.cache_dir, Path(scratch)
+        )
+        measured = evaluate_apart(find_export(folder), data, python=options.python)
+        has_weights = _check_weights(folder)
+    return ExitCode.DONE if _compare(reported["metrics"], measured, options.tolerance) & has_weights else _FAILED
+
+
+def read_reported(folder: Path) -> dict[str, Any]:
+    """Return the metrics in the model card of `folder`, and the data they were measured on."""
+    from huggingface_hub import ModelCard
+
+    try:
+        results = ModelCard.load(folder / "README.md").data.eval_results or []
+        metrics = {result.metric_type: float(result.metric_value) for result in results}
+        first = results[0]
+    except (OSError, ValueError, TypeError, IndexError) as error:
+        raise CheckpointError(
+            "EXPORT", f"{folder}/README.md reports no numbers ({error}): export the run again"
+        ) from error
+    return {"metrics": metrics, "dataset": first.dataset_type, "fingerprint": first.dataset_revision}
+
+
+def _write_test_images(dataset: str, fingerprint: str | None, cache_dir: Path, scratch: Path) -> Path:
+    images = load_images(dataset, cache_dir=cache_dir, bad_images=WHATEVER_WAS_KEPT)
+    if fingerprint not in (None, images.fingerprint):
+        raise DataError(
+            "DATA_CHANGED",
+            f"{dataset} is not the data of the reported numbers ({str(fingerprint)[:12]}, here "
+            f"{images.fingerprint[:12]}): pass the right one with --dataset",
+        )
+    tensors = {"images": images.test.images.contiguous(), "labels": images.test.labels.contiguous()}
+    path = scratch / "test.safetensors"
+    filesystem.write_file_atomic(path, save_safetensors(tensors))
+    return path
+
+
+def evaluate_apart(folder: Path, data: Path, *, python: str = sys.executable) -> dict[str, float]:
+    """Evaluate the model in `folder` in a separate process that cannot import this package."""
+    command = [python, "-I", str(_SCRIPT), str(folder.resolve()), str(data.resolve())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise CheckpointError("EXPORT", f"{folder} cannot be evaluated: {reason}")
+    return dict(json.loads(done.stdout))
+
+
+def _check_weights(folder: Path) -> bool:
+    """Print whether the files have their recorded hashes; older versions recorded none."""
+    place = find_export(folder)
+    config = read_json_object(place / "config.json")
+    recorded = {"model.safetensors": config.get("sha256"), "model.onnx": config.get("onnx_sha256")}
+    are_same = True
+    for name in filter(lambda name: (place / name).exists(), recorded):
+        expected, found = recorded[name], _sha256(place / name)
+        are_same &= expected in (None, found)
+        verdict = "ok" if expected == found else "CHANGED" if expected else "no hash was recorded"
+        print(f"{name.ljust(17)}  sha256 {found[:16]}  {verdict}")
+    return are_same
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES)).hexdigest()
+
+
+def _compare(reported: Mapping[str, float], measured: Mapping[str, float], tolerance: float) -> bool:
+    verdicts = []
+    for name in sorted(reported.keys() & measured.keys()):
+        distance = abs(reported[name] - measured[name]) / (1.0 if is_fraction(name) else abs(measured[name]))
+        verdicts.append(distance <= tolerance)
+        values = (format_number(name, value) for value in (reported[name], measured[name]))
+        line = "{}  reported {}  measured {}".format(name.ljust(17), *values)
+        print(f"{line}  {'ok' if verdicts[-1] else 'DIFFERS'}")
+    return bool(verdicts) and all(verdicts)

@@ -1,0 +1,153 @@
+"""`accel-trainer sweep RECIPE.py --seed 0 1 2 [flags]`: one run per combination of values; mean and spread."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...core import filesystem
+from ...core.config import config_to_dict, diff_config
+from ...core.errors import ConfigError, ExitCode, OutputError
+from ...core.run_dir import prepare_directory, writes_to
+from ..launch import signals_handed_on
+from ..parser import CommandParser
+from ..plan import find_config_class
+from ..runs.run_reader import RunReader, read_run
+from ..runs.tables import format_number, format_table
+from .processes import start_recipe
+from .trials import Trial, plan_trials
+
+_EXAMPLE = "example: accel-trainer sweep recipes/cifar.py --dataset digits --seed 0 1 2 --lr 0.05 0.1"
+_FAILED = 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train the runs that are not finished and print the table. Run the same command again to continue."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
+    parser = CommandParser(
+        prog="accel-trainer sweep RECIPE.py",
+        description=f"{__doc__} A flag that takes one value and is given several is swept, in all combinations.",
+        epilog=_EXAMPLE,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--values", type=Path, help="a YAML file: a list of values for each name to sweep")
+    parser.add_argument("--output-dir", type=Path, help="the sweep's folder; default: runs/sweep-RECIPE")
+    parser.add_argument("--num-processes", type=int, default=1, help="processes of each run; default: 1")
+    options, flags = parser.parse_known_args(argv)
+    if recipe is None:
+        raise ConfigError("SWEEP", f"name the recipe first; {_EXAMPLE}")
+    folder = (options.output_dir or Path("runs") / f"sweep-{recipe.stem}").resolve()
+    trials = plan_trials(find_config_class(recipe), flags, values=options.values, folder=folder)
+    prepare_directory(folder)
+    codes = _train(recipe, trials, num_processes=options.num_processes)
+    if ExitCode.PREEMPTED in codes:
+        print("stopped by a signal: run the same command again to continue")
+    runs = [run for trial in trials if (run := _finished_run(trial)) is not None]
+    rows = summarize(trials, runs)
+    with writes_to(folder):
+        filesystem.write_file_atomic(folder / "sweep.json", json.dumps(rows, indent=1).encode())
+    _show(rows)
+    if ExitCode.PREEMPTED in codes:
+        return ExitCode.PREEMPTED
+    return _FAILED if any(codes) else ExitCode.DONE
+
+
+def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list[int]:
+    """Train the runs that are not finished; return their exit codes. After a signal no other is started."""
+    codes: list[int] = []
+    with signals_handed_on() as received:
+        for number, trial in enumerate(trials, 1):
+            where = f"[{number}/{len(trials)}] {trial.folder.name}"
+            if _finished_run(trial) is not None:
+                print(f"{where}: finished before", flush=True)
+                continue
+            log = trial.folder.with_name(f"{trial.folder.name}.log")
+            print(f"{where}: training, its output is in {log}", flush=True)
+            command = [str(recipe), *trial.flags]
+            with (
+                log.open("wb") as output,
+                start_recipe(command, num_processes=num_processes, output=output) as process,
+            ):
+                if received:  # before the process existed, so it was not passed on
+                    process.terminate()
+                code = process.wait()
+            if received:
+                return [*codes, ExitCode.PREEMPTED]
+            if code:
+                print(f"{where}: exit code {code}", flush=True)
+            codes.append(code)
+    return codes
+
+
+def _finished_run(trial: Trial) -> RunReader | None:
+    """Return the run if it is finished and has the config of this trial."""
+    try:
+        run = read_run(trial.folder)
+    except OutputError:
+        return None
+    changes = diff_config(run.config, config_to_dict(trial.config))
+    # Its folder does not matter, nor its global batch, which a run fills in.
+    is_same = all(name.startswith("run.") or name == "batch.global_batch_size" for name, _, _ in changes)
+    return run if is_same and run.result.get("state") == "done" else None
+
+
+def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[dict[str, Any]]:
+    """Return a row per combination, over its seeds: the best and the last value of the runs' headline metric.
+
+    The spread is the sample standard deviation, None for a single run.
+    """
+    by_folder = {run.folder: run for run in runs}
+    groups: dict[tuple[tuple[str, str], ...], list[RunReader]] = {}
+    for trial in trials:
+        if trial.folder in by_folder:
+            key = tuple((choice.name, choice.value) for choice in trial.choices if choice.name != "seed")
+            groups.setdefault(key, []).append(by_folder[trial.folder])
+    rows = []
+    for key, members in groups.items():
+        metric = members[0].headline()
+        if metric is not None:
+            best = [float(run.best_evaluation()[metric]) for run in members]
+            last = [float(run.result["metrics"][metric]) for run in members]
+            rows.append(
+                {
+                    "values": dict(key), "metric": metric, "is_lower_better": members[0].is_lower_better(metric),
+                    "runs": [run.name for run in members], "best": _statistics(best), "last": _statistics(last),
+                }
+            )  # fmt: skip
+    return rows
+
+
+def _statistics(values: Sequence[float]) -> dict[str, Any]:
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return {"values": list(values), "mean": statistics.fmean(values), "spread": spread}
+
+
+def _show(rows: Sequence[Mapping[str, Any]]) -> None:
+    if not rows:
+        print("no run has finished with an evaluation")
+        return
+    names = list(rows[0]["values"])
+    ranked = sorted(rows, key=lambda row: row["best"]["mean"] * (1 if row["is_lower_better"] else -1))
+    cells = [
+        [
+            "*" if len(rows) > 1 and row is ranked[0] else " ",
+            *row["values"].values(),
+            str(len(row["runs"])),
+            row["metric"],
+            _spread(row, "best"),
+            _spread(row, "last"),
+        ]
+        for row in rows
+    ]
+    print(format_table([" ", *names, "n", "metric", "best", "last"], cells))
+
+
+def _spread(row: Mapping[str, Any], kind: str) -> str:
+    """Return mean and spread as `97.87% +- 0.12%`."""
+    numbers = [value for value in (row[kind]["mean"], row[kind]["spread"]) if value is not None]
+    return " +- ".join(format_number(row["metric"], value) for value in numbers)

@@ -1,0 +1,1 @@
+"""What everything else speaks: types, errors, the plan of batches, randomness, files."""

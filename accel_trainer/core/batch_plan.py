@@ -1,0 +1,145 @@
+"""Batch arithmetic: how an epoch is split into step batches, processes and micro-batches. Pure integers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated
+
+import tyro
+
+from .errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan:
+    """Splits an epoch of `num_samples` into step batches of `global_batch_size`, the same on any hardware.
+
+    A step batch is the samples of one optimizer step. Each process takes a contiguous slice of it, split into
+    micro-batches of at most `per_device_batch_size`. The last step batch of an epoch may be short: it is trained,
+    every sample once, or left out with `drop_last`.
+    """
+
+    num_samples: int
+    global_batch_size: int
+    per_device_batch_size: int
+    num_processes: int = 1
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        num_samples, batch_size, num_processes = self.num_samples, self.global_batch_size, self.num_processes
+        if num_samples < max(1, num_processes):
+            fact = f"{num_samples} training samples are too few for {num_processes} processes"
+            raise DataError("DATA_TOO_SMALL", f"{fact}: add data, or launch fewer processes")
+        for name in ("global_batch_size", "per_device_batch_size", "num_processes"):
+            if getattr(self, name) < 1:
+                raise ConfigError("BATCH_SIZE", f"{name} is {getattr(self, name)}: set it to 1 or more")
+        if batch_size > num_samples:
+            fact = f"global batch {batch_size} is larger than the {num_samples} training samples"
+            fix = "set --global-batch-size (or --batch-size) so that the global batch is at most"
+            raise ConfigError("BATCH_SIZE", f"{fact}: {fix} {num_samples - num_samples % num_processes}")
+        if batch_size % num_processes:
+            fact = f"global batch {batch_size} is not divisible by {num_processes} processes"
+            raise ConfigError("BATCH_SIZE", f"{fact}: set --global-batch-size to a multiple of {num_processes}")
+
+    @cached_property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in one epoch."""
+        full, rest = divmod(self.num_samples, self.global_batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches of a full step batch on one process."""
+        return math.ceil(self.global_batch_size // self.num_processes / self.per_device_batch_size)
+
+    def step_batch_size(self, step_in_epoch: int) -> int:
+        """Samples of step `step_in_epoch` over all processes: the global batch, or fewer in a short last step."""
+        return min(self.global_batch_size, self.num_samples - step_in_epoch * self.global_batch_size)
+
+    def micro_batches(self, step_in_epoch: int, process_index: int) -> list[range]:
+        """Return the positions in the epoch's order of each micro-batch of one process; as many on every process."""
+        first = step_in_epoch * self.global_batch_size
+        positions = range(first, first + self.step_batch_size(step_in_epoch))
+        return split_evenly(positions, self.per_device_batch_size, self.num_processes, process_index)
+
+    def describe(self) -> str:
+        """Return the arithmetic in one line."""
+        return (
+            f"{self.per_device_batch_size} per device x {self.num_processes} processes "
+            f"x {self.accumulation_steps} accumulation = {self.global_batch_size} per step, "
+            f"{self.steps_per_epoch} steps per epoch of {self.num_samples} samples"
+        )
+
+
+def split_evenly(positions: range, batch_size: int, num_processes: int, process_index: int) -> list[range]:
+    """Return one process's contiguous slice of `positions`, split into batches of at most `batch_size`.
+
+    Every process has as many batches, the last perhaps empty: a forward is a collective where batch norms span all
+    processes, or where weights are sharded.
+    """
+    first, size = positions.start, len(positions)
+    start = first + math.ceil(size * process_index / num_processes)
+    stop = first + math.ceil(size * (process_index + 1) / num_processes)
+    cuts = range(start, start + math.ceil(size / num_processes), batch_size)
+    return [range(min(cut, stop), min(cut + batch_size, stop)) for cut in cuts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchConfig:
+    """How many samples make a step: per device x processes x accumulation = global.
+
+    Only the global batch decides what is trained, not its split over processes and micro-batches.
+    """
+
+    per_device_batch_size: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 128
+    """Samples of one forward on one process."""
+    global_batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--global-batch-size"])] = None
+    """Samples of one optimizer step; None: per device x processes x accumulation. If set, it decides accumulation."""
+    accumulation_steps: Annotated[int, tyro.conf.arg(aliases=["--accumulate"])] = 1
+    """Micro-batches of one optimizer step on each process."""
+    fit_batch: Annotated[bool, tyro.conf.arg(aliases=["--fit-batch"])] = False
+    """When memory runs out, retry the step with half the samples per forward and twice the forwards; the split is kept,
+    also at the next start. The global batch stays; BatchNorm and dropout see smaller forwards, as with accumulation."""
+    drop_last: bool = False
+    """Leave out the short last step of an epoch; otherwise it is trained, every sample once."""
+    eval_batch_size: int = 500
+    """Samples of one forward on one process in evaluation. It never changes a metric."""
+    num_workers: int = 0
+    """Data workers for each training process, for data that is not already decoded in memory."""
+
+    def __post_init__(self) -> None:
+        sizes = {"--batch-size": self.per_device_batch_size, "--global-batch-size": self.global_batch_size}
+        sizes |= {"--accumulate": self.accumulation_steps, "--batch.eval-batch-size": self.eval_batch_size}
+        for flag, value in sizes.items():
+            if value is not None and value < 1:
+                raise ConfigError("BATCH_SIZE", f"{flag} is {value}: set it to 1 or more")
+        if self.num_workers < 0:
+            raise ConfigError("BATCH_SIZE", f"--batch.num-workers is {self.num_workers}: set it to 0 or more")
+
+    def resolved_global_batch_size(self, num_processes: int) -> int:
+        """Return the samples of one optimizer step on `num_processes`."""
+        return self.global_batch_size or self.per_device_batch_size * num_processes * self.accumulation_steps
+
+    def resolved_per_device_batch_size(self, num_processes: int) -> int:
+        """Return the samples of one forward on one of `num_processes`."""
+        per_process = math.ceil(self.resolved_global_batch_size(num_processes) / num_processes)
+        if self.accumulation_steps > 1:
+            return math.ceil(per_process / self.accumulation_steps)
+        return min(self.per_device_batch_size, per_process)
+
+    def plan(self, num_samples: int, *, num_processes: int) -> BatchPlan:
+        """Return the arithmetic for `num_samples` on `num_processes`.
+
+        Raises:
+            ConfigError: the global batch is larger than the data, or not divisible by the processes.
+            DataError: there are fewer samples than processes.
+        """
+        return BatchPlan(
+            num_samples=num_samples,
+            global_batch_size=self.resolved_global_batch_size(num_processes),
+            per_device_batch_size=self.resolved_per_device_batch_size(num_processes),
+            num_processes=num_processes,
+            drop_last=self.drop_last,
+        )

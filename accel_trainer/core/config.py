@@ -1,0 +1,64 @@
+"""Configs: the ranges of their numbers, their hash, and the differences of two."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers that are allowed; `words` follow "set it" in the error."""
+
+    words: str
+    has: Callable[[float], bool]
+
+    def check(self, config: object, group: str, *names: str) -> None:
+        """Raise ConfigError if a named value of `config`, or an item of one, is out of range. None is allowed."""
+        for name in names:
+            value = getattr(config, name)
+            numbers = value if isinstance(value, tuple) else (value,)
+            if not all(number is None or self.has(number) for number in numbers):
+                raise ConfigError("CONFIG", f"{group}.{name} is {value}: set it {self.words}")
+
+
+AT_LEAST_ONE = Range("to 1 or more", lambda number: number >= 1)
+ABOVE_ZERO = Range("above 0", lambda number: number > 0)
+POSITIVE = Range("above 0, and finite", lambda number: 0 < number < math.inf)
+NOT_NEGATIVE = Range("to at least 0, and finite", lambda number: 0 <= number < math.inf)
+FRACTION = Range("between 0 and 1", lambda number: 0 <= number <= 1)
+BELOW_ONE = Range("to at least 0 and below 1", lambda number: 0 <= number < 1)
+INSIDE_ONE = Range("above 0 and below 1", lambda number: 0 < number < 1)
+
+
+def config_to_dict(config: Any) -> dict[str, Any]:
+    """Return the config as nested dicts of plain YAML and JSON values."""
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))  # a Path becomes text
+    return plain
+
+
+def config_sha256(config: Any) -> str:
+    """Return a hash of all values, the same in every process and on every machine."""
+    return hashlib.sha256(json.dumps(config_to_dict(config), sort_keys=True).encode()).hexdigest()
+
+
+def diff_config(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return `(dotted name, old, new)` of the values that differ; an absent one is None."""
+    before, after = dict(flatten_config(old)), dict(flatten_config(new))
+    pairs = {name: (before.get(name), after.get(name)) for name in before | after}
+    return [(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
+
+
+def flatten_config(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield `(dotted name, value)` of nested dicts."""
+    for key, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield from flatten_config(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,279 @@
+"""All writes to disk go through this module. What it reports as written survives a power loss."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from . import platform
+
+_logger = logging.getLogger(__name__)
+
+Chunk = bytes | memoryview
+
+# A temporary's name has the final (or former) name, the process and the time.
+TEMPORARY_NAME = re.compile(r"\.(tmp|del)-.+-\d+-\d+")
+_COPIED_BYTES = _MAX_LINE_BYTES = 1 << 20
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | platform.SAFELY
+
+
+class Disk:
+    """The changes to a disk, one method each.
+
+    Everything below goes through `disk`: tests replace it to count the changes, to crash or fail at one of them, or
+    to record them and replay what a power loss may leave.
+    """
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory that only this user can enter."""
+        os.mkdir(path, 0o700)
+
+    def create(self, path: Path) -> int:
+        """Create a file that must not exist, for this user only, and return its descriptor."""
+        return os.open(path, _NEW_FILE, 0o600)
+
+    def write(self, path: Path, descriptor: int, data: Chunk) -> None:
+        """Write all of `data` at the end."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+    def truncate(self, path: Path, descriptor: int, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        os.ftruncate(descriptor, size)
+
+    def sync(self, path: Path, descriptor: int) -> None:
+        """Return once the file's bytes survive a power loss."""
+        os.fsync(descriptor)
+
+    def sync_directory(self, path: Path) -> None:
+        """Return once the names in the directory survive a power loss."""
+        platform.sync_directory(path)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give `source` another name in the same directory, replacing a file of that name."""
+        os.replace(source, target)
+
+    def remove(self, path: Path) -> None:
+        """Delete a file."""
+        os.unlink(path)
+
+    def remove_tree(self, path: Path) -> None:
+        """Delete a directory and all in it. Symlinks are removed, not followed."""
+        shutil.rmtree(path)
+
+
+disk = Disk()
+
+
+def temporary_path(path: Path, kind: str) -> Path:
+    """Return a new name beside `path` that `sweep` recognises; `kind` is `tmp` or `del`."""
+    return path.with_name(f".{kind}-{path.name}-{os.getpid()}-{time.time_ns()}")
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory durably. Its parent must exist; the directory itself may."""
+    if path.is_symlink() or not path.is_dir():  # a link is an error: it may lead to another's folder
+        disk.make_directory(path)
+    # Also if it exists: the process that created it may have died before this.
+    disk.sync_directory(path.parent)
+
+
+def create_file(path: Path, chunks: Iterable[Chunk]) -> None:
+    """Write a file that must not exist yet, and sync it. Its name is durable once its directory is synced."""
+    descriptor = disk.create(path)
+    try:
+        for chunk in chunks:
+            disk.write(path, descriptor, chunk)
+        disk.sync(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` by a file of `data`: a reader finds the old bytes or the new, even after a crash."""
+    _replace(path, [data])
+
+
+def copy_file_atomic(source: Path, target: Path) -> None:
+    """Replace `target` by a copy of a regular file of any size."""
+    with open_file(source) as file:
+        _replace(target, iter(lambda: file.read(_COPIED_BYTES), b""))
+
+
+def _replace(path: Path, chunks: Iterable[Chunk]) -> None:
+    temporary = temporary_path(path, "tmp")
+    try:
+        create_file(temporary, chunks)
+        disk.rename(temporary, path)
+    except OSError:
+        _discard(temporary)
+        raise
+    disk.sync_directory(path.parent)
+
+
+@contextmanager
+def new_directory(final: Path) -> Iterator[Path]:
+    """Yield a temporary directory, to fill by `create_file`; it becomes `final` at the end, complete and durable.
+
+    On an error nothing is left. A `final` that another process has created meanwhile is an OSError.
+    """
+    temporary = temporary_path(final, "tmp")
+    try:
+        disk.make_directory(temporary)
+        yield temporary
+        disk.sync_directory(temporary)
+        disk.rename(temporary, final)
+    except BaseException:
+        _discard(temporary)
+        raise
+    disk.sync_directory(final.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    disk.sync_directory(path)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Rename within a directory, durably."""
+    disk.rename(source, target)
+    disk.sync_directory(target.parent)
+
+
+def remove_directories(paths: Iterable[Path]) -> None:
+    """Delete directories. A crash leaves each complete under its name, or under a name that `sweep` deletes."""
+    renamed = []
+    for path in paths:
+        renamed.append(temporary_path(path, "del"))
+        disk.rename(path, renamed[-1])
+    if renamed:
+        # Otherwise a power loss may restore the name of a directory whose files are gone.
+        disk.sync_directory(renamed[0].parent)
+    for path in renamed:
+        disk.remove_tree(path)
+
+
+def sweep(directory: Path) -> int:
+    """Delete what crashed writers left in `directory` and return the number of entries.
+
+    Call it before writing, and only under the run lock, which proves that the writers are dead: process ids do not,
+    since containers reuse them.
+    """
+    leftovers = [path for path in directory.iterdir() if TEMPORARY_NAME.fullmatch(path.name)]
+    removed = sum(_discard(path) for path in leftovers)
+    if removed:
+        _logger.info("deleted %d leftovers of interrupted saves in %s", removed, directory)
+    return removed
+
+
+def _discard(path: Path) -> bool:
+    """Delete a temporary if possible; otherwise `sweep` does it later."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            disk.remove_tree(path)
+        else:
+            disk.remove(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        _logger.warning("cannot remove the temporary %s: %s", path, error)
+        return False
+    return True
+
+
+# --- reading: a folder may come from anybody, and its files are opened only here ---
+
+
+def open_regular(path: Path, flags: int) -> int:
+    """Open a regular file; never follow a symlink or wait for a FIFO. Raises OSError."""
+    descriptor = os.open(path, flags | platform.SAFELY | platform.WITHOUT_WAITING, 0o600)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises OSError."""
+    return open(open_regular(path, os.O_RDONLY), "rb")
+
+
+def read_file(path: Path, *, max_bytes: int) -> bytes:
+    """Return the bytes of a regular file. Raises OSError, also if it is larger than `max_bytes`."""
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise OSError(errno.EFBIG, f"{size} bytes, more than {max_bytes}", str(path))
+        # One byte more, to notice a file that grows while it is read.
+        data = file.read(size + 1)
+    if len(data) != size:
+        raise OSError(errno.EIO, f"read {len(data)} bytes of {size}", str(path))
+    return data
+
+
+def read_lines(path: Path, *, start: int = 0) -> Iterator[bytes]:
+    """Yield the lines after the first `start` bytes, without one that is still being written.
+
+    Raises OSError, also for a line of more than a MiB.
+    """
+    with open_file(path) as file:
+        file.seek(start)
+        while (line := file.readline(_MAX_LINE_BYTES)).endswith(b"\n"):
+            yield line
+        if len(line) == _MAX_LINE_BYTES:
+            raise OSError(errno.EFBIG, f"a line of more than {_MAX_LINE_BYTES} bytes", str(path))
+
+
+def check_writable(directory: Path) -> None:
+    """Raise OSError if no file can be created in `directory`."""
+    probe = temporary_path(directory / "probe", "tmp")
+    os.close(disk.create(probe))
+    _discard(probe)  # unless the run that holds the folder has swept it
+
+
+class AppendFile:
+    """A file that grows line by line: an append that fails leaves no part of its line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not os.path.lexists(path):
+            os.close(disk.create(path))
+            disk.sync_directory(path.parent)
+        self._descriptor = open_regular(path, os.O_RDWR | os.O_APPEND)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return os.fstat(self._descriptor).st_size
+
+    def append(self, line: bytes) -> None:
+        """Write `line` at the end. It survives a crash of the process immediately, a power loss after `sync`."""
+        size = self.size
+        try:
+            disk.write(self.path, self._descriptor, line)
+        except OSError:
+            # A full disk may have taken part of the line; the next append must not continue it.
+            self.truncate(size)
+            raise
+
+    def sync(self) -> None:
+        """Return once everything appended survives a power loss."""
+        disk.sync(self.path, self._descriptor)
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to its first `size` bytes."""
+        disk.truncate(self.path, self._descriptor, size)
+
+    def close(self) -> None:
+        """Close the file, without a sync."""
+        os.close(self._descriptor)

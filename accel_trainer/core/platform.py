@@ -1,0 +1,71 @@
+"""The differences between POSIX and Windows: locks, and the durability of names."""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
+# For every `os.open`: follow no link, close in child programs, translate no newline.
+SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0)
+
+_LOCKED_BYTE = 2**30  # on Windows nobody else can read the byte that is locked
+
+
+def sync_directory(path: Path) -> None:
+    """Return once the names in a directory survive a power loss; without effect on Windows, which has no such call."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def take_lock(descriptor: int) -> None:
+    """Lock an open file until it is closed or this process ends. Raises OSError if it is locked.
+
+    A POSIX record lock: no child process keeps it. It is lost when this process closes any descriptor of the file.
+    """
+    if fcntl is not None:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    else:
+        _lock_on_windows(descriptor, waits=False)
+
+
+def is_locked(descriptor: int) -> bool:
+    """Whether another process has locked an open file; takes no lock, except on Windows."""
+    if fcntl is None:
+        try:
+            _lock_on_windows(descriptor, waits=False)
+        except OSError:
+            return True
+        return False
+    # In fcntl.h, the type is the first field of `struct flock` on Linux, and the fourth elsewhere.
+    layout, place = ("hhlli4x", 0) if sys.platform.startswith("linux") else ("llihh", 3)
+    request = struct.pack(layout, *(fcntl.F_WRLCK if number == place else 0 for number in range(5)))
+    reply = struct.unpack(layout, fcntl.fcntl(descriptor, fcntl.F_GETLK, request))
+    return bool(reply[place] != fcntl.F_UNLCK)
+
+
+def wait_for_lock(descriptor: int) -> None:
+    """Wait until nobody else has locked an open file, and lock it until it is closed. Raises OSError without locks."""
+    if fcntl is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    else:
+        _lock_on_windows(descriptor, waits=True)
+
+
+def _lock_on_windows(descriptor: int, *, waits: bool) -> None:
+    import msvcrt
+
+    os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+    msvcrt.locking(descriptor, msvcrt.LK_LOCK if waits else msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]

@@ -1,0 +1,76 @@
+"""All randomness. Each draw is a pure function of named integers: no generator state to save or to advance."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# The golden-ratio increment and the two multipliers of "lowbias32" (C. Wellons, "Prospecting for hash
+# functions", 2018: bias 0.17, no 32-bit multiply-xorshift of this length known to be better).
+_INCREMENT, _MULTIPLIER_1, _MULTIPLIER_2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
+_MASK = 0xFFFFFFFF
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Hash 32-bit values held in int64; products wrap, which leaves the low 32 bits right: [*] -> [*]."""
+    x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & _MASK
+    x = ((x ^ (x >> 15)) * _MULTIPLIER_2) & _MASK
+    return x ^ (x >> 16)
+
+
+def fold_in(*keys: int, start: int = _INCREMENT) -> int:
+    """Hash any integers into one key in [0, 2**32). `start` is the key of integers that come before them."""
+    key = start
+    for value in keys:
+        while True:  # 32 bits at a time, so that large seeds do not alias
+            key = (key ^ (value & _MASK)) + _INCREMENT & _MASK
+            key = ((key ^ (key >> 16)) * _MULTIPLIER_1) & _MASK  # `_mix` for a Python integer
+            key = ((key ^ (key >> 15)) * _MULTIPLIER_2) & _MASK
+            key ^= key >> 16
+            value >>= 32
+            if value in (0, -1):
+                break
+    return key
+
+
+def random_bits(key: int, sample_ids: Tensor, draw: int) -> Tensor:
+    """Draw 32 random bits per sample: int64 [B] in [0, 2**32), on the device of `sample_ids`.
+
+    Integer arithmetic only: equal on every device. `draw` numbers the draws for one sample (0 for the crop's row,
+    1 for its column, and so on).
+    """
+    return _mix((_mix((sample_ids & _MASK) ^ key) + fold_in(key, draw)) & _MASK)
+
+
+def random_uniform(key: int, sample_ids: Tensor, draw: int) -> Tensor:
+    """Draw float32 [B] in [0, 1) per sample: 24 random bits each, exactly representable."""
+    return (random_bits(key, sample_ids, draw) >> 8).to(torch.float32) * 2.0**-24
+
+
+def random_int(key: int, sample_ids: Tensor, draw: int, *, high: int) -> Tensor:
+    """Draw int64 [B] in [0, high) per sample; the bias of the multiply-shift is below high / 2**32."""
+    return (random_bits(key, sample_ids, draw) * high) >> 32
+
+
+def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:
+    """Return the order of an epoch: a permutation, int64 [num_samples] on the CPU."""
+    generator = torch.Generator().manual_seed(fold_in(seed, epoch))
+    return torch.randperm(num_samples, generator=generator)
+
+
+def seed_forward(process_key: int, *, optimizer_step: int, micro_batch: int, device: torch.device) -> None:
+    """Seed torch's generators of the CPU and of `device` for one forward: dropout needs no stored generator state.
+
+    `process_key` is `fold_in(seed, process_index)`. `torch.manual_seed` would seed every device, which takes 90 us.
+    """
+    key = fold_in(optimizer_step, micro_batch, start=process_key)
+    torch.default_generator.manual_seed(key)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(key)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python, numpy and torch for what happens before the first step, such as weight initialisation."""
+    from accelerate.utils import set_seed
+
+    set_seed(seed % 2**32)  # numpy accepts 32 bits

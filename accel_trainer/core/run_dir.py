@@ -1,0 +1,148 @@
+"""The folder of a run: whether it can be written, its free space, and the lock that only one run can hold."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from . import filesystem, platform
+from .errors import ConfigError, OutputError
+
+# What a run writes into its folder.
+_FILES = (
+    "attempts.jsonl", "config.yaml", "environment.json", "metrics.jsonl", "result.json", "run.lock", "status.json",
+)  # fmt: skip
+_FOLDERS = ("checkpoints", "export", "logs", "profile", "trackers")
+
+
+def prepare_directory(path: Path) -> Path:
+    """Create `path` with its parents, check that it can be written, and return it resolved.
+
+    Raises OutputError: an impossible name, a file in the way, or no permission.
+    """
+    if re.search(r"[\x00-\x1f\x7f]", str(path)):
+        raise OutputError("OUT_DIR_NAME", f"the output folder {str(path)!r} has a control character: rename it")
+    with writes_to(path):
+        path = path.resolve()
+        for missing in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
+            filesystem.make_directory(missing)
+        filesystem.check_writable(path)
+    return path
+
+
+def expand_home(path: Path) -> Path:
+    """Return `path` with its `~` replaced. Raises ConfigError if the home folder is unknown."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigError("HOME", f"the home folder in {path} is unknown: set HOME, or give a whole path") from None
+
+
+@contextmanager
+def writes_to(folder: Path) -> Iterator[None]:
+    """Raise an OSError of the block, such as of a full disk, as an OutputError that names `folder`."""
+    try:
+        yield
+    except OSError as error:
+        raise _unusable(folder, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> OutputError:
+    if error.errno == errno.ENAMETOOLONG:
+        return OutputError("PATH_TOO_LONG", f"the output folder {str(path)[:40]}... is too long: choose a shorter name")
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return OutputError("OUT_DIR_IS_FILE", f"{path} is or lies below a file: choose a folder for --output-dir")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError("NO_SPACE", f"{path} cannot be written ({error.strerror}): free some space and start again")
+    fact = f"cannot write to the output folder {path} ({error.strerror})"
+    return OutputError("OUT_DIR_NOT_WRITABLE", f"{fact}: choose another --output-dir")
+
+
+def free_bytes(path: Path) -> int:
+    """Return how much this user can still write to the file system of `path`."""
+    return shutil.disk_usage(path).free
+
+
+def refuse_strange_entries(folder: Path) -> None:
+    """Raise OutputError if a link, a pipe or the like has the name of a run's file or folder."""
+    for names, kind, is_one in ((_FILES, "file", stat.S_ISREG), (_FOLDERS, "folder", stat.S_ISDIR)):
+        for path in filter(os.path.lexists, (folder / name for name in names)):
+            if not is_one(path.lstat().st_mode):
+                fact = f"{path} is not a {kind}, but a link or something else"
+                raise OutputError("OUT_DIR_ENTRY", f"{fact}: move it away, or choose another --output-dir")
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether another process has the lock of a run's folder; takes no lock. Unknown counts as in use.
+
+    Not for the process that has the lock: it would lose it.
+    """
+    try:
+        with filesystem.open_file(folder / "run.lock") as file:
+            return platform.is_locked(file.fileno())
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)
+
+
+def refuse_in_use(folder: Path) -> None:
+    """Raise OutputError if another process has the lock of a run's folder."""
+    if is_in_use(folder):
+        raise _not_locked(folder, OSError(errno.EAGAIN, ""), filesystem.read_file(folder / "run.lock", max_bytes=4096))
+
+
+class RunLock:
+    """An exclusive lock on a run's folder, held until `release` or the end of the process.
+
+    The kernel frees it when the process dies, and a forked data worker does not keep it: it needs no age, timeout or
+    takeover. The content of the file only tells people who holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Take the lock. Raises OutputError if another run has it, or if the file system has no locks."""
+        # The lock is lost when the process closes any descriptor of the file: there is only this one.
+        with writes_to(path.parent):
+            self._descriptor = filesystem.open_regular(path, os.O_RDWR | os.O_CREAT)
+        try:
+            platform.take_lock(self._descriptor)
+        except OSError as error:
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            owner = os.read(self._descriptor, 4096)
+            os.close(self._descriptor)
+            raise _not_locked(path.parent, error, owner) from error
+        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
+        with writes_to(path.parent):
+            os.ftruncate(self._descriptor, 0)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
+            os.write(self._descriptor, owner)
+
+    def release(self) -> None:
+        """Let another run use the folder."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.release()
+
+
+def _not_locked(folder: Path, error: OSError, owner: bytes) -> OutputError:
+    if error.errno not in (errno.EACCES, errno.EAGAIN):
+        fact = f"the file system of {folder} has no locks ({error.strerror})"
+        return OutputError("NO_LOCKS", f"{fact}: choose another --output-dir")
+    try:
+        fields = json.loads(owner)
+        who = f"pid {fields['pid']} on {fields['host']} since {fields['since']}"
+    except (ValueError, KeyError, TypeError):
+        who = "another process"
+    return OutputError("LOCKED", f"{folder} is locked by {who}: wait for that run or choose another --output-dir")

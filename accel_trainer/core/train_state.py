@@ -1,0 +1,55 @@
+"""The position of a run. All else that changes over time is a pure function of it, or a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Literal
+
+
+@dataclass(slots=True)
+class TrainState:
+    """The position of a run, the same on every process and for any number of processes.
+
+    `optimizer_step` counts completed updates (skipped fp16 steps included: their data was consumed).
+    `epoch` is the epoch in progress and `step_in_epoch` the step batches consumed of it, one per optimizer step.
+    `samples_seen` counts samples over all processes and epochs.
+
+    Step batches, unlike micro-batches, are the same for any number of processes and any accumulation: a run can
+    continue on other hardware.
+    """
+
+    optimizer_step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+    samples_seen: int = 0
+
+    def advance(self, num_samples: int) -> None:
+        """Count one finished optimizer step over `num_samples` samples."""
+        self.optimizer_step += 1
+        self.step_in_epoch += 1
+        self.samples_seen += num_samples
+
+    def finish_epoch(self) -> None:
+        """Move to the start of the next epoch."""
+        self.epoch += 1
+        self.step_in_epoch = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position as plain integers."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take the position in `state`; a missing field is a KeyError."""
+        for field in fields(self):
+            setattr(self, field.name, int(state[field.name]))
+
+
+@dataclass(frozen=True)
+class BestCheckpoint:
+    """The checkpoint with the best value of a metric; it is kept while it is the best."""
+
+    name: str
+    metric: str
+    value: float
+    mode: Literal["max", "min"] = "max"
+    """Whether a larger or a smaller value is better."""

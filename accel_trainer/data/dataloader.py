@@ -1,0 +1,174 @@
+"""Any map-style dataset as a seekable loader, with the same samples and augmentation on any hardware."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar, overload
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
+from ..core.rng import epoch_permutation, fold_in
+from ..core.types import Batch, StepBatch
+from ..distributed.accelerate_settings import reject_unsupported
+from ..distributed.streams import has_streams
+from .workers import WORKER_TIMEOUT_S, Collate, SampleReader
+
+T = TypeVar("T")
+
+
+class DatasetLoader:
+    """Training batches of the samples of `reader`, decoded as they are needed.
+
+    Samples are seeded from (seed, epoch, sample id): augmentation is the same for any number of workers and
+    processes, and after a resume.
+    """
+
+    def __init__(self, reader: SampleReader, plan: BatchPlan, *, seed: int, process_index: int = 0) -> None:
+        if plan.num_samples != len(reader):
+            raise ValueError(f"the plan is for {plan.num_samples} samples, the dataset has {len(reader)}")
+        self.plan = plan
+        self._reader, self._seed, self._process_index = reader, seed, process_index
+
+    def fingerprint(self) -> str:
+        """Return a hash of some samples."""
+        return self._reader.fingerprint()
+
+    def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
+        """Yield this process's step batches of `epoch` from `first_step` on."""
+        order = epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch)
+        steps = range(first_step, self.plan.steps_per_epoch)
+        positions = [self.plan.micro_batches(step, self._process_index) for step in steps]
+        ids = [order[micro.start : micro.stop] for step_batch in positions for micro in step_batch]
+        batches, to_device = self._reader.read(ids, key=fold_in(self._seed, epoch)), DeviceCopy(self._reader.device)
+        for step, step_batch in zip(steps, positions, strict=True):
+            micro_batches = _MicroBatches(batches, len(step_batch), to_device)
+            yield StepBatch(micro_batches, num_samples=self.plan.step_batch_size(step))
+            micro_batches.read_all()
+
+
+class DatasetEvalLoader:
+    """Evaluation batches of the samples of `reader`: a contiguous slice for each process, without padding."""
+
+    def __init__(
+        self, reader: SampleReader, *, batch_size: int, num_processes: int = 1, process_index: int = 0
+    ) -> None:
+        self._reader, self.num_samples = reader, len(reader)
+        self._batches = split_evenly(range(self.num_samples), batch_size, num_processes, process_index)
+
+    def fingerprint(self) -> str:
+        """Return a hash of some samples."""
+        return self._reader.fingerprint()
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield this process's samples, in order."""
+        ids = [torch.arange(batch.start, batch.stop) for batch in self._batches]
+        yield from map(DeviceCopy(self._reader.device), self._reader.read(ids, key=0))
+
+
+def build_dataset_loaders(
+    train: Any,
+    test: Any,
+    batch: BatchConfig,
+    *,
+    seed: int,
+    accelerator: Accelerator,
+    collate: Collate = default_collate,
+    num_classes: int | None = None,
+    timeout_s: float = WORKER_TIMEOUT_S,
+) -> tuple[DatasetLoader, DatasetEvalLoader]:
+    """Return this process's training and evaluation loader over map-style datasets of `(input, target)` pairs.
+
+    The options are those of `SampleReader`.
+
+    Raises:
+        ConfigError: `accelerator` has settings that are not supported, such as `split_batches`.
+    """
+    reject_unsupported(accelerator)
+    readers = [
+        SampleReader(
+            dataset,
+            accelerator.device,
+            num_workers=batch.num_workers,
+            collate=collate,
+            num_classes=num_classes,
+            timeout_s=timeout_s,
+        )
+        for dataset in (train, test)
+    ]
+    num_processes, index = accelerator.num_processes, accelerator.process_index
+    plan = batch.plan(len(train), num_processes=num_processes)
+    loader = DatasetLoader(readers[0], plan, seed=seed, process_index=index)
+    size = batch.eval_batch_size
+    return loader, DatasetEvalLoader(readers[1], batch_size=size, num_processes=num_processes, process_index=index)
+
+
+class DeviceCopy:
+    """Copies batches to the device on a separate stream, while the step before computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.Stream(device) if has_streams(device) else None
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch on the device, for work of the current stream."""
+        if self._stream is None:
+            return batch if self._device.type == "cpu" else batch.to(self._device)
+        training = torch.accelerator.current_stream(self._device)
+        with self._stream:
+            moved = batch.to(self._device)
+        training.wait_stream(self._stream)
+
+        def keep(tensor: Tensor) -> Tensor:
+            """Keep the memory until training has read it: otherwise the next copy may overwrite it."""
+            tensor.record_stream(training)
+            return tensor
+
+        return moved.map(keep)
+
+
+class _MicroBatches(Sequence[Batch]):
+    """The micro-batches of a step, read when they are indexed; one at a time is on the device."""
+
+    def __init__(self, batches: Iterator[Batch], length: int, to_device: Callable[[Batch], Batch]) -> None:
+        self._batches, self._length, self._to_device = batches, length, to_device
+        self._read: list[Batch] = []
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(self._length))]
+        position = range(self._length)[index]
+        self._read += islice(self._batches, max(0, position + 1 - len(self._read)))
+        return self._to_device(self._read[position])
+
+    def read_all(self) -> None:
+        """Read those that were not indexed: the next step begins after this one."""
+        self._read += islice(self._batches, self._length - len(self._read))
+
+
+class WaitClock:
+    """Measures how long the host has waited for items, in `seconds`."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def around(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield `items` and add up the time that each takes to arrive."""
+        clock = time.perf_counter
+        start_s = clock()
+        for item in items:
+            self.seconds += clock() - start_s
+            yield item
+            start_s = clock()

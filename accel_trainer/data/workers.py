@@ -1,0 +1,190 @@
+"""Batches of a user's dataset, read in this process or in data workers; errors name the sample."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing.sharedctypes import RawArray, RawValue
+from multiprocessing.util import Finalize
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, default_collate, get_worker_info
+
+from ..core.errors import DataError
+from ..core.rng import fold_in
+from ..core.types import Batch
+from ..distributed.streams import has_streams
+from .fingerprint import fingerprint_samples
+from .signals import ignore_signals, worker_deaths
+
+Collate = Callable[[list[Any]], tuple[Any, Any]]
+"""Makes `(inputs, targets)` of a list of samples."""
+
+WORKER_TIMEOUT_S = 300.0
+_WORKER_CHECK_S = 0.5
+
+
+class SampleReader:
+    """Batches of a map-style dataset of `(input, target)` pairs, read in this process or in `num_workers` others.
+
+    Random transforms inside the dataset may use Python's, numpy's or torch's global generators: they are seeded
+    before each sample. The workers live as long as the reader. Batches are in host memory, pinned if `device` is an
+    accelerator.
+
+    A `DataError` names a sample that cannot be read, whose label is not below `num_classes` (None: not checked), or
+    whose data worker dies or takes more than `timeout_s` for a batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        device: torch.device,
+        *,
+        num_workers: int = 0,
+        collate: Collate = default_collate,
+        num_classes: int | None = None,
+        timeout_s: float = WORKER_TIMEOUT_S,
+    ) -> None:
+        self.dataset, self.device = dataset, device
+        self._samples = _SeededSamples(dataset, num_workers=num_workers)
+        self._order = _Order()
+        self._make_batch = partial(_make_batch, collate=collate, num_classes=num_classes)
+        self._loader: DataLoader[Batch] = DataLoader(
+            self._samples,  # type: ignore[arg-type]  # only __getitem__ is needed: the batch sampler has the ids
+            batch_sampler=self._order,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            collate_fn=self._make_batch,
+            pin_memory=has_streams(device),
+            timeout=timeout_s if num_workers else 0,
+            generator=torch.Generator(),  # or creating the iterator would draw from the global generator
+            worker_init_fn=self._samples.start_worker if num_workers else None,
+        )
+        # Workers ignore the SIGTERM that Python sends them at exit, and then waits for them.
+        Finalize(self, setattr, (self._samples.is_closed, "value", 1), exitpriority=0)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, ids: Sequence[Tensor], *, key: int) -> Iterator[Batch]:
+        """Yield a batch for each tensor of ids; without ids, a batch of no rows with the shape of sample 0.
+
+        `key` seeds the samples. The next `read` ends one that has not been read to its end.
+        """
+        self._order.key, self._order.ids = key, [batch for batch in ids if len(batch)]
+        filled: Iterator[Batch] = iter(self._loader)
+        worker_deaths.defer()
+        for batch_ids in ids:
+            try:
+                with worker_deaths.raised():
+                    batch = next(filled) if len(batch_ids) else self._no_rows(key)
+            except (_SampleError, RuntimeError, EOFError, ConnectionError) as error:
+                # Otherwise torch waits for its workers, forever for one that is stuck.
+                self._samples.is_closed.value = 1
+                if (explained := _explain(error, self._samples)) is None:
+                    raise
+                raise explained from error
+            yield batch
+
+    def fingerprint(self) -> str:
+        """Return a hash of some samples."""
+        try:
+            return fingerprint_samples(lambda index: self._samples[0, index], len(self))
+        except _SampleError as error:
+            raise _explain(error, self._samples) from error  # type: ignore[misc]  # never None for this kind
+
+    def _no_rows(self, key: int) -> Batch:
+        return self._make_batch([self._samples[key, 0]]).map(lambda tensor: tensor[:0])
+
+
+class _Order:
+    """The keys and ids of the batches to read next, for workers that stay for all epochs."""
+
+    def __init__(self) -> None:
+        self.key, self.ids = 0, list[Tensor]()
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return ([(self.key, sample_id) for sample_id in batch.tolist()] for batch in self.ids)
+
+
+class _SampleError(Exception):
+    """The dataset or the collate function failed: one line says for which samples and why."""
+
+
+def _failed(what: str, error: Exception) -> _SampleError:
+    return _SampleError(f"{what} ({' '.join(f'{type(error).__name__}: {error}'.split())})")
+
+
+class _SeededSamples:
+    """The dataset as a worker reads it: each sample under its own seed, with its id.
+
+    Shared with the main process: `last_begun`, the sample that each worker began last, and `is_closed`, which ends
+    the workers.
+    """
+
+    def __init__(self, dataset: Any, *, num_workers: int) -> None:
+        self._dataset = dataset
+        self.last_begun, self.is_closed = RawArray("q", [-1] * num_workers), RawValue("b", 0)
+
+    def start_worker(self, worker_id: int) -> None:
+        """Let this worker survive a signal to its group, and end with main even if it is stuck."""
+        ignore_signals()
+        threading.Thread(target=self._exit_with_main, args=(os.getppid(),), daemon=True).start()
+
+    def _exit_with_main(self, main_pid: int) -> None:
+        while os.getppid() == main_pid and not self.is_closed.value:
+            time.sleep(_WORKER_CHECK_S)
+        os._exit(0)
+
+    def __getitem__(self, key_and_id: tuple[int, int]) -> tuple[int, Any]:
+        key, sample_id = key_and_id
+        if worker := get_worker_info():
+            self.last_begun[worker.id] = sample_id
+        seed = fold_in(key, sample_id)
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        try:
+            return sample_id, self._dataset[sample_id]
+        except Exception as error:
+            raise _failed(f"sample {sample_id} cannot be read", error) from error
+
+
+def _make_batch(samples: list[tuple[int, Any]], *, collate: Collate, num_classes: int | None) -> Batch:
+    """Return the `Batch` of samples with their ids. Labels are checked here, on the host."""
+    ids = [sample_id for sample_id, _ in samples]
+    try:
+        inputs, targets = collate([sample for _, sample in samples])
+    except Exception as error:
+        raise _failed(f"samples {', '.join(map(str, ids))} make no batch", error) from error
+    if num_classes is not None:
+        for sample_id, label in zip(ids, targets.tolist(), strict=True):
+            if not 0 <= label < num_classes:
+                raise _SampleError(f"sample {sample_id} has label {label}, the classes are 0 to {num_classes - 1}")
+    return Batch(inputs, targets, torch.tensor(ids))
+
+
+def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:
+    """Return the DataError for an error in place of a batch; None if the data is not the cause."""
+    if isinstance(error, _SampleError):
+        fact = str(error).rstrip().rpartition("_SampleError: ")[2]  # from a worker: a whole traceback
+        return DataError("DATA_SAMPLE", f"{fact}: fix it or leave it out; --debug shows the traceback")
+    said = [text for text in (str(error.__cause__), str(error)) if text.startswith("DataLoader")]
+    try:
+        # The signal of a worker's death may come after a timeout, or after the reset of its connection.
+        with worker_deaths.raised():
+            time.sleep(_WORKER_CHECK_S)
+    except RuntimeError as death:
+        said = [str(death)]
+    if not said:
+        return None
+    last = ", ".join(str(sample_id) for sample_id in samples.last_begun if sample_id >= 0) or "none"
+    fix = "look at these, or read them with --batch.num-workers 0 to see the error itself"
+    return DataError("DATA_WORKER", f"{said[0].partition('. ')[0]} (the last samples begun: {last}): {fix}")

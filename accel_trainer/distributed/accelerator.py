@@ -1,0 +1,270 @@
+"""The accelerator: processes, precision and threads, and the placement of a model."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Annotated, Literal
+
+import accelerate
+import psutil
+import torch
+import torch.distributed as dist
+import tyro
+from accelerate import Accelerator, PartialState
+from accelerate.utils import (
+    DDPCommunicationHookType,
+    DistributedDataParallelKwargs,
+    DistributedType,
+    FullyShardedDataParallelPlugin,
+    GradScalerKwargs,
+    convert_outputs_to_fp32,
+    patch_environment,
+)
+from torch import nn
+
+from ..core.config import AT_LEAST_ONE, POSITIVE, Range
+from ..core.errors import ConfigError
+from .accelerate_settings import (
+    accelerates_errors,
+    forget_earlier_accelerators,
+    is_switched_on,
+    read_launch,
+    reject_unsupported,
+)
+from .fsdp import is_sharded
+from .launch_env import MAX_THREADS, count_local_processes, given_num_threads, setup_launch_env
+from .machine import available_cpus, peak_resident_bytes
+from .process_group import init_process_group
+from .sync_batch_norm import convert_sync_batch_norm
+
+_THREADS = Range(f"to 1 to {MAX_THREADS}", lambda number: 1 <= number <= MAX_THREADS)
+_NO_MPI = "needs a torch built with MPI: use gloo, also under mpirun"
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    """Precision, devices and processes."""
+
+    mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, tyro.conf.arg(aliases=["--mixed-precision"])] = (
+        None
+    )
+    """Precision of forward and backward; weights stay float32. None: the launcher's setting, else `no`."""
+    sync_batch_norm: bool = True
+    """With several processes, normalise over all of them: their number does not change the model."""
+    channels_last: bool = True
+    """Lay out images and filters with channels innermost: usually faster on CPUs, and on GPUs in half precision."""
+    compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
+    """Compile the model with torch.compile; if that fails, it runs in eager mode, with a warning."""
+    deterministic: bool = True
+    """Choose deterministic kernels on CUDA; without them a resumed run is close, but not equal bit by bit."""
+    num_threads: int | None = None
+    """CPU threads per process; None: OMP_NUM_THREADS if you set it, else the cores divided by the processes.
+    It changes the last bits of a result: set it for a run that may continue on another number of cores."""
+    tf32: bool = False
+    """Let CUDA compute float32 as TF32: faster, with 10 instead of 23 bits of mantissa."""
+    loss_scale: float = 65536.0
+    """The initial loss scale of fp16, which keeps small gradients from becoming 0; an overflow halves it."""
+    loss_scale_growth_steps: int = 2000
+    """Double the loss scale after this many steps without an overflow."""
+    timeout_s: float = 600.0
+    """How long a process waits for the others in a collective before it fails."""
+    stuck_timeout_s: float | None = None
+    """End a process that makes no progress for this long, and log its stacks; None: `timeout_s`, or never if there is
+    only one process."""
+    find_unused_parameters: bool = False
+    """With several processes, let a step leave parameters without gradient; it costs a search of each step's graph."""
+    static_graph: bool = False
+    """Promise that each step uses the same parameters in the same order, which saves torch some work."""
+    gradient_compression: Literal["fp16", "bf16"] | None = None
+    """Send gradients between processes in half precision: half the bytes, rounded. None: in full precision."""
+    backend: Literal["nccl", "gloo", "mpi"] | None = None
+    """The backend of torch.distributed; None: nccl between GPUs, gloo between CPUs."""
+    debug_distributed: Annotated[bool, tyro.conf.arg(aliases=["--debug-distributed"])] = False
+    """Let torch and NCCL log what they do between processes; with TORCH_CPP_LOG_LEVEL=INFO, each connection too."""
+
+    def __post_init__(self) -> None:
+        _THREADS.check(self, "runtime", "num_threads")
+        AT_LEAST_ONE.check(self, "runtime", "loss_scale_growth_steps")
+        POSITIVE.check(self, "runtime", "timeout_s", "stuck_timeout_s", "loss_scale")
+
+
+def start_accelerator(config: RuntimeConfig) -> Accelerator:
+    """Join the processes of this launch, and set precision and threads. **Collective.**
+
+    Raises:
+        ConfigError: the launcher's settings contradict each other, or are not supported.
+        ProcessError: the others cannot be reached.
+    """
+    num_processes, given_threads, use_cpu = setup_launch_env(), given_num_threads(), uses_cpu()
+    precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    sharding = read_launch(precision)
+    if use_cpu and precision == "fp16":  # accelerate 1.15 would silently train in float32
+        raise ConfigError("CONFIG", "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no")
+    if num_processes > 1:
+        _join(config, use_cpu=use_cpu)
+    accelerator = _build_accelerator(config, precision, sharding, is_on_cpus=use_cpu and num_processes > 1)
+    if accelerator.num_processes != num_processes:
+        fact = f"the launcher announced {num_processes} processes, accelerate found {accelerator.num_processes}"
+        raise ConfigError("LAUNCH", f"{fact}: for CPU processes launch with ACCELERATE_USE_CPU=true")
+    reject_unsupported(accelerator)
+    torch.set_num_threads(config.num_threads or given_threads or max(1, available_cpus() // count_local_processes()))
+    _set_backend_flags(config, accelerator)
+    return accelerator
+
+
+def uses_cpu() -> bool:
+    """Return whether a run trains on the CPU: without a GPU, or if the launcher says so."""
+    return is_switched_on("ACCELERATE_USE_CPU", os.environ) or not torch.accelerator.is_available()
+
+
+def _build_accelerator(
+    config: RuntimeConfig, precision: str, sharding: FullyShardedDataParallelPlugin | None, *, is_on_cpus: bool
+) -> Accelerator:
+    forget_earlier_accelerators()
+    handlers = [
+        DistributedDataParallelKwargs(
+            find_unused_parameters=config.find_unused_parameters,
+            static_graph=config.static_graph,
+            comm_hook=DDPCommunicationHookType(config.gradient_compression or "no"),
+        ),
+        GradScalerKwargs(init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps),
+    ]
+    # Without this variable accelerate sets the threads, with a warning; they are set later.
+    with accelerates_errors(), patch_environment(omp_num_threads=os.environ.get("OMP_NUM_THREADS", "1")):
+        accelerator = Accelerator(
+            cpu=is_on_cpus, mixed_precision=precision, fsdp_plugin=sharding, kwargs_handlers=handlers
+        )
+    if is_on_cpus and sharding is not None:
+        # accelerate 1.15 shards only on accelerators: it would silently train DDP here.
+        accelerator.state.fsdp_plugin = sharding
+        accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
+    return accelerator
+
+
+def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
+    """Form the process group, which accelerate then uses."""
+    has_cuda = torch.cuda.is_available() and not use_cpu
+    for is_used, is_there, message in (
+        (config.backend == "nccl", has_cuda, "backend nccl needs GPUs, and there are none: use gloo"),
+        (config.gradient_compression == "bf16", has_cuda, "gradient-compression bf16 needs GPUs and NCCL: use fp16"),
+        (config.backend == "mpi", dist.is_mpi_available(), f"backend mpi {_NO_MPI}"),
+    ):
+        if is_used and not is_there:
+            raise ConfigError("CONFIG", f"--runtime.{message}")
+    if dist.is_initialized():
+        if config.backend is not None and f":{config.backend}" not in dist.get_backend_config():
+            fact = f"--runtime.backend {config.backend}, but the processes joined over {dist.get_backend()} already"
+            fix = "make no process group, PartialState or Accelerator before the run"
+            raise ConfigError("LAUNCH", f"{fact}: {fix}")
+        return
+    if config.debug_distributed:
+        # DETAIL, with gloo, ends DistributedDataParallel in a segmentation fault (torch 2.13).
+        os.environ.update(TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_DEBUG="INFO")
+        dist.set_debug_level_from_env()  # type: ignore[attr-defined]
+    by_platform, accelerator = "gloo", torch.accelerator.current_accelerator()
+    if accelerator is not None and not use_cpu:
+        # gloo beside nccl or its equivalent: the stop flag is reduced on the CPU, without a sync of the accelerator.
+        by_platform = f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
+    init_process_group(by_platform if config.backend in (None, "nccl") else config.backend, timeout_s=config.timeout_s)
+
+
+def _set_backend_flags(config: RuntimeConfig, accelerator: Accelerator) -> None:
+    """Set what changes the bits of a result, and would otherwise depend on the launcher."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
+    if accelerator.device.type == "cpu":
+        _keep_freed_memory()
+    if accelerator.device.type == "cuda":
+        torch.backends.cudnn.benchmark = not config.deterministic
+        torch.backends.cudnn.deterministic = config.deterministic
+        torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            # Or torch would fill every new tensor with NaN, with a kernel each.
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep the memory that a step frees for the next step, unless the user has set malloc's options.
+
+    Getting it back page by page from the system takes 16 % of the time of the CIFAR recipe on two cores.
+    """
+    is_set = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    if platform.libc_ver()[0] == "glibc" and not is_set:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 2**25)  # the most that glibc accepts
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def place_model(
+    model: nn.Module, accelerator: Accelerator, config: RuntimeConfig, compile_in_place: Callable[[nn.Module], None]
+) -> nn.Module:
+    """Move `model` to its device, and apply memory layout, synchronised norms and compilation, in this order.
+
+    The module keeps its class and its parameters' names: it is compiled in place, and the trainer wraps it for several
+    processes later.
+    """
+    model = model.to(accelerator.device)
+    if config.channels_last and not is_sharded(accelerator):  # shards must be contiguous (torch 2.13)
+        # `model.to(memory_format=...)` fails on the weights of 3-d convolutions (torch 2.13).
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.ndim == 4:
+                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    if config.sync_batch_norm and accelerator.num_processes > 1:
+        model = convert_sync_batch_norm(model, device=accelerator.device)
+    if config.compile:
+        compile_in_place(model)
+    if is_sharded(accelerator):
+        plugin = accelerator.state.fsdp_plugin
+        try:
+            plugin.set_auto_wrap_policy(model)
+        except ValueError as error:
+            fact = "accelerate's fsdp_transformer_layer_cls_to_wrap does not fit"
+            raise ConfigError("LAUNCH", f"{fact}: {error}") from error
+        if accelerator.native_amp:
+            # accelerate 1.15 would cast the weights instead, and those of norms then do not fit their buffers.
+            plugin.mixed_precision_policy = None
+            model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))
+    return model
+
+
+def describe_machine(accelerator: Accelerator) -> str:
+    """Return the hardware and precision in one line."""
+    device = accelerator.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    backend = f" over {dist.get_backend()}" if accelerator.num_processes > 1 else ""
+    return (
+        f"{accelerator.num_processes} x {device.type} ({name}){backend}, precision {accelerator.mixed_precision}, "
+        f"torch {torch.__version__}"
+    )
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions that decide the bits of a result."""
+    return {
+        "accel_trainer": metadata.version("accel-trainer"),
+        "accelerate": accelerate.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def peak_memory_bytes(accelerator: Accelerator) -> int:
+    """Return the most memory that this process has used: of the device if it counts its own, else resident."""
+    device = torch.get_device_module(accelerator.device)
+    if hasattr(device, "max_memory_allocated"):
+        return int(device.max_memory_allocated(accelerator.device))
+    return peak_resident_bytes()
+
+
+def describe_memory(accelerator: Accelerator) -> str:
+    """Return the peak and the total, of the device if it counts its own memory, else of the machine."""
+    device = torch.get_device_module(accelerator.device)
+    counts = hasattr(device, "max_memory_allocated")
+    total = device.get_device_properties(accelerator.device).total_memory if counts else psutil.virtual_memory().total
+    return f"peak {peak_memory_bytes(accelerator) / 2**30:.2f} of {total / 2**30:.2f} GiB"

@@ -1,0 +1,154 @@
+"""Several processes from one plain script or notebook, without a launcher."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch.distributed.elastic.utils.distributed import get_free_port
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, start_processes
+
+from ..core.errors import ConfigError, ExitCode, ProcessError, UserError
+from .accelerate_settings import forget_earlier_accelerators
+from .accelerator import uses_cpu
+from .launch_env import setup_launch_env
+
+_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def launch(
+    function: Callable[..., T],
+    *arguments: Any,
+    num_processes: int | None = None,
+    on_failure: Literal["error", "single"] = "error",
+) -> T:
+    """Run `function(*arguments)` in each of `num_processes` on this machine; return what it returns in the main one.
+
+    None: one process per GPU, or one process without a GPU. A single process is this one. Several are forked from it:
+    the function and its arguments may be anything, also from a notebook; the result is pickled. Under another launcher,
+    such as torchrun, the processes exist already, and `function` runs in this one.
+
+    With `on_failure="single"`, if the processes cannot start or one is lost, `function` runs in this process, after a
+    warning. Ctrl-C stops all of them cleanly.
+
+    Raises:
+        ConfigError: CUDA is in use in this process, or there are fewer GPUs.
+        UserError: what a process raised; `ProcessError` for a bug in it, or if it was killed.
+    """
+    if num_processes is not None and num_processes < 1:
+        raise ConfigError("LAUNCH", f"num_processes is {num_processes}: set it to 1 or more, or None")
+    wanted = num_processes or (1 if uses_cpu() else max(1, torch.cuda.device_count()))
+    if wanted == 1 or setup_launch_env() > 1:
+        return function(*arguments)
+    try:
+        _check_can_fork(wanted)
+        # Fork from a new thread: a process forked from one that has used OpenMP, as most of torch does, hangs in its
+        # first operation on several threads (libgomp, torch 2.13). torch ends the processes with this thread.
+        with ThreadPoolExecutor(1) as fresh_thread:
+            processes, pipes = fresh_thread.submit(_start, partial(function, *arguments), wanted).result()
+            outcomes = fresh_thread.submit(_receive, pipes)
+            failure = _join(processes)
+            return _find_result(outcomes.result(), failure)  # type: ignore[no-any-return]
+    except UserError as error:
+        if on_failure == "error" or not (isinstance(error, ProcessError) or error.code == "LAUNCH"):
+            raise
+        _logger.warning("%s. CONTINUING WITH ONE PROCESS, as on_failure='single' asks", error)
+    return function(*arguments)
+
+
+def _check_can_fork(num_processes: int) -> None:
+    if not hasattr(os, "fork"):
+        raise ConfigError("LAUNCH", f"num_processes is {num_processes}, and Windows cannot fork: set it to 1")
+    if uses_cpu():
+        return
+    if torch.cuda.is_initialized():
+        fact = "CUDA is in use in this process, which then cannot be forked"
+        fix = "restart it (in a notebook, the kernel) and call launch before anything uses a GPU"
+        raise ConfigError("LAUNCH", f"{fact}: {fix}")
+    if num_processes > (num_gpus := torch.cuda.device_count()):
+        fact = f"num_processes is {num_processes}, and there are {num_gpus} GPUs"
+        raise ConfigError("LAUNCH", f"{fact}: set it to at most that, or ACCELERATE_USE_CPU=true to use the CPU")
+
+
+def _start(action: Callable[[], Any], num_processes: int) -> tuple[ProcessContext, list[Connection]]:
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port()), "ACCEL_TRAINER_LAUNCHER": "launch"}
+    shared |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
+    pipes = [multiprocessing.Pipe(duplex=False) for _ in range(num_processes)]
+    senders = [sender for _, sender in pipes]
+    logging.getLogger(start_processes.__module__).setLevel(logging.ERROR)  # not which processes it ends after a failure
+    processes = start_processes(_run, (action, shared, senders), nprocs=num_processes, join=False, start_method="fork")
+    for sender in senders:
+        sender.close()  # a pipe then ends with its process
+    return processes, [receiver for receiver, _ in pipes]
+
+
+def _run(rank: int, action: Callable[[], Any], shared: Mapping[str, str], pipes: Sequence[Connection]) -> None:
+    """Run `action` as process `rank`, and send its error, or the main process's result."""
+    # If the launcher dies, torch sends SIGINT once per thread, and the second one exits without a save.
+    _prctl_pr_set_pdeathsig(signal.SIGTERM)
+    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
+    forget_earlier_accelerators()  # of the process that forked this one
+    code = 0
+    try:
+        result = action()
+        pipes[rank].send((None, None if rank else result))
+    except UserError as error:
+        pipes[rank].send((error, None))
+        code = int(error.exit_code)
+    except SystemExit as error:  # of a recipe's `main`, which has printed the reason
+        code = error.code if isinstance(error.code, int) else 1
+    except Exception as error:
+        traceback.print_exception(error)
+        code = int(ExitCode.INTERNAL)
+        pipes[rank].send((ProcessError("PROCESS", f"rank {rank}: {type(error).__name__}: {error}", rank, code), None))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # exit handlers belong to the process that forked this one
+
+
+def _receive(pipes: Sequence[Connection]) -> dict[int, tuple[UserError | None, Any]]:
+    outcomes: dict[int, tuple[UserError | None, Any]] = {}
+    for rank, pipe in enumerate(pipes):
+        with suppress(EOFError):
+            outcomes[rank] = pipe.recv()
+    return outcomes
+
+
+def _join(processes: ProcessContext) -> ProcessExitedException | None:
+    """Wait until all have ended, and return the first failure, which ends the others."""
+    while True:
+        try:
+            if processes.join():
+                return None
+        except KeyboardInterrupt:
+            for process in processes.processes:
+                process.terminate()
+        except ProcessExitedException as failure:
+            return failure
+
+
+def _find_result(outcomes: Mapping[int, tuple[UserError | None, Any]], failure: ProcessExitedException | None) -> Any:
+    """Return the main process's result, or raise the error of the process that failed first."""
+    if failure is None:
+        return outcomes[0][1] if 0 in outcomes else None
+    # A process that was killed has sent nothing: others may know more.
+    for rank in sorted(outcomes, key=lambda rank: rank != failure.error_index):
+        if (error := outcomes[rank][0]) is not None:
+            raise error
+    how = f"was killed by {failure.signal_name}" if failure.signal_name else f"left with exit code {failure.exit_code}"
+    rank = failure.error_index
+    raise ProcessError("KILLED", f"rank {rank} {how}", rank, ExitCode.INTERNAL)

@@ -1,0 +1,121 @@
+"""The launcher's environment variables: rank, number of processes and rendezvous address, in torch's names."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Sequence
+
+from ..core.errors import ConfigError
+
+_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # torch's; below, those of others
+_SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
+_OTHERS = (
+    tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),  # Open MPI
+    tuple(f"MV2_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),  # MVAPICH
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
+    _SRUN,  # those of a step: a batch script, which is not one of the tasks, has those of the job
+)
+MAX_THREADS = 1024  # a million crash the process
+_LAUNCHERS = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND"}  # set by torchrun and by accelerate's
+_FIX = (
+    "start with torchrun, accelerate launch, mpirun or srun; or unset RANK, WORLD_SIZE and LOCAL_RANK for one process"
+)
+
+
+def setup_launch_env() -> int:
+    """Return the number of processes of this launch, and set torch's variables for this one.
+
+    Raises:
+        ConfigError: the launcher's variables are incomplete or contradict each other.
+    """
+    environment = os.environ
+    if not {"RANK", "WORLD_SIZE"} & environment.keys():
+        for names in [names for names in _OTHERS if set(names) <= environment.keys()][:1]:
+            environment.update(_translated(names))
+    if not set(_NAMES[:3]) & environment.keys():
+        if {"MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"} <= environment.keys():
+            fact = "accelerate announced several processes and started one, as it does for --cpu --num_processes N"
+            fix = "launch with --config_file accelerate_configs/multi_cpu.yaml"
+            raise ConfigError("LAUNCH", f"{fact} (or MASTER_ADDR is set: unset it): {fix}")
+        return 1
+    num_processes = _number("WORLD_SIZE")
+    if num_processes != 1 or "LOCAL_RANK" in environment:  # with which accelerate joins a group even of one
+        needed = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        if missing := [name for name in needed if not environment.get(name)]:
+            raise ConfigError("LAUNCH", f"WORLD_SIZE is {num_processes} without {', '.join(missing)}: {_FIX}")
+        for name, limit in (("RANK", num_processes), ("LOCAL_RANK", num_processes), ("MASTER_PORT", 2**16)):
+            if _number(name) >= limit:
+                raise ConfigError("LAUNCH", f"{name} is {environment[name]}, and should be below {limit}: {_FIX}")
+    return num_processes
+
+
+def find_launcher() -> int | None:
+    """Return the process id of the launcher, with which this process ends; None without a launcher.
+
+    accelerate's launcher (1.15) leaves processes behind when it is stopped or killed. A shell is not a launcher.
+    """
+    return os.getppid() if {*_LAUNCHERS, "ACCEL_TRAINER_LAUNCHER"} & os.environ.keys() else None
+
+
+def count_local_processes() -> int:
+    """Return the number of processes of the launch on this machine. Raises ConfigError for a value that is not one."""
+    return max(1, _number("LOCAL_WORLD_SIZE")) if os.environ.get("LOCAL_WORLD_SIZE") else 1
+
+
+def without_local_rank(argv: Sequence[str]) -> list[str]:
+    """Return a command line without the `--local-rank N` that `python -m torch.distributed.launch` adds."""
+    added = rf"\0--local[-_]rank[=\0]{os.environ.get('LOCAL_RANK')}(?=\0|$)"
+    return re.sub(added, "", "\0".join(["", *argv])).split("\0")[1:]
+
+
+def given_num_threads() -> int | None:
+    """Return OMP_NUM_THREADS if the user has set it: torchrun and accelerate's launcher set it to 1."""
+    value = os.environ.get("OMP_NUM_THREADS", "")
+    if _LAUNCHERS & os.environ.keys() or not value.isdecimal():
+        return None
+    if int(value) > MAX_THREADS:
+        raise ConfigError("LAUNCH", f"OMP_NUM_THREADS is {value}: set it to 1 to {MAX_THREADS}")
+    return int(value) or None
+
+
+def _number(name: str) -> int:
+    value = os.environ.get(name, "")
+    if not value.isdecimal():
+        raise ConfigError("LAUNCH", f"{name} is {value or 'not set'}, and should be a number: {_FIX}")
+    return int(value)
+
+
+def _translated(names: tuple[str, ...]) -> dict[str, str]:
+    """Return torch's variables from another launcher's."""
+    environment = os.environ
+    rank, num_processes, local_rank = map(_number, names[:3])
+    node = _number("SLURM_NODEID") if names is _SRUN else 0
+    local_processes = _tasks_of_node(environment[names[3]], node)
+    address = environment.get("MASTER_ADDR")
+    if address is None and local_processes == num_processes:
+        address = "127.0.0.1"
+    elif address is None and names is _SRUN:
+        address = _first_host(environment["SLURM_STEP_NODELIST"])
+    elif address is None:
+        fix = "give all of them its address as MASTER_ADDR (Open MPI: -x MASTER_ADDR=...; MPICH: -genv MASTER_ADDR ...)"
+        raise ConfigError("LAUNCH", f"mpirun does not tell the machines the address of process 0: {fix}")
+    # The same port for all processes, and different ones for jobs that share a machine.
+    step = environment.get("SLURM_STEP_ID", "") if names is _SRUN else ""
+    job = environment.get("PMIX_NAMESPACE") or environment.get("SLURM_JOB_ID", "") + step
+    port = environment.get("MASTER_PORT") or str(20_000 + zlib.crc32(job.encode()) % 10_000)
+    values = map(str, (rank, num_processes, local_rank, local_processes))
+    return {**dict(zip(_NAMES, values, strict=True)), "MASTER_ADDR": address, "MASTER_PORT": port}
+
+
+def _tasks_of_node(counts: str, node: int) -> int:
+    """Return the count of a node in SLURM's notation: `4(x2),3` for 4, 4 and 3."""
+    parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    return [int(count) for count, times in parts for _ in range(int(times or 1))][node]
+
+
+def _first_host(nodes: str) -> str:
+    """Return the first name of a list in SLURM's notation: `gpu01` of `gpu[01-03,07],login`."""
+    head, numbers, tail = re.match(r"([^\[,]*)(?:\[([^\]]*)\])?([^,\[]*)", nodes).groups()  # type: ignore[union-attr]
+    return f"{head}{re.split('[-,]', numbers)[0] if numbers else ''}{tail}"

@@ -1,0 +1,106 @@
+"""The process group of a launch, also after a restart."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from contextlib import suppress
+from datetime import timedelta
+
+import psutil
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from ..core.errors import ExitCode, ProcessError
+
+_stores: dict[tuple[str, int], Store] = {}  # the others may already form the next group
+
+
+def init_process_group(backend: str | None, *, timeout_s: float) -> None:
+    """Form a process group of this launch, again after a shutdown or a restart. **Collective.**
+
+    Raises ProcessError if the others cannot be reached.
+    """
+    rank, num_processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    timeout = timedelta(seconds=timeout_s)
+    if backend == "mpi":  # has its own rendezvous
+        dist.init_process_group(backend, timeout=timeout)
+        return
+    _choose_interface(os.environ["MASTER_ADDR"])
+    try:
+        store = _unused_prefix(_meet(rank, timeout), rank, num_processes, timeout_s=timeout_s)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=num_processes, timeout=timeout)
+    except (RuntimeError, OSError) as error:
+        address, reason = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).splitlines()[0]
+        fact = f"process {rank} of {num_processes} did not meet the others at {address} within {timeout_s:g} s"
+        fix = "start all, with the address and a free port of the machine of process 0, open between the machines"
+        raise ProcessError("RENDEZVOUS", f"{fact} ({reason}): {fix}", rank, ExitCode.INTERNAL) from error
+
+
+def find_cpu_group(*, timeout_s: float) -> dist.ProcessGroup | None:
+    """Return the group that reduces CPU tensors, None for the default group. **Collective.**
+
+    A group from before the run, such as accelerate's for GPUs, may only have NCCL.
+    """
+    has_one = "cpu:" in dist.get_backend_config()
+    return None if has_one else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+
+def _meet(rank: int, timeout: timedelta) -> Store:
+    """Return the store of the rendezvous, which process 0 serves unless the launcher does."""
+    host, port = address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return next(rendezvous("env://", timeout=timeout))[0]  # type: ignore[no-any-return]
+    if address not in _stores:
+        if os.name == "posix" and (host == "localhost" or host.startswith("127.")):
+            # Only on the loopback: torch would listen on all interfaces.
+            with socket.create_server(("127.0.0.1" if host == "localhost" else host, port)) as server:
+                _stores[address] = dist.TCPStore(  # type: ignore[attr-defined]
+                    host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=server.detach()
+                )
+        else:
+            _stores[address] = next(rendezvous("env://", timeout=timeout))[0]
+    _stores[address].set_timeout(timeout)
+    return _stores[address]
+
+
+def _choose_interface(host: str) -> None:
+    """Let gloo use the interface that leads to `host`, unless the user chose one.
+
+    By default it announces the address of the host's name, often 127.0.0.1 or 127.0.1.1 (torch 2.13).
+    """
+    with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing
+        mine = probe.getsockname()[0]
+        for name, addresses in psutil.net_if_addrs().items():
+            if any(address.address == mine for address in addresses):
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def _unused_prefix(store: Store, rank: int, num_processes: int, *, timeout_s: float) -> Store:
+    """Return a part of `store` that no earlier group has written to, the same on all processes. **Collective.**
+
+    The store may outlive the processes, and gloo would then read addresses of the last attempt. The main process
+    chooses the name of the part and sends it to each process that reports itself; a launcher's restart count does not
+    serve, since each machine counts its own.
+    """
+    name = uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"here/{rank}", name)
+        part = store.get(f"part/{name}").decode()
+        store.set(f"joined/{part}/{rank}", "")
+        return PrefixStore(part, store)
+    deadline_s = time.monotonic() + timeout_s
+    missing = set(range(1, num_processes))
+    while missing:
+        for other in [other for other in missing if store.check([f"here/{other}"])]:
+            store.set(f"part/{store.get(f'here/{other}').decode()}", name)
+            if store.check([f"joined/{name}/{other}"]):
+                missing.remove(other)
+        if time.monotonic() > deadline_s:
+            raise dist.DistStoreError(f"{len(missing)} processes are missing")
+        time.sleep(0.01)
+    return PrefixStore(name, store)

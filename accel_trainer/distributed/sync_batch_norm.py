@@ -1,0 +1,130 @@
+"""Batch normalisation over all processes, on any device: any number of processes trains the same model.
+
+torch's SyncBatchNorm needs a GPU (torch 2.13), and its conversion replaces a subclass of BatchNorm by a plain one. Here
+torch's own BatchNorms become its fused version on CUDA; all others keep their forward, in which `F.batch_norm` is
+replaced by one with a differentiable all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules._functions import SyncBatchNorm as FusedSyncBatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from ..core.errors import ConfigError
+
+_OF_TORCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Module:
+    """Let every BatchNorm of `model` span all processes in training mode; parameters and names stay.
+
+    Raises ConfigError for a subclass of torch's SyncBatchNorm without a GPU.
+    """
+    for name, child in model.named_children():
+        setattr(model, name, convert_sync_batch_norm(child, device=device))
+    is_cuda, is_synced = device.type == "cuda", isinstance(model, nn.SyncBatchNorm)
+    if type(model) in _OF_TORCH and is_cuda:
+        return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
+    if is_synced and not is_cuda and type(model) is not nn.SyncBatchNorm:
+        fix = "give the model its BatchNorm, which is computed over all processes as well"
+        raise ConfigError("SYNC_BATCH_NORM", f"{type(model).__name__} is a SyncBatchNorm, which needs a GPU: {fix}")
+    if isinstance(model, _BatchNorm) and not (is_synced and is_cuda):
+        # Not compiled, since torch.compile loses the mode (torch 2.13). A method: a deep copy of the module, such as
+        # the one for averaged weights, then calls its own.
+        forward = torch.compiler.disable(_forward_over_processes)
+        model.forward = MethodType(forward, model)  # type: ignore[method-assign]
+    return model
+
+
+def _forward_over_processes(norm: _BatchNorm, *inputs: Any, **options: Any) -> Any:
+    """Call the forward of a BatchNorm's class. **Collective** in training mode."""
+    forward = _BatchNorm.forward if isinstance(norm, nn.SyncBatchNorm) else type(norm).forward
+    if not norm.training or not dist.is_initialized():
+        return forward(norm, *inputs, **options)
+    with _BatchNormOverProcesses() as mode:
+        output = forward(norm, *inputs, **options)
+    if not mode.was_reached:
+        fact = f"{type(norm).__name__} does not call F.batch_norm, and so does not normalise over all processes"
+        fix = "keep its statistics on each process with --runtime.no-sync-batch-norm"
+        raise ConfigError("SYNC_BATCH_NORM", f"{fact}: {fix}")
+    return output
+
+
+class _BatchNormOverProcesses(TorchFunctionMode):
+    """Replaces `F.batch_norm` in the block by `batch_norm` over all processes."""
+
+    was_reached = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        is_norm = func is F.batch_norm
+        self.was_reached |= is_norm
+        return (batch_norm if is_norm else func)(*args, **(kwargs or {}))
+
+
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """Return this process's rows of `F.batch_norm` over the rows of all processes. **Collective** in training.
+
+    Shapes and arguments are those of torch.
+    """
+    if not training:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    if input.device.type == "cuda":
+        group, num_processes = dist.group.WORLD, dist.get_world_size()
+        statistics = running_mean, running_var, eps, momentum
+        return cast(Tensor, FusedSyncBatchNorm.apply(input, weight, bias, *statistics, group, num_processes))
+    over = [dim for dim in range(input.dim()) if dim != 1]
+    shape = [1, -1] + [1] * (input.dim() - 2)
+    count = torch.full((1,), input.numel() // input.shape[1], dtype=torch.float64, device=input.device)
+    # float64 sums: mean and variance then do not depend on the split over processes.
+    sums = _sum_over_processes(torch.cat([input.double().sum(over), count]))
+    total = sums[-1].detach()
+    if input.numel() <= input.shape[1] and total == 1:  # as torch does
+        raise ValueError(f"Expected more than 1 value per channel when training, got {list(input.shape)}")
+    mean = sums[:-1] / total
+    dtype = torch.promote_types(input.dtype, torch.float32)
+    centered = input.to(dtype) - mean.to(dtype).view(shape)
+    variance = _sum_over_processes(centered.double().square().sum(over)) / total
+    if running_mean is not None and running_var is not None:
+        with torch.no_grad():
+            unbiased = variance * total / (total - 1).clamp(min=1)
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+            running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    output = centered * torch.rsqrt(variance + eps).to(dtype).view(shape)
+    if weight is not None:
+        output = output * weight.view(shape)
+    if bias is not None:
+        output = output + bias.view(shape)
+    return output.to(input.dtype)
+
+
+class _SumOverProcesses(torch.autograd.Function):
+    """A differentiable all-reduce; torch's are deprecated or private (2.13). **Collective**, forward and backward."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor) -> Tensor:
+        total = values.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return _sum_over_processes(gradient)
+
+
+def _sum_over_processes(values: Tensor) -> Tensor:
+    total: Tensor = _SumOverProcesses.apply(values)  # type: ignore[no-untyped-call]
+    return total

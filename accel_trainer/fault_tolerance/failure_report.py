@@ -1,0 +1,159 @@
+"""How a run is doing, for others to read: `status.json`, and per process `logs/rank-NNNNN.json` and `.log`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..checkpoint.format import list_checkpoints
+from ..core import filesystem
+from ..core.errors import ExitCode, ProcessError, UserError
+from ..core.run_dir import writes_to
+from .watchdog import Watchdog
+
+_MAX_BYTES = 2**20
+_PATIENCE_S = 8.0  # a stuck process reports a little after the timeout that the others met
+# What a collective says when another process is gone or does not answer (torch 2.6 to 2.13).
+_LOST_PEER = ("gloo", "nccl", "by peer", "timed out", "timeout")
+_EXIT_CODES = {"done": ExitCode.DONE, "stopped": ExitCode.DONE, "preempted": ExitCode.PREEMPTED}
+_STATES = {ExitCode.PREEMPTED: "preempted", ExitCode.DIVERGED: "diverged"}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a process failed, and where it was then."""
+
+    rank: int
+    phase: str
+    optimizer_step: int
+    exit_code: int
+    error: str
+    time_s: float = field(default_factory=time.time)
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, step {self.optimizer_step}, {self.phase}: {self.error}"
+
+
+@contextmanager
+def failures_reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int) -> Iterator[None]:
+    """Keep `status.json` while the block runs; on an error, name the process that failed first.
+
+    Raises:
+        ProcessError: another process failed first.
+    """
+    log = _log(folder, rank)
+
+    def describe(error: str, exit_code: int) -> Failure:
+        return Failure(rank, watchdog.phase, watchdog.position.optimizer_step, int(exit_code), error)
+
+    def write_status(state: str, exit_code: int | None = None, error: str | None = None) -> None:
+        if rank == 0:
+            _write_status(folder, state, exit_code, error, watchdog.position.optimizer_step)
+
+    def report(failure: Failure, stacks: str) -> None:
+        with suppress(OSError, UserError):  # the folder may be what failed: the error itself matters more
+            _write_record(folder, rank, failure)
+            write_status(_STATES.get(ExitCode(failure.exit_code), "failed"), failure.exit_code, str(failure))
+            file = filesystem.AppendFile(log)
+            file.append(f"{failure}\n{stacks}\n".encode())
+            file.close()
+
+    def on_stuck(stuck_s: float, stacks: str) -> str:
+        failure = describe(f"stuck, no progress for {stuck_s:.0f} s", ExitCode.INTERNAL)
+        report(failure, stacks)
+        return f"error[STUCK]: {failure}: see {log}"
+
+    with writes_to(folder):
+        with suppress(FileExistsError):  # another process of this machine was faster
+            filesystem.make_directory(log.parent)
+        _write_record(folder, rank, None)  # replaces that of an earlier launch
+    watchdog.on_stuck = on_stuck
+    write_status("running")
+    try:
+        yield
+        write_status(watchdog.phase, _EXIT_CODES.get(watchdog.phase))
+    except BaseException as error:
+        is_users = isinstance(error, UserError)
+        message = str(error.args[0]) if is_users else f"{type(error).__name__}: {error}"
+        mine = first = describe(message, getattr(error, "exit_code", ExitCode.INTERNAL))
+        watchdog.phase = "end"  # no longer watched
+        is_bug = isinstance(error, Exception) and not is_users
+        if is_bug and any(word in str(error).lower() for word in _LOST_PEER):
+            first = _find_cause(folder, mine, [other for other in range(num_processes) if other != rank])
+        report(first, traceback.format_exc())
+        if first is not mine:
+            message = f"{first}: see {_log(folder, first.rank)}"
+            raise ProcessError("PROCESS", message, first.rank, first.exit_code) from error
+        if is_bug:  # as `add_note` of Python 3.11 does: it is shown with a traceback
+            vars(error).setdefault("__notes__", []).append(f"{mine}: see {log}")
+        raise
+
+
+def _find_cause(folder: Path, mine: Failure, others: Sequence[int]) -> Failure:
+    """Return the failure of another process that `mine` is the consequence of; `mine` if none is found."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while True:
+        # Fates first: a process that is gone has reported before, if it could.
+        fates = [replace(mine, rank=rank, error=fate) for rank in others if (fate := _fate(_read_record(folder, rank)))]
+        reports = [_read_record(folder, rank).get("failure") for rank in others]
+        if reported := [Failure(**report) for report in reports if report]:
+            return min(reported, key=lambda failure: failure.time_s)
+        if fates or time.monotonic() > deadline_s:
+            return fates[0] if fates else mine
+        time.sleep(0.1)
+
+
+def _fate(record: dict[str, Any]) -> str | None:
+    """Return why a process does not answer; None: it runs, or it is on another machine."""
+    if record.get("host") != platform.node():
+        return None
+    try:
+        status = psutil.Process(record["pid"]).status()
+    except psutil.NoSuchProcess:
+        status = psutil.STATUS_DEAD
+    if status in (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE):
+        return "gone without a word: killed from outside, or it ran out of memory (see `dmesg`)"
+    is_suspended = status == psutil.STATUS_STOPPED
+    return "suspended: it did not answer in time (a debugger, Ctrl-Z, SIGSTOP)" if is_suspended else None
+
+
+def _log(folder: Path, rank: int) -> Path:
+    return folder / "logs" / f"rank-{rank:05d}.log"
+
+
+def _write_record(folder: Path, rank: int, failure: Failure | None) -> None:
+    record = {"pid": os.getpid(), "host": platform.node(), "failure": failure and asdict(failure)}
+    filesystem.write_file_atomic(_log(folder, rank).with_suffix(".json"), json.dumps(record).encode())
+
+
+def _read_record(folder: Path, rank: int) -> dict[str, Any]:
+    """Return what a process wrote; nothing, if it is on another machine's disk."""
+    try:
+        return dict(json.loads(filesystem.read_file(_log(folder, rank).with_suffix(".json"), max_bytes=_MAX_BYTES)))
+    except (OSError, ValueError):
+        return {}
+
+
+def _write_status(folder: Path, state: str, exit_code: int | None, error: str | None, optimizer_step: int) -> None:
+    checkpoints = list_checkpoints(folder / "checkpoints")
+    status = {
+        "state": state,
+        "exit_code": exit_code,
+        "optimizer_step": optimizer_step,
+        "last_commit": checkpoints[-1].name if checkpoints else None,
+        "error": error,
+        "pid": os.getpid(),
+        "host": platform.node(),
+    }
+    with writes_to(folder):
+        filesystem.write_file_atomic(folder / "status.json", json.dumps(status, indent=1).encode())

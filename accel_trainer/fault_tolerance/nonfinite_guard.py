@@ -1,0 +1,194 @@
+"""Finds a gradient that is NaN or inf on all processes before the update, and reports the samples behind it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..core import filesystem
+from ..core.errors import DivergedError
+from ..core.train_state import TrainState
+from ..core.types import Batch, StepBatch, Task
+from ..distributed.collectives import gather_rows
+from ..distributed.fsdp import is_sharded, local_part
+from ..distributed.streams import arrival, has_streams
+
+_logger = logging.getLogger(__name__)
+
+_MAX_IN_A_ROW, _MAX_RECENT, _RECENT_STEPS = 3, 10, 1000
+
+
+class PendingUpdate(NamedTuple):
+    """An update that is about to be applied: its position, step batch, and loss sums [] of the micro-batches."""
+
+    position: TrainState
+    step_batch: StepBatch
+    losses: Sequence[Tensor]
+
+
+class NonfiniteGuard:
+    """Skips an update whose gradient is NaN or inf, and reports which samples caused it.
+
+    Gradients are averaged over the processes first, so all processes find it in the same step without communication.
+    The run then ends, or with `may_skip` continues unless it happens too often. `skipped_steps` are the latest skipped
+    steps, a part of the checkpoint; `folder` gets a report of each.
+
+    On an accelerator with streams the fused optimizer skips the update itself, and the host reads the flag a step
+    later instead of waiting for it, unless the run `may_skip`.
+    """
+
+    def __init__(
+        self, *, may_skip: bool, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, task: Task,
+        seed: int, folder: Path,
+    ) -> None:  # fmt: skip
+        self.skipped_steps: list[int] = []
+        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._may_skip, self._accelerator, self._model, self._optimizer = may_skip, accelerator, model, optimizer
+        self._task, self._seed, self._folder = task, seed, folder
+        buffers = list(model.buffers())  # by dtype: on CUDA, one kernel copies all tensors of one
+        self._buffers = [[b for b in buffers if b.dtype == dtype] for dtype in {b.dtype for b in buffers}]
+        self._found, self._one = (make((), device=accelerator.device) for make in (torch.zeros, torch.ones))
+        self._is_sharded = is_sharded(accelerator)
+        is_fused = all(group.get("fused") for group in optimizer.param_groups)
+        self._may_defer = has_streams(accelerator.device) and is_fused and not (may_skip or self._is_sharded)
+        # Two copies, the newer first: a step may be checked when the next has begun.
+        self._copies = deque([[buffer.clone() for buffer in kind] for kind in self._buffers] for _ in range(2))
+        self._pending: tuple[PendingUpdate, Tensor, Callable[[], None]] | None = None
+
+    def save_buffers(self) -> None:
+        """Save the running statistics before the forwards of a step change them."""
+        self._copies.rotate()
+        for buffers, copies in zip(self._buffers, self._copies[0], strict=True):
+            torch._foreach_copy_(copies, buffers)
+
+    def restore_buffers(self, *, steps_ago: int = 0) -> None:
+        """Restore the running statistics: a skipped step leaves no trace."""
+        for buffers, copies in zip(self._buffers, self._copies[steps_ago], strict=True):
+            torch._foreach_copy_(buffers, copies)
+
+    def should_skip(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
+        """Return whether to skip the update. **Host sync**, unless the check is deferred.
+
+        Raises:
+            DivergedError: the update must be skipped, and the run must end.
+        """
+        found = self.scan(grad_norm)
+        # Not the first update: if its kernel skips it, fused SGD keeps uninitialised momentum (torch 2.13).
+        if self._may_defer and self._optimizer.state:
+            self._optimizer.found_inf = found  # type: ignore[attr-defined]
+            self.defer_finite_check(update)
+            return False
+        if not found:
+            return False
+        self._found.zero_()
+        self.report(update)
+        return True
+
+    def scan(self, grad_norm: Tensor | None) -> Tensor:
+        """Return a flag [] on the device: 1 if a gradient is NaN or inf, also from an update not yet reported."""
+        # The norm is NaN or inf if any gradient is.
+        gradients = [p.grad for p in self._parameters if p.grad is not None] if grad_norm is None else [grad_norm]
+        if self._is_sharded:
+            gradients = [local_part(gradient) for gradient in gradients]
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
+        return self._accelerator.reduce(self._found) if self._is_sharded else self._found
+
+    def defer_finite_check(self, update: PendingUpdate) -> None:
+        """Start to copy the flag of an update to the host, and read that of the update before."""
+        self.flush(steps_ago=1)
+        flag = self._found.to("cpu", non_blocking=has_streams(self._found.device), copy=True)
+        self._pending = update._replace(position=replace(update.position)), flag, arrival(self._found.device)
+
+    def flush(self, *, steps_ago: int = 0) -> None:
+        """Read the flag of the last update, if it was deferred. Raises DivergedError."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            update, flag, wait = pending
+            wait()
+            if flag:
+                self.report(update, must_stop=True, steps_ago=steps_ago)
+
+    def report(self, update: PendingUpdate, *, must_stop: bool = False, steps_ago: int = 0) -> None:
+        """Record a non-finite step, and warn or raise DivergedError. **Collective. Host sync.**
+
+        `must_stop`: even if the run may skip. `steps_ago`: 1 if the next step has begun.
+        """
+        self.restore_buffers(steps_ago=steps_ago)
+        record = self._describe(update)
+        step, ids = record["optimizer_step"], record["nonfinite_sample_ids"]
+        path = self._folder / f"nonfinite-step-{step:010d}.json"
+        if self._accelerator.is_main_process:
+            with suppress(OSError):  # a full disk must not hide the error itself
+                filesystem.write_file_atomic(path, json.dumps(record, indent=1).encode())
+        samples = f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}" if ids else "no single sample"
+        fact = (
+            f"step {step}, epoch {update.position.epoch + 1}: the gradient is NaN or inf and is not applied "
+            f"(loss {record['loss']}, {samples}, see {path.name})"
+        )
+        self.skipped_steps = [*self.skipped_steps, step][-_MAX_RECENT:]
+        if must_stop or not self._may_skip:
+            fix = "fix the data, lower the learning rate, or skip such steps with --on-nonfinite skip"
+            raise DivergedError("NONFINITE", f"{fact}: {fix}")
+        if are_too_many(self.skipped_steps):
+            raise DivergedError("NONFINITE", f"{fact}, which happened too often: lower the learning rate")
+        if self._accelerator.is_main_process:
+            _logger.warning("%s; training continues", fact)
+
+    def _describe(self, update: PendingUpdate) -> dict[str, Any]:
+        """Return the micro-batches of all processes and their losses, as JSON values. **Collective. Host sync.**"""
+        rows: list[list[float]] = []  # a row per sample: process, micro-batch, id, loss sum, whether it is a cause
+        for index, (batch, loss_sum) in enumerate(zip(update.step_batch.micro_batches, update.losses, strict=True)):
+            samples = zip(batch.sample_ids.tolist(), self._are_suspect(batch, loss_sum).tolist(), strict=True)
+            where = self._accelerator.process_index, index
+            rows += [[*where, sample_id, float(loss_sum), is_suspect] for sample_id, is_suspect in samples]
+        rows = gather_rows(torch.tensor(rows, dtype=torch.float64).reshape(-1, 5), self._accelerator).tolist()
+        # Norm layers spread a NaN to good samples and processes. If no sample is the cause, list all that have one.
+        blamed = [row for row in rows if row[4]] or [row for row in rows if not math.isfinite(row[3])]
+        batches = [list(batch) for _, batch in groupby(rows, key=lambda row: row[:2])]
+        return {
+            "optimizer_step": update.position.optimizer_step + 1,
+            "position": asdict(update.position),
+            "seed": self._seed,
+            "loss": _plain(sum(batch[0][3] for batch in batches) / update.step_batch.num_samples),
+            "nonfinite_sample_ids": sorted(int(row[2]) for row in blamed),
+            "micro_batches": [
+                {"process": int(process), "micro_batch": int(index), "loss_sum": _plain(loss_sum),
+                 "sample_ids": [int(row[2]) for row in batch]}
+                for batch in batches
+                for process, index, _, loss_sum, _ in batch[:1]
+            ],
+        }  # fmt: skip
+
+    def _are_suspect(self, batch: Batch, loss_sum: Tensor) -> Tensor:
+        """Return which samples [B] cause the loss of a micro-batch to be NaN or inf."""
+        if torch.isfinite(loss_sum) or self._is_sharded:  # a forward through shards is collective
+            return torch.zeros(len(batch))
+        self._model.eval()  # so that no norm layer mixes the samples
+        with torch.no_grad(), self._accelerator.autocast():
+            losses = self._task.eval_step(self._model, batch).losses
+        self._model.train()
+        return ~torch.isfinite(losses)
+
+
+def are_too_many(steps: Sequence[int]) -> bool:
+    """Whether a run that skipped `steps`, the latest last, should end: 3 in a row, or 10 of 1000."""
+    is_in_a_row = len(steps) >= _MAX_IN_A_ROW and steps[-_MAX_IN_A_ROW] == steps[-1] - _MAX_IN_A_ROW + 1
+    return is_in_a_row or (len(steps) >= _MAX_RECENT and steps[-_MAX_RECENT] > steps[-1] - _RECENT_STEPS)
+
+
+def _plain(value: float) -> float | str:
+    """JSON has neither NaN nor inf."""
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,141 @@
+"""Clean stops: signals become a flag, and all processes agree on the step at which they stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from ..core.errors import Preempted
+from ..data.signals import SIGNALS
+from ..distributed.process_group import find_cpu_group
+
+TIME_LIMIT = 100  # above every signal number
+_NOTHING = 1000  # in the reduction, where the smallest code wins: a signal before the time limit before nothing
+
+T = TypeVar("T")
+
+
+class Stop(int):
+    """Why a run stops: not at all (0), a signal (its number) or the time limit."""
+
+    @property
+    def is_preemption(self) -> bool:
+        """Whether it is a signal."""
+        return 0 < self < TIME_LIMIT
+
+    @property
+    def reason(self) -> str | None:
+        """The signal's name, `time limit`, or None."""
+        if not self:
+            return None
+        return signal.Signals(self).name if self.is_preemption else "time limit"
+
+
+class StopFlag:
+    """A request to stop on which all processes agree.
+
+    A process may raise the flag at any time. Every process calls `poll` once per step, which sets `agreed` once *any*
+    process has raised the flag. With several processes that is one step later: the reduction runs while the next step
+    computes, and no step waits for it.
+
+    `num_polls` shows a watchdog thread that the process makes progress. While `may_leave` is set, there is nothing to
+    save, and a signal raises `Preempted` at once.
+    """
+
+    def __init__(self, *, num_processes: int = 1, timeout_s: float = 1800.0) -> None:
+        """With several processes **Collective**; `timeout_s` is how long a poll waits for the others."""
+        self.agreed = self._wish = Stop()
+        self.num_polls = 0
+        self.may_leave = False
+        self._num_processes = num_processes
+        self._group = None if num_processes == 1 else find_cpu_group(timeout_s=timeout_s)
+        self._reduced = torch.zeros(2, dtype=torch.int32)  # smallest wish; whether all have run out
+        self._pending: dist.Work | None = None
+        self._have_all_run_out = False
+
+    @property
+    def is_raised(self) -> bool:
+        """Whether this process has requested a stop."""
+        return bool(self._wish)
+
+    def request(self, code: int) -> None:
+        """Request a stop by signal number or `TIME_LIMIT`; the first signal is kept. Safe in a signal handler."""
+        if not self._wish.is_preemption:
+            self._wish = Stop(code)
+
+    def poll(self, *, has_run_out: bool = False) -> bool:
+        """Return whether to stop now, the same on every process. **Collective** (asynchronous)."""
+        self.num_polls += 1
+        if self._num_processes == 1:
+            self.agreed, self._have_all_run_out = self._wish, has_run_out
+        else:
+            self.drain()
+            if not (self.agreed.is_preemption or self._have_all_run_out):
+                self._reduced[0], self._reduced[1] = self._wish or _NOTHING, has_run_out
+                self._pending = dist.all_reduce(self._reduced, dist.ReduceOp.MIN, self._group, async_op=True)
+        return bool(self.agreed)
+
+    def drain(self) -> None:
+        """Wait for a reduction in flight: a process must not exit while others reduce. **Collective.**"""
+        if self._pending is not None:
+            self._pending.wait()
+            self._pending = None
+            self.agreed = Stop(int(self._reduced[0]) % _NOTHING)
+            self._have_all_run_out = bool(self._reduced[1])
+
+    def agree(self) -> bool:
+        """Return whether any process has requested a stop by now. **Collective.**"""
+        self.poll()
+        self.drain()
+        return bool(self.agreed)
+
+    def until_preempted(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield `items` until they end or a signal is agreed on. **Collective**: all end after the same round.
+
+        Processes may have different numbers of items: one that has run out keeps polling until all have.
+        """
+        for item in items:
+            self.poll()
+            if self.agreed.is_preemption:
+                return
+            yield item
+        while not (self._have_all_run_out or self.agreed.is_preemption):
+            self.poll(has_run_out=True)
+        self._have_all_run_out = False
+
+
+@contextmanager
+def stop_on_signals(flag: StopFlag) -> Iterator[None]:
+    """Raise `flag` on the first TERM, INT, USR1 or HUP inside the block; a second INT exits at once with 130.
+
+    A signal that was ignored stays ignored, as under nohup. Outside the main thread, where Python allows no handlers,
+    the block runs without them.
+    """
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and flag.is_raised:
+            os._exit(128 + signal.SIGINT)
+        flag.request(number)
+        if flag.may_leave:
+            flag.may_leave = False  # a second signal must not interrupt the cleanup
+            fact = f"{signal.Signals(number).name} before training began, nothing is lost"
+            raise Preempted("PREEMPTED", f"{fact}: run the same command again")
+
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    try:
+        previous = {number: signal.signal(number, handle) for number in handled}
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

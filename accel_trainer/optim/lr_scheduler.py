@@ -1,0 +1,106 @@
+"""Learning-rate schedules: pure functions of the number of completed optimizer steps.
+
+Nothing is stored in a checkpoint: a resumed run, another number of processes and another accumulation see the same
+curve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from ..core.config import FRACTION, INSIDE_ONE, NOT_NEGATIVE
+from ..core.errors import ConfigError
+
+Schedule = Callable[[int], float]
+"""Maps the completed optimizer steps (0 before the first) to the learning rate of the next one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """The shape of the learning rate over the run.
+
+    Warmup is linear from `peak / warmup_steps`; the shape then spans the remaining steps.
+    """
+
+    shape: Literal["constant", "cosine", "exponential", "linear", "polynomial", "step", "triangular"] = "cosine"
+    """`exponential` takes `gamma` to the power of the step (above 1 it rises, as `accel-trainer lr-find` does);
+    `linear` is `polynomial` of power 1; `triangular` rises until `peak_fraction` of all steps, then falls."""
+    warmup_epochs: float = 0.0
+    """Length of the linear warmup in epochs; 0 for none."""
+    min_fraction: float = 0.0
+    """Where the decay ends, as a fraction of the peak learning rate (0..1)."""
+    power: float = 1.0
+    """Exponent of `polynomial`."""
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    """Where `step` multiplies by `gamma`, as fractions of the run after warmup."""
+    gamma: float = 0.1
+    """Factor of `step` at each milestone, and of `exponential` at each step."""
+    peak_fraction: float = 0.25
+    """Where `triangular` peaks, as a fraction of all steps."""
+
+    def __post_init__(self) -> None:
+        NOT_NEGATIVE.check(self, "schedule", "warmup_epochs", "power")
+        FRACTION.check(self, "schedule", "min_fraction", "peak_fraction")
+        (NOT_NEGATIVE if self.shape == "exponential" else FRACTION).check(self, "schedule", "gamma")
+        INSIDE_ONE.check(self, "schedule", "milestones")
+        if self.shape == "triangular" and self.warmup_epochs:
+            fact = "schedule.warmup_epochs has no meaning with triangular"
+            raise ConfigError("CONFIG", f"{fact}: set schedule.peak_fraction instead")
+
+    def warmup_steps(self, *, total_steps: int, steps_per_epoch: int) -> int:
+        """Return the number of steps in which the learning rate rises."""
+        if self.shape == "triangular":
+            return round(self.peak_fraction * total_steps)
+        return round(self.warmup_epochs * steps_per_epoch)
+
+
+def build_schedule(
+    config: ScheduleConfig, *, peak_learning_rate: float, total_steps: int, steps_per_epoch: int
+) -> Schedule:
+    """Return the learning rate as a function of the completed optimizer steps.
+
+    Raises:
+        ConfigError: the warmup is longer than the run.
+    """
+    warmup_steps = config.warmup_steps(total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    if warmup_steps > total_steps > 0:
+        fact = f"schedule.warmup_epochs is {config.warmup_epochs}, longer than the run"
+        raise ConfigError("CONFIG", f"{fact}: set it to at most --epochs")
+    decay_steps = max(1, total_steps - warmup_steps)
+    floor = config.min_fraction
+
+    def learning_rate_at(optimizer_step: int) -> float:
+        if optimizer_step < warmup_steps:
+            return peak_learning_rate * (optimizer_step + 1) / warmup_steps
+        decay = _decay(config, optimizer_step - warmup_steps, decay_steps)
+        return peak_learning_rate * (floor + (1 - floor) * decay)
+
+    return learning_rate_at
+
+
+def _decay(config: ScheduleConfig, step: int, num_steps: int) -> float:
+    """Return the factor of `config.shape` after `step` of its `num_steps`: from 1 to 0, unless it is exponential."""
+    progress = min(1.0, step / num_steps)
+    if config.shape == "exponential":
+        return float(config.gamma**step)
+    if config.shape == "step":
+        return float(config.gamma ** sum(progress >= milestone for milestone in config.milestones))
+    if config.shape == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * progress))
+    power = {"constant": 0.0, "linear": 1.0, "triangular": 1.0, "polynomial": config.power}[config.shape]
+    return float((1 - progress) ** power)
+
+
+def scale_learning_rate(
+    learning_rate: float, *, rule: Literal["none", "linear", "sqrt"], global_batch_size: int, base_batch_size: int
+) -> float:
+    """Scale a learning rate that was tuned at `base_batch_size` to `global_batch_size`.
+
+    Linear: Goyal et al. 2017 (arXiv 1706.02677), for SGD. Square root: Krizhevsky 2014
+    (arXiv 1404.5997) and Malladi et al. 2022 (arXiv 2205.10287), for adaptive optimizers.
+    """
+    ratio = global_batch_size / base_batch_size
+    return learning_rate * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[rule]

@@ -1,0 +1,245 @@
+"""From the parts of a recipe (model, data, task) to a trainer that is ready to fit."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from ..callbacks.attempt_log import AttemptLog
+from ..callbacks.early_stopping import EarlyStopping, TimeLimit
+from ..callbacks.export import Exporter
+from ..callbacks.metric_logger import MetricLogger
+from ..callbacks.metrics_file import MetricsFile
+from ..callbacks.profiler import Profile
+from ..callbacks.progress_bar import ProgressBar
+from ..callbacks.result import ResultWriter
+from ..callbacks.trackers import Trackers
+from ..checkpoint.format import LoadedCheckpoint, decode_files, read_checkpoint
+from ..checkpoint.manager import Checkpointer
+from ..checkpoint.retention import find_checkpoint
+from ..checkpoint.serialization import unpack_tensors
+from ..checkpoint.state_dict import check_weights
+from ..core import filesystem
+from ..core.batch_plan import BatchPlan
+from ..core.callback import Callback
+from ..core.config import config_to_dict
+from ..core.errors import CheckpointError, UserError
+from ..core.types import EvalLoader, Loader, Metric, Task
+from ..data.fingerprint import SAMPLED, describe_fingerprint
+from ..distributed.accelerator import describe_machine, library_versions, place_model
+from ..distributed.collectives import run_on_main
+from ..distributed.fsdp import reject_options_with_fsdp
+from ..optim.lr_scheduler import Schedule, build_schedule, scale_learning_rate
+from ..optim.optimizers import build_optimizer, coming_state_bytes
+from ..training.compile import Compiler, Stopwatch
+from ..training.evaluator import Evaluator
+from ..training.trainer import Trainer
+from .config import RecipeConfig
+from .session import Run, check_same_everywhere
+
+_logger = logging.getLogger(__name__)
+
+_MAX_WEIGHTS_BYTES = 2**36
+
+
+def build_trainer(
+    run: Run, *, model: nn.Module, task: Task, loader: Loader, eval_loader: EvalLoader, metrics: Sequence[Metric],
+    data_fingerprint: str | None = None, export_config: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (), trainer_class: type[Trainer] = Trainer,
+) -> Trainer:  # fmt: skip
+    """Assemble a trainer for `run`, and restore the checkpoint that the run continues from. **Collective.**
+
+    `model` is plain, on the CPU. `data_fingerprint` identifies the content of the data: a run does not continue on
+    other data. None: a hash of some samples, if the loaders have one. `export_config` is written beside the exported
+    weights as JSON. `trainer_class` is for a subclass that overrides `train_step`.
+
+    Raises:
+        ConfigError: some processes have other data than the main process.
+        CheckpointError: the checkpoint to continue from does not fit, or a checkpoint has no room.
+    """
+    config, accelerator, is_main = run.config, run.accelerator, run.accelerator.is_main_process
+    options = {
+        "--ema": config.trainer.ema_decay,
+        "--compile": config.runtime.compile,
+        "--optimizer.name muon": config.optimizer.name == "muon",
+        "--mixed-precision fp16": accelerator.scaler,
+    }
+    reject_options_with_fsdp(accelerator, options)
+    fingerprint = _fingerprint(loader, eval_loader) if data_fingerprint is None else data_fingerprint
+    num_samples = loader.plan.num_samples, eval_loader.num_samples
+    check_same_everywhere({"data": f"{fingerprint}, {num_samples} samples"}, accelerator)
+    if config.run.init_from is not None and run.checkpoint is None:
+        _load_weights(model, config.run.init_from)
+    preparation = Stopwatch()
+    model = place_model(model, accelerator, config.runtime, Compiler(preparation, is_quiet=not is_main).compile)
+    peak_learning_rate, learning_rate_at = plan_learning_rate(config, loader.plan)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    banner = (
+        f"{describe_machine(accelerator)}\n{loader.plan.describe()}, {_describe_length(config, loader.plan)}\n"
+        f"peak learning rate {peak_learning_rate:g}, {num_parameters:,} parameters\n"
+        f"{num_samples[0]} + {num_samples[1]} samples, compared at a resume by {describe_fingerprint(fingerprint)}\n"
+        f"run folder {run.folder}"
+    )
+    progress = ProgressBar(config.trainer, banner=banner, is_quiet=config.run.quiet or not is_main)
+    history = MetricsFile(run.folder / "metrics.jsonl") if is_main else None
+    if history is not None:
+        run.resources.callback(history.close)
+    trackers = Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(config))
+    phase_s = run.watchdog.phase_s
+    log = MetricLogger(
+        accelerator, history=history, every_n_steps=config.trainer.log_every_n_steps, preparation=preparation,
+        phase_s=phase_s, sinks=[progress.show, trackers.show],
+    )  # fmt: skip
+    metadata = {
+        "config_sha256": run.config_sha256,
+        "data_fingerprint": fingerprint,
+        "num_samples": list(num_samples),
+        "num_processes": accelerator.num_processes,
+        "global_batch_size": loader.plan.global_batch_size,
+        "versions": library_versions(),
+    }
+    checkpointer = Checkpointer(
+        run.folder / "checkpoints", config=config.checkpoint, metadata=metadata,
+        before_commit=history.sync if history is not None else lambda: None,
+    )  # fmt: skip
+    run.resources.callback(checkpointer.close)
+    exported: Literal["model", "ema"] = "model" if config.trainer.ema_decay is None else "ema"
+    trainer = trainer_class(
+        config.trainer, accelerator=accelerator, model=model, optimizer=build_optimizer(model, config.optimizer),
+        learning_rate_at=learning_rate_at, task=task, loader=loader,
+        evaluator=Evaluator(eval_loader, task=task, metrics=metrics, accelerator=accelerator),
+        checkpointer=checkpointer, seed=config.seed, watchdog=run.watchdog,
+        on_micro_batch_halved=run.save_micro_batch if config.batch.fit_batch else None,
+        callbacks=[
+            *_stopping(run),
+            log,
+            progress,
+            AttemptLog(run.folder / "attempts.jsonl", phase_s=phase_s, show=progress.write),
+            Exporter(run.folder, weights=exported, config=export_config or {}),
+            ResultWriter(run.folder, log=log, num_eval_samples=eval_loader.num_samples),
+            *([Profile(run.folder / "profile", show=progress.write)] if config.run.profile else []),
+            trackers,
+            *callbacks,
+        ],
+    )  # fmt: skip
+    prepare_checkpoints(trainer, checkpointer)
+    if run.checkpoint is not None:
+        changes = [*run.changes, *_data_changes(run, fingerprint, num_samples)]
+        _warn_of_changes(run.checkpoint, accelerator.num_processes)
+        _restore(trainer, run.checkpoint, changes)
+    elif history is not None:
+        history.truncate(0)  # rows of an attempt that died before its first checkpoint
+    return trainer
+
+
+def _describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
+    num_epochs, max_steps = config.trainer.num_epochs, config.trainer.max_steps
+    num_steps = num_epochs * plan.steps_per_epoch
+    is_limited = max_steps is not None and max_steps < num_steps
+    return f"{num_epochs} epochs, " + (f"{max_steps} steps (--max-steps)" if is_limited else f"{num_steps} steps")
+
+
+def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
+    """Check, before any work, that a checkpoint can be stored and has room. **Collective.**"""
+    states, coming_bytes = trainer.state_dict(), coming_state_bytes(trainer.optimizer)
+
+    def prepare() -> bytes:
+        checkpointer.prepare(states, coming_bytes=coming_bytes)
+        return b""
+
+    run_on_main(prepare, trainer.accelerator)
+
+
+def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
+    """Return the peak learning rate, scaled to the global batch, and the learning rate of every step."""
+    optimizer, steps_per_epoch = config.optimizer, plan.steps_per_epoch
+    peak_learning_rate = scale_learning_rate(
+        optimizer.learning_rate, rule=optimizer.learning_rate_scaling,
+        global_batch_size=plan.global_batch_size, base_batch_size=optimizer.base_batch_size,
+    )  # fmt: skip
+    return peak_learning_rate, build_schedule(
+        config.schedule, peak_learning_rate=peak_learning_rate,
+        total_steps=config.trainer.num_epochs * steps_per_epoch, steps_per_epoch=steps_per_epoch,
+    )  # fmt: skip
+
+
+def _stopping(run: Run) -> list[Callback]:
+    config = run.config.trainer
+    callbacks: list[Callback] = []
+    if config.patience is not None:
+        callbacks.append(EarlyStopping(patience=config.patience))
+    if config.max_time_s is not None:
+        callbacks.append(TimeLimit(run.watchdog.stop_flag, max_seconds=config.max_time_s))
+    return callbacks
+
+
+def _fingerprint(loader: Loader, eval_loader: EvalLoader) -> str:
+    """Return a hash that identifies the data of both loaders; empty if one of them has none."""
+    parts = [each.fingerprint() if hasattr(each, "fingerprint") else "" for each in (loader, eval_loader)]
+    return SAMPLED + hashlib.sha256("".join(parts).encode()).hexdigest() if all(parts) else ""
+
+
+def _data_changes(run: Run, fingerprint: str, num_samples: tuple[int, int]) -> list[str]:
+    """Return `["data"]` if the data differs from the checkpoint's, and that is allowed; else nothing."""
+    assert run.checkpoint is not None
+    stored = run.checkpoint.manifest.get("data_fingerprint", "")
+    before = tuple(run.checkpoint.manifest.get("num_samples", num_samples))
+    has_same_hash = stored == fingerprint or "" in (stored, fingerprint)
+    if has_same_hash and before == num_samples:
+        return []
+    if "data" in run.config.run.allow_change:
+        return ["data"]
+    change = f"{before} -> {num_samples} samples" if before != num_samples else f"{stored[:16]} -> {fingerprint[:16]}"
+    raise CheckpointError(
+        "DATA_CHANGED",
+        f"the data is not what this run was trained on ({change}): restore it, choose another --output-dir, or "
+        "continue on purpose with --allow-change data",
+    )
+
+
+def _warn_of_changes(checkpoint: LoadedCheckpoint, num_processes: int) -> None:
+    """Warn of other libraries or processes than the checkpoint's: the last bits may differ."""
+    now = {**library_versions(), "num_processes": num_processes}
+    before = {**(checkpoint.manifest.get("versions") or {}), "num_processes": checkpoint.manifest["num_processes"]}
+    if changed := [f"{name} {old} -> {now.get(name)}" for name, old in before.items() if old != now.get(name)]:
+        text = "not as when %s was saved: %s; the results may differ in the last bits"
+        _logger.warning(text, checkpoint.name, ", ".join(changed))
+
+
+def _restore(trainer: Trainer, checkpoint: LoadedCheckpoint, changes: Sequence[str]) -> None:
+    """Restore the checkpoint. Raises CheckpointError, also for content that no run has saved."""
+    try:
+        trainer.restore(checkpoint.pieces, changes=changes)
+    except UserError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        message = f"{checkpoint.name} holds what this run cannot load ({reason}): use another checkpoint"
+        raise CheckpointError("CKPT_STATE", message) from error
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    """Load only the weights from a safetensors file, a checkpoint, or a run's newest one; the EMA if there is one."""
+    if not path.exists():
+        raise CheckpointError("INIT_FROM", f"--init-from {path} does not exist: check the path")
+    weights: Mapping[str, Tensor]
+    try:
+        if path.is_file():
+            weights = unpack_tensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
+        else:
+            is_run = (path / "checkpoints").is_dir()
+            files = find_checkpoint(path / "checkpoints") if is_run else read_checkpoint(path)
+            if files is None:
+                raise CheckpointError("CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path")
+            pieces = decode_files(files).pieces
+            weights = pieces.get("ema", pieces["model"])
+    except (OSError, ValueError) as error:
+        fix = "give a safetensors file, a checkpoint or a run"
+        raise CheckpointError("INIT_FROM", f"--init-from {path} cannot be read ({error}): {fix}") from error
+    check_weights("model", model.state_dict(), weights)
+    model.load_state_dict(weights)

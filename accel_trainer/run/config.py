@@ -1,0 +1,127 @@
+"""The settings that every recipe has, and which of them may change on resume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from ..checkpoint.manager import CheckpointConfig
+from ..core.batch_plan import BatchConfig
+from ..core.config import config_to_dict, flatten_config
+from ..core.errors import ConfigError
+from ..core.run_dir import expand_home
+from ..distributed.accelerator import RuntimeConfig
+from ..optim.lr_scheduler import ScheduleConfig
+from ..optim.optimizers import OptimizerConfig
+from ..training.config import TrainerConfig
+
+# Settings that may differ between two starts of a run, by the prefix of their dotted names. All others decide what is
+# trained, and may only be changed on purpose (`--allow-change`). docs/checkpoints.md has the same lists.
+MUTABLE_ON_RESUME = {
+    "run.": "where the run lives and what it shows",
+    "checkpoint.": "when it saves, and what is kept",
+    "trainer.max_steps": "how long it trains",
+    "trainer.max_time_s": "how long it trains",
+    "trainer.on_nonfinite": "what it does about NaN and inf",
+    "batch.per_device_batch_size": "how the global batch is split",
+    "batch.accumulation_steps": "how the global batch is split",
+    "batch.fit_batch": "how the global batch is split",
+    "batch.eval_batch_size": "how evaluations are split",
+    "batch.num_workers": "how the data is read",
+    "runtime.num_threads": "how fast it is, and the last bits",
+    "runtime.timeout_s": "how long it waits for other processes",
+    "runtime.stuck_timeout_s": "how long it waits for itself",
+    "runtime.backend": "what carries messages between processes",
+    "runtime.debug_distributed": "what is logged about them",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Where a run lives and where it starts from."""
+
+    output_dir: Annotated[Path | None, tyro.conf.arg(aliases=["--output-dir"])] = None
+    """The run folder; None: `runs/<recipe>-<time>`, or the newest unfinished one of the same config."""
+    resume: Annotated[str, tyro.conf.arg(aliases=["--resume"])] = "auto"
+    """`auto` continues the run in the folder, if any; `never` refuses to; or a checkpoint or run to branch from."""
+    init_from: Annotated[Path | None, tyro.conf.arg(aliases=["--init-from"])] = None
+    """A checkpoint, run or safetensors file whose weights a new run starts with; nothing else of it is used."""
+    allow_change: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--allow-change"])] = ()
+    """Config values (dotted names, or `data`) that may differ from the run that is resumed."""
+    track: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--track"])] = ()
+    """Trackers to copy `metrics.jsonl` into, offline: `tensorboard`, `wandb`, `mlflow`, `trackio`, or another that
+    accelerate knows. Their own environment variables, such as WANDB_MODE=online, still count."""
+    runs_dir: Path = Path("runs")
+    """Where run folders without an explicit `output_dir` are made."""
+    cache_dir: Annotated[Path, tyro.conf.arg(aliases=["--cache-dir"])] = Path("~/.cache/accel_trainer")
+    """Where decoded data is kept, for all runs."""
+    profile: Annotated[bool, tyro.conf.arg(aliases=["--profile"])] = False
+    """Trace some steps into `profile/` of the run folder, with torch's table of their operations."""
+    dry_run: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False
+    """Try it all in a temporary folder: a step, an evaluation, a checkpoint, and a resume from it for another step."""
+    quiet: Annotated[bool, tyro.conf.arg(aliases=["--quiet"])] = False
+    """Print only warnings and errors. The files of the run are the same."""
+    debug: Annotated[bool, tyro.conf.arg(aliases=["--debug"])] = False
+    """Show a traceback with an error."""
+
+    def __post_init__(self) -> None:
+        for name in ("output_dir", "init_from", "runs_dir", "cache_dir"):
+            if isinstance(path := getattr(self, name), str):
+                object.__setattr__(self, name, Path(path))
+        for name in ("output_dir", "init_from", "runs_dir"):  # a shell leaves `--output-dir=~/run` as it is
+            if (path := getattr(self, name)) is not None:
+                object.__setattr__(self, name, expand_home(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeConfig:
+    """What every recipe can set. A recipe's own config adds its data and its model."""
+
+    seed: int = 0
+    """Decides the initial weights, the order of the data, and every augmentation and dropout."""
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    run: RunConfig = field(default_factory=RunConfig)
+
+
+# Version 0.1.0 stored "max" for every metric without a mode of its own, which is now None.
+_FORMER_DEFAULT = ("trainer.monitor_mode", "max", None)
+
+
+def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tuple[str, Any, Any]]:
+    """Return `(dotted name, old, new)` of the values that decide what is trained and differ from the `stored` config.
+
+    A value that is not stored counts as its default; a stored value without a setting is ignored.
+    """
+    before = {**dict(flatten_config(config_to_dict(type(config)()))), **dict(flatten_config(stored))}
+    changes = [(name, before[name], new) for name, new in _decisive_values(config).items() if new != before[name]]
+    return [change for change in changes if change != _FORMER_DEFAULT]
+
+
+def identity_sha256(config: RecipeConfig) -> str:
+    """Return a hash of what decides the training."""
+    return hashlib.sha256(json.dumps(_decisive_values(config), sort_keys=True).encode()).hexdigest()
+
+
+def check_allowed_changes(config: RecipeConfig) -> None:
+    """Raise ConfigError for a name in `--allow-change` that is no value of the config."""
+    known = {"data", *dict(flatten_config(config_to_dict(config)))}
+    for name in config.run.allow_change:
+        if name.replace("-", "_") not in known:
+            choices = ", ".join(["data", *_decisive_values(config)])
+            raise ConfigError("CONFIG", f"--allow-change {name}: the config has no such value: choose from {choices}")
+
+
+def _decisive_values(config: RecipeConfig) -> dict[str, Any]:
+    values = flatten_config(config_to_dict(config))
+    return {name: value for name, value in values if not name.startswith(tuple(MUTABLE_ON_RESUME))}

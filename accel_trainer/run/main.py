@@ -1,0 +1,93 @@
+"""From a command line to an exit code."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NoReturn, TypeVar
+
+import torch.distributed as dist
+
+from ..callbacks import console
+from ..core.callback import RunResult
+from ..core.errors import ExitCode, ProcessError, UserError
+from ..data.signals import ignore_signals
+from ..distributed.launch_env import setup_launch_env, without_local_rank
+from .config import RecipeConfig
+from .dry_run import dry_run
+from .parser import parse_config
+
+C = TypeVar("C", bound=RecipeConfig)
+
+_WAIT_FOR_MAIN_S = 2.0  # a launcher ends all processes when one has failed: torchrun after 0.1 s, mpirun sooner
+
+
+def main(
+    train: Callable[[C], RunResult], config_class: type[C], *, description: str, argv: Sequence[str] | None = None
+) -> NoReturn:
+    """Run `train` on the config of the command line, and exit with a code that a scheduler can act on.
+
+    A user's error is one line on stderr; a bug, and with `--debug` any error, also has a traceback.
+    """
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    if sys.__stderr__ is not None and not faulthandler.is_enabled():
+        faulthandler.enable(sys.__stderr__)  # shows where a segmentation fault or bus error happened
+    is_debug = "--debug" in (sys.argv if argv is None else argv)
+    try:
+        setup_launch_env()  # first, so that a mistake in it is reported once
+        if argv is None:
+            sys.argv[1:] = without_local_rank(sys.argv[1:])  # also for the record of the run
+        config = parse_config(config_class, argv, description=description)
+        result = dry_run(train, config) if config.run.dry_run else train(config)
+    except Exception as error:
+        with suppress(OSError, ValueError):  # stderr is closed: the exit code still says what happened
+            _report(error, is_debug=is_debug)
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            # The others notice closed sockets at once; destroying the process group would wait for them.
+            _finish_printing()
+            os._exit(_exit_code(error))
+        _finish_printing()
+        sys.exit(_exit_code(error))
+    ignore_signals()  # everything is saved: a late signal must not change the exit code
+    _finish_printing()
+    sys.exit(ExitCode.PREEMPTED if result.state == "preempted" else ExitCode.DONE)
+
+
+def _finish_printing() -> None:
+    """Flush what a recipe printed: a failure when Python exits would change the exit code."""
+    try:
+        console.flush()
+    except (OSError, ValueError):
+        console.mute()
+    with suppress(OSError, ValueError):
+        sys.stderr.flush()
+
+
+def _exit_code(error: Exception) -> int:
+    return int(error.exit_code if isinstance(error, UserError) else ExitCode.INTERNAL)
+
+
+def _report(error: Exception, *, is_debug: bool) -> None:
+    """Print what happened in one line, on the main process, or on the next if the main process failed.
+
+    A bug has a traceback before that line. A process that fails before the process group exists reports itself, after
+    a delay in which the launcher ends it if the main process has failed, too.
+    """
+    is_bug = not isinstance(error, UserError)
+    if is_debug or is_bug:
+        traceback.print_exception(error)
+    named = os.environ.get("RANK", "0")
+    rank = int(named) if named.isdecimal() else 0
+    is_alone = rank > 0 and not dist.is_initialized()
+    if is_alone:
+        time.sleep(_WAIT_FOR_MAIN_S)
+    if rank == 0 or is_alone or (rank == 1 and isinstance(error, ProcessError) and error.rank == 0):
+        notes = getattr(error, "__notes__", [error])
+        line = f"error[INTERNAL]: {notes[0]}" if is_bug else str(error)
+        print(f"accel_trainer: {f'process {rank}: ' * is_alone}{line}", file=sys.stderr)

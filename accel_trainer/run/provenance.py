@@ -1,0 +1,123 @@
+"""What a run's config does not show: packages, hardware, the code, and where each value came from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+
+from ..core.config import config_to_dict, diff_config
+from ..core.errors import ConfigError
+from ..distributed.machine import available_cpus
+from .parser import parse_config_and_origins
+
+_PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
+_GIT_TIMEOUT_S = 10
+_MAX_CHANGED_FILES = 100
+_SECRET = re.compile(r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*")
+_IN_ADDRESS = re.compile(r"(?<=://)[^/\0\s@]+(?=@)")
+# By the prefixes of the hub, GitHub, GitLab, OpenAI, AWS, Slack and newer Weights & Biases keys, or long hex.
+_LIKE_SECRET = re.compile(
+    r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|xox[abprs]-|wandb_v1_)[\w-]{8,}|\b[0-9a-f]{40,}\b"
+)
+# Known to hold no secret: communication between processes, their addresses, and how `accelerate launch` shards.
+_VARIABLES = re.compile(
+    "GLOO_SOCKET_IFNAME|MASTER_(ADDR|PORT)|OMP_(DYNAMIC|NUM_THREADS|PLACES|PROC_BIND|SCHEDULE)|SLURM_JOB_ID"
+    "|ACCELERATE_USE_(CPU|FSDP|MPS_DEVICE|XPU)|TORCHELASTIC_(MAX_RESTARTS|RESTART_COUNT|RUN_ID|USE_AGENT_STORE)"
+    "|FSDP_(ACTIVATION_CHECKPOINTING|AUTO_WRAP_POLICY|BACKWARD_PREFETCH|CPU_RAM_EFFICIENT_LOADING|FORWARD_PREFETCH"
+    "|MIN_NUM_PARAMS|OFFLOAD_PARAMS|RESHARD_AFTER_FORWARD|SHARDING_STRATEGY|STATE_DICT_TYPE|SYNC_MODULE_STATES"
+    "|TRANSFORMER_CLS_TO_WRAP|USE_ORIG_PARAMS|VERSION)"
+    "|NCCL_(ALGO|ASYNC_ERROR_HANDLING|BLOCKING_WAIT|BUFFSIZE|CROSS_NIC|DEBUG|DEBUG_SUBSYS|IB_[A-Z_]+|[A-Z]+_NCHANNELS"
+    "|NET|NET_GDR_LEVEL|NTHREADS|P2P_DISABLE|P2P_LEVEL|PROTO|SHM_DISABLE|SOCKET_FAMILY|SOCKET_IFNAME|TIMEOUT)"
+    "|TORCH_(CPP_LOG_LEVEL|DISTRIBUTED_DEBUG|NCCL_[A-Z_]+|SHOW_CPP_STACKTRACES)"
+)
+
+
+def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
+    """Return what is needed to compare or repeat runs, as JSON values."""
+    device = accelerator.device
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "hardware": {
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
+            "num_cpus": available_cpus(),
+            "num_threads": torch.get_num_threads(),
+            "num_processes": accelerator.num_processes,
+        },
+        "mixed_precision": accelerator.mixed_precision,
+        "backend": dist.get_backend() if accelerator.num_processes > 1 else None,
+        "variables": {name: _mask(os.environ[name]) for name in sorted(os.environ) if _VARIABLES.fullmatch(name)},
+        "command": {"arguments": _without_secrets(sys.argv), "directory": str(Path.cwd())},
+        "code": _code(),
+    }
+
+
+def _without_secrets(arguments: list[str]) -> list[str]:
+    """Return a command with the values of flags such as `--hub-token`, and all that looks like a secret, masked."""
+    return _mask(_SECRET.sub(r"\1***", "\0".join(arguments))).split("\0")
+
+
+def _mask(text: str) -> str:
+    return _LIKE_SECRET.sub("***", _IN_ADDRESS.sub("***", text))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def find_origins(config: Any) -> dict[str, str]:
+    """Return where each value came from, by dotted name; `python` if it differs from the command line's."""
+    try:
+        parsed, origins = parse_config_and_origins(type(config), description="")
+    except ConfigError:  # the command line of something else, such as a notebook's kernel
+        parsed, origins = parse_config_and_origins(type(config), [], description="")
+    found: dict[str, str] = {**origins}
+    if "ACCELERATE_MIXED_PRECISION" in os.environ and config.runtime.mixed_precision is None:
+        found["runtime.mixed_precision"] = "environment"
+    changes = diff_config(config_to_dict(parsed), config_to_dict(config))
+    return found | {name: "python" for name, _, _ in changes}
+
+
+def _code() -> dict[str, Any]:
+    """Return the recipe's path and hash, its git commit, and the names of tracked files that were changed since.
+
+    Only names, since the content may have a key in it.
+    """
+    recipe = Path(sys.argv[0]).resolve()
+    sha256 = hashlib.sha256(recipe.read_bytes()).hexdigest() if recipe.is_file() else None
+    commit, changes = _git("rev-parse", "HEAD"), _git("diff", "--name-only", "-z", "HEAD")
+    return {
+        "recipe": str(recipe),
+        "sha256": sha256,
+        "git_commit": commit and commit.strip(),
+        "is_changed": None if changes is None else bool(changes),
+        "changed_files": (changes or "").split("\0")[:-1][:_MAX_CHANGED_FILES],
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """Return the output of git in the recipe's folder; None if it fails."""
+    command = ["git", "-C", str(Path(sys.argv[0]).resolve().parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, timeout=_GIT_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,139 @@
+"""The folder of a run, what it continues from, and whether its config allows that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from accelerate import Accelerator
+
+from ..checkpoint.format import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
+from ..checkpoint.retention import find_checkpoint, has_checkpoints
+from ..checkpoint.serialization import read_json_object
+from ..core.errors import CheckpointError, ConfigError, OutputError
+from ..core.run_dir import expand_home, is_in_use
+from ..distributed.collectives import broadcast_files, run_on_main
+from .config import RecipeConfig, RunConfig, training_changes
+from .parser import read_stored_yaml
+
+R = TypeVar("R", bound=RecipeConfig)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The run to continue, and its checkpoint's name; None: the newest valid one."""
+
+    run: Path
+    checkpoint: str | None
+
+
+def choose_folder(config: RecipeConfig, recipe: str) -> Path:
+    """Return the run folder, which need not exist."""
+    run = config.run
+    if run.output_dir is not None:
+        return run.output_dir
+    if run.resume == "auto":
+        for folder in sorted(run.runs_dir.glob(f"{recipe}-*"), reverse=True):
+            if not folder.is_symlink() and _is_unfinished(folder, config):
+                return folder
+    name = f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder, number = run.runs_dir / name, 1
+    while folder.exists():
+        folder, number = run.runs_dir / f"{name}-{number}", number + 1
+    return folder
+
+
+def _is_unfinished(folder: Path, config: RecipeConfig) -> bool:
+    """Whether `folder` holds a run of the same config that is neither done nor in use."""
+    try:
+        stored = read_stored_yaml(folder / "config.yaml")
+        resolved = with_batch(config, stored, num_processes=1)
+        if training_changes(stored, resolved) or not has_checkpoints(folder / "checkpoints") or is_in_use(folder):
+            return False
+        result = folder / "result.json"
+        return not (result.exists() and read_json_object(result)["state"] == "done")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, CheckpointError):
+        return False
+
+
+def find_source(folder: Path, run: RunConfig) -> Source | None:
+    """Return what to continue from; a run's own checkpoints come first, so that the same command continues the run."""
+    if has_checkpoints(folder / "checkpoints"):
+        if run.resume == "never":
+            fact = f"{folder} already has checkpoints and --resume is never"
+            raise OutputError("RUN_EXISTS", f"{fact}: choose another --output-dir")
+        return Source(folder, None)
+    if run.resume in ("auto", "never"):
+        return None
+    path = expand_home(Path(run.resume)).resolve()
+    if CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir():
+        return Source(path.parent.parent, path.name)
+    if has_checkpoints(path / "checkpoints"):
+        return Source(path, None)
+    fact = f"--resume {run.resume} is neither a checkpoint nor a run with one"
+    raise CheckpointError("CKPT_NOT_FOUND", f"{fact}: check the path")
+
+
+def read_stored_config(source: Source) -> dict[str, Any]:
+    """Return the stored config of the run to continue. Raises CheckpointError."""
+    path = source.run / "config.yaml"
+    try:
+        stored = read_stored_yaml(path)
+        batch = stored.get("batch", {})
+        if not isinstance(batch, dict) or not all(isinstance(value, int | None) for value in batch.values()):
+            raise ValueError(f"batch is {str(batch)[:80]}, expected whole numbers by name")
+        return stored
+    except (OSError, ValueError) as error:
+        raise CheckpointError("RUN_CONFIG", f"{path} cannot be read ({error}): restore it") from error
+
+
+def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: int) -> R:
+    """Return `config` with its global batch: as given, else that of the run that continues, else the computed one.
+
+    If both have `fit_batch`, also with the micro-batch that fitted into memory, if it is the smaller one.
+    """
+    batch, kept = config.batch, (stored or {}).get("batch", {})
+    given = batch.global_batch_size or kept.get("global_batch_size")
+    batch = replace(batch, global_batch_size=given or batch.resolved_global_batch_size(num_processes))
+    if batch.fit_batch and kept.get("fit_batch") and kept.get("accumulation_steps") == 1:
+        wanted = batch.resolved_per_device_batch_size(num_processes)
+        fitted = min(wanted, kept.get("per_device_batch_size") or wanted)
+        batch = replace(batch, per_device_batch_size=fitted, accumulation_steps=1)
+    return replace(config, batch=batch)
+
+
+def check_changes(stored: Mapping[str, Any], config: RecipeConfig, allowed: Sequence[str], folder: Path) -> list[str]:
+    """Return the names of the settings that decide the training and were changed on purpose.
+
+    Raises:
+        ConfigError: others have changed, too.
+    """
+    names = {name.replace("-", "_") for name in allowed}
+    changes = training_changes(stored, config)
+    refused = [change for change in changes if change[0] not in names]
+    if refused:
+        listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
+        flags = " ".join(name for name, _, _ in refused)
+        raise ConfigError(
+            "CONFIG_CHANGED",
+            f"{folder} was made with another config ({listed}): choose another --output-dir, or continue it on "
+            f"purpose with --allow-change {flags}",
+        )
+    return [name for name, _, _ in changes]
+
+
+def read_checkpoint(source: tuple[str, str | None] | None, accelerator: Accelerator) -> LoadedCheckpoint | None:
+    """Return the checkpoint to start from; the main process reads and verifies it for all. **Collective.**"""
+    if source is None:
+        return None
+    files: dict[str, bytes] = {}
+
+    def read() -> bytes:
+        files.update(find_checkpoint(Path(source[0]) / "checkpoints", source[1]) or {})
+        return b""
+
+    run_on_main(read, accelerator)
+    return decode_files(broadcast_files(files, accelerator))

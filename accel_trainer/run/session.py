@@ -1,0 +1,188 @@
+"""Starts a run: its processes, its folder, and the checkpoint it continues from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from ..callbacks.trackers import check_trackers
+from ..checkpoint.format import LoadedCheckpoint
+from ..checkpoint.retention import has_checkpoints
+from ..core import filesystem
+from ..core.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergedError,
+    OutOfMemoryError,
+    Preempted,
+    ProcessError,
+    UserError,
+)
+from ..core.rng import seed_everything
+from ..core.run_dir import RunLock, prepare_directory, refuse_strange_entries, writes_to
+from ..distributed.accelerator import library_versions, start_accelerator
+from ..distributed.collectives import differing_processes, run_on_main, shutdown
+from ..distributed.launch_env import find_launcher
+from ..fault_tolerance.failure_report import failures_reported
+from ..fault_tolerance.out_of_memory import explain_out_of_memory
+from ..fault_tolerance.preemption import StopFlag, stop_on_signals
+from ..fault_tolerance.watchdog import Watchdog
+from .config import RecipeConfig, check_allowed_changes, identity_sha256
+from .parser import save_config
+from .preflight import LaunchContext, log_warnings, refuse_errors
+from .provenance import describe_environment, find_origins
+from .resume import check_changes, choose_folder, find_source, read_checkpoint, read_stored_config, with_batch
+
+
+@dataclass(frozen=True)
+class Run:
+    """A started run: its processes, its folder and the checkpoint it continues from, on every process.
+
+    `config` has the global batch size filled in, which stays the same after a change of hardware, and with `fit_batch`
+    the micro-batch that fits into memory.
+    """
+
+    config: RecipeConfig
+    accelerator: Accelerator
+    folder: Path
+    checkpoint: LoadedCheckpoint | None
+    config_sha256: str
+    changes: tuple[str, ...]
+    """Settings that decide the training and were changed on purpose since the checkpoint."""
+    watchdog: Watchdog
+    resources: ExitStack
+    """Closed when the run ends, in whatever way."""
+
+    def save_micro_batch(self, per_device_batch_size: int) -> None:
+        """Store the samples of a forward with which the next start continues, with `fit_batch`."""
+        batch = replace(self.config.batch, per_device_batch_size=per_device_batch_size, accumulation_steps=1)
+        text = save_config(replace(self.config, batch=batch))
+        with writes_to(self.folder):
+            filesystem.write_file_atomic(self.folder / "config.yaml", text.encode())
+
+
+@contextmanager
+def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
+    """Join the processes, lock the run folder and find where to start. **Collective.**
+
+    Raises:
+        ConfigError: the config differs from that of the run it would continue, or between processes.
+        ProcessError: the other processes cannot be reached, or one of them failed.
+        OutputError: the folder cannot be written or is in use.
+        CheckpointError: there are checkpoints, and none is valid.
+    """
+    check_allowed_changes(config)
+    refuse_errors(LaunchContext(config=config))
+    accelerator = start_accelerator(config.runtime)
+    seed_everything(config.seed)
+    created: list[Path] = []
+    lock = ExitStack()
+    check_same_everywhere(describe_identity(config), accelerator)
+    rank, num_processes = accelerator.process_index, accelerator.num_processes
+    stop_flag = StopFlag(num_processes=num_processes, timeout_s=config.runtime.timeout_s)
+    others_wait_s = config.runtime.timeout_s if num_processes > 1 else math.inf
+    timeout_s = config.runtime.stuck_timeout_s or others_wait_s
+    watchdog = Watchdog(stop_flag, timeout_s=timeout_s, launcher_pid=find_launcher())
+
+    def open_folder() -> bytes:
+        return _open_folder(config, recipe, accelerator, lock, created)
+
+    try:
+        with stop_on_signals(stop_flag), watchdog:
+            stop_flag.may_leave = True  # until there is something to save
+            path, source, batch, changes = json.loads(run_on_main(open_folder, accelerator))
+            folder, resolved = Path(path), replace(config, batch=replace(config.batch, **batch))
+            if accelerator.is_main_process:
+                log_warnings(LaunchContext(config=resolved))
+            with failures_reported(folder, watchdog, rank=rank, num_processes=num_processes):
+                with explain_out_of_memory(resolved.batch, watchdog, accelerator):
+                    checkpoint, identity = read_checkpoint(source, accelerator), identity_sha256(resolved)
+                    with ExitStack() as resources:
+                        yield Run(
+                            resolved, accelerator, folder, checkpoint, identity, tuple(changes), watchdog, resources
+                        )
+                shutdown(accelerator)
+    except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
+        raise  # the folder says why
+    except UserError:
+        for path in created:
+            _remove_unused(path)
+        raise
+    finally:
+        lock.close()
+
+
+def _open_folder(
+    config: RecipeConfig, recipe: str, accelerator: Accelerator, lock: ExitStack, created: list[Path]
+) -> bytes:
+    """Lock the run folder, write the config, and return the folder, the source, the batch and the changes as JSON.
+
+    `created` gets the folder if it is new.
+    """
+    check_trackers(config.run.track)
+    wanted = choose_folder(config, recipe)
+    if not os.path.exists(wanted):
+        created.append(wanted)
+    folder = prepare_directory(wanted)
+    refuse_strange_entries(folder)
+    lock.enter_context(RunLock(folder / "run.lock"))
+    for part in (folder, folder / "logs", folder / "export"):  # the checkpointer sweeps its own folder
+        if part.is_dir():
+            filesystem.sweep(part)  # half-written files of attempts that were killed
+    source = find_source(folder, config.run)
+    stored = None if source is None else read_stored_config(source)
+    resolved = with_batch(config, stored, num_processes=accelerator.num_processes)
+    changes: list[str] = []
+    if source is not None and stored is not None:
+        changes = check_changes(stored, resolved, config.run.allow_change, source.run)
+    environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
+    with writes_to(folder):
+        if source is not None and source.run != folder:
+            _copy_history(source.run, folder)
+        filesystem.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
+        filesystem.write_file_atomic(folder / "environment.json", json.dumps(environment, indent=1).encode())
+    where = None if source is None else [str(source.run), source.checkpoint]
+    return json.dumps([str(folder), where, asdict(resolved.batch), changes]).encode()
+
+
+def _copy_history(run: Path, folder: Path) -> None:
+    """Start with the rows of the run that this one branches from."""
+    path = run / "metrics.jsonl"
+    if path.is_symlink() or not path.is_file():
+        raise CheckpointError("RUN_HISTORY", f"{path} is not a file: restore it")
+    filesystem.copy_file_atomic(path, folder / "metrics.jsonl")
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove the folder of a run that was refused before it wrote a row or a checkpoint."""
+    history = folder / "metrics.jsonl"
+    is_empty = not os.path.exists(history) or history.stat().st_size == 0
+    if os.path.isdir(folder) and is_empty and not has_checkpoints(folder / "checkpoints"):
+        filesystem.remove_directories([folder])
+
+
+def describe_identity(config: RecipeConfig) -> dict[str, str]:
+    """Return what must be the same on all processes, by name: versions, sources and config."""
+    sources = [*sorted(Path(__file__).parents[1].rglob("*.py")), Path(sys.argv[0])]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources if path.is_file()))
+    return {**library_versions(), "code": digest.hexdigest(), "config": identity_sha256(config)}
+
+
+def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -> None:
+    """Raise on all processes if a named value differs from the main process's on some. **Collective.**"""
+    if differing := differing_processes(values, accelerator):
+        listed = "; ".join(f"{name} on {', '.join(map(str, who))}" for name, who in differing.items())
+        raise ConfigError(
+            "PROCESSES_DIFFER",
+            f"not the same as on process 0: {listed}. Install the same software, copy the same code and data to every "
+            "machine, and start all processes with the same command",
+        )

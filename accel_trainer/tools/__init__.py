@@ -1,1 +1,0 @@
-"""The commands of `accel-trainer`, one file each, imported only when called."""

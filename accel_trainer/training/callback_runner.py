@@ -1,0 +1,78 @@
+"""Calls the hooks of a run's callbacks, in their order."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from ..checkpoint.manager import Checkpointer
+from ..core.callback import Callback, TrainerView
+from ..core.errors import UserError
+
+_logger = logging.getLogger(__name__)
+
+
+class CallbackFailed(Exception):
+    """A callback, which is named, raised an error other than a `UserError`."""
+
+
+class CallbackRunner:
+    """Calls hooks. An error ends the run: a hook may be collective, so no process may skip one."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = _named(callbacks)
+
+    def notify(self, hook: str, trainer: TrainerView, *arguments: Any) -> None:
+        """Call `hook` of every callback."""
+        for name, callback in self._callbacks.items():
+            try:
+                getattr(callback, hook)(trainer, *arguments)
+            except UserError:
+                raise
+            except Exception as error:
+                text = f"callback {name}.{hook} failed ({type(error).__name__}: {error})"
+                raise CallbackFailed(text) from error
+
+    def notify_error(self, trainer: TrainerView, error: BaseException) -> None:
+        """Call `on_error` of every callback; errors in it must not hide the one that ends the run."""
+        for name, callback in self._callbacks.items():
+            try:
+                callback.on_error(trainer, error)
+            except Exception:
+                _logger.exception("%s.on_error failed", name)
+
+    @contextmanager
+    def errors_observed(self, trainer: TrainerView, checkpointer: Checkpointer) -> Iterator[None]:
+        """Notify the callbacks of an error in the block, and raise it again after a save in flight has ended."""
+        try:
+            yield
+        except BaseException as error:
+            self.notify_error(trainer, error)
+            with suppress(Exception):
+                checkpointer.wait()  # what it writes is good
+            raise
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states by name, without empty ones. May be **Collective**."""
+        states = {name: callback.state_dict() for name, callback in self._callbacks.items()}
+        return {name: state for name, state in states.items() if state}
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Restore the states that `state_dict` returned; a callback without one keeps its own."""
+        for name, callback in self._callbacks.items():
+            if name in states:
+                callback.load_state_dict(states[name])
+
+
+def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
+    """Name callbacks by their class, the second of a class `Name-2`, to keep their states apart."""
+    named: dict[str, Callback] = {}
+    count: Counter[str] = Counter()
+    for callback in callbacks:
+        name = type(callback).__name__
+        count[name] += 1
+        named[name if count[name] == 1 else f"{name}-{count[name]}"] = callback
+    return named

@@ -1,0 +1,55 @@
+"""How long a run trains, and when it evaluates and logs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from ..core.config import ABOVE_ZERO, AT_LEAST_ONE
+from ..core.errors import ConfigError
+
+RESTARTS_EPOCH = frozenset({"seed", "data", "batch.global_batch_size", "batch.drop_last"})
+"""Settings that decide which samples a step has: a change on resume starts the epoch in progress again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """How long to train, and when to evaluate and log."""
+
+    num_epochs: Annotated[int, tyro.conf.arg(aliases=["--epochs"])] = 10
+    """Passes over the training data. The learning rate spans them, whatever stops the run earlier."""
+    max_steps: Annotated[int | None, tyro.conf.arg(aliases=["--max-steps"])] = None
+    """Stop after this optimizer step; None: train all epochs."""
+    max_time_s: float | None = None
+    """Stop after this many seconds; the same command continues the run. None: no limit."""
+    max_grad_norm: float | None = None
+    """Scale gradients down to this global L2 norm, and log the norm; None: neither."""
+    on_nonfinite: Annotated[Literal["stop", "skip"], tyro.conf.arg(aliases=["--on-nonfinite"])] = "stop"
+    """What to do about a gradient that is NaN or inf, which is never applied: end the run, or skip the step."""
+    ema_decay: Annotated[float | None, tyro.conf.arg(aliases=["--ema"])] = None
+    """Keep, evaluate and export an exponential moving average of the weights with this decay; None: none."""
+    evaluate_every_n_epochs: int = 1
+    """Evaluate after every n-th epoch, and after the last."""
+    monitor: str | None = None
+    """The metric that decides which evaluation is best, such as `eval/accuracy`; None: the accuracy if a metric has it,
+    else the first number that the metrics name, with an EMA that of the averaged weights."""
+    monitor_mode: Literal["max", "min"] | None = None
+    """Whether a larger or a smaller `monitor` is better; None: as its metric says."""
+    patience: int | None = None
+    """Stop after this many evaluations without a better one; None: never."""
+    log_every_n_steps: int = 50
+    """Write a row of training numbers every n optimizer steps, and at the end of each epoch."""
+
+    def __post_init__(self) -> None:
+        AT_LEAST_ONE.check(self, "trainer", "max_steps", "evaluate_every_n_epochs", "log_every_n_steps", "patience")
+        ABOVE_ZERO.check(self, "trainer", "max_grad_norm", "max_time_s")
+        if self.num_epochs < 0:
+            raise ConfigError("CONFIG", f"--epochs is {self.num_epochs}: set it to 0 (evaluate only) or more")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ConfigError("CONFIG", f"--ema is {self.ema_decay}: set a decay between 0 and 1, such as 0.999")
+
+    def evaluates_after(self, epoch: int) -> bool:
+        """Whether the run evaluates after `epoch`, counted from 1."""
+        return epoch % self.evaluate_every_n_epochs == 0 or epoch == self.num_epochs

@@ -1,0 +1,153 @@
+"""Evaluation: every sample exactly once for any number of processes, one collective and one host sync."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast, send_to_device
+from torch import Tensor, nn
+
+from ..core.errors import ConfigError, DataError, UserError
+from ..core.types import Batch, EvalLoader, EvalOutput, Metric, Task
+from ..distributed.fsdp import is_sharded
+from ..fault_tolerance.preemption import StopFlag
+from .metrics import plain_values, sums_device
+
+
+class EvaluationStopped(Exception):
+    """A signal ended an evaluation early, on all processes: it has no result."""
+
+
+class MetricFailed(Exception):
+    """A metric raised an error, on one process or more: the evaluation has no result, on any."""
+
+
+class MetricRefused(MetricFailed, ConfigError):
+    """A metric cannot measure what the task returns for a batch: a one-line error with its fix, on all processes."""
+
+
+class Evaluator:
+    """Runs a task over an evaluation set and merges its metrics over all processes."""
+
+    def __init__(self, loader: EvalLoader, *, task: Task, metrics: Sequence[Metric], accelerator: Accelerator) -> None:
+        if loader.num_samples < 1:
+            raise DataError("DATA_TOO_SMALL", "there are no samples to evaluate on: add some")
+        for metric in metrics:
+            if not hasattr(metric, "higher_is_better"):
+                raise ConfigError(
+                    "METRIC",
+                    f"metric {type(metric).__name__} has no higher_is_better: add the names of its numbers that a run "
+                    'may be judged by, as in {"loss": False}, or {}',
+                )
+        names = [name for metric in metrics for name in metric.higher_is_better]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            fix = "leave one out, or let it give its numbers other names"
+            raise ConfigError("METRIC", f"two metrics name their number {', '.join(repeated)}: {fix}")
+        self.loader, self.task, self.metrics, self.accelerator = loader, task, metrics, accelerator
+        self._sums_device = sums_device(accelerator.device)
+
+    def run(self, model: nn.Module, *, stop_flag: StopFlag | None = None) -> dict[str, Any]:
+        """Return the metrics of the unwrapped `model` over all samples. **Collective. Host sync** (one).
+
+        `model` must not be wrapped in DDP: its forward would wait for processes that have fewer samples. If its
+        weights are sharded, the loader must give every process the same number of batches, some perhaps empty.
+
+        Raises:
+            EvaluationStopped: some process got a signal.
+            MetricFailed: a metric raised, or returned something else than numbers, texts, lists and dicts.
+            RuntimeError: the processes together did not count each sample once.
+        """
+        was_training = model.training
+        model.eval()
+        _broadcast_buffers(model, self.accelerator)
+        parts = [metric.empty(self._sums_device) for metric in self.metrics]
+        batches = self.loader.batches()
+        seen, failure = self._update(model, parts, batches if stop_flag is None else stop_flag.until_preempted(batches))
+        model.train(was_training)
+        if stop_flag is not None and stop_flag.agreed.is_preemption:
+            raise EvaluationStopped
+        num_samples = self.loader.num_samples
+        ids = (torch.cat(seen).long() if seen else torch.zeros(0, dtype=torch.int64)).to(self._sums_device)
+        places = torch.where((ids >= 0) & (ids < num_samples), ids, num_samples)
+        # How often each sample was counted; the last count is of ids that are out of range.
+        counts = torch.zeros(num_samples + 1, dtype=torch.float64, device=self._sums_device)
+        counts.index_add_(0, places, torch.ones_like(places, dtype=torch.float64))
+        counts, num_failures, *merged = self._merge([counts, counts.new_full((1,), failure is not None), *parts])
+        if num_failures:
+            raise failure or MetricFailed("by peer")  # words that failure_report looks for
+        self._check_each_once(counts)
+        results: dict[str, Any] = {}
+        for metric, sums in zip(self.metrics, merged, strict=True):
+            try:
+                results.update(plain_values(metric.compute(sums)))
+            except Exception as error:
+                raise _failure_of(metric, error) from error
+        return results
+
+    def _update(
+        self, model: nn.Module, parts: Sequence[Tensor], batches: Iterable[Batch]
+    ) -> tuple[list[Tensor], MetricFailed | None]:
+        """Add `batches` to the metrics' sums; return the sample ids, and the first failure of a metric."""
+        seen: list[Tensor] = []
+        failure: MetricFailed | None = None
+        sharded = is_sharded(self.accelerator)
+        # Weights that FSDP gathers in inference mode cannot be trained afterwards (torch 2.13).
+        with torch.no_grad() if sharded else torch.inference_mode(), self.accelerator.autocast():
+            for batch in batches:
+                if len(batch) > 0 or sharded:  # a forward through shards is collective
+                    output = self.task.eval_step(model, batch)
+                if len(batch) == 0:
+                    continue
+                if self._sums_device != self.accelerator.device:
+                    batch, output = _moved(batch, output, self._sums_device)
+                seen.append(batch.sample_ids)
+                for metric, sums in zip(self.metrics, parts, strict=True):
+                    try:
+                        metric.update(sums, batch, output)
+                    except Exception as error:
+                        failure = failure or _failure_of(metric, error)
+        return seen, failure
+
+    def _check_each_once(self, counts: Tensor) -> None:
+        num_samples, num_counted = self.loader.num_samples, int(counts.sum())
+        if num_counted != num_samples:
+            fact = f"evaluation counted {num_counted} samples of {num_samples}"
+        elif not torch.all(counts[:-1] == 1):
+            fact = f"evaluation counted some of {num_samples} samples twice and left others out"
+        else:
+            return
+        raise RuntimeError(f"{fact}: the evaluation loader must give each sample to exactly one process")
+
+    def _merge(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Add up all sums over the processes in one collective; return them on the CPU."""
+        flat = self.accelerator.reduce(torch.cat([part.reshape(-1) for part in parts]), reduction="sum").cpu()
+        pieces = flat.split([part.numel() for part in parts])
+        return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+
+def _moved(batch: Batch, output: EvalOutput, device: torch.device) -> tuple[Batch, EvalOutput]:
+    """Return a batch and its output on `device`. **Host sync.**"""
+    # Not by `Batch.to`, whose copies do not block: the host would read them too early.
+    return batch.map(lambda tensor: tensor.to(device)), EvalOutput(*send_to_device(tuple(output), device))
+
+
+def _failure_of(metric: Metric, error: Exception) -> MetricFailed:
+    if isinstance(error, UserError):
+        failure: MetricFailed = MetricRefused(error.code, f"metric {type(metric).__name__}: {error.args[0]}")
+    else:
+        failure = MetricFailed(f"metric {type(metric).__name__} failed ({type(error).__name__}: {error})")
+    failure.__cause__ = error
+    return failure
+
+
+def _broadcast_buffers(model: nn.Module, accelerator: Accelerator) -> None:
+    """Copy the main process's buffers to all: running statistics differ where norms are not synchronised."""
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    if accelerator.num_processes == 1 or not buffers:
+        return
+    flat = broadcast(torch.cat([buffer.detach().reshape(-1) for buffer in buffers]))
+    for buffer, values in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
+        buffer.copy_(values.view_as(buffer))

@@ -1,0 +1,226 @@
+"""Metrics as monoids: float64 sums that add up over batches and processes, and numbers at the end.
+
+Legend: B batch, K classes, N samples of the evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeGuard
+
+import torch
+from torch import Tensor
+
+from ..core.errors import ConfigError
+from ..core.types import Batch, EvalOutput
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@dataclass(frozen=True)
+class MeanLoss:
+    """The mean of the per-sample losses, as `loss`."""
+
+    higher_is_better: ClassVar[Mapping[str, bool]] = {"loss": False}
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return sums [2]: the loss, the samples."""
+        return torch.zeros(2, dtype=torch.float64, device=device)
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        """Add the losses [B]. Raises ConfigError if there is not one for each sample."""
+        if output.losses.shape != (len(batch),):
+            raise ConfigError(
+                "SHAPES",
+                f"the losses are {describe_tensor(output.losses)} for {len(batch)} samples: let eval_step return one "
+                "for each sample, [B], neither their mean nor one for each pixel",
+            )
+        sums[0].add_(output.losses.sum(dtype=torch.float64))
+        sums[1].add_(len(batch))
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        """Return `loss`."""
+        loss_sum, num_samples = sums.tolist()
+        return {"loss": loss_sum / num_samples}
+
+
+@dataclass(frozen=True)
+class TopKAccuracy:
+    """The fraction of samples whose label is among the `k` largest logits, as `accuracy` or `top<k>_accuracy`."""
+
+    k: int = 1
+
+    @property
+    def higher_is_better(self) -> Mapping[str, bool]:
+        """The accuracy, under its name."""
+        return {"accuracy" if self.k == 1 else f"top{self.k}_accuracy": True}
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return sums [2]: the hits, the samples."""
+        return torch.zeros(2, dtype=torch.float64, device=device)
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        """Add the hits of logits [B, K] against labels [B]. Raises ConfigError for other shapes."""
+        check_logits(output.outputs, batch.targets, in_loss=False)
+        if self.k == 1:
+            hits = output.outputs.argmax(1) == batch.targets
+        else:
+            k = min(self.k, output.outputs.shape[1])
+            hits = (output.outputs.topk(k, dim=1).indices == batch.targets[:, None]).any(1)
+        sums[0].add_(hits.sum())
+        sums[1].add_(len(batch))
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        """Return the accuracy in 0..1."""
+        num_hits, num_samples = sums.tolist()
+        return dict.fromkeys(self.higher_is_better, num_hits / num_samples)
+
+
+@dataclass(frozen=True)
+class ConfusionMatrix:
+    """Counts of (label, prediction), as `confusion_matrix` [K, K] and `per_class_accuracy` [K] (None: no sample)."""
+
+    num_classes: int
+    higher_is_better: ClassVar[Mapping[str, bool]] = {}  # neither is one number
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return counts [K, K]."""
+        return torch.zeros(self.num_classes, self.num_classes, dtype=torch.float64, device=device)
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        """Add the pairs of labels [B] and largest logits of [B, K]. Raises ConfigError for other shapes."""
+        check_logits(output.outputs, batch.targets, in_loss=False)
+        if output.outputs.shape[1] != self.num_classes:
+            raise ConfigError(
+                "SHAPES",
+                f"{output.outputs.shape[1]} logits per sample, "
+                f"the confusion matrix has {self.num_classes} classes: give both the same number",
+            )
+        cells = batch.targets.long() * self.num_classes + output.outputs.argmax(1)
+        sums.view(-1).index_add_(0, cells, torch.ones_like(cells, dtype=torch.float64))
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        """Return the matrix, rows are labels, and the accuracy of each class."""
+        counts = sums.long()
+        per_class = [row[label] / sum(row) if sum(row) else None for label, row in enumerate(counts.tolist())]
+        return {"confusion_matrix": counts.tolist(), "per_class_accuracy": per_class}
+
+
+@dataclass(frozen=True)
+class EvaluateMetric:
+    """Any metric of the `evaluate` library over all predictions, exact for any number of processes.
+
+    `metric` is what `evaluate.load` returned; a path to a local module works offline. Each process
+    writes its predictions at the samples' ids of an array over all N samples, which the merge adds
+    up: nothing is padded, gathered twice or out of order. Its `compute` runs on every process.
+
+    The library does not say which of its numbers are better when they are higher: name those that a
+    run may be judged by in `higher_is_better`, such as `{"f1": True}`.
+    """
+
+    metric: Any
+    num_samples: int
+    compute_arguments: Mapping[str, Any] | None = None
+    higher_is_better: Mapping[str, bool] = field(default_factory=dict)
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return [2, N]: predictions, labels."""
+        return torch.zeros(2, self.num_samples, dtype=torch.float64, device=device)
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        """Place the predicted classes of logits [B, K] and the labels [B] at their sample ids.
+
+        Raises ConfigError for other shapes.
+        """
+        check_logits(output.outputs, batch.targets, in_loss=False)
+        sums[0].index_add_(0, batch.sample_ids, output.outputs.argmax(1).double())
+        sums[1].index_add_(0, batch.sample_ids, batch.targets.double())
+
+    def compute(self, sums: Tensor) -> Mapping[str, Any]:
+        """Return what the metric computes."""
+        predictions, references = sums.long().numpy()
+        arguments = dict(self.compute_arguments or {})
+        result: Mapping[str, Any] = self.metric.compute(predictions=predictions, references=references, **arguments)
+        return result
+
+
+# --- what fits together ---
+
+
+def check_logits(logits: Any, targets: Any, *, in_loss: bool) -> None:
+    """Raise ConfigError unless `logits` are [B, K] and `targets` integer class ids [B].
+
+    In a loss they must be int64 ids or float weights [B, K]. Checks types and shapes only: no host sync.
+    """
+    misfit = _misfit(logits, targets, in_loss=in_loss)
+    if misfit is not None:
+        fact = f"the model gives {describe_tensor(logits)} for targets {describe_tensor(targets)}"
+        raise ConfigError("SHAPES", f"{fact}: {misfit}")
+
+
+def _misfit(logits: Any, targets: Any, *, in_loss: bool) -> str | None:
+    if not isinstance(logits, Tensor):
+        return "let it return only its logits [B, K], or take them out of that in a task of your own"
+    if logits.ndim != 2:
+        return "a classifier gives logits [B, K]; anything else needs a task and a metric of your own"
+    if logits.shape[1] == 1:
+        return "the cross-entropy of one class is always 0: give it a logit for each class, 2 for yes and no"
+    if not isinstance(targets, Tensor) or targets.shape[:1] != logits.shape[:1]:
+        return "give each sample one target"
+    if targets.shape == (len(logits), 1):
+        return "give labels [B], as labels.squeeze(1) does"
+    if targets.ndim == 1:
+        allowed = (torch.int64, torch.uint8) if in_loss else _INTEGERS
+        return None if targets.dtype in allowed else "give labels int64 [B], as labels.long() does"
+    if in_loss and targets.shape == logits.shape and targets.is_floating_point():
+        return None
+    return "give labels int64 [B]" + ", or float weights [B, K] of the classes" * in_loss
+
+
+def describe_tensor(value: Any) -> str:
+    """Return the dtype and shape of a tensor, `float32 [16, 10]`, or the type of another value."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    parts = f" of {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
+    return f"a {type(value).__name__}{parts}"
+
+
+# --- plain values ---
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a metric's value is a single number, for rows and trackers."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def plain_values(values: Any) -> dict[str, Any]:
+    """Return what a metric computed as plain numbers, texts, lists and dicts for JSON; tensors are converted.
+
+    Raises:
+        TypeError: it is no mapping, or holds something else.
+    """
+    if not isinstance(values, Mapping):
+        raise TypeError(f"compute returned a {type(values).__name__}: return a dict of names and numbers")
+    return {str(name): _plain(value, str(name)) for name, value in values.items()}
+
+
+def _plain(value: Any, name: str) -> Any:
+    if hasattr(value, "tolist"):  # of torch and numpy
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part, name) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part, name) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{name} holds a {type(value).__name__}: return numbers, texts, lists and dicts")
+
+
+def sums_device(device: torch.device) -> torch.device:
+    """Return the device of the float64 sums: `device`, or the CPU if it has no float64, as Apple's GPUs."""
+    try:
+        (torch.ones((), dtype=torch.float64, device=device) + 1).item()
+    except (RuntimeError, TypeError):
+        return torch.device("cpu")
+    return device

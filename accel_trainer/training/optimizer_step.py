@@ -1,0 +1,137 @@
+"""The update of the weights from the gradients of a step batch; skipped if they are not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..core.train_state import TrainState
+from ..core.types import StepBatch
+from ..distributed.fsdp import is_sharded, local_part
+from ..fault_tolerance.nonfinite_guard import NonfiniteGuard, PendingUpdate
+
+_MIN_LOSS_SCALE = 1e-3  # a gradient that overflows even below it is NaN or inf, not a float16 overflow
+_PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+class StepResult(NamedTuple):
+    """The gradient norm [] before clipping, None without clipping, and whether the update was skipped."""
+
+    grad_norm: Tensor | None
+    was_skipped: bool
+
+
+class OptimizerStep:
+    """Steps the optimizer by the gradients of a step batch.
+
+    Without a GradScaler or an engine of its own, accelerate's wrappers of `backward` and `step` call what is called
+    here directly: then they are bypassed, since they take half as long as the step of a tiny model. While a step
+    `is_open`, `undo` leaves no trace of it.
+    """
+
+    def __init__(
+        self, *, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer,
+        prepared_optimizer: Optimizer, guard: NonfiniteGuard, max_grad_norm: float | None,
+    ) -> None:  # fmt: skip
+        self._accelerator, self._model, self._guard = accelerator, model, guard
+        self._max_grad_norm = max_grad_norm
+        self.is_open = False
+        self.bypass_accelerate = accelerator.scaler is None and accelerator.distributed_type in _PLAIN
+        self.optimizer = optimizer if self.bypass_accelerate else prepared_optimizer
+        if isinstance(model, DistributedDataParallel):
+            _settle_buckets(model)
+            self.optimizer.zero_grad(set_to_none=True)
+        if is_sharded(accelerator):
+            # "_fused_sgd_ does not have a sharding strategy" (torch 2.13).
+            for group in optimizer.param_groups:
+                group["fused"] = False
+
+    def begin(self) -> None:
+        """Save what the forwards of a step change."""
+        self._guard.save_buffers()
+        self.is_open = True
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss` []."""
+        if self.bypass_accelerate:
+            loss.backward()
+        else:
+            self._accelerator.backward(loss)
+
+    def apply(self, position: TrainState, step_batch: StepBatch, losses: Sequence[Tensor]) -> StepResult:
+        """Clip, step and drop the gradients. **Host sync** with loss scaling.
+
+        Raises:
+            DivergedError: the gradients are NaN or inf, and so the run must end.
+        """
+        self.is_open = False
+        grad_norm: Tensor | None = None
+        if self._max_grad_norm is not None:
+            grad_norm = local_part(self._accelerator.clip_grad_norm_(self._model.parameters(), self._max_grad_norm))
+        update = PendingUpdate(position, step_batch, losses)
+        if self._accelerator.scaler is not None:
+            was_skipped = self._step_scaled(update, self._accelerator.scaler)
+        else:
+            was_skipped = self._guard.should_skip(update, grad_norm)
+            if not was_skipped:
+                self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return StepResult(grad_norm, was_skipped)
+
+    def undo(self) -> None:
+        """Restore the gradients and running statistics from before a step that was not completed."""
+        self.is_open = False
+        self.optimizer.zero_grad(set_to_none=True)
+        self._guard.restore_buffers()
+
+    def _step_scaled(self, update: PendingUpdate, scaler: GradScaler) -> bool:
+        """Step the optimizer with loss scaling; return whether an overflow, NaN or inf skipped the step."""
+        # A fused optimizer skips inside its kernel, which accelerate 1.15 does not notice: the scale shows it.
+        scale, is_first = scaler.get_scale(), not self.optimizer.state
+        self.optimizer.step()
+        if scaler.get_scale() >= scale:
+            return False
+        self._guard.restore_buffers()
+        if is_first:  # fused SGD made its momentum of uninitialised memory (torch 2.13)
+            self.optimizer.state.clear()
+        if scaler.get_scale() < _MIN_LOSS_SCALE:
+            self._guard.report(update, must_stop=True)
+        elif self._has_nonfinite_loss(update.losses):
+            self._guard.report(update)
+        return True
+
+    def _has_nonfinite_loss(self, losses: Sequence[Tensor]) -> bool:
+        """Whether some process has a loss that is NaN or inf, which no scale fixes. **Collective. Host sync.**"""
+        is_bad = ~torch.isfinite(torch.stack(list(losses))).all()
+        return bool(self._accelerator.reduce(is_bad.float()) > 0)
+
+
+def _settle_buckets(model: DistributedDataParallel) -> None:
+    """Let DDP rebuild its gradient buckets before the first step. **Collective.**
+
+    DDP rebuilds them after its first backward, and with three or more processes the order of summation depends on the
+    place in a bucket: the first step after a resume would round differently from the same step without one (torch
+    2.13). So this runs a backward that trains nothing and reaches the parameters from the last to the first.
+    """
+    if model.find_unused_parameters or model.static_graph:
+        return  # the first never rebuilds; the second must see the graph of a real step first
+    model.reducer.prepare_for_backward([])
+    total = torch.zeros((), device=model.device)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            total = total + parameter.sum()
+    total.backward()
+    model.reducer._rebuild_buckets()
+
+
+def total(values: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors of one shape, of a single one without an operation."""
+    return values[0] if len(values) == 1 else torch.stack(list(values)).sum(0)

@@ -1,0 +1,102 @@
+"""The progress of a run: its position, its last and best evaluation, and whether anything is left to train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Literal
+
+from ..core.callback import RunResult
+from ..core.errors import ConfigError
+from ..core.train_state import BestCheckpoint, TrainState
+from ..core.types import Metric
+from ..fault_tolerance.preemption import Stop
+from .config import RESTARTS_EPOCH, TrainerConfig
+
+
+class Progress:
+    """What a checkpoint holds of a run besides tensors. `evaluated_step` is the step of the last evaluation.
+
+    Raises:
+        ConfigError: the metric that the config asks for is none of those that `metrics` name.
+    """
+
+    def __init__(self, config: TrainerConfig, metrics: Sequence[Metric]) -> None:
+        self._config, self._monitored = config, choose_monitor(config, metrics)
+        self.position = TrainState()
+        self.metrics: Mapping[str, Any] = {}
+        self.best: BestCheckpoint | None = None
+        self.evaluated_step: int | None = None
+        self.requested_stop: str | None = None
+
+    @property
+    def end_reason(self) -> str | None:
+        """Why nothing is left to train; None while something is."""
+        if self.requested_stop is not None:
+            return self.requested_stop
+        if self.position.epoch >= self._config.num_epochs:
+            return "num_epochs reached"
+        max_steps = self._config.max_steps
+        return "max_steps reached" if max_steps is not None and self.position.optimizer_step >= max_steps else None
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the weights of this position have been evaluated."""
+        return self.evaluated_step == self.position.optimizer_step
+
+    def record_evaluation(self, metrics: Mapping[str, Any], checkpoint: str) -> None:
+        """Record an evaluation of the weights that `checkpoint` will hold, and whether it is the best. NaN never is."""
+        self.metrics, self.evaluated_step = metrics, self.position.optimizer_step
+        if self._monitored is not None:
+            name, mode = self._monitored
+            value, sign = metrics[name], 1 if mode == "max" else -1
+            if not math.isnan(value) and (self.best is None or sign * value > sign * self.best.value):
+                self.best = BestCheckpoint(checkpoint, name, value, mode)
+
+    def result(self, stop: Stop) -> RunResult:
+        """Return how the run ended: done and evaluated, or by `stop`."""
+        state: Literal["done", "stopped", "preempted"] = "preempted" if stop.is_preemption else "stopped"
+        reason = stop.reason
+        if self.end_reason is not None and self.is_evaluated:
+            state, reason = "done", self.end_reason
+        return RunResult(state, reason or "", replace(self.position), self.metrics, self.best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "position": self.position.state_dict(),
+            "best": None if self.best is None else asdict(self.best),
+            "metrics": dict(self.metrics),
+            "evaluated_step": self.evaluated_step,
+            "requested_stop": self.requested_stop,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:
+        """Restore what `state_dict` returned; `changes` are the settings that were changed on purpose since."""
+        self.position.load_state_dict(state["position"])
+        if RESTARTS_EPOCH & set(changes):
+            self.position.step_in_epoch = 0
+        self.metrics, self.evaluated_step = state["metrics"], state["evaluated_step"]
+        self.requested_stop = None if changes else state["requested_stop"]
+        if state["best"] is not None and self._monitored is not None:
+            best = BestCheckpoint(**{"mode": self._monitored[1], **state["best"]})  # version 0.1.0 stored no mode
+            self.best = best if (best.metric, best.mode) == self._monitored else None
+
+
+def choose_monitor(config: TrainerConfig, metrics: Sequence[Metric]) -> tuple[str, Literal["max", "min"]] | None:
+    """Return the metric that decides which evaluation is best, and its direction; None if there is none to judge by.
+
+    Raises:
+        ConfigError: the metric that the config asks for is none of those that `metrics` name.
+    """
+    groups = ("eval",) if config.ema_decay is None else ("eval_ema", "eval")
+    named = {name: is_higher for metric in metrics for name, is_higher in metric.higher_is_better.items()}
+    known = {f"{group}/{name}": is_higher for group in groups for name, is_higher in named.items()}
+    name = config.monitor or next((n for n in known if n.endswith("/accuracy")), next(iter(known), None))
+    if name is None and config.patience is None:
+        return None
+    if name not in known:
+        choices = f"set --trainer.monitor to one of {', '.join(known)}" if known else "the metrics name none"
+        raise ConfigError("CONFIG", f"no metric {name or ''!r} to monitor: {choices}")
+    return name, config.monitor_mode or ("max" if known[name] else "min")

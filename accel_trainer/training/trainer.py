@@ -1,0 +1,298 @@
+"""The algorithm. Everything else serves these few functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import islice
+from traceback import clear_frames
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.utils import release_memory
+from torch import nn
+from torch.optim import Optimizer
+
+from ..checkpoint.format import checkpoint_name
+from ..checkpoint.manager import Checkpointer
+from ..checkpoint.state_dict import StateDicts, TrainingState
+from ..core.callback import Callback, RunResult
+from ..core.rng import fold_in, seed_forward
+from ..core.train_state import BestCheckpoint, TrainState
+from ..core.types import Loader, StepBatch, StepOutput, StepReport, Task
+from ..data.dataloader import WaitClock
+from ..distributed.accelerate_settings import reject_unsupported
+from ..fault_tolerance.nonfinite_guard import NonfiniteGuard
+from ..fault_tolerance.out_of_memory import halve_micro_batch, is_out_of_memory, needs_restart
+from ..fault_tolerance.preemption import StopFlag, stop_on_signals
+from ..fault_tolerance.watchdog import Watchdog
+from ..optim.ema import Ema
+from ..optim.lr_scheduler import Schedule
+from ..optim.optimizers import set_learning_rate
+from .callback_runner import CallbackRunner
+from .config import TrainerConfig
+from .evaluator import EvaluationStopped, Evaluator, MetricFailed
+from .optimizer_step import OptimizerStep, StepResult, total
+from .progress import Progress
+
+
+class Trainer:
+    """Trains `model` on the step batches of `loader`: one optimizer step per step batch, exact and resumable.
+
+    `model` is the plain module on the accelerator's device and `optimizer` the plain optimizer over its parameters;
+    the trainer prepares both. Everything that varies is a collaborator; to change the algorithm itself, override
+    `train_step`.
+    """
+
+    def __init__(
+        self, config: TrainerConfig, *, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer,
+        learning_rate_at: Schedule, task: Task, loader: Loader, evaluator: Evaluator, checkpointer: Checkpointer,
+        seed: int, watchdog: Watchdog | None = None, on_micro_batch_halved: Callable[[int], None] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:  # fmt: skip
+        reject_unsupported(accelerator)
+        self.accelerator, self.loader, self.learning_rate_at = accelerator, loader, learning_rate_at
+        self._config, self._task, self._evaluator, self._checkpointer = config, task, evaluator, checkpointer
+        self._process_key = fold_in(seed, accelerator.process_index)
+        self._progress = Progress(config, evaluator.metrics)
+        self.state = self._progress.position
+        self._watchdog = watchdog or Watchdog(StopFlag(num_processes=accelerator.num_processes))
+        self._watchdog.position, self._stop_flag = self.state, self._watchdog.stop_flag
+        self._data_wait = WaitClock()
+        self._on_micro_batch_halved = on_micro_batch_halved
+        self._callback_runner = CallbackRunner(callbacks)
+        self.raw_model, self.optimizer = model, optimizer
+        self.model, prepared_optimizer = accelerator.prepare(model, optimizer)
+        # After `prepare`, which moves the model once more: `.to("cpu:0")` replaces its buffers (torch 2.13), and the
+        # average refers to them.
+        self.ema = None if config.ema_decay is None else Ema(model, decay=config.ema_decay)
+        self._guard = NonfiniteGuard(
+            may_skip=config.on_nonfinite == "skip", accelerator=accelerator, model=model, optimizer=optimizer,
+            task=task, seed=seed, folder=checkpointer.directory.parent,
+        )  # fmt: skip
+        self._update = OptimizerStep(
+            accelerator=accelerator, model=self.model, optimizer=optimizer, prepared_optimizer=prepared_optimizer,
+            guard=self._guard, max_grad_norm=config.max_grad_norm,
+        )  # fmt: skip
+        ema_model = None if self.ema is None else self.ema.model
+        self._training_state = TrainingState(model, optimizer, ema_model, accelerator.scaler)
+
+    def fit(self) -> RunResult:
+        """Train from `self.state` to the end; from a restored state this is an exact resume. **Collective.**"""
+        with stop_on_signals(self._stop_flag), self._callback_runner.errors_observed(self, self._checkpointer):
+            self._start()
+            while not self._stop_flag.agreed.is_preemption:
+                if self._is_epoch_end:
+                    self._end_epoch()
+                elif self.is_finished or self._stop_flag.agreed:
+                    break
+                else:
+                    self._train_epoch()
+            return self._finish()
+
+    def _train_epoch(self) -> None:
+        """Train on what is left of the epoch, until something stops the run."""
+        self.model.train()
+        try:
+            for step_batch in self._data_wait.around(self._step_batches()):
+                self._notify("on_step_end", self.train_step(step_batch))
+                if self._stop_flag.poll() or self._progress.requested_stop:
+                    break
+                if self._checkpointer.is_due(self.state) and not self._is_epoch_end:
+                    self.save()
+        except (RuntimeError, MemoryError) as error:
+            if not (self._update.is_open and is_out_of_memory(error)):
+                raise
+            self._halve_micro_batch(error)
+
+    def train_step(self, step_batch: StepBatch) -> StepReport:
+        """Take one optimizer step by the mean loss over all samples of the step batch, on all processes."""
+        state = self.state
+        learning_rate = self.learning_rate_at(state.optimizer_step)
+        set_learning_rate(self._update.optimizer, learning_rate)
+        output, update = self._compute(step_batch)
+        state.advance(step_batch.num_samples)
+        if self.ema is not None and not update.was_skipped:
+            self.ema.update(optimizer_step=state.optimizer_step)
+        return StepReport(
+            state.optimizer_step, state.epoch, learning_rate, output.loss_sum, output.sums, step_batch.num_samples,
+            update.grad_norm, update.was_skipped,
+        )  # fmt: skip
+
+    def _compute(self, step_batch: StepBatch) -> tuple[StepOutput, StepResult]:
+        """Run forward, backward and update; return the losses and sums, and the result of the update."""
+        accelerator, step = self.accelerator, self.state.optimizer_step
+        scale = accelerator.num_processes / step_batch.num_samples  # DDP averages gradients over the processes
+        losses, sums = [], []
+        self._update.begin()
+        for index, batch in enumerate(self._data_wait.around(step_batch.micro_batches)):
+            self._watchdog.num_forwards += 1
+            seed_forward(self._process_key, optimizer_step=step, micro_batch=index, device=accelerator.device)
+            is_last = index == len(step_batch.micro_batches) - 1
+            with nullcontext() if is_last else accelerator.no_sync(self.model):
+                with accelerator.autocast() if accelerator.native_amp else nullcontext():
+                    output = self._task.train_step(self.model, batch)
+                self._update.backward(output.loss_sum * scale)
+            losses.append(output.loss_sum.detach())
+            sums.append(output.sums)
+        result = self._update.apply(self.state, step_batch, losses)
+        return StepOutput(total(losses), {name: total([part[name] for part in sums]) for name in sums[0]}), result
+
+    def evaluate(self) -> dict[str, Any]:
+        """Return the metrics of the model as `eval/...` and of its EMA as `eval_ema/...`. **Collective. Host sync.**
+
+        Raises:
+            EvaluationStopped: some process got a signal.
+        """
+        models = {"eval": self.raw_model} | ({} if self.ema is None else {"eval_ema": self.ema.model})
+        metrics: dict[str, Any] = {}
+        with self._watchdog.during("evaluation"):
+            for group, model in models.items():
+                values = self._evaluator.run(model, stop_flag=self._stop_flag)
+                metrics |= {f"{group}/{name}": value for name, value in values.items()}
+        return metrics
+
+    def request_stop(self, reason: str) -> None:
+        """Stop at the next step boundary. Call it on every process at the same step."""
+        self._progress.requested_stop = self._progress.requested_stop or reason
+
+    def save(self) -> None:
+        """Pass a checkpoint of the current position to the writer. **Collective.**"""
+        self._guard.flush()
+        with self._watchdog.during("disk"):
+            self._checkpointer.wait()
+        with self._watchdog.during("save"):
+            pieces = self.state_dict()
+            if self.accelerator.is_main_process:
+                self._checkpointer.save(self.state, pieces, best=self.best)
+        self._notify("on_checkpoint", checkpoint_name(self.state))
+
+    def restore(self, pieces: StateDicts, *, changes: Collection[str] = ()) -> None:
+        """Restore a checkpoint's `pieces`, the same on every process.
+
+        `changes` are the settings that were changed on purpose: callbacks then decide again whether to stop, and if
+        the changes decide which samples a step has, the epoch in progress starts again.
+
+        Raises:
+            CheckpointError: they do not fit this run; nothing is changed then.
+        """
+        self._training_state.restore(pieces)
+        progress = pieces["trainer"]
+        self._progress.load_state_dict(progress, changes=changes)
+        self._guard.skipped_steps = progress["skipped_steps"]
+        self._callback_runner.load_state_dict(progress["callbacks"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the whole run, as references to live tensors. **Collective.**"""
+        progress = {
+            **self._progress.state_dict(),
+            "skipped_steps": self._guard.skipped_steps,
+            "callbacks": self._callback_runner.state_dict(),
+        }
+        return {**self._training_state.pieces(), "trainer": progress}
+
+    @property
+    def best(self) -> BestCheckpoint | None:
+        """The best evaluation so far."""
+        return self._progress.best
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """The results of the last evaluation."""
+        return self._progress.metrics
+
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds that training has waited for data in this attempt."""
+        return self._data_wait.seconds
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to train."""
+        return self._progress.end_reason is not None
+
+    @property
+    def _is_epoch_end(self) -> bool:
+        return self.state.step_in_epoch >= self.loader.plan.steps_per_epoch
+
+    def _start(self) -> None:
+        self._notify("on_fit_start")
+        self._stop_flag.may_leave = False
+        self._stop_flag.agree()  # a signal may have reached a single process during the start
+        self._watchdog.phase = "training"
+        if self._on_micro_batch_halved and needs_restart(self.accelerator) and self.state.optimizer_step == 0:
+            self.save()  # or there would be nothing to restart from
+
+    def _step_batches(self) -> Iterator[StepBatch]:
+        """Yield the step batches left of this epoch, or up to `max_steps`."""
+        max_steps = self._config.max_steps
+        left = None if max_steps is None else max_steps - self.state.optimizer_step
+        return islice(self.loader.step_batches(self.state.epoch, self.state.step_in_epoch), left)
+
+    def _halve_micro_batch(self, error: BaseException) -> None:
+        """Undo the step that was out of memory; the next step batches begin with it, in forwards of half the size.
+
+        Raises:
+            OutOfMemoryError: the user has not asked for that, or a forward has a single sample.
+            Preempted: it takes a restart.
+        """
+        plan = halve_micro_batch(
+            self.loader.plan, accelerator=self.accelerator, step=self.state.optimizer_step + 1,
+            remember=self._on_micro_batch_halved,
+        )  # fmt: skip
+        clear_frames(error.__traceback__)  # they hold the activations of the forwards
+        self._update.undo()
+        release_memory()
+        self.save()  # where the size changes, so that a run killed after this has the same bits
+        self._checkpointer.wait(must_succeed=True)
+        if self._on_micro_batch_halved is not None:
+            self._on_micro_batch_halved(plan.per_device_batch_size)
+        self.loader.plan = plan
+
+    def _end_epoch(self) -> None:
+        """Evaluate if due, and move to the next epoch unless a signal ends the evaluation."""
+        best_before, next_epoch = self.best, replace(self.state, epoch=self.state.epoch + 1, step_in_epoch=0)
+        if self._config.evaluates_after(next_epoch.epoch) and not self._evaluate_at(next_epoch):
+            return  # saved as not yet evaluated: a resume evaluates again
+        self.state.finish_epoch()
+        self._notify("on_epoch_end")
+        if self.best is not best_before or self._checkpointer.is_due(self.state):
+            self.save()
+
+    def _evaluate_at(self, position: TrainState) -> bool:
+        """Evaluate and notify; `position` is that of the checkpoint that will hold the weights. False: a signal."""
+        try:
+            metrics = self.evaluate()
+        except EvaluationStopped:
+            return False
+        except Exception as error:
+            # Once the cause is fixed, the same command has lost no step. All processes meet a failed metric.
+            if isinstance(error, MetricFailed) or self.accelerator.num_processes == 1:
+                self.save()
+            raise
+        self._progress.record_evaluation(metrics, checkpoint_name(position))
+        self._notify("on_evaluate_end", self.metrics)
+        return True
+
+    def _finish(self) -> RunResult:
+        """Save, evaluate the final weights if that is left to do, and return how the run ended. **Collective.**
+
+        A stop inside an epoch evaluates after the checkpoint, which does not hold the result: a run that continues
+        later is the same as one that never stopped, and a finished run that is started again evaluates the same.
+        """
+        self._stop_flag.drain()
+        self.save()  # a position that is already saved is not saved again
+        with self._watchdog.during("disk"):
+            self._checkpointer.wait(must_succeed=True)
+        if not self._progress.is_evaluated and not self._stop_flag.agreed.is_preemption:
+            self._evaluate_at(self.state)
+            if self.accelerator.is_main_process:
+                self._checkpointer.record_best(self.best)
+        result = self._progress.result(self._stop_flag.agreed)
+        self._watchdog.phase = result.state
+        self._notify("on_fit_end", result)
+        return result
+
+    def _notify(self, hook: str, *arguments: Any) -> None:
+        self._callback_runner.notify(hook, self, *arguments)

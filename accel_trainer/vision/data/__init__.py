@@ -1,0 +1,1 @@
+"""Turns images into batches: decoding, cache, loaders."""

@@ -1,0 +1,70 @@
+"""Handles images that cannot be used: stop at the first, or leave a few out and list them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+from ...core.errors import ConfigError, DataError
+from ..sources.raw import RawSplit
+
+
+class BadImage(NamedTuple):
+    """An image that cannot be used: error code and message."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadImageConfig:
+    """What to do if an image cannot be decoded, is missing, or differs from the first in size or mode."""
+
+    policy: Annotated[Literal["error", "skip"], tyro.conf.arg(aliases=["--on-bad-image"])] = "error"
+    """`error` stops and names the first such image; `skip` leaves them out, on all processes."""
+    max_fraction: float = 0.001
+    """The largest fraction (0..1) of the images of a split that `skip` may leave out; more are an error."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_fraction < 1:
+            raise ConfigError(
+                "CONFIG",
+                f"--bad-images.max-fraction is {self.max_fraction}: set it to at least 0 and below 1",
+            )
+
+    def check(self, left_out: Sequence[BadImage], *, num_images: int) -> None:
+        """Raise DataError if `left_out` are too many of the `num_images` of a split."""
+        if left_out and self.policy == "error":
+            first = left_out[0]
+            raise DataError(first.code, f"{first.message}, or leave such images out with --on-bad-image skip")
+        if len(left_out) > self.max_fraction * num_images:
+            raise DataError(
+                "DATA_BAD_IMAGES",
+                f"{len(left_out)} of {num_images} images cannot be used, the last because {left_out[-1].message}; "
+                f"at most {self.max_fraction:.4g} of them may be left out: fix the data, or raise "
+                "--bad-images.max-fraction",
+            )
+
+    def usable(self, split: RawSplit, left_out: list[BadImage]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield index and pixels [H, W, C] of the usable images; add the others to `left_out`.
+
+        Raises:
+            DataError: too many are left out.
+        """
+        for index in range(len(split.labels)):
+            try:
+                image = split.image_at(index)
+            except DataError as error:
+                left_out.append(BadImage(error.code, str(error.args[0])))
+                self.check(left_out, num_images=len(split.labels))
+            else:
+                yield index, image
+
+
+WHATEVER_WAS_KEPT = BadImageConfig(policy="skip", max_fraction=0.999)
+"""For commands that read the data of a run that was allowed to leave images out."""

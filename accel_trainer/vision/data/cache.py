@@ -1,0 +1,227 @@
+"""Decodes a data set once into files of uint8, and maps them into memory after verifying their hashes.
+
+Shapes: N samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...core import platform
+from ...core.errors import OutputError
+from ...core.filesystem import create_file, new_directory, read_file, remove_directories, sweep
+from ..sources.raw import RawImages, RawSplit, Source, checked_class_names
+from .bad_images import BadImage, BadImageConfig
+from .images import ImageDataset, ImageSplit, MappedFile, Normalization
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = 1
+_MANIFEST, _IMAGES, _LABELS = "images.json", "_images.u8", "_labels.i64"
+_LEFT_OUT, _SHA256 = "left_out", "sha256"
+_MAX_MANIFEST_BYTES = 1 << 24
+_CHUNK_IMAGES = 256
+_MIN_STD = 1 / 255  # avoids a division by zero for an all-black channel
+
+
+def open_or_build(source: Source, *, cache_dir: Path, bad_images: BadImageConfig) -> ImageDataset:
+    """Return the decoded data set, from the cache if it is intact, else by decoding it now.
+
+    The cache records which images were left out, so `bad_images` applies even if another run built it.
+    """
+    dataset = _open_or_build(source, cache_dir, bad_images)
+    for split in (dataset.train, dataset.test):
+        bad_images.check(split.left_out, num_images=len(split) + len(split.left_out))
+    return dataset
+
+
+def _open_or_build(source: Source, cache_dir: Path, bad_images: BadImageConfig) -> ImageDataset:
+    folder = cache_folder(source, cache_dir)
+    dataset = _open(folder)
+    if dataset is not None:
+        return dataset
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with _sole_writer(cache_dir):
+            dataset = _open(folder)  # another process may have written it while this one waited
+            if dataset is None:
+                if folder.exists():
+                    logger.warning("the image cache %s is damaged or from an older version, and is rebuilt", folder)
+                    remove_directories([folder])
+                logger.info("decoding %s into %s, once", source.name, folder)
+                try:
+                    _build(folder, source.read(), bad_images)
+                except OSError:  # on a file system without locks another process may have written it meanwhile
+                    if _open(folder) is None:
+                        raise
+                dataset = _open(folder)
+    except OSError as error:
+        raise OutputError(
+            "CACHE_NOT_WRITABLE",
+            f"cannot write the image cache {folder} ({error.strerror or error}): free some space, or choose "
+            "another cache folder",
+        ) from error
+    if dataset is None:
+        raise OutputError("CACHE_DAMAGED", f"{folder} differs from what was just written: check the disk")
+    return dataset
+
+
+def cache_folder(source: Source, cache_dir: Path) -> Path:
+    """Return the folder for the decoded images of `source`."""
+    digest = hashlib.sha256(f"{_FORMAT}:{source.key}".encode()).hexdigest()
+    return cache_dir / f"{source.name}-{digest[:16]}"
+
+
+@contextmanager
+def _sole_writer(cache_dir: Path) -> Iterator[None]:
+    """Wait until no other process writes. If files cannot be locked, several may write, which is harmless."""
+    descriptor = os.open(cache_dir / ".lock", os.O_RDWR | os.O_CREAT | platform.SAFELY, 0o600)
+    try:
+        try:
+            platform.wait_for_lock(descriptor)
+        except OSError as error:
+            logger.warning("%s cannot be locked (%s): several processes may decode at once", cache_dir, error)
+        else:
+            sweep(cache_dir)
+        yield
+    finally:
+        os.close(descriptor)  # this also unlocks
+
+
+def _build(folder: Path, raw: RawImages, bad_images: BadImageConfig) -> None:
+    class_names = checked_class_names(raw)
+    _, first = next(bad_images.usable(raw.train, []))
+    shape = first.shape
+    needed = int(np.prod(shape)) * (len(raw.train.labels) + len(raw.test.labels))
+    free = shutil.disk_usage(folder.parent).free
+    if needed > free:
+        raise OutputError(
+            "CACHE_TOO_LARGE",
+            f"the decoded images need {needed / 2**30:.2f} GiB in {folder.parent}, which has "
+            f"{free / 2**30:.2f} GiB free: choose another cache folder, or smaller images",
+        )
+    with new_directory(folder) as temporary:
+        left_out: dict[str, list[BadImage]] = {"train": [], "test": []}
+        train = _write_split(temporary, "train", raw.train, bad_images, left_out["train"])
+        test = _write_split(temporary, "test", raw.test, bad_images, left_out["test"])
+        manifest: dict[str, Any] = {"shape": shape, "class_names": class_names, "train": train, "test": test}
+        if any(left_out.values()):
+            manifest[_LEFT_OUT] = left_out
+        manifest[_SHA256] = _sha256(manifest)
+        create_file(temporary / _MANIFEST, [_encoded(manifest)])
+
+
+def _write_split(
+    folder: Path, name: str, split: RawSplit, bad_images: BadImageConfig, left_out: list[BadImage]
+) -> dict[str, Any]:
+    """Write the usable images and labels of a split; return their entry in the manifest."""
+    digest = hashlib.sha256()
+    kept: list[int] = []
+    sums: list[NDArray[np.int64]] = []  # [2, C]: sums of pixels and of their squares, exact as integers
+
+    def chunks() -> Iterator[bytes]:
+        usable = bad_images.usable(split, left_out)
+        while some := list(islice(usable, _CHUNK_IMAGES)):
+            kept.extend(index for index, _ in some)
+            images = np.stack([image for _, image in some])  # [n, H, W, C]
+            pixels = images.reshape(-1, images.shape[-1]).astype(np.int64)
+            sums.append(np.stack([pixels.sum(0), (pixels**2).sum(0)]))
+            chunk = images.tobytes()
+            digest.update(chunk)
+            yield chunk
+
+    create_file(folder / f"{name}{_IMAGES}", chunks())
+    labels = split.labels[kept].tobytes()
+    create_file(folder / f"{name}{_LABELS}", [labels])
+    return {
+        "num_samples": len(kept),
+        "images_sha256": digest.hexdigest(),
+        "labels_sha256": hashlib.sha256(labels).hexdigest(),
+        "pixel_sums": np.sum(sums, axis=0).tolist(),
+    }
+
+
+def _encoded(manifest: dict[str, Any]) -> bytes:
+    return json.dumps(manifest, indent=1).encode()
+
+
+def _sha256(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(_encoded(manifest)).hexdigest()
+
+
+def _open(folder: Path) -> ImageDataset | None:
+    """Map the cache into memory; None if it is missing, incomplete or damaged."""
+    try:
+        text = read_file(folder / _MANIFEST, max_bytes=_MAX_MANIFEST_BYTES)
+        manifest = dict(json.loads(text))
+        if manifest.pop(_SHA256) != _sha256(manifest):
+            raise ValueError(f"{_MANIFEST} is not what was written")
+        left_out = manifest.pop(_LEFT_OUT, {"train": [], "test": []})
+        shape = [int(size) for size in manifest["shape"]]  # [H, W, C]
+        class_names = tuple(str(name) for name in manifest["class_names"])
+        train, test = (
+            _open_split(folder, name, manifest[name], shape, len(class_names), left_out[name])
+            for name in ("train", "test")
+        )
+        normalization = _normalization(manifest["train"], shape)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        logger.debug("no usable image cache in %s: %s", folder, error)
+        return None
+    return ImageDataset(
+        train=train,
+        test=test,
+        class_names=class_names,
+        normalization=normalization,
+        fingerprint=_sha256(manifest),  # it contains the hashes of the files
+    )
+
+
+def _open_split(folder: Path, name: str, entry: Any, shape: list[int], num_classes: int, left_out: Any) -> ImageSplit:
+    num_samples = int(entry["num_samples"])
+    files = [MappedFile.at(folder / f"{name}{kind}") for kind in (_IMAGES, _LABELS)]
+    images = _mapped(files[0], [num_samples, *shape], dtype=torch.uint8, sha256=entry["images_sha256"])
+    labels = _mapped(files[1], [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"])
+    return ImageSplit(
+        images=images.permute(0, 3, 1, 2),
+        labels=labels,
+        num_classes=num_classes,
+        left_out=tuple(BadImage(str(code), str(message)) for code, message in left_out),
+        files=tuple(files),
+    )
+
+
+def _mapped(file: MappedFile, shape: list[int], *, dtype: torch.dtype, sha256: str) -> Tensor:
+    """Map a file into memory. Raises ValueError if its size or hash is wrong."""
+    num_elements = math.prod(shape)
+    if file.size_bytes != num_elements * dtype.itemsize:
+        raise ValueError(f"{file.path} has {file.size_bytes} bytes")
+    # A private mapping: writes to the tensor do not change the file.
+    flat = torch.from_file(str(file.path), shared=False, size=num_elements, dtype=dtype)
+    # Verified at every start: a flipped bit would train a different model.
+    if hashlib.sha256(flat.numpy().data).hexdigest() != sha256:
+        raise ValueError(f"{file.path} is not what was written")
+    return flat.view(shape)
+
+
+def _normalization(entry: Any, shape: list[int]) -> Normalization:
+    count = int(entry["num_samples"]) * shape[0] * shape[1] * 255
+    sums, squares = entry["pixel_sums"]
+    mean = [total / count for total in sums]
+    variance = [total / (count * 255) - m**2 for total, m in zip(squares, mean, strict=True)]
+    std = [max(math.sqrt(max(v, 0.0)), _MIN_STD) for v in variance]
+    return Normalization(mean=tuple(mean), std=tuple(std))

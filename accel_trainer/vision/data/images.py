@@ -1,0 +1,94 @@
+"""Decoded image data sets.
+
+Shapes: N samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...core.errors import DataError
+from .bad_images import BadImage
+
+
+class MappedFile(NamedTuple):
+    """A memory-mapped file, and its state when its hash was verified."""
+
+    path: Path
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def at(cls, path: Path) -> MappedFile:
+        """Return the current state of the file. Raises OSError."""
+        status = path.stat()
+        return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def check(self) -> None:
+        """Raise DataError if the file has been modified since."""
+        try:
+            now = MappedFile.at(self.path)
+        except OSError:
+            return  # a mapping keeps the content of a deleted or replaced file
+        if now.inode == self.inode and now != self:
+            raise DataError(
+                "CACHE_CHANGED",
+                f"{self.path} was changed while the run read it ({self.size_bytes} -> {now.size_bytes} bytes), so "
+                "the last epoch may have seen other images: stop the program that writes there, delete the checkpoints "
+                "of that epoch and run the same command again, which rebuilds the cache",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSplit:
+    """`images` uint8 [N, C, H, W], channels last in memory, and their `labels` int64 [N] below `num_classes`.
+
+    The images are memory-mapped, so the processes of a machine share them. `left_out` are the images of the source
+    that could not be used; `files` are the mapped files.
+    """
+
+    images: Tensor
+    labels: Tensor
+    num_classes: int
+    left_out: tuple[BadImage, ...] = ()
+    files: tuple[MappedFile, ...] = ()
+
+    def __len__(self) -> int:
+        return self.labels.shape[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalization:
+    """Per-channel mean and standard deviation, for pixels in 0 to 1."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageDataset:
+    """Two splits of labelled images. `fingerprint` is a SHA-256 of all pixels, labels and class names.
+
+    `normalization` is computed from the training split.
+    """
+
+    train: ImageSplit
+    test: ImageSplit
+    class_names: tuple[str, ...]
+    normalization: Normalization
+    fingerprint: str
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes, K."""
+        return len(self.class_names)
+
+    @property
+    def num_channels(self) -> int:
+        """The number of channels, C: 3 for colour, 1 for greyscale."""
+        return self.train.images.shape[1]

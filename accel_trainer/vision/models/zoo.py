@@ -1,0 +1,105 @@
+"""The models by name, their config, and how to build them.
+
+Shapes: B batch, C channels, H height, W width, K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from typing import Annotated, Any, TypedDict
+
+import tyro
+from torch import nn
+
+from ...core.errors import ConfigError
+from .airbench import Airbench
+from .blocks import Norm
+from .resnet import BasicBlock, BottleneckBlock, ResNet
+from .resnet9 import ResNet9
+from .wide_resnet import WideResNet
+
+_CIFAR_BLOCKS = {f"resnet{depth}": (depth - 2) // 6 for depth in (8, 20, 32, 44, 56, 110)}
+_IMAGENET_STAGES: dict[str, tuple[tuple[int, ...], type[BasicBlock] | type[BottleneckBlock]]] = {
+    "resnet18": ((2, 2, 2, 2), BasicBlock),
+    "resnet34": ((3, 4, 6, 3), BasicBlock),
+    "resnet50": ((3, 4, 6, 3), BottleneckBlock),
+}
+_WIDE = {f"wrn{d}_{f}": (d, f) for d, f in ((16, 2), (16, 4), (16, 8), (28, 2), (28, 10), (40, 2), (40, 4))}
+# Channels of the groups as multiples of the first, default width, whether residual, momentum of the norms.
+_AIRBENCH: dict[str, tuple[tuple[int, ...], int, bool, float]] = {
+    "airbench94": ((1, 4, 4), 64, False, 0.4),
+    "airbench96": ((1, 3, 4), 128, True, 0.1),
+}
+
+MODEL_NAMES: tuple[str, ...] = (*_CIFAR_BLOCKS, "resnet9", *_AIRBENCH, *_IMAGENET_STAGES, *_WIDE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model to train."""
+
+    name: Annotated[str, tyro.conf.arg(aliases=["--model"])] = "resnet20"
+    """Architecture, one of `MODEL_NAMES`."""
+    width: int | None = None
+    """Channels of the first trained layer; every other layer scales with it. None: as in the paper."""
+    norm: Norm = "batch"
+    """`batch`, or `group` (over groups of channels), which does not depend on the micro-batch."""
+    dropout: float = 0.0
+    """Fraction of features dropped before the head; in a Wide ResNet, between the convolutions of a block."""
+    activation_checkpointing: bool = False
+    """Recompute activations in backward instead of storing them: less memory, more time."""
+
+    def __post_init__(self) -> None:
+        if self.name not in MODEL_NAMES:
+            near = get_close_matches(self.name, MODEL_NAMES, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}")
+        if self.width is not None and self.width < 1:
+            raise ConfigError("MODEL_WIDTH", f"--model.width is {self.width}: set it to 1 or more")
+        if self.norm not in ("batch", "group"):
+            raise ConfigError("MODEL_NORM", f"--model.norm is {self.norm!r}: set it to batch or group")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError("MODEL_DROPOUT", f"--model.dropout is {self.dropout}: set it to 0 or more and below 1")
+
+
+class _Shared(TypedDict):
+    """Arguments of every architecture."""
+
+    norm: Norm
+    dropout: float
+    recompute: bool
+    in_channels: int
+    num_classes: int
+
+
+def build_model(config: ModelConfig, *, in_channels: int, num_classes: int) -> nn.Module:
+    """Build the model that maps [B, C, H, W], C = `in_channels`, to logits [B, K], K = `num_classes`."""
+    model: nn.Module = model_call(config, in_channels=in_channels, num_classes=num_classes)()
+    return model
+
+
+def model_call(config: ModelConfig, *, in_channels: int, num_classes: int) -> partial[Any]:
+    """Return a partial call that builds the model."""
+    shared: _Shared = {
+        "norm": config.norm,
+        "dropout": config.dropout,
+        "recompute": config.activation_checkpointing,
+        "in_channels": in_channels,
+        "num_classes": num_classes,
+    }
+    if config.name == "resnet9":
+        return partial(ResNet9, width=config.width or 64, **shared)
+    if config.name in _AIRBENCH:
+        factors, width, is_residual, norm_momentum = _AIRBENCH[config.name]
+        widths = tuple(factor * (config.width or width) for factor in factors)
+        return partial(Airbench, widths=widths, is_residual=is_residual, norm_momentum=norm_momentum, **shared)
+    if config.name in _WIDE:
+        depth, factor = _WIDE[config.name]
+        return partial(WideResNet, depth=depth, factor=factor, width=config.width or 16, **shared)
+    if config.name in _IMAGENET_STAGES:
+        stages, block = _IMAGENET_STAGES[config.name]
+        return partial(ResNet, stages, block=block, width=config.width or 64, shortcut="projection", **shared)
+    stages = (_CIFAR_BLOCKS[config.name],) * 3
+    return partial(ResNet, stages, block=BasicBlock, width=config.width or 16, shortcut="pad", **shared)

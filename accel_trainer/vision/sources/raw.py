@@ -1,0 +1,66 @@
+"""The common form of all sources before they are cached, and the checks for all of them.
+
+Shapes: N samples, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawSplit:
+    """The samples of a source: labels [N], and images uint8 [H, W, C], decoded one at a time.
+
+    `name_of(index)` describes where a sample is, for messages: a path, or a row of a file.
+    """
+
+    labels: NDArray[np.int64]
+    image_at: Callable[[int], NDArray[np.uint8]]
+    name_of: Callable[[int], str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawImages:
+    """A data set before decoding. `class_names` is None if the source does not name its classes."""
+
+    train: RawSplit
+    test: RawSplit
+    class_names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a data set comes from. `key` changes with its content, and is cheaper than `read`."""
+
+    name: str
+    key: str
+    read: Callable[[], RawImages]
+
+
+def checked_class_names(raw: RawImages) -> tuple[str, ...]:
+    """Return the class names (numbers if the source has none), after checking all labels.
+
+    Raises:
+        DataError: a split is empty, or a label has no class.
+    """
+    for split_name, split in (("train", raw.train), ("test", raw.test)):
+        if len(split.labels) == 0:
+            raise DataError("DATA_EMPTY", f"the {split_name} split has no images: give a data set that has both splits")
+    names = raw.class_names or tuple(str(label) for label in range(int(raw.train.labels.max()) + 1))
+    for split in (raw.train, raw.test):
+        wrong = np.flatnonzero((split.labels < 0) | (split.labels >= len(names)))
+        if len(wrong):
+            index = int(wrong[0])
+            raise DataError(
+                "DATA_LABEL",
+                f"{split.name_of(index)} has label {split.labels[index]}, the classes are 0 to "
+                f"{len(names) - 1} ({len(wrong)} such labels): fix the labels",
+            )
+    return names

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+
+import pytest
+
+from accel_trainer.callbacks.metrics_file import MetricsFile
+
+
+def rows(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_rows_are_lines_and_are_there_at_once(tmp_path: Path) -> None:
+    history = MetricsFile(tmp_path / "metrics.jsonl")
+    for step in range(3):
+        history.append({"optimizer_step": step, "train/loss": 0.1 * step, "event": "train"})
+        assert rows(tmp_path / "metrics.jsonl")[-1]["optimizer_step"] == step
+        assert history.size == (tmp_path / "metrics.jsonl").stat().st_size
+    assert [row["train/loss"] for row in rows(tmp_path / "metrics.jsonl")] == [0.0, 0.1, 0.2]
+    history.sync()
+    history.close()
+
+
+def test_a_history_goes_on_at_the_length_that_a_checkpoint_remembers(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    history = MetricsFile(path)
+    history.append({"optimizer_step": 1})
+    size = history.size
+    history.append({"optimizer_step": 2})
+    history.append({"optimizer_step": 3})
+    history.close()
+
+    resumed = MetricsFile(path)
+    resumed.truncate(size)
+    assert rows(path) == [{"optimizer_step": 1}]
+    resumed.append({"optimizer_step": 2})
+    assert rows(path) == [{"optimizer_step": 1}, {"optimizer_step": 2}]
+    resumed.truncate(0)
+    assert (path.read_bytes(), resumed.size) == (b"", 0)
+    resumed.close()
+
+
+def test_numbers_that_json_has_not_are_written_as_strings(tmp_path: Path) -> None:
+    history = MetricsFile(tmp_path / "metrics.jsonl")
+    history.append({"a": math.nan, "b": -math.inf, "c": 1.5, "d": [1.0, [math.inf]], "e": None})
+    history.close()
+    text = (tmp_path / "metrics.jsonl").read_text()
+    assert text == '{"a": "nan", "b": "-inf", "c": 1.5, "d": [1.0, ["inf"]], "e": null}\n'
+
+
+def test_a_file_shorter_than_the_checkpoint_remembers_is_kept_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    history = MetricsFile(path)
+    history.append({"optimizer_step": 1})
+    before = path.read_bytes()
+    with caplog.at_level(logging.WARNING):
+        history.truncate(len(before) + 100)
+    assert path.read_bytes() == before
+    assert f"{path} is {len(before)} bytes, {len(before) + 100} at the checkpoint" in caplog.text
+    history.append({"optimizer_step": 9})
+    assert [row["optimizer_step"] for row in rows(path)] == [1, 9]
+    history.close()

@@ -1,0 +1,108 @@
+"""What a run prints: on a terminal, into a file, in quiet, on several processes, and when it goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accel_trainer import BatchConfig, Callback, CheckpointConfig, StepReport, Trainer
+
+from .. import processes, workload
+
+
+class Acts(Callback):
+    """Warns after the third step, and kills its process after another."""
+
+    def __init__(self, dies_after: int) -> None:
+        self._dies_after = dies_after
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        if report.optimizer_step == 3:
+            logging.getLogger(__name__).warning("a word of warning")
+        if report.optimizer_step == self._dies_after:
+            trainer._checkpointer.wait(must_succeed=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def attempt(folder: Path, dies_after: int = 0, is_quiet: bool = False, max_steps: int | None = None) -> None:
+    """Train 2 epochs of 5 steps with a row for every second step, and its end."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    config = workload.make_config(folder, checkpoint=CheckpointConfig(every_n_steps=5))
+    config = replace(
+        config,
+        batch=BatchConfig(global_batch_size=16, eval_batch_size=10),
+        trainer=replace(config.trainer, log_every_n_steps=2, ema_decay=None, max_steps=max_steps),
+        run=replace(config.run, quiet=is_quiet),
+    )
+    workload.train(config, callbacks=(Acts(dies_after),))
+
+
+def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> None:
+    job = processes.run(attempt, tmp_path / "run", folder=tmp_path / "logs", num_processes=2)
+    lines = job.output(0).splitlines()
+    steps = [re.match(r"epoch (\d)/2  step (\d+)/10  loss ", line) for line in lines]
+    found = [match.groups() for match in steps if match]
+    assert found == [("1", "2"), ("1", "4"), ("1", "5"), ("2", "6"), ("2", "8"), ("2", "10")]
+    (last,) = (line for line in lines if "step 10/10  loss" in line)
+    assert re.search(r"  learning rate \S+  images/s [\d,]+  data wait \S+%  memory \d\.\d GiB  00:00 left$", last)
+    assert "\r" not in job.output(0)
+    assert job.output(1) == "WARNING: a word of warning\n", "what process 0 shows is shown once"
+
+
+@pytest.mark.parametrize(("max_steps", "said"), [(3, "3 steps (--max-steps)"), (10, "10 steps"), (None, "10 steps")])
+def test_the_steps_that_will_be_taken_are_announced(tmp_path: Path, max_steps: int | None, said: str) -> None:
+    job = processes.run(attempt, tmp_path / "run", 0, False, max_steps, folder=tmp_path / "logs")
+    assert job.output().splitlines()[1].endswith(f", 2 epochs, {said}")
+
+
+def test_quiet_leaves_warnings_alone(tmp_path: Path) -> None:
+    job = processes.run(attempt, tmp_path / "run", 0, True, folder=tmp_path / "logs")
+    assert job.output() == "WARNING: a word of warning\n"
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 8
+
+
+def test_a_run_that_goes_on_says_from_where_and_why(tmp_path: Path) -> None:
+    job = processes.start(attempt, tmp_path / "run", 7, num_processes=1, folder=tmp_path / "killed")
+    assert job.wait() == [-signal.SIGKILL]
+    assert "continuing" not in job.output()
+    job = processes.run(attempt, tmp_path / "run", folder=tmp_path / "again")
+    lines = job.output().splitlines()
+    start = lines.index("continuing after step 5, epoch 2 of 2, from step-0000000005-epoch-00001")
+    assert lines[start + 1] == "the attempt before this one was killed"
+
+
+@pytest.mark.usefixtures("python_is_forked")
+def test_a_terminal_shows_one_bar_and_warnings_on_lines_of_their_own(tmp_path: Path) -> None:
+    code = f"from tests.callbacks.test_progress_bar import attempt, Path; attempt(Path({str(tmp_path / 'run')!r}))"
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 150, 0, 0))  # rows and columns
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=terminal, stdout=terminal, stderr=terminal,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    os.close(terminal)
+    text = b""
+    with suppress(OSError):  # how a terminal without a process ends
+        while part := os.read(screen, 65536):
+            text += part
+    assert child.wait() == 0, text.decode()
+    lines = [line.rpartition("\r")[2] for line in text.decode().replace("\r\n", "\n").split("\n")]
+    assert "WARNING: a word of warning" in lines
+    bars = [line for line in lines if "|" in line]
+    assert len(bars) == 1, lines
+    assert re.match(r"epoch 2/2 \|█{16}\| 10/10, 00:00 left  loss 1\.\d+ ", bars[0])
+    assert sum(bool(re.match(r"epoch \d/2  step \d+/10  eval loss ", line)) for line in lines) == 2, lines
+    assert lines[-3].startswith("done: ")

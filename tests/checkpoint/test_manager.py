@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from accel_trainer.checkpoint import retention
+from accel_trainer.checkpoint.format import checkpoint_name
+from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
+from accel_trainer.checkpoint.retention import load_checkpoint
+from accel_trainer.checkpoint.serialization import encode
+from accel_trainer.checkpoint.staging import Snapshot
+from accel_trainer.core.errors import CheckpointError, ConfigError, DivergedError
+from accel_trainer.core.train_state import TrainState
+from tests import processes
+from tests.faults.disks import InterceptedDisk, installed
+from tests.faults.tiny_run import METADATA, damage, is_state_at, make, name_at, names, pieces_at, position_at, save
+
+
+@pytest.fixture(autouse=True)
+def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "RETRY_DELAYS_S", ())
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+# --- what is saved is what is loaded ---
+
+
+def test_what_was_saved_is_loaded_exactly(directory: Path) -> None:
+    save(make(directory), 1, 2, 3)
+    loaded = load_checkpoint(directory)
+    assert loaded is not None
+    assert loaded.name == name_at(3)
+    assert loaded.position == position_at(3)
+    assert is_state_at(loaded.pieces, 3)
+    assert loaded.manifest["num_processes"] == 1
+
+
+def test_there_is_nothing_to_load_before_the_first_save(directory: Path) -> None:
+    assert load_checkpoint(directory) is None
+    make(directory)
+    assert load_checkpoint(directory) is None
+
+
+def test_any_program_can_load_the_weights(directory: Path) -> None:
+    save(make(directory), 1)
+    state = safetensors.torch.load_file(directory / name_at(1) / "model.safetensors")
+    assert state.keys() == pieces_at(1)["model"].keys()  # type: ignore[attr-defined]
+    torch.testing.assert_close(state["layer.weight"], pieces_at(1)["model"]["layer.weight"])  # type: ignore[index]
+
+
+def test_training_may_change_the_weights_while_they_are_written(directory: Path) -> None:
+    checkpointer = make(directory)
+    may_write = threading.Event()
+
+    class WaitingDisk(InterceptedDisk):
+        def intercept(self, operation: str, path: Path, act: Any, act_half: Any, *details: Any) -> Any:
+            may_write.wait()
+            return act()
+
+    pieces = pieces_at(1)
+    with installed(WaitingDisk()):
+        checkpointer.save(position_at(1), pieces)
+        pieces["model"]["layer.weight"].zero_()  # type: ignore[index]
+        may_write.set()
+        checkpointer.wait(must_succeed=True)
+    loaded = load_checkpoint(checkpointer.directory)
+    assert loaded is not None
+    assert is_state_at(loaded.pieces, 1)
+
+
+def test_one_save_is_in_flight_and_waiting_for_it_is_counted(directory: Path) -> None:
+    checkpointer = make(directory)
+
+    class SlowDisk(InterceptedDisk):
+        def intercept(self, operation: str, path: Path, act: Any, act_half: Any, *details: Any) -> Any:
+            time.sleep(0.005)
+            return act()
+
+    with installed(SlowDisk()):
+        for step in (1, 2, 3):
+            checkpointer.save(position_at(step), pieces_at(step))
+        checkpointer.wait(must_succeed=True)
+    assert checkpointer.num_waits == 2
+    assert checkpointer.last_committed == name_at(3)
+
+
+def test_the_host_memory_of_a_copy_is_reused() -> None:
+    snapshot = Snapshot()
+    (first, _), (second, _) = (snapshot.take({"m": encode({"w": torch.ones(3)}, name="m")}) for _ in range(2))
+    assert first["m"].tensors["w"] is second["m"].tensors["w"]
+
+
+def test_what_must_not_be_older_than_a_checkpoint_is_synced_before_its_commit(directory: Path) -> None:
+    seen: list[list[str]] = []
+    checkpointer = Checkpointer(
+        directory, config=CheckpointConfig(), metadata={}, before_commit=lambda: seen.append(names(directory))
+    )
+    checkpointer.prepare({})
+    save(checkpointer, 1)
+    assert len(seen) == 1
+    assert name_at(1) not in seen[0]
+
+
+def test_files_and_folders_are_only_for_this_user(directory: Path) -> None:
+    previous = os.umask(0)
+    try:
+        save(make(directory), 1)
+    finally:
+        os.umask(previous)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in (directory / name_at(1)).iterdir()}
+    assert modes == {0o600}
+    assert stat.S_IMODE((directory / name_at(1)).stat().st_mode) == 0o700
+
+
+def test_a_state_that_cannot_be_stored_is_an_error_at_once(directory: Path) -> None:
+    checkpointer = make(directory)
+    with pytest.raises(CheckpointError, match=r"CKPT_TYPE.*trainer\.x is a builtins\.set"):
+        checkpointer.save(position_at(1), {"trainer": {"x": {1}}})
+    with pytest.raises(CheckpointError, match=r"CKPT_TYPE.*'\.\./x' cannot name a file"):
+        checkpointer.save(position_at(1), {"../x": {}})
+    assert names(directory) == []
+
+
+# --- names and order ---
+
+
+def test_a_name_is_a_position_and_no_clock_changes_the_order(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10**6, 0, -1))
+    monkeypatch.setattr(time, "time_ns", lambda: next(clock))
+    checkpointer = make(directory, keep_last_n=3)
+    before, after = TrainState(9, 0, 9, 72), TrainState(9, 1, 0, 72)
+    for position in (before, after, TrainState(10, 1, 1, 80)):
+        checkpointer.save(position, pieces_at(position.optimizer_step))
+    checkpointer.wait(must_succeed=True)
+    assert names(directory) == [
+        "step-0000000009-epoch-00000", "step-0000000009-epoch-00001", "step-0000000010-epoch-00001",
+    ]  # fmt: skip
+    assert checkpoint_name(after) == names(directory)[1]
+    loaded = load_checkpoint(checkpointer.directory, checkpoint_name(after))
+    assert loaded is not None
+    assert loaded.position == after
+
+
+def test_a_valid_checkpoint_at_the_same_position_is_kept(directory: Path) -> None:
+    save(make(directory), 1)
+    inode = (directory / name_at(1)).stat().st_ino
+    save(make(directory), 1)
+    assert (directory / name_at(1)).stat().st_ino == inode
+
+
+@pytest.mark.parametrize(("cause", "label"), [("bytes", "damaged"), ("config", "superseded")])
+def test_another_checkpoint_at_the_same_position_is_quarantined(directory: Path, cause: str, label: str) -> None:
+    save(make(directory), 1)
+    metadata = dict(METADATA)
+    if cause == "bytes":
+        damage(directory, 1)
+    else:
+        metadata["config_sha256"] = "2" * 64
+    checkpointer = make(directory, metadata)
+    save(checkpointer, 1)
+    assert names(directory) == sorted([f"{label}-{name_at(1)}", name_at(1)])
+    assert load_checkpoint(checkpointer.directory) is not None
+
+
+@pytest.mark.parametrize(
+    ("position", "is_due"),
+    [((0, 0, 0), False), ((3, 0, 3), False), ((4, 0, 4), True), ((5, 1, 0), False), ((10, 2, 0), True)],
+)
+def test_saves_are_due_at_steps_and_at_ends_of_epochs(position: tuple[int, int, int], is_due: bool) -> None:
+    config = CheckpointConfig(every_n_steps=4, every_n_epochs=2)
+    checkpointer = Checkpointer(Path(), config=config, metadata={})
+    assert checkpointer.is_due(TrainState(*position)) is is_due
+
+
+@pytest.mark.parametrize(
+    "config", [{"keep_last_n": 1}, {"every_n_steps": 0}, {"max_failed_saves": 0}, {"keep_every_n_steps": -1}]
+)
+def test_a_config_that_could_lose_checkpoints_is_refused(config: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(config))):
+        CheckpointConfig(**config)
+
+
+# --- NaN and inf ---
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("piece", ["model", "optimizer"])
+def test_a_state_that_is_not_finite_is_never_committed(directory: Path, piece: str, value: float) -> None:
+    checkpointer = make(directory)
+    save(checkpointer, 1)
+    pieces: dict[str, Any] = pieces_at(2)
+    tensor = pieces["model"]["layer.weight"] if piece == "model" else pieces["optimizer"]["state"][0]["momentum_buffer"]
+    tensor[1, 2] = value
+    checkpointer.save(position_at(2), pieces)
+    with pytest.raises(DivergedError, match=rf"CKPT_NONFINITE.*{piece}.*{name_at(1)} stays the newest"):
+        checkpointer.wait()
+    assert names(directory) == [name_at(1)]
+    save(checkpointer, 3)
+
+
+def test_large_weights_whose_sum_overflows_are_finite(directory: Path) -> None:
+    checkpointer = make(directory)
+    checkpointer.save(position_at(1), {"model": {"w": torch.full((9,), 3e38), "h": torch.full((9,), 6e4).half()}})
+    checkpointer.wait(must_succeed=True)
+    assert checkpointer.last_committed == name_at(1)
+
+
+def test_a_loaded_state_that_is_not_finite_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpointer = make(directory)
+    monkeypatch.setattr("accel_trainer.checkpoint.manager.first_nonfinite", lambda tensors: None)
+    checkpointer.save(position_at(1), {"model": {"w": torch.tensor([1.0, float("nan")])}})
+    checkpointer.wait(must_succeed=True)
+    with pytest.raises(CheckpointError, match=r"CKPT_NONFINITE.*model\.safetensors: w is NaN or inf"):
+        load_checkpoint(checkpointer.directory)
+
+
+def test_a_save_leaves_the_cores_to_the_training(tmp_path: Path) -> None:
+    processes.run(check_threads_of_a_save, tmp_path / "checkpoints", folder=tmp_path / "logs")
+
+
+def check_threads_of_a_save(folder: Path) -> None:
+    torch.set_num_threads(3)
+    weights = torch.ones(1 << 20)
+    weights.sum()  # starts the other two
+    before = len(os.listdir("/proc/self/task"))
+    checkpointer = Checkpointer(folder, config=CheckpointConfig(), metadata={})
+    checkpointer.prepare({"model": {"weights": weights}})
+    checkpointer.save(TrainState(optimizer_step=1), {"model": {"weights": weights}})
+    checkpointer.wait(must_succeed=True)
+    assert len(os.listdir("/proc/self/task")) == before + 1, "the writer computes on one core, its own"
+    assert torch.get_num_threads() == 3

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from accel_trainer.checkpoint.state_dict import TrainingState, check_weights
+from accel_trainer.core.errors import CheckpointError, ExitCode
+from accel_trainer.optim.ema import Ema
+from accel_trainer.optim.optimizers import OptimizerConfig, build_optimizer
+
+from ..workload import SmallNet
+
+Change = Callable[[dict[str, Any]], object]
+
+
+def trained(seed: int, *, name: str = "sgd") -> TrainingState:
+    """A run after two steps, everything in it different for each `seed`."""
+    torch.manual_seed(seed)
+    model = SmallNet(norm="batch")
+    optimizer = build_optimizer(model, OptimizerConfig(name=name, learning_rate=0.1))
+    ema = Ema(model, decay=0.9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (seed + 3))
+    scaler.scale(torch.ones(()))
+    for step in (1, 2):
+        model(torch.randn(4, 3, 8, 8)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ema.update(optimizer_step=step)
+    return TrainingState(model, optimizer, ema.model, scaler)
+
+
+def stored(state: TrainingState) -> dict[str, Any]:
+    return copy.deepcopy(state.pieces())
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return isinstance(other, Tensor) and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_restored_objects_have_the_state_that_was_taken(name: str) -> None:
+    source, target = trained(0, name=name), trained(1, name=name)
+    pieces = stored(source)
+    assert not same(stored(target), pieces)
+    target.restore(pieces)
+    assert same(stored(target), pieces)
+
+
+def test_a_setting_that_was_changed_is_this_runs_and_what_the_steps_changed_is_the_checkpoints() -> None:
+    source, target = trained(0), trained(1)
+    for group in source.optimizer.param_groups:
+        group["num_restarts"] = 7  # as an optimizer may count
+    for state in (source, target):
+        state.__init__(state.model, state.optimizer, None, None)  # type: ignore[misc]
+    for group in source.optimizer.param_groups:
+        group["num_restarts"] = 9
+    for group in target.optimizer.param_groups:
+        group.update(num_restarts=7, weight_decay=0.5)
+    target.__init__(target.model, target.optimizer, None, None)  # type: ignore[misc]
+    target.restore(stored(source))
+    for group in target.optimizer.param_groups:
+        assert (group["num_restarts"], group["weight_decay"]) == (9, 0.5)
+
+
+def test_pieces_are_the_live_tensors() -> None:
+    state = trained(0)
+    pieces = state.pieces()
+    with torch.no_grad():
+        state.model.layers[0].weight.zero_()
+    assert pieces["model"]["layers.0.weight"].abs().sum() == 0
+
+
+def test_restoring_shares_no_memory_with_what_was_restored() -> None:
+    source, target = trained(0), trained(1)
+    pieces = stored(source)
+    before = copy.deepcopy(pieces)
+    target.restore(pieces)
+    target.model(torch.randn(4, 3, 8, 8)).sum().backward()
+    target.optimizer.step()
+    assert same(pieces, before)
+
+
+def test_a_run_without_average_and_scaler_has_no_pieces_of_them() -> None:
+    state = trained(0)
+    bare = TrainingState(state.model, state.optimizer, None, None)
+    assert sorted(bare.pieces()) == ["model", "optimizer"]
+    bare.restore(stored(trained(1)))  # what the checkpoint has besides is not needed
+
+
+def test_the_optimizer_knows_its_class_and_the_names_of_its_parameters() -> None:
+    piece = trained(0).pieces()["optimizer"]
+    assert piece["class"] == "SGD"
+    names = [name for group in piece["param_groups"] for name in group["param_names"]]
+    assert sorted(names) == sorted(name for name, _ in SmallNet(norm="batch").named_parameters())
+
+
+def drop(*path: Any) -> Change:
+    def change(pieces: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            pieces = pieces[key]
+        del pieces[path[-1]]
+
+    return change
+
+
+def put(*path: Any, value: Any) -> Change:
+    def change(pieces: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            pieces = pieces[key]
+        pieces[path[-1]] = value
+
+    return change
+
+
+GROUPS = ("optimizer", "param_groups")
+MISFITS: dict[str, tuple[Change, str, str]] = {
+    "no model": (drop("model"), "CKPT_MISSING", "the checkpoint has no model and this run has"),
+    "no optimizer": (drop("optimizer"), "CKPT_MISSING", "the checkpoint has no optimizer"),
+    "no average": (drop("ema"), "CKPT_MISSING", "the checkpoint has no ema"),
+    "no scaler": (drop("scaler"), "CKPT_MISSING", "the checkpoint has no scaler"),
+    "a weight is missing": (
+        drop("model", "layers.9.bias"),
+        "CKPT_WEIGHTS",
+        "the checkpoint's model does not fit: layers.9.bias is missing",
+    ),
+    "a weight more": (
+        put("model", "head.bias", value=torch.zeros(4)),
+        "CKPT_WEIGHTS",
+        "head.bias is unknown here",
+    ),
+    "another shape": (
+        put("model", "layers.9.bias", value=torch.zeros(10)),
+        "CKPT_WEIGHTS",
+        r"layers.9.bias is torch.float32 \[10\], here torch.float32 \[4\]",
+    ),
+    "another dtype": (
+        put("model", "layers.9.bias", value=torch.zeros(4).half()),
+        "CKPT_WEIGHTS",
+        "layers.9.bias is torch.float16",
+    ),
+    "a shape of the average": (
+        put("ema", "layers.9.bias", value=torch.zeros(10)),
+        "CKPT_WEIGHTS",
+        "the checkpoint's ema does not fit",
+    ),
+    "another optimizer": (
+        put("optimizer", "class", value="AdamW"),
+        "CKPT_OPTIMIZER",
+        "the checkpoint's optimizer is AdamW, this run's is SGD",
+    ),
+    "no class": (drop("optimizer", "class"), "CKPT_OPTIMIZER", "the checkpoint's optimizer is None"),
+    "a group is missing": (drop(*GROUPS, 1), "CKPT_OPTIMIZER", "has other parameters or groups"),
+    "a parameter is missing": (
+        drop(*GROUPS, 0, "params", 0),
+        "CKPT_OPTIMIZER",
+        "has other parameters or groups",
+    ),
+    "an option is missing": (
+        drop(*GROUPS, 0, "nesterov"),
+        "CKPT_OPTIMIZER",
+        "has other parameters or groups",
+    ),
+    "another name": (
+        put(*GROUPS, 0, "param_names", 0, value="stem.weight"),
+        "CKPT_OPTIMIZER",
+        "has other parameters or groups",
+    ),
+    "a momentum of another shape": (
+        put("optimizer", "state", 2, "momentum_buffer", value=torch.zeros(3)),
+        "CKPT_OPTIMIZER",
+        r"momentum_buffer\[2\] has another shape than its parameter",
+    ),
+    "a momentum of no parameter": (
+        put("optimizer", "state", 8, value={"momentum_buffer": torch.zeros(3)}),
+        "CKPT_OPTIMIZER",
+        "has other parameters or groups",
+    ),
+    "an unknown scaler": (
+        put("scaler", value={"scale": 1.0}),
+        "CKPT_SCALER",
+        "the checkpoint's scaler has other fields",
+    ),
+    "an empty scaler": (put("scaler", value={}), "CKPT_SCALER", "the checkpoint's scaler has other fields"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_fit_is_named_in_one_line_and_nothing_has_changed(name: str) -> None:
+    change, code, message = MISFITS[name]
+    state, pieces = trained(0), stored(trained(1))
+    before = stored(state)
+    change(pieces)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        state.restore(pieces)
+    assert caught.value.code == code
+    assert caught.value.exit_code == ExitCode.CHECKPOINT
+    assert "\n" not in str(caught.value)
+    assert same(stored(state), before)
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused_with_the_way_out() -> None:
+    with pytest.raises(CheckpointError, match="optimizer is AdamW, this run's is SGD: .* --init-from"):
+        trained(0).restore(stored(trained(1, name="adamw")))
+
+
+def test_many_differences_are_shown_as_five_and_a_count() -> None:
+    mine = nn.Sequential(*[nn.Linear(2, 2) for _ in range(6)]).state_dict()
+    with pytest.raises(
+        CheckpointError, match="0.bias is missing; 0.weight is missing; .*2.bias is missing and 7 more"
+    ) as caught:
+        check_weights("model", mine, {})
+    assert str(caught.value).count("is missing") == 5

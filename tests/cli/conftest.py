@@ -1,0 +1,54 @@
+"""Two real runs on digits that differ in one flag, shared by the tests of the commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from accel_trainer import main
+from recipes import cifar
+
+
+def train(runs: Path, name: str, *extra: str) -> Path:
+    """Train a small group-norm net on digits for two epochs and return the run folder."""
+    flags = [
+        "--dataset",
+        "digits",
+        "--model",
+        "resnet8",
+        "--model.norm",
+        "group",
+        "--augment.crop-padding",
+        "1",
+    ]
+    flags += ["--epochs", "2", "--ema", "0.8", "--batch-size", "64", "--trainer.log-every-n-steps", "10"]
+    flags += ["--trainer.max-grad-norm", "5", "--runtime.num-threads", "1"]
+    places = ["--cache-dir", str(runs.parent / "cache"), "--output-dir", str(runs / name)]
+    with pytest.raises(SystemExit) as ended:
+        main(cifar.train, cifar.Config, description="", argv=[*flags, *places, *extra])
+    assert ended.value.code == 0
+    return runs / name
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs `fast` and `slow`, which has a lower learning rate."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("tools") / "runs"
+    folder.mkdir()
+    train(folder, "fast", "--lr", "0.1")
+    train(folder, "slow", "--lr", "0.01")
+    return folder
+
+
+def run_command(capsys: pytest.CaptureFixture[str], argv: Sequence[object]) -> tuple[int, str, str]:
+    """Return the exit code of `accel-trainer` and what it printed."""
+    from accel_trainer.cli.main import main as door
+
+    capsys.readouterr()
+    code = door([str(word) for word in argv])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err

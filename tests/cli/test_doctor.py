@@ -1,0 +1,227 @@
+"""`accel-trainer doctor`: in one process, in several, and on a failed run."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from accel_trainer import RuntimeConfig
+from accel_trainer.cli.doctor import together
+from accel_trainer.cli.doctor.command import CHECKS
+from accel_trainer.cli.doctor.symptoms import SYMPTOMS, diagnose
+from accel_trainer.cli.main import main
+from tests import processes, workload
+from tests.cli.conftest import run_command
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "troubleshooting.md").read_text()
+CIFAR = str(ROOT / "recipes" / "cifar.py")
+
+Shown = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test machine may have problems too: only those that a test causes are checked."""
+    for name in ("NCCL_TIMEOUT", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_a_config_without_errors_exits_with_0_and_says_what_is_well(tmp_path: Path, capsys: Shown) -> None:
+    code, shown, _ = run_command(capsys, ["doctor", CIFAR, "--dataset", "digits", "--output-dir", tmp_path / "run"])
+    assert code == 0
+    assert "\nok      The data set exists\n" in shown
+    assert "\nok      The run folder is writable\n" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_exits_with_64_and_each_finding_has_its_line(
+    tmp_path: Path, capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_TIMEOUT", "7")
+    flags = ["--dataset", "digts", "--output-dir", tmp_path]
+    code, shown, _ = run_command(capsys, ["doctor", CIFAR, *flags])
+    assert code == 64
+    assert "\nerror   DATA: no data set 'digts': did you mean digits?" in shown
+    assert "\nwarning NCCL_TIMEOUT: NCCL_TIMEOUT=7 has no effect: " in shown
+    assert shown.splitlines()[-1].startswith("1 errors, ")
+    code, shown, _ = run_command(capsys, ["doctor", CIFAR, *flags, "--json"])
+    found = {finding["code"]: finding for finding in json.loads(shown)}
+    assert (code, found["DATA"]["severity"], found["NCCL_TIMEOUT"]["rank"]) == (64, "error", 0)
+
+
+def test_a_recipe_that_is_none_is_one_line(capsys: Shown) -> None:
+    code, _, error = run_command(capsys, ["doctor", "nowhere.py"])
+    assert (code, error.count("\n")) == (64, 1)
+
+
+def test_a_launch_that_contradicts_itself_is_one_line(capsys: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, error = run_command(capsys, ["doctor"])
+    assert (code, error.count("\n")) == (64, 1)
+    assert error.startswith("accel_trainer: error[LAUNCH]: ")
+
+
+def test_processes_are_compared_and_the_network_between_them_is_measured(tmp_path: Path) -> None:
+    job = processes.start(look_together, num_processes=2, folder=tmp_path)
+    assert job.wait() == [64, 64]
+    shown = job.output(0)
+    assert re.search(r"^all_reduce over 2 processes: \S+ GB/s \(16 MiB\), \S+ ms for one number$", shown, re.M)
+    assert "error   PROCESSES_DIFFER: not the same as on process 0: config on 1; data on 1. Install" in shown
+    assert "warning CLOCKS: the clocks of the machines differ by 9" in shown
+    assert re.search(r"^warning NCCL_TIMEOUT: .* \(on processes 1\)$", shown, re.M), "found only by process 1"
+    assert job.output(1) == "", "one process speaks"
+
+
+def look_together() -> None:
+    flags = ["--dataset", "digits"]
+    if os.environ["RANK"] == "1":
+        flags = ["--dataset", "cifar10", "--lr", "0.2"]
+        os.environ["NCCL_TIMEOUT"] = "7"
+        now = time.time
+        time.time = lambda: now() + 99  # type: ignore[assignment]
+    raise SystemExit(main(["doctor", CIFAR, *flags]))
+
+
+def test_a_process_that_meets_no_other_says_so_in_time(tmp_path: Path) -> None:
+    job = processes.start(look_alone, num_processes=2, folder=tmp_path)
+    assert job.wait()[0] == 64
+    assert "error   RENDEZVOUS: " in job.output(0)
+
+
+def look_alone() -> None:
+    if os.environ["RANK"] == "0":
+        raise SystemExit(main(["doctor", "--runtime.timeout-s", "1"]))
+
+
+def test_a_slow_network_is_reported_with_its_cost() -> None:
+    assert together._find_slow(1e9) == []
+    (finding,) = together._find_slow(45e6)
+    assert (finding.code, finding.severity) == ("SLOW_NETWORK", "warning")
+    assert "at 45 MB/s, which takes 1.0 s per step for a ResNet-18" in finding.message
+
+
+# --- a run ---
+
+
+def write_config(run: Path, text: str) -> Path:
+    run.mkdir(exist_ok=True)
+    (run / "config.yaml").write_text(text)
+    return run
+
+
+def test_a_run_is_looked_at_with_what_it_was_started_with(
+    tmp_path: Path, capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_config(
+        tmp_path / "run",
+        "dataset: digts\nmodel: {name: resnet8}\nrun: {output_dir: elsewhere, track: [tensorboad]}\n"
+        "batch: {global_batch_size: 33}\n",
+    )
+    for name, value in FIRST_OF_TWO.items():
+        monkeypatch.setenv(name, value)
+    code, shown, _ = run_command(capsys, ["doctor", run])
+    assert code == 64
+    assert "\nerror   DATA: no data set 'digts': did you mean digits?" in shown
+    assert "error   BATCH_SIZE: global batch 33 is not divisible by 2 processes" in shown
+    assert "error   TRACKER: --track tensorboad" in shown
+    _, shown, _ = run_command(capsys, ["doctor", run, "--batch.global-batch-size", "34"])
+    assert "BATCH_SIZE" not in shown, "a flag wins over the run's own value"
+    assert "DATA: no data set 'digts'" in shown
+
+
+FIRST_OF_TWO = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "ACCELERATE_USE_CPU": "true",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "RUN_CONFIG"),
+        ("- a", "is not a config"),
+        ("batch: {global_batch_size: x}", "expected whole numbers by name"),
+    ],
+)
+def test_a_run_whose_config_cannot_be_read_is_one_line(tmp_path: Path, capsys: Shown, text: str, said: str) -> None:
+    _, shown, error = run_command(capsys, ["doctor", write_config(tmp_path / "run", text)])
+    assert said in error
+    assert (error.count("\n"), shown) == (1, "")
+
+
+# --- a run that failed ---
+
+
+def test_a_failed_run_is_explained_by_its_last_error(tmp_path: Path, capsys: Shown) -> None:
+    """For real: a parameter that takes no part in the loss, which stops torch's reduction of two processes."""
+    job = processes.start(train_with_an_idle_layer, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+    assert 0 not in job.wait()
+    code, shown, _ = run_command(capsys, ["doctor", tmp_path / "run"])
+    assert code == 0
+    (line,) = [line for line in shown.splitlines() if "UNUSED_PARAMETERS" in line]
+    assert "freeze it (requires_grad=False)" in line
+
+
+class IdleNet(workload.SmallNet):
+    def __init__(self, *, norm: str, dropout: float = 0.0) -> None:
+        super().__init__(norm=norm, dropout=dropout)
+        self.idle = nn.Linear(2, 2)
+
+
+def train_with_an_idle_layer(folder: Path) -> None:
+    workload.SmallNet = IdleNet  # type: ignore[misc]
+    config = workload.make_config(folder)
+    workload.train(replace(config, runtime=RuntimeConfig(num_threads=1, timeout_s=20)))
+
+
+def out_of_memory() -> str:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(1 << 60)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        (out_of_memory(), "OUT_OF_MEMORY"),
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "OUT_OF_MEMORY"),
+        (f"OSError: [Errno 98] {os.strerror(errno.EADDRINUSE)}", "PORT_IN_USE"),
+        ("DistNetworkError: ... code: -98, name: EADDRINUSE, message: ...", "PORT_IN_USE"),
+        ("DistBackendError: NCCL error in: ProcessGroupNCCL.cpp, unhandled system error", "NCCL_ERROR"),
+        ("RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error.", "SHARED_MEMORY"),
+        (f"OSError: [Errno 28] {os.strerror(errno.ENOSPC)}", "DISK_SPACE"),
+        (f"OSError: [Errno 24] {os.strerror(errno.EMFILE)}", "OPEN_FILES"),
+        ("RuntimeError: Cannot re-initialize CUDA in forked subprocess.", "CUDA_TOUCHED"),
+        ("rank 1, step 3, data: stuck, no progress for 600 s", "STUCK"),
+        ("rank 1, step 3, training: gone without a word: killed, perhaps", "KILLED"),
+        ("ValueError: something of the user's own", None),
+    ],
+)
+def test_last_words_have_a_meaning(tmp_path: Path, said: str, code: str | None) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({"state": "failed", "error": said}))
+    assert [finding.code for finding in diagnose(tmp_path)] == ([code] if code else [])
+    (tmp_path / "status.json").write_text(json.dumps({"state": "done", "error": None}))
+    assert diagnose(tmp_path) == []
+
+
+# --- the page ---
+
+
+def test_the_page_has_every_code_and_no_other() -> None:
+    codes = {check.code for check in CHECKS} | {symptom.code for symptom in SYMPTOMS} | set(together.CODES)
+    assert set(re.findall(r"`([A-Z][A-Z_]+)`", PAGE)) == codes
+
+
+def test_every_rule_says_what_should_hold() -> None:
+    assert len({check.code for check in CHECKS}) == len(CHECKS)
+    assert all((check.run.__doc__ or "").endswith(".") for check in CHECKS)

@@ -1,0 +1,407 @@
+"""`accel-trainer export`, `verify` and `predict` on a real run, also when somebody changed something."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import torch
+from huggingface_hub import ModelCard, metadata_load
+from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from accel_trainer.cli.main import main as door
+from accel_trainer.cli.share.plain_model import write_source
+from accel_trainer.cli.share.predict import read_image
+from accel_trainer.cli.share.verify import evaluate_apart
+from accel_trainer.core.errors import CheckpointError
+from accel_trainer.vision import MODEL_NAMES, ImageEvalLoader, ModelConfig, Normalization, build_model, load_images
+from accel_trainer.vision.pretrained import ExportConfig, from_pretrained, read_export_config
+from tests.cli.conftest import run_command
+from tests.cli.local_hub import local_hub
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def exported(runs: Path) -> Path:
+    """An export of a run."""
+    assert door(["export", str(runs / "fast"), "--to", str(runs.parent / "exported")]) == 0
+    return runs.parent / "exported"
+
+
+@pytest.fixture
+def model(exported: Path, tmp_path: Path) -> Path:
+    """A copy of it, to change."""
+    return shutil.copytree(exported, tmp_path / "model")
+
+
+def verify(folder: Path, runs: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code, out, err = run_command(capsys, ["verify", folder, "--cache-dir", runs.parent / "cache"])
+    return code, out + err
+
+
+def digit(runs: Path, path: Path) -> torch.Tensor:
+    """Write the first test image to `path` and return it."""
+    image = load_images("digits", cache_dir=runs.parent / "cache").test.images[0]
+    Image.fromarray(image[0].numpy()).save(path)
+    return image
+
+
+# --- export ---
+
+
+def test_an_export_loads_back_as_the_module_that_was_trained(runs: Path, model: Path) -> None:
+    names = ["README.md", "accuracy.png", "config.json", "loss.png", "model.py", "model.safetensors"]
+    assert sorted(path.name for path in model.iterdir()) == names
+    expected = load_file(runs / "fast" / "export" / "model.safetensors")
+    for place in (model, str(model), runs / "fast"):
+        loaded = from_pretrained(place)
+        assert not loaded.training
+        weights = loaded.state_dict()
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_the_card_reports_the_numbers_of_the_run(runs: Path, model: Path) -> None:
+    data = ModelCard.load(model / "README.md").data
+    best = json.loads((runs / "fast" / "result.json").read_text())["best"]
+    reported = {result.metric_type: result for result in data.eval_results}
+    assert reported["accuracy"].metric_value == best["value"]
+    assert reported["accuracy"].dataset_type == "digits"
+    assert reported["accuracy"].dataset_revision == load_images("digits", cache_dir=runs.parent / "cache").fingerprint
+    assert data.pipeline_tag == "image-classification"
+    assert f"| accuracy | {best['value']:.2%} |" in (model / "README.md").read_text()
+
+
+def test_the_card_says_how_the_weights_came_about(model: Path) -> None:
+    text = " ".join((model / "README.md").read_text().split())
+    assert "Measured on 359 test images in float32. The averaged weights of the best checkpoint step-" in text
+    assert "of 2 epochs and 2,876 images, trained with torch" in text
+    assert "By `sgd` with a peak learning rate of 0.1 and 64 images per step, seed 0." in text
+    settings = re.findall(r"^\| `(\S+)` \| (.+) \|$", (model / "README.md").read_text(), re.MULTILINE)
+    assert ("model.norm", "group") in settings
+    assert ("dataset", "digits") in settings
+    assert not {"optimizer.learning_rate", "run.output_dir"} & dict(settings).keys(), "as by default"
+
+
+def test_the_metadata_of_the_card_is_what_the_hub_reads(model: Path) -> None:
+    stored = metadata_load(model / "README.md")
+    assert stored is not None
+    name, results = model_index_to_eval_results(stored["model-index"])
+    assert name == stored["model-index"][0]["name"] == "resnet8 on digits"
+    assert eval_results_to_model_index(name, results) == stored["model-index"], "nothing is lost on the way"
+    assert {result.metric_type for result in results} == {"accuracy", "loss", "top5_accuracy"}
+    assert all(result.task_type == "image-classification" for result in results)
+
+
+def test_the_pictures_of_the_card_lie_beside_it(model: Path) -> None:
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", (model / "README.md").read_text())
+    assert shown == ["loss.png", "accuracy.png"]
+    for name in shown:
+        with Image.open(model / name) as image:
+            assert image.size[0] == 920
+
+
+def test_the_code_in_the_card_runs_without_this_package(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = re.search(r"```python\n(.*?)```", (model / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    digit(runs, model / "image.png")
+    script = "import sys; sys.modules['accel_trainer'] = None; sys.path.insert(0, '.')\n" + code[1]
+    done = subprocess.run([sys.executable, "-I", "-c", script], cwd=model, capture_output=True, text=True, check=True)
+    _, out, _ = run_command(capsys, ["predict", model, model / "image.png"])
+    assert out.split()[1:] == done.stdout.split(), "the card and `predict` see the same"
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+def test_the_source_in_an_export_builds_the_same_model(name: str, tmp_path: Path) -> None:
+    config = ModelConfig(name=name, width=8, norm="group" if name.endswith("8") else "batch")
+    normalization = Normalization(mean=(0.5,), std=(0.5,))
+    described = ExportConfig(config, 3, ("a", "b", "c"), normalization, None)
+    (tmp_path / "model.py").write_text(write_source(described))
+    assert "accel_trainer" not in (tmp_path / "model.py").read_text()
+    module = load_module(tmp_path / "model.py")
+    plain, ours = module.build_model().eval(), build_model(config, in_channels=3, num_classes=3).eval()
+    plain.load_state_dict(ours.state_dict())
+    image = torch.arange(3 * 16 * 16).reshape(1, 3, 16, 16) / 768
+    with torch.inference_mode():
+        assert torch.equal(plain(image), ours(image))
+    assert str(plain) == str(ours)
+
+
+def load_module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def call_apart(*argv: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Call `accel-trainer` in a new process, because the hub's client reads its settings on import."""
+    code = "import sys; from accel_trainer.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, *map(str, argv)]
+    environment |= {"NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_a_push_leaves_a_private_repository_that_others_predict_with(
+    runs: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digit(runs, tmp_path / "digit.png")
+    with local_hub() as hub:
+        settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_local"}
+        pushed = call_apart("export", runs / "fast", "--hub", "me/digits", **settings)
+        assert pushed.returncode == 0, pushed.stderr
+        assert pushed.stdout.startswith(f"{hub.url}/me/digits/commit/")
+        assert (hub.created["organization"], hub.created["name"]) == ("me", "digits")
+        assert hub.created.get("private") or hub.created.get("visibility") == "private"
+        assert {path.name: path.read_bytes() for path in model.iterdir()} == hub.files, "what --to writes"
+        assert hub.checked_cards == [hub.files["README.md"].decode()], "its metadata was asked to be checked"
+        downloaded = call_apart("predict", "me/digits", tmp_path / "digit.png", **settings)
+    assert downloaded.returncode == 0, downloaded.stderr
+    assert downloaded.stdout == run_command(capsys, ["predict", model, tmp_path / "digit.png"])[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "fix"),
+    [
+        ("me/digits", "hf_local", "check the network and what your token may write, or export --to a folder"),
+        ("me/digits", "", "log in with `hf auth login`"),
+        ("me/too/many", "hf_local", "give it as ORG/NAME"),
+    ],
+)
+def test_what_keeps_a_push_from_working_is_one_line_before_any_work(
+    runs: Path, tmp_path: Path, name: str, token: str, fix: str
+) -> None:
+    nobody = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_TOKEN": token}
+    refused = call_apart("export", runs / "fast", "--hub", name, **nobody)
+    assert refused.returncode == 73
+    assert refused.stderr.startswith(f"accel_trainer: error[HUB]: --hub {name}: ")
+    assert refused.stderr.endswith(f": {fix}\n")
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_name_that_is_neither_here_nor_on_the_hub_is_one_line(tmp_path: Path) -> None:
+    nobody = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    refused = call_apart("predict", "me/digits", "digit.png", **nobody)
+    assert refused.returncode == 74
+    assert "error[EXPORT]: me/digits is not a folder and cannot be downloaded from the hub (" in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_the_onnx_of_an_export_gives_the_logits_of_its_model(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    code, _, err = run_command(capsys, ["export", runs / "fast", "--to", tmp_path / "model", "--onnx"])
+    assert (code, err) == (0, "")
+    images = load_images("digits", cache_dir=runs.parent / "cache")
+    pixels = images.test.images[:7] / 255  # another number than the one it was traced with
+    mean, std = (torch.tensor(value)[:, None, None] for value in vars(images.normalization).values())
+    with torch.inference_mode():
+        expected = from_pretrained(tmp_path / "model")((pixels - mean) / std)
+    session = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx")
+    (logits,) = session.run(None, {"images": pixels.numpy()})
+    torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=1e-4, atol=1e-4)
+
+    code, text = verify(tmp_path / "model", runs, capsys)
+    assert code == 0
+    assert re.search(r"^model\.onnx +sha256 \w+  ok$", text, re.MULTILINE)
+    with (tmp_path / "model" / "model.onnx").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"!")
+    code, text = verify(tmp_path / "model", runs, capsys)
+    assert code == 1
+    assert re.search(r"^model\.onnx +sha256 \w+  CHANGED$", text, re.MULTILINE)
+
+
+# --- verify ---
+
+
+def test_an_export_and_a_run_are_verified(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (model, runs / "fast"):
+        code, text = verify(folder, runs, capsys)
+        assert code == 0, text
+        assert len(text.splitlines()) == 4, "the weights and three numbers"
+        assert all(line.endswith("  ok") for line in text.splitlines())
+
+
+def test_one_changed_weight_fails(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, path in ((model, model), (copy(runs, model), model.parent / "run" / "export")):
+        data = bytearray((path / "model.safetensors").read_bytes())
+        data[-4] ^= 1  # the last bit of the last number: no metric can tell
+        (path / "model.safetensors").write_bytes(data)
+        code, text = verify(folder, runs, capsys)
+        assert code == 1
+        assert "CHANGED" in text
+
+
+def test_other_weights_fail_also_with_their_own_hash(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = load_file(model / "model.safetensors")
+    weights["head.weight"] = weights["head.weight"].flip(0)
+    save_file(weights, model / "model.safetensors")
+    config = json.loads((model / "config.json").read_text())
+    config["sha256"] = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()
+    (model / "config.json").write_text(json.dumps(config))
+    code, text = verify(model, runs, capsys)
+    assert code == 1
+    assert "CHANGED" not in text
+    assert re.search(r"accuracy .* DIFFERS", text)
+
+
+def test_a_better_number_in_the_card_fails(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = (model / "README.md").read_text()
+    accuracy = re.search(r"type: accuracy\n +value: (\S+)", card)
+    assert accuracy is not None
+    better = float(accuracy[1]) + 1 / 359
+    (model / "README.md").write_text(card.replace(accuracy[1], str(better)))
+    code, text = verify(model, runs, capsys)
+    assert code == 1, "a single image more"
+    assert [line.split()[0] for line in text.splitlines() if "DIFFERS" in line] == ["accuracy"]
+
+
+def test_a_better_number_in_a_run_fails(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = copy(runs, model)
+    result = json.loads((folder / "result.json").read_text())
+    result["best"]["value"] += 0.01
+    (folder / "result.json").write_text(json.dumps(result))
+    code, text = verify(folder, runs, capsys)
+    assert code == 73
+    assert "error[RUN_CHANGED]" in text
+
+
+def test_other_data_than_reported_on_are_refused(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = model / "README.md"
+    card.write_text(re.sub(r"revision: \w+", "revision: " + "a" * 64, card.read_text()))
+    code, text = verify(model, runs, capsys)
+    assert code == 65
+    assert "digits is not the data of the reported numbers (aaaaaaaaaaaa, here " in text
+
+
+def test_a_python_without_this_package_gets_the_reported_numbers(
+    runs: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    # A folder of links with only torch and safetensors, without this package.
+    for installed in {Path(torch.__file__).parents[1], Path(safetensors.__file__).parents[1]}:
+        for path in installed.iterdir():
+            if not path.name.startswith(("accel_trainer", "__editable__")) and path.suffix != ".pth":
+                (site / path.name).symlink_to(path)
+    found = subprocess.run([python, "-I", "-c", "import accel_trainer"], capture_output=True, text=True, check=False)
+    assert "No module named 'accel_trainer'" in found.stderr
+    arguments = [model, "--cache-dir", runs.parent / "cache", "--python", python]
+    code, out, err = run_command(capsys, ["verify", *arguments])
+    assert code == 0, err
+    assert out.count("  ok") == 4
+
+
+def test_the_process_that_verifies_cannot_import_this_package(model: Path, tmp_path: Path) -> None:
+    source = (model / "model.py").read_text()
+    future = "from __future__ import annotations\n"
+    (model / "model.py").write_text(source.replace(future, future + "import accel_trainer.vision.pretrained\n"))
+    with pytest.raises(CheckpointError, match="No module named .accel_trainer"):
+        evaluate_apart(model, tmp_path / "data")
+
+
+def test_the_separate_evaluation_imports_only_torch_and_safetensors() -> None:
+    tree = ast.parse((Path(evaluate_apart.__code__.co_filename).parent / "plain_evaluation.py").read_text())
+    named = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    named |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    outside = {name.partition(".")[0] for name in named} - set(sys.stdlib_module_names)
+    assert outside == {"torch", "safetensors"}
+
+
+def copy(runs: Path, model: Path) -> Path:
+    shutil.copytree(runs / "fast", model.parent / "run", dirs_exist_ok=True)
+    return model.parent / "run"
+
+
+# --- predict ---
+
+
+def test_a_picture_gets_its_labels_and_how_sure_they_are(
+    runs: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = digit(runs, tmp_path / "digit.png")
+    images = load_images("digits", cache_dir=runs.parent / "cache")
+    mean, std = (float(value[0]) for value in vars(images.normalization).values())
+    with torch.inference_mode():
+        expected = from_pretrained(model)(((image / 255 - mean) / std)[None])[0].softmax(0)
+    Image.fromarray(np.full((40, 30, 3), 200, dtype=np.uint8)).save(tmp_path / "large.jpg")
+    _, out, _ = run_command(
+        capsys, ["predict", runs / "fast", tmp_path / "digit.png", tmp_path / "large.jpg", "--top", "3"]
+    )
+    first, second = (line.split("  ") for line in out.splitlines())
+    assert first[1] == f"{int(expected.argmax())} {float(expected.max()):.1%}"
+    assert len(first) == len(second) == 4, "the path and three labels, also of a colour image of another size"
+
+
+def test_a_picture_is_read_as_an_evaluation_reads_it(runs: Path, model: Path, tmp_path: Path) -> None:
+    digit(runs, tmp_path / "digit.png")
+    images = load_images("digits", cache_dir=runs.parent / "cache")
+    loader = ImageEvalLoader(
+        images.test, batch_size=1, num_processes=1, process_index=0,
+        normalization=images.normalization, device=torch.device("cpu"),
+    )  # fmt: skip
+    expected = next(iter(loader.batches())).inputs[0]
+    read = read_image(tmp_path / "digit.png", read_export_config(model))
+    torch.testing.assert_close(read, expected, rtol=0, atol=1e-6)
+
+
+def test_a_picture_becomes_as_high_and_as_wide_as_those_of_the_training(model: Path, tmp_path: Path) -> None:
+    pixels = np.zeros((40, 30), dtype=np.uint8)
+    pixels[:, 15:] = 255  # the right half is white
+    Image.fromarray(pixels).save(tmp_path / "halves.png")
+    config = replace(
+        read_export_config(model), image_size=(8, 20), normalization=Normalization(mean=(0.0,), std=(1.0,))
+    )
+    read = read_image(tmp_path / "halves.png", config)
+    assert read.shape == (1, 8, 20)
+    assert read[0, :, :8].max() < 0.1 < 0.9 < read[0, :, 12:].min()
+
+
+def test_what_is_not_a_picture_or_a_model_is_named(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text.png").write_text("no image")
+    code, _, err = run_command(capsys, ["predict", runs / "fast", tmp_path / "text.png"])
+    assert code == 65
+    assert "text.png cannot be read as an image" in err
+    code, _, err = run_command(capsys, ["predict", tmp_path, tmp_path / "text.png"])
+    assert code == 74
+    assert "has no model.safetensors: give a finished run or an exported model" in err
+
+
+def test_a_model_of_somebody_elses_is_refused_by_name(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copy(runs, model)
+    (folder / "export" / "config.json").write_text('{"weights": "model after step 46"}')
+    code, _, err = run_command(capsys, ["export", folder, "--to", model.parent / "again"])
+    assert code == 74
+    assert "does not describe a model of accel_trainer.vision (no 'normalization')" in err
+    assert not (model.parent / "again").exists()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from accel_trainer.cli.main import main
+from tests.faults.tiny_run import best_at, damage, make, name_at, pieces_at, position_at
+
+Shown = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with checkpoints 1, the best, and 2."""
+    checkpointer = make(tmp_path / "checkpoints")
+    for step in (1, 2):
+        checkpointer.save(position_at(step), pieces_at(step), best=best_at(step))
+    checkpointer.close()
+    return tmp_path
+
+
+def test_a_run_shows_its_checkpoints_and_what_a_resume_would_use(run: Path, capsys: Shown) -> None:
+    assert main(["inspect", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first, second = (line.split() for line in lines[2:4])
+    assert (first[:2], first[3:]) == ([name_at(1), "whole"], ["best"])
+    assert (second[:2], second[3:]) == ([name_at(2), "whole"], ["resumes", "here"])
+    for expected in (
+        f"a resume would use {name_at(2)}",
+        "position: optimizer step 2, epoch 0, step in epoch 2, samples seen 16",
+        "num_processes: 1",
+        "model: 2 tensors, 0 values",
+        "optimizer: 1 tensors, 2 values",
+    ):
+        assert expected in lines
+
+
+def test_full_and_a_single_checkpoint_list_every_tensor_and_value(run: Path, capsys: Shown) -> None:
+    assert main(["inspect", "--full", str(run)]) == 0
+    of_run = capsys.readouterr().out
+    assert main(["inspect", str(run / "checkpoints" / name_at(2))]) == 0
+    of_checkpoint = capsys.readouterr().out
+    for shown in (of_run, of_checkpoint):
+        assert "  layer.weight               float32 [2, 3]\n" in shown
+        assert "  state[0].momentum_buffer  float32 [2, 3]\n" in shown
+        assert "  param_groups[0].betas     (0.9, 0.99)\n" in shown
+
+
+def test_a_damaged_checkpoint_is_named_with_its_file_and_the_older_one_is_used(run: Path, capsys: Shown) -> None:
+    damage(run / "checkpoints", 2)
+    (run / "checkpoints" / ".tmp-step-0000000003-epoch-00000-7-7").mkdir()
+    assert main(["inspect", str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{name_at(2)}/model.safetensors: its sha256 is not the one in the manifest" in shown
+    assert "not used: .tmp-step-0000000003-epoch-00000-7-7 (left by a killed save" in shown
+    assert f"a resume would use {name_at(1)}" in shown
+    assert main(["inspect", str(run / "checkpoints" / name_at(2))]) == 74
+
+
+def test_a_run_without_a_valid_checkpoint_says_so_and_exits_with_74(run: Path, capsys: Shown) -> None:
+    for step in (1, 2):
+        damage(run / "checkpoints", step)
+    assert main(["inspect", str(run)]) == 74
+    assert "there is no valid checkpoint to resume from" in capsys.readouterr().out
+
+
+def test_what_is_neither_a_run_nor_a_checkpoint_is_one_line(tmp_path: Path, capsys: Shown) -> None:
+    assert main(["inspect", str(tmp_path)]) == 74
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_nothing_is_changed_by_looking(run: Path, capsys: Shown) -> None:
+    damage(run / "checkpoints", 2)
+    before = listing(run)
+    main(["inspect", "--full", str(run)])
+    assert listing(run) == before
+
+
+def listing(run: Path) -> dict[str, tuple[int, int]]:
+    found = {str(path): path.lstat() for path in run.rglob("*")}
+    return {name: (status.st_mtime_ns, stat.S_IFMT(status.st_mode)) for name, status in found.items()}

@@ -1,0 +1,63 @@
+"""`accel-trainer lr-find`: a real ramp, and what is made of a curve."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from accel_trainer.cli.lr_find import judge
+from tests.cli.conftest import run_command
+
+ROOT = Path(__file__).parents[2]
+RATES = [1e-5 * 10 ** (step / 20) for step in range(121)]  # to 10
+
+
+def test_the_steepest_fall_is_suggested_but_at_most_a_tenth_of_where_it_diverges() -> None:
+    falls_at = [2.3 - 1.5 / (1 + (1e-2 / rate) ** 2) for rate in RATES]
+    found = judge(RATES, falls_at)
+    assert found.divergence is None
+    assert found.suggestion == found.steepest == pytest.approx(1.2e-2, rel=0.7)  # the mean follows the loss late
+    explodes = [loss + (rate / 0.3) ** 4 for loss, rate in zip(falls_at, RATES, strict=True)]
+    found = judge(RATES, explodes)
+    assert found.divergence == pytest.approx(0.4, rel=0.5)
+    assert found.suggestion == min(found.steepest, found.divergence / 10)
+    early = judge(RATES, [loss + (rate / 0.02) ** 4 for loss, rate in zip(falls_at, RATES, strict=True)])
+    assert early.suggestion == early.divergence / 10 < early.steepest
+
+
+def test_a_loss_that_becomes_nan_diverges_there_and_one_that_never_falls_suggests_nothing() -> None:
+    found = judge(RATES[:51], [3 - 0.02 * step for step in range(50)] + [math.nan])
+    assert found.divergence == RATES[50]
+    assert found.suggestion == RATES[50] / 10
+    assert judge(RATES, [2.0 + step for step in range(121)]).suggestion is None
+
+
+def test_a_recipe_is_ramped_without_a_trace_but_the_picture(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    command = ["lr-find", ROOT / "recipes" / "minimal.py", "--runtime.num-threads", "1", "--seed", "3"]
+    code, out, _ = run_command(capsys, [*command, "--png", tmp_path / "curve.png", "--steps", "40"])
+    assert code == 0
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    *_, suggestion, where = out.splitlines()
+    assert 1e-4 < float(suggestion.removeprefix("suggestion: --lr ")) < 10
+    assert where == f"the curve is in {tmp_path / 'curve.png'}"
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_recipe_that_cannot_run_and_a_wrong_range_are_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = ROOT / "recipes" / "minimal.py"
+    code, _, err = run_command(capsys, ["lr-find", recipe, "--sed", "3"])
+    assert (code, "did you mean --seed?" in err) == (64, True)
+    code, _, err = run_command(capsys, ["lr-find", recipe, "--from", "1", "--to", "0.1"])
+    assert (code, "--from must be above 0 and below --to" in err) == (64, True)
+    code, _, err = run_command(capsys, ["lr-find", recipe, "--batch-size", "1000"])
+    assert (code, "the run ended with exit code 64, see above" in err) == (73, True)

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from accel_trainer.cli.main import find_commands, main
+
+
+def test_without_a_command_each_is_listed_with_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in ("convert SOURCE --to FILE", "inspect RUN_OR_CHECKPOINT", "launch", "status RUN"):
+        assert f"\n  {name}\n      " in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [("inspct", "did you mean inspect?"), ("lunch", "did you mean launch?"), ("zzz", "choose one of ")],
+)
+def test_an_unknown_command_is_one_line_that_names_the_nearest(
+    typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([typed]) == 64
+    error = capsys.readouterr().err
+    assert error.startswith(f"accel_trainer: error[USAGE]: {typed!r} is not a command: {said}")
+    assert error.count("\n") == 1
+
+
+def test_only_the_command_that_is_called_is_imported() -> None:
+    probe = (
+        "import sys; from accel_trainer.cli.main import main; main(['status', '/nowhere'])\n"
+        "print([name for name, module in sys.modules.items() if name.startswith('accel_trainer.cli.')"
+        " and not hasattr(module, '__path__')])"  # the packages of commands are empty
+    )
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    loaded = [f"accel_trainer.cli.{name}" for name in ("main", "parser", "runs.status")]
+    assert run.stdout.strip() == str(loaded)
+
+
+@pytest.mark.parametrize("name", sorted(find_commands()))
+def test_the_help_of_a_command_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"accel-trainer {name} " in shown.partition("example")[2]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["runs", "--sotr", "best"], "unrecognized arguments: --sotr: did you mean --sort?"),
+        (["runs", "--sort", "bset"], "see accel-trainer runs --help"),
+        (["replay", "runs/first"], "the following arguments are required: --step: see accel-trainer replay --help"),
+        (["sweep", "recipes/minimal.py", "--vlues", "x"], "unknown flag --vlues"),
+    ],
+)  # fmt: skip
+def test_a_misspelt_flag_is_one_line_that_names_the_nearest(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(typed) == 64
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1

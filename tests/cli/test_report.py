@@ -1,0 +1,234 @@
+"""`accel-trainer report` on real runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from accel_trainer.cli.report import pictures
+from accel_trainer.cli.report.charts import draw_class_accuracy, draw_curves
+from accel_trainer.cli.report.pictures import find_mistakes
+from accel_trainer.cli.report.report import render
+from accel_trainer.cli.runs.run_reader import RunReader, read_run
+from accel_trainer.vision import ImageDataset, load_images
+from accel_trainer.vision.pretrained import from_pretrained
+from tests.cli.conftest import run_command
+
+
+class Page(HTMLParser):
+    """Counts the elements of a page, gathers its headings and every address it would load."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.addresses: list[str] = []
+        self.headings: list[str] = []
+        self._is_heading = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self._is_heading = tag in ("h1", "h2", "h3")
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_data(self, data: str) -> None:
+        if self._is_heading and data.strip():
+            self.headings.append(data.strip())
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path) -> str:
+    """The report of a run."""
+    return render([read_run(runs / "fast")], load_images("digits", cache_dir=runs.parent / "cache"))[0]
+
+
+def test_a_report_is_one_file_that_loads_nothing(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = ["--dataset", "digits", "--cache-dir", runs.parent / "cache"]
+    code, out, _ = run_command(capsys, ["report", runs / "fast", *data])
+    assert code == 0
+    text = Path(out.splitlines()[0]).read_text()
+    page = Page(text)
+    assert not re.search(r"https?://|@import|url\((?!#)", text)
+    assert page.addresses
+    assert all(address.startswith(("data:image/png;base64,", "#")) for address in page.addresses)
+    assert "script" not in page.counts
+    assert "link" not in page.counts
+
+
+def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
+    parsed = Page(page)
+    assert parsed.headings == [
+        "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Gradient norm", "Learning rate", "Images per second",
+        "Time that waits for data", "Where the time went", "Classes", "Confusion", "Accuracy by class",
+        "Most confident mistakes",
+        "Training images, as the network saw them", "Settings", "Settings that differ from the defaults", "Environment",
+    ]  # fmt: skip
+    assert parsed.counts["svg"] == 10
+    assert parsed.counts["img"] > 16, "samples and mistakes"
+
+
+def test_the_ticks_of_a_small_fraction_differ(runs: Path, tmp_path: Path) -> None:
+    run = attempted(runs, tmp_path, [0])
+    rows = [{"optimizer_step": step, "perf/data_wait_fraction": step / 10_000} for step in range(1, 100)]
+    (data_wait,) = draw_curves([replace(run, rows=rows)], quantities=["perf/data_wait_fraction"])
+    ticks = re.findall(r">([\d.]+%)<", data_wait.svg)
+    assert len(ticks) == len(set(ticks)) > 3, ticks
+
+
+def test_the_colours_of_charts_are_those_of_the_page(page: str) -> None:
+    used, defined = (set(re.findall(pattern, page)) for pattern in (r"var\(--([\w-]+)\)", r"--([\w-]+): #"))
+    assert used <= defined
+    assert {"series-1", "series-2", "ink", "muted", "line"} <= used
+    assert not re.search(r"#0[a1-4]0[a1-4]0\d", page), "no placeholder is left"
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_each_chart_lies_beside_the_page_as_a_picture(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
+    assert code == 0
+    assert out.splitlines() == [f"{tmp_path}/page.html", f"{tmp_path}/page/  10 charts"]
+    for path in (tmp_path / "page").iterdir():
+        with Image.open(path) as image:
+            assert image.size[0] == 920
+            assert image.convert("RGB").getpixel((1, 1)) == (255, 255, 255), "light, also without a page"
+    loss = (tmp_path / "page" / "loss.png").read_bytes()
+    run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
+    assert (tmp_path / "page" / "loss.png").read_bytes() == loss, "the same run, the same bytes"
+
+
+def sorted_digits(runs: Path) -> ImageDataset:
+    """The digits, the test images of each class behind those of the class before."""
+    images = load_images("digits", cache_dir=runs.parent / "cache")
+    order = images.test.labels.argsort(stable=True)
+    test = replace(images.test, images=images.test.images[order], labels=images.test.labels[order])
+    return replace(images, test=test)
+
+
+def test_mistakes_come_from_all_of_a_sorted_test_set(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MAX_EXAMINED", 50)
+    mistakes = find_mistakes(read_run(runs / "slow"), sorted_digits(runs))
+    assert len({mistake["truth"] for mistake in mistakes}) > 5
+    assert {mistake["truth"] for mistake in mistakes} & set("789")
+
+
+def test_mistakes_are_wrong_and_the_surest_come_first(runs: Path) -> None:
+    images = sorted_digits(runs)
+    mistakes = find_mistakes(read_run(runs / "slow"), images)
+    model = from_pretrained(runs / "slow")
+    mean, std = (float(values[0]) for values in vars(images.normalization).values())
+    with torch.inference_mode():
+        confidences, predictions = model((images.test.images / 255 - mean) / std).softmax(1).max(1)
+    wrong = confidences[predictions != images.test.labels].sort(descending=True).values
+    assert len(mistakes) == 16 < len(wrong)
+    assert [mistake["confidence"] for mistake in mistakes] == [f"{value:.0%}" for value in wrong[:16].tolist()]
+    assert mistakes[0]["confidence"] != mistakes[-1]["confidence"]
+    assert all(mistake["label"] != mistake["truth"] for mistake in mistakes)
+
+
+def test_the_hardest_class_stands_on_top_and_of_many_the_easiest_are_left_out() -> None:
+    names = [f"class-{number:02}" for number in range(26)]
+    accuracies = [(7 * number % 25) / 25 for number in range(25)] + [None]
+    svg = draw_class_accuracy("classes", accuracies, names).svg
+    places = dict((name, float(y)) for y, name in re.findall(r'<text [^>]* y="([\d.]+)"[^>]*>(class-\d\d)</text>', svg))
+    hardest = sorted(range(25), key=lambda number: accuracies[number])[:20]
+    assert sorted(places, key=lambda name: places[name]) == [names[number] for number in hardest]
+
+
+def test_restarts_are_marked_and_the_times_of_all_attempts_added(runs: Path, tmp_path: Path, page: str) -> None:
+    run = attempted(runs, tmp_path, [0, 10, 10, 30])
+    assert run.restarts == [10, 10, 30]
+    assert run.num_killed == 1
+    assert run.phase_s == {"start": 3.0, "training": 30.0}
+    text, _ = render([run])
+    assert "Interrupted, and continued after step 10, 10, 30 (dotted); 1 of its 4" in text
+    assert "Interrupted" not in page
+
+
+def attempted(runs: Path, tmp_path: Path, steps: list[int]) -> RunReader:
+    """A run that started at each of `steps`; the second attempt was killed."""
+    shutil.copytree(runs / "fast", tmp_path / "run")
+    rows: list[dict[str, object]] = []
+    for number, step in enumerate(steps):
+        rows.append({"event": "start", "optimizer_step": step})
+        if number != 1:
+            rows.append({"event": "end", "phase_s": {"start": 1.0, "training": 10.0}})
+    (tmp_path / "run" / "attempts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_run(tmp_path / "run")
+
+
+def test_a_value_says_where_it_came_from_if_the_run_knows(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "fast", tmp_path / "run")
+    path = tmp_path / "run" / "environment.json"
+    origins = {"optimizer.learning_rate": "flag", "model.name": "file", "seed": "default"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"config_origins": origins}))
+    text, _ = render([read_run(tmp_path / "run")])
+    assert '0.1 <span class="origin">flag</span>' in text
+    assert '<span class="origin">file</span>' in text
+    assert '<span class="origin">default</span>' not in text
+    assert "config_origins" not in text, "not a fact of the environment"
+
+
+def test_several_runs_share_their_charts_and_the_table_names_what_differs(runs: Path) -> None:
+    text, files = render([read_run(runs / "fast"), read_run(runs / "slow")])
+    assert Page(text).counts["svg"] == len(files) == 8 + 2 * 2
+    header = re.search(r"<thead>.*?</thead>", text, re.DOTALL)
+    assert header is not None
+    assert "optimizer.learning_rate" in header[0]
+    assert "augment" not in header[0]
+
+
+def test_runs_of_one_name_have_charts_of_their_own(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "slow", tmp_path / "fast")
+    _, files = render([read_run(runs / "fast"), read_run(tmp_path / "fast")])
+    assert {"fast-confusion.png", "fast-confusion-2.png", "fast-classes.png", "fast-classes-2.png"} <= files.keys()
+    assert files["fast-confusion.png"] != files["fast-confusion-2.png"]
+
+
+def test_a_report_without_a_data_set_has_no_pictures_and_writes_nothing_where_the_run_says(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(runs / "fast", tmp_path / "run")
+    path = tmp_path / "run" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    config["run"]["cache_dir"] = str(tmp_path / "elsewhere")
+    config["augment"]["crop_mode"] = "of another version"
+    path.write_text(yaml.safe_dump(config))
+    code, out, _ = run_command(capsys, ["report", tmp_path / "run", "--to", tmp_path / "page.html"])
+    assert code == 0
+    assert "img" not in Page(Path(out.splitlines()[0]).read_text()).counts
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["page", "page.html", "run"]
+
+
+def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "fast", tmp_path / "run")
+    for name in ("result.json", "environment.json"):
+        (tmp_path / "run" / name).unlink()
+    shutil.rmtree(tmp_path / "run" / "export")
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()) | {"dataset": "/gone"}
+    (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
+    page = Page(render([read_run(tmp_path / "run")])[0])
+    assert page.counts["svg"] == 8
+    assert "img" not in page.counts
+
+
+def test_names_from_a_run_are_text_and_not_markup(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "<script>alert(1)</script>"
+    shutil.copytree(runs / "fast", tmp_path / "run")
+    (tmp_path / "<script>alert(1)<").mkdir()
+    shutil.move(tmp_path / "run", folder)
+    text, _ = render([read_run(folder), read_run(runs / "slow")])
+    assert "<script" not in text

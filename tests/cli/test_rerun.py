@@ -1,0 +1,82 @@
+"""`accel-trainer rerun` on runs that real processes made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import run_command
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.usefixtures("python_is_forked")
+
+
+def start(recipe: Path, *flags: object, launcher: tuple[str, ...] = ()) -> None:
+    environment = {**os.environ, **({"ACCELERATE_USE_CPU": "true"} if launcher else {})}
+    command = [sys.executable, *launcher, str(recipe), "--runtime.num-threads", "1", *map(str, flags)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [(), ("-m", "accel_trainer.cli.launch", "--config_file", "accelerate_configs/multi_cpu.yaml")],
+    ids=["one process", "two processes"],
+)
+def test_a_run_on_digits_comes_out_the_same_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], launcher: tuple[str, ...]
+) -> None:
+    first = tmp_path / "first"
+    flags = ["--config", "recipes/configs/digits.yaml", "--epochs", "1", "--max-steps", "5", "--ema", "0.9"]
+    places = ["--output-dir", first, "--cache-dir", tmp_path / "cache"]
+    start(Path("recipes/cifar.py"), *flags, *places, launcher=launcher)
+    code, out, err = run_command(capsys, ["rerun", first])
+    assert (code, err) == (0, "")
+    assert "\nequal: the same weights after step 5, SHA-256 of model.safetensors " in out
+    assert ", ema.safetensors " in out
+    before, after = (
+        json.loads((folder / "environment.json").read_text()) for folder in (first, tmp_path / "first-rerun")
+    )
+    assert before["hardware"] == after["hardware"]
+    assert before["config_origins"]["trainer.num_epochs"] == "flag"
+    assert before["config_origins"]["dataset"] == "file"
+
+
+def test_a_run_that_does_not_come_out_the_same_is_said_after_what_is_not_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, first = tmp_path / "mine.py", tmp_path / "first"
+    source = (ROOT / "recipes" / "minimal.py").read_text()
+    recipe.write_text(source)
+    start(recipe, "--output-dir", first, "--epochs", "1", "--trainer.log-every-n-steps", "1")
+    recipe.write_text(source.replace("/ inputs.std(0)", "/ (inputs.std(0) + 0.01)"))
+    path = first / "environment.json"
+    recorded = json.loads(path.read_text())
+    recorded["packages"]["torch"] = "1.0"
+    path.write_text(json.dumps(recorded))
+    code, out, err = run_command(capsys, ["rerun", first, "--output-dir", tmp_path / "again"])
+    assert code == 1
+    assert "warning: differs from the run: packages.torch 1.0 -> " in err
+    assert "warning: differs from the run: code.sha256 " in err
+    (verdict,) = [line for line in out.splitlines() if line.startswith("DIFFERENT")]
+    assert verdict.startswith("DIFFERENT: model.safetensors after step 4: SHA-256 ")
+    assert "; the loss differs at or before step 1: " in verdict
+
+
+def test_what_cannot_be_run_again_is_said_before_any_work(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text((runs / "fast" / "config.yaml").read_text())
+    code, _, err = run_command(capsys, ["rerun", tmp_path])
+    assert (code, "has no checkpoint to compare with" in err) == (74, True)
+    shutil.copytree(runs / "fast" / "checkpoints", tmp_path / "checkpoints")
+    code, _, err = run_command(capsys, ["rerun", tmp_path])
+    assert (code, "is missing: restore it" in err) == (73, True)
+    assert not tmp_path.with_name(f"{tmp_path.name}-rerun").exists()

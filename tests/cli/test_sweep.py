@@ -1,0 +1,124 @@
+"""`accel-trainer sweep`: which runs it asks for, and what it makes of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_trainer import ConfigError
+from accel_trainer.cli.sweep.trials import Trial, plan_trials
+from recipes import cifar
+from tests.cli.conftest import run_command
+
+ROOT = Path(__file__).parents[2]
+
+
+def plan(folder: Path, *flags: str, values: str | None = None) -> list[Trial]:
+    path = None
+    if values is not None:
+        path = folder / "values.yaml"
+        path.write_text(values)
+    return plan_trials(cifar.Config, flags, values=path, folder=folder)
+
+
+def test_flags_with_several_values_are_swept_and_others_belong_to_every_run(tmp_path: Path) -> None:
+    trials = plan(tmp_path, "--seed", "0", "1", "--epochs", "3", "--track", "a", "b", "--lr", "0.1", "0.2")
+    assert [(t.config.seed, t.config.optimizer.learning_rate) for t in trials] == [
+        (0, 0.1), (0, 0.2), (1, 0.1), (1, 0.2)
+    ]  # fmt: skip
+    assert {t.config.trainer.num_epochs for t in trials} == {3}
+    assert {t.config.run.track for t in trials} == {("a", "b")}, "a flag that takes several values is one value"
+    assert [t.folder.name for t in trials][:2] == ["seed-0_lr-0.1", "seed-0_lr-0.2"]
+    assert all(t.config.run.output_dir == t.folder for t in trials)
+
+
+def test_a_file_of_values_is_swept_as_flags_are(tmp_path: Path) -> None:
+    values = """
+        seed: [0, 1]
+        dataset: digits
+        runtime: {compile: [false, true]}
+        schedule.milestones: [[0.5], [0.3, 0.6]]
+        trainer.ema_decay: [null, 0.9]
+    """
+    trials = plan(tmp_path, "--epochs", "3", values=values)
+    assert len(trials) == len({t.folder for t in trials}) == 16
+    assert {t.config.dataset for t in trials} == {"digits"}
+    assert {t.config.runtime.compile for t in trials} == {False, True}
+    assert {t.config.schedule.milestones for t in trials} == {(0.5,), (0.3, 0.6)}
+    assert {t.config.trainer.ema_decay for t in trials} == {None, 0.9}
+
+
+@pytest.mark.parametrize(
+    ("flags", "values", "message"),
+    [
+        (["--seed", "1"], None, "nothing to sweep"),
+        (["--sed", "1", "2"], None, "did you mean --seed?"),
+        (["--lr", "0.1", "fast"], None, "--lr fast: expected a float"),
+        ([], "sed: [1, 2]", "sed is not a value of this recipe"),
+        ([], "- 1", "cannot be read as names with lists of values"),
+        ([], "seed: [1", "cannot be read"),
+    ],
+)
+def test_a_mistake_is_found_before_any_run(tmp_path: Path, flags: list[str], values: str | None, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        plan(tmp_path, *flags, values=values)
+    assert message in str(error.value)
+
+
+@pytest.mark.usefixtures("python_is_forked")
+def test_a_sweep_tables_mean_and_spread_and_trains_no_finished_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "sweep"
+    command = ["sweep", ROOT / "recipes" / "minimal.py", "--epochs", "1", "--runtime.num-threads", "1"]
+    code, out, err = run_command(capsys, [*command, "--output-dir", folder, "--seed", "0", "1"])
+    assert (code, err) == (0, "")
+    results = [json.loads((folder / f"seed-{seed}" / "result.json").read_text()) for seed in (0, 1)]
+    accuracies = [result["metrics"]["eval/accuracy"] for result in results]
+    shown = f"{statistics.fmean(accuracies):.2%} +- {statistics.stdev(accuracies):.2%}"
+    assert out.splitlines()[-1].split()[:2] == ["2", "eval/accuracy"]
+    assert out.splitlines()[-1].endswith(f"{shown}  {shown}")
+    before = {path: path.stat().st_mtime_ns for path in (folder / "seed-0").rglob("*")}
+
+    (folder / "seed-1" / "result.json").unlink()  # as if it had been killed at its end
+    code, out, _ = run_command(capsys, [*command, "--output-dir", folder, "--seed", "0", "1"])
+    assert code == 0
+    assert "[1/2] seed-0: finished before\n[2/2] seed-1: training" in out
+    assert {path: path.stat().st_mtime_ns for path in (folder / "seed-0").rglob("*")} == before
+    assert out.splitlines()[-1].endswith(f"{shown}  {shown}")
+    assert [line.split()[0] for line in run_command(capsys, ["runs", folder])[1].splitlines()[1:]]
+    (row,) = json.loads((folder / "sweep.json").read_text())
+    assert row["last"]["values"] == accuracies
+
+    code, out, _ = run_command(capsys, [*command, "--output-dir", folder, "--lr", "0.1", "nan"])
+    assert code == 64, "a wrong value ends it before any run"
+
+
+@pytest.mark.usefixtures("python_is_forked")
+def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sweep", ROOT / "recipes" / "minimal.py", "--epochs", "1", "--output-dir", tmp_path / "sweep"]
+    code, out, err = run_command(capsys, [*command, "--batch-size", "1000", "128"])
+    assert code == 1
+    assert "batch-size-1000: exit code 64" in out
+    assert out.splitlines()[-1].split()[:3] == ["128", "1", "eval/accuracy"]
+
+
+def test_a_signal_ends_the_sweep_even_while_a_run_starts(tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    door = "from accel_trainer.cli.main import main; raise SystemExit(main())"
+    flags = ["--seed", "0", "1", "2", "--epochs", "1", "--output-dir", str(folder)]
+    command = [sys.executable, "-c", door, "sweep", str(ROOT / "recipes" / "minimal.py"), *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as sweep:
+        assert sweep.stdout is not None
+        assert "seed-0: training" in sweep.stdout.readline()
+        sweep.send_signal(signal.SIGTERM)  # while the run still starts, and has no handlers
+        rest = sweep.stdout.read()
+        assert sweep.wait() == 75
+    assert "run the same command again" in rest
+    assert "seed-1" not in rest, "no other was begun"

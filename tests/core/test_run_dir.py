@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accel_trainer.core.errors import CheckpointError, ExitCode, OutputError
+from accel_trainer.core.run_dir import RunLock, prepare_directory, refuse_strange_entries
+from tests.workload import make_config, train
+
+HOLDER = """
+import os, sys
+from pathlib import Path
+from accel_trainer.core.run_dir import RunLock
+lock = RunLock(Path(sys.argv[1]))
+child = os.fork()
+if child == 0:
+    os.close(1)
+print(os.getpid(), child, flush=True)
+import time
+time.sleep(60)
+"""
+
+
+def test_a_second_run_learns_who_holds_the_lock_until_that_process_is_dead(tmp_path: Path) -> None:
+    path = tmp_path / "run.lock"
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        _, orphan = map(int, holder.stdout.readline().split())
+        try:
+            with pytest.raises(OutputError, match=rf"LOCKED.*pid {holder.pid} on .* since 20") as raised:
+                RunLock(path)
+            assert raised.value.exit_code == ExitCode.OUTPUT
+            os.kill(holder.pid, signal.SIGKILL)
+            holder.wait()
+            # Its forked worker is still alive and must not hold the lock.
+            with RunLock(path):
+                pass
+        finally:
+            os.kill(orphan, signal.SIGKILL)
+
+
+def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", fail)
+    with pytest.raises(OutputError, match="NO_LOCKS"):
+        RunLock(tmp_path / "run.lock")
+
+
+@pytest.mark.parametrize("name", ["with space", "ünï☃", "-leading", "a" * 255, "x/y/z", "a/../b"])
+def test_unusual_names_are_fine_and_come_back_resolved(tmp_path: Path, name: str) -> None:
+    folder = prepare_directory(tmp_path / name)
+    assert folder == (tmp_path / name).resolve()
+    assert list(folder.iterdir()) == []
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("a\nb", "OUT_DIR_NAME"),
+        ("a\0b", "OUT_DIR_NAME"),
+        ("a" * 256, "PATH_TOO_LONG"),
+        ("a" * 200 + "/", "PATH_TOO_LONG"),
+    ],
+    ids=["newline", "nul", "long name", "long path"],
+)
+def test_impossible_names_are_refused_before_anything_is_made(tmp_path: Path, name: str, code: str) -> None:
+    path = tmp_path / (name * 30 if name.endswith("/") else name)
+    with pytest.raises(OutputError, match=code) as raised:
+        prepare_directory(path)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_a_file_in_the_way_is_named(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match=f"OUT_DIR_IS_FILE.*{re.escape(str(tmp_path / 'file'))}"):
+        prepare_directory(tmp_path / "file" / below)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            if os.geteuid() == 0:  # root may write anywhere
+                os.chdir(tmp_path)
+                os.setuid(65534)
+            prepare_directory(Path("."))
+        except OutputError as error:
+            code = 0 if error.code == "OUT_DIR_NOT_WRITABLE" else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    tmp_path.chmod(0o755)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_start_in_a_folder_with_something_else_in_place_of_a_file_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    {"link": lambda: path.symlink_to("/etc/passwd"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    with pytest.raises(OutputError, match=f"{path} is not a file"):
+        refuse_strange_entries(tmp_path)
+    before = path.lstat()
+    with pytest.raises(OutputError, match="OUT_DIR_ENTRY"):
+        train(make_config(tmp_path))
+    assert path.lstat() == before
+
+
+def test_a_start_does_not_write_where_a_link_in_place_of_its_checkpoints_leads(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OutputError, match="checkpoints is not a folder"):
+        train(make_config(tmp_path / "run"))
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_branch_copies_the_history_of_its_source_and_nothing_that_a_link_leads_to(tmp_path: Path) -> None:
+    train(make_config(tmp_path / "first"))
+    history = tmp_path / "first" / "metrics.jsonl"
+    config = make_config(tmp_path / "second")
+    config = replace(config, run=replace(config.run, resume=str(tmp_path / "first")))
+    moved = history.rename(tmp_path / "moved")
+    history.symlink_to(moved)
+    with pytest.raises(CheckpointError, match="metrics.jsonl is not a file"):
+        train(config)
+    history.unlink()
+    moved.rename(history)
+    train(config)
+    assert (tmp_path / "second" / "metrics.jsonl").read_bytes().startswith(history.read_bytes())

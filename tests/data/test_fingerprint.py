@@ -1,0 +1,132 @@
+"""A run of one's own data continues on these data and on no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from accel_trainer import (
+    CheckpointError,
+    ClassificationTask,
+    MeanLoss,
+    RunResult,
+    TopKAccuracy,
+    build_dataset_loaders,
+    build_trainer,
+    start_run,
+)
+from accel_trainer.data.fingerprint import NUM_HASHED, fingerprint_samples
+from tests import workload
+
+
+class Points:
+    """Samples that count how often they are read."""
+
+    def __init__(self, num: int, shift: float = 0.0) -> None:
+        self.points, self.reads = torch.randn(num, 4, generator=torch.Generator().manual_seed(1)) + shift, list[int]()
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.reads.append(index)
+        return self.points[index], index % 2
+
+
+def train(folder: Path, data: Any, *, max_steps: int | None = None, allow: tuple[str, ...] = ()) -> RunResult:
+    config = workload.make_config(folder)
+    config = replace(
+        config,
+        trainer=replace(config.trainer, max_steps=max_steps),
+        run=replace(config.run, allow_change=allow),
+    )
+    with start_run(config, recipe="points") as run:
+        loaders = build_dataset_loaders(
+            data, Points(10), run.config.batch, seed=config.seed, accelerator=run.accelerator
+        )  # fmt: skip
+        return build_trainer(
+            run,
+            model=nn.Linear(4, 2),
+            task=ClassificationTask(),
+            loader=loaders[0],
+            eval_loader=loaders[1],
+            metrics=[MeanLoss(), TopKAccuracy()],
+        ).fit()
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [(Points(64), r"\(96, 10\) -> \(64, 10\) samples"), (Points(96, shift=0.01), "sampled:")],
+)
+def test_other_data_is_refused_by_number_and_by_content(tmp_path: Path, other: Points, difference: str) -> None:
+    train(tmp_path, Points(96), max_steps=4)
+    with pytest.raises(CheckpointError, match=rf"DATA_CHANGED\]: .*{difference}.*--allow-change data"):
+        train(tmp_path, other)
+    assert train(tmp_path, Points(96), max_steps=5).state == "done"
+
+
+def test_data_that_is_changed_on_purpose_starts_the_epoch_in_progress_again(tmp_path: Path) -> None:
+    train(tmp_path, Points(96), max_steps=4)
+    result = train(tmp_path, Points(32), allow=("data",))
+    assert (result.position.epoch, result.position.optimizer_step) == (2, 4 + 2 * 2)
+
+
+def test_the_banner_says_what_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, Points(96), max_steps=1)
+    assert "96 + 10 samples, compared at a resume by a hash of some samples" in capsys.readouterr().out
+
+
+def test_data_that_cannot_be_read_twice_says_so_and_is_compared_by_number(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fleeting(Points):
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            point, label = super().__getitem__(index)
+            return point + len(self.reads), label
+
+    train(tmp_path, Fleeting(96), max_steps=4)
+    assert "differs each time it is read" in caplog.text
+    assert "compared at a resume by their number only" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match="DATA_CHANGED"):
+        train(tmp_path, Fleeting(95))
+
+
+def test_the_cost_does_not_grow_with_the_data() -> None:
+    data = Points(10_000)
+    fingerprint_samples(lambda index: data[index], len(data))
+    assert len(data.reads) == NUM_HASHED + 2
+    assert max(data.reads) > 9_000
+
+
+KINDS: dict[str, Callable[[int], Any]] = {
+    "tensors": lambda n: (torch.full((2, 2), n), torch.tensor(0)),
+    "bfloat16": lambda n: torch.full((3,), n, dtype=torch.bfloat16),
+    "arrays": lambda n: np.full((2, 2), n),
+    "pictures": lambda n: Image.new("RGB", (4, 4), (n, 0, 0)),
+    "text": lambda n: {"text": f"word {n}", "label": 0},
+    "numbers in lists": lambda n: [[1, 2], [3.0, n]],
+    "dtypes": lambda n: torch.zeros(2, dtype=torch.float64 if n else torch.float32),
+    "shapes": lambda n: np.zeros((2, 3) if n else (3, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_samples_of_any_kind_are_told_apart(kind: str) -> None:
+    make = KINDS[kind]
+    assert fingerprint_samples(lambda index: make(0), 5) == fingerprint_samples(lambda index: make(0), 5)
+    assert fingerprint_samples(lambda index: make(0), 5) != fingerprint_samples(lambda index: make(index // 4), 5)
+    assert fingerprint_samples(lambda index: make(0), 5) != fingerprint_samples(lambda index: make(0), 6)
+
+
+def test_a_tensor_dataset_has_a_fingerprint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, TensorDataset(torch.randn(96, 4), torch.arange(96) % 2), max_steps=1)
+    assert "compared at a resume by a hash of some samples" in capsys.readouterr().out

@@ -1,0 +1,200 @@
+"""Sharded weights (FSDP2) on CPU processes: the same training, checkpoints and exports as without."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from accel_trainer import BatchConfig, Callback, OptimizerConfig, RuntimeConfig, Trainer, TrainerConfig
+from accel_trainer.distributed.accelerator import start_accelerator
+from accel_trainer.distributed.collectives import shutdown
+from accel_trainer.distributed.fsdp import is_sharded
+from tests import processes, workload
+from tests.fault_tolerance.test_nonfinite_guard import BAD, Poisoned
+from tests.joined import FSDP
+from tests.variants import slow
+
+ROOT = Path(__file__).parents[2]
+
+OTHERWISE = {  # the other way of everything that may be chosen; accelerate's launcher asks for the last by itself
+    "FSDP_RESHARD_AFTER_FORWARD": "false", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "Conv2d", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
+}  # fmt: skip
+
+
+def train(
+    folder: Path,
+    *,
+    shards: bool,
+    max_steps: int | None = None,
+    name: str = "sgd",
+    norm: str = "group",
+    otherwise: bool = False,
+) -> None:
+    """Train in micro-batches, clipped, with a short last step batch; 29 samples are left for it, 37 to evaluate."""
+    if shards:
+        os.environ.update(FSDP | OTHERWISE if otherwise else FSDP)
+    num_processes = int(os.environ.get("WORLD_SIZE", 1))
+    config = workload.make_config(
+        folder,
+        batch=BatchConfig(per_device_batch_size=28 // num_processes, global_batch_size=56, eval_batch_size=10),
+        trainer=TrainerConfig(num_epochs=2, max_steps=max_steps, log_every_n_steps=1, max_grad_norm=0.5),
+        optimizer=OptimizerConfig(name=name, learning_rate=0.05),
+    )
+    workload.train(config, num_train=56 + 29, norm=norm)
+
+
+def history(folder: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if "loss" in key or "accuracy" in key} for row in rows]
+
+
+def run(folder: Path, *, num_processes: int, shards: bool, **options: object) -> None:
+    processes.run(_start, folder, shards, options, num_processes=num_processes, folder=folder.with_suffix(".logs"))
+
+
+def _start(folder: Path, shards: bool, options: dict[str, object]) -> None:
+    train(folder, shards=shards, **options)
+
+
+@pytest.mark.parametrize(("name", "norm", "otherwise"), [("sgd", "batch", False), *slow([("adamw", "group", True)])])
+def test_sharded_weights_are_trained_evaluated_and_exported_like_whole_ones(
+    tmp_path: Path, name: str, norm: str, otherwise: bool
+) -> None:
+    for folder, shards in ((tmp_path / "whole", False), (tmp_path / "sharded", True)):
+        run(folder, num_processes=2, shards=shards, name=name, norm=norm, otherwise=otherwise)
+    whole, sharded = history(tmp_path / "whole"), history(tmp_path / "sharded")
+    assert len(whole) == len(sharded) == 6
+    for mine, theirs in zip(sharded, whole, strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
+    weights = [load_file(tmp_path / kind / "export" / "model.safetensors") for kind in ("sharded", "whole")]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-5)
+
+
+def newest(folder: Path) -> Path:
+    return max((folder / "checkpoints").glob("step-*"))
+
+
+def test_a_sharded_run_saves_whole_tensors_and_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
+    run(tmp_path / "once", num_processes=2, shards=False)
+    folder = tmp_path / "moved"
+    run(folder, num_processes=2, shards=True, max_steps=1)
+    run(folder, num_processes=1, shards=False, max_steps=3)
+    run(folder, num_processes=2, shards=True)
+    moved, once = newest(folder), newest(tmp_path / "once")
+    assert moved.name == once.name
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        torch.testing.assert_close(load_file(moved / name), load_file(once / name), rtol=0, atol=1e-5)
+    export = load_file(folder / "export" / "model.safetensors")
+    workload.SmallNet(norm="group").load_state_dict(export)
+
+
+@pytest.mark.parametrize("otherwise", [False, *slow([True])])
+def test_an_interrupted_sharded_run_ends_with_the_same_bytes(tmp_path: Path, otherwise: bool) -> None:
+    options = {"num_processes": 2, "shards": True, "norm": "batch", "otherwise": otherwise}
+    run(tmp_path / "once", **options)
+    for max_steps in (1, 3, None):
+        run(tmp_path / "resumed", max_steps=max_steps, **options)
+    once, resumed = (newest(tmp_path / name) for name in ("once", "resumed"))
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (once / name).read_bytes() == (resumed / name).read_bytes()
+
+
+def test_a_finished_sharded_run_is_evaluated_before_any_step(tmp_path: Path) -> None:
+    """One process has no share of the two evaluation samples: the other's forward must not wait for it."""
+    processes.run(_evaluate_untrained, tmp_path / "run", num_processes=3, folder=tmp_path / "logs")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["num_eval_samples"] == 2
+
+
+def _evaluate_untrained(folder: Path) -> None:
+    os.environ.update(FSDP)
+    config = workload.make_config(folder, trainer=TrainerConfig(num_epochs=0))
+    workload.train(config, num_train=72, num_test=2)
+
+
+def test_a_gradient_that_is_not_finite_is_found_by_all_and_told_with_its_micro_batch(tmp_path: Path) -> None:
+    job = processes.start(_diverge, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+    assert job.wait() == [1, 1]
+    record = json.loads(next((tmp_path / "run").glob("nonfinite-step-*.json")).read_text())
+    bad = [batch for batch in record["micro_batches"] if batch["loss_sum"] == "nan"]
+    assert [BAD in batch["sample_ids"] for batch in bad] == [True]
+    assert record["nonfinite_sample_ids"] == sorted(bad[0]["sample_ids"])
+
+
+def _diverge(folder: Path) -> None:
+    os.environ.update(FSDP)
+    config = workload.make_config(folder, trainer=TrainerConfig(num_epochs=1))
+    workload.train(config, task=Poisoned())
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"trainer": TrainerConfig(ema_decay=0.9)}, "--ema"),
+        ({"runtime": RuntimeConfig(num_threads=1, compile=True)}, "--compile"),
+        ({"optimizer": OptimizerConfig(name="muon")}, "--optimizer.name muon"),
+    ],
+    ids=["ema", "compile", "muon"],
+)
+def test_what_needs_whole_weights_is_refused_in_one_line(tmp_path: Path, changes: dict[str, object], flag: str) -> None:
+    job = processes.start(_train_with, tmp_path / "run", changes, num_processes=2, folder=tmp_path / "logs")
+    assert job.wait() == [1, 1]
+    line = f"error[FSDP]: {flag} does not work on sharded weights: leave it out, or launch with multi_gpu.yaml"
+    assert line in job.output()
+
+
+def _train_with(folder: Path, changes: dict[str, object]) -> None:
+    os.environ.update(FSDP)
+    workload.train(workload.make_config(folder, **{"trainer": TrainerConfig()} | changes))
+
+
+@pytest.mark.usefixtures("python_is_forked")
+def test_the_preset_shards_on_cpu_processes(tmp_path: Path) -> None:
+    preset = ROOT / "accelerate_configs" / "fsdp.yaml"
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(preset)]
+    command += ["--num_processes", "2", "-m", "tests.distributed.test_fsdp"]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    launched = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert sorted(launched.stdout.split("\n"))[-2:] == ["2 x cpu, bf16, shards", "2 x cpu, bf16, shards"]
+
+
+def main() -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    kind = "shards" if is_sharded(accelerator) else "whole weights"
+    line = f"{accelerator.num_processes} x {accelerator.device.type}, {accelerator.mixed_precision}, {kind}\n"
+    os.write(1, line.encode())  # one write per process, so that lines do not mix
+    shutdown(accelerator)
+
+
+if __name__ == "__main__":
+    main()
+
+
+class Resharding(Callback):
+    """Notes, after each evaluation, whether weights are sharded again after a forward."""
+
+    def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
+        parts = [module for module in trainer.raw_model.modules() if hasattr(module, "unshard")]
+        groups = [part._get_fsdp_state()._fsdp_param_group for part in parts if part is not trainer.raw_model]
+        print("reshards", {group.post_forward_mesh_info is not None for group in groups if group is not None})
+
+
+def _train_keeping(folder: Path, reshard: str) -> None:
+    os.environ.update(FSDP | {"FSDP_RESHARD_AFTER_FORWARD": reshard})
+    workload.train(workload.make_config(folder, trainer=TrainerConfig(num_epochs=2)), callbacks=(Resharding(),))
+
+
+@pytest.mark.parametrize("reshard", ["true", "false"])
+def test_an_evaluation_leaves_resharding_as_it_is_configured(tmp_path: Path, reshard: str) -> None:
+    job = processes.run(_train_keeping, tmp_path / "run", reshard, num_processes=2, folder=tmp_path / "logs")
+    assert job.output().count(f"reshards {{{reshard == 'true'}}}") == 2, job.output()

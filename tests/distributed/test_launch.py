@@ -1,0 +1,170 @@
+"""`launch`: several processes from one plain script, and what comes back from them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from accel_trainer import ConfigError, DataError, ProcessError, RunResult, launch
+from accel_trainer.distributed.collectives import reduce_sum
+
+from .. import processes, workload
+from ..joined import joined_processes
+from ..training.test_exactness import final_files
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+def train(folder: Path) -> RunResult:
+    return workload.train(workload.make_config(folder))
+
+
+def test_a_run_in_two_processes_is_that_of_any_other_launcher_and_hands_back_its_result(
+    tmp_path: Path,
+) -> None:
+    result = launch(train, tmp_path / "launched", num_processes=2)
+    assert isinstance(result, RunResult)
+    assert (result.state, result.position.optimizer_step) == ("done", 6)
+    processes.run(train, tmp_path / "other", num_processes=2, folder=tmp_path / "logs")
+    assert final_files(tmp_path / "launched") == final_files(tmp_path / "other")
+    # Again in one process, which is this one, and then again in two that are forked from it.
+    for num_processes in (1, 2):
+        finished = launch(train, tmp_path / "launched", num_processes=num_processes)
+        assert finished.metrics == result.metrics
+
+
+def test_functions_and_arguments_may_be_anything_and_processes_know_their_place() -> None:
+    offset = 40
+
+    def count(build: object) -> tuple[float, int, str]:
+        with joined_processes() as accelerator:
+            total = reduce_sum(torch.tensor(float(build())), accelerator)
+            return float(total) + offset, accelerator.num_processes, os.environ["LOCAL_WORLD_SIZE"]
+
+    assert launch(count, lambda: 1, num_processes=3) == (43.0, 3, "3")
+    assert not {"RANK", "WORLD_SIZE"} & os.environ.keys()
+
+
+def test_a_process_forked_after_torch_has_computed_can_use_several_threads() -> None:
+    """As in a notebook. GNU's OpenMP would wait for ever for threads that were not forked along."""
+    source = """
+import torch
+from accel_trainer import launch
+
+def compute(size):
+    torch.set_num_threads(2)
+    return float(torch.ones(size, size).mm(torch.ones(size, size)).relu().mean())
+
+torch.set_num_threads(2)
+assert compute(600) == launch(compute, 600, num_processes=2) == 600
+"""
+    subprocess.run([sys.executable, "-c", source], check=True)
+
+
+def fail(error: BaseException, rank: int) -> None:
+    if int(os.environ["RANK"]) == rank:
+        raise error
+    time.sleep(600)
+
+
+def test_what_a_process_raises_comes_back(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DataError, match=r"error\[CODE\]: the fact, the fix"):
+        launch(fail, DataError("CODE", "the fact, the fix"), 0, num_processes=2)
+    assert capfd.readouterr().err == ""
+    with pytest.raises(ProcessError, match="rank 1: ZeroDivisionError: by zero") as caught:
+        launch(fail, ZeroDivisionError("by zero"), 1, num_processes=2)
+    assert caught.value.rank == 1
+    assert "Traceback" in capfd.readouterr().err
+    with pytest.raises(ProcessError, match="rank 1 left with exit code 3"):
+        launch(fail, SystemExit(3), 1, num_processes=2)
+
+
+def die(folder: Path) -> RunResult:
+    from .elastic import KillAfterStep
+
+    is_victim = os.environ.get("RANK") == "1"
+    callbacks = (KillAfterStep(4),) if is_victim else ()
+    return workload.train(workload.make_config(folder), callbacks=callbacks)
+
+
+def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProcessError, match="rank 1, step 4, .*: gone without a word"):
+        launch(die, tmp_path, num_processes=2)
+    with pytest.raises(ProcessError, match=r"error\[KILLED\]: rank 0 was killed by SIGKILL"):
+        launch(lambda: os.kill(os.getpid(), signal.SIGKILL), num_processes=2)
+
+
+def test_on_request_a_run_that_lost_a_process_continues_in_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = launch(die, tmp_path, num_processes=2, on_failure="single")
+    assert (result.state, result.position.optimizer_step) == ("done", 6)
+    assert "rank 1, step 4" in caplog.text
+    assert "CONTINUING WITH ONE PROCESS" in caplog.text
+    with pytest.raises(ConfigError, match="a user's mistake is one with one process too"):
+        launch(fail, ConfigError("CODE", "a user's mistake is one with one process too"), 1, num_processes=2,
+               on_failure="single")  # fmt: skip
+    assert caplog.text.count("CONTINUING") == 1
+
+
+def test_below_another_launcher_the_processes_are_there_already(tmp_path: Path) -> None:
+    processes.run(check_below, num_processes=2, folder=tmp_path)
+
+
+def check_below() -> None:
+    pid = os.getpid()
+    assert launch(os.getpid, num_processes=2) == pid
+
+
+def test_one_process_is_this_one() -> None:
+    assert launch(os.getpid, num_processes=1) == launch(os.getpid) == os.getpid()
+
+
+def test_a_gpu_that_is_in_use_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accel_trainer.distributed.launch.uses_cpu", lambda: False)
+    with pytest.raises(ConfigError, match="num_processes is 2, and there are 0 GPUs: .*ACCELERATE_USE_CPU=true"):
+        launch(os.getpid, num_processes=2)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(ConfigError, match="CUDA is in use in this process, .*: restart it"):
+        launch(os.getpid, num_processes=2)
+    assert launch(os.getpid, num_processes=2, on_failure="single") == os.getpid()
+    with pytest.raises(ConfigError, match="num_processes is 0: set it to 1 or more, or None"):
+        launch(os.getpid, num_processes=0)
+
+
+@pytest.mark.parametrize("number", ["INT", "KILL"])
+def test_the_processes_end_in_good_order_with_the_one_that_launched_them(tmp_path: Path, number: str) -> None:
+    job = processes.start(launch_slowly, tmp_path, num_processes=1, folder=tmp_path, has_workers=True)
+    steps = tmp_path / "steps"
+    while not (steps.exists() and len(steps.read_text()) > 2):
+        time.sleep(0.02)
+    os.kill(job.processes[0].pid or 0, getattr(signal, f"SIG{number}"))
+    job.wait()
+    deadline_s = time.monotonic() + 600
+    status = tmp_path / "run" / "status.json"
+    while '"preempted"' not in status.read_text():
+        assert time.monotonic() < deadline_s, job.output()
+        time.sleep(0.1)
+    if number == "INT":
+        assert "preempted by SIG" in job.output()
+
+
+def launch_slowly(folder: Path) -> None:
+    from ..faults.signals import StepLog
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    config = workload.make_config(folder / "run")
+    config = replace(config, trainer=replace(config.trainer, num_epochs=10_000))
+    result = launch(lambda: workload.train(config, callbacks=(StepLog(folder),)), num_processes=2)
+    print(f"{result.state} by {result.stop_reason}")

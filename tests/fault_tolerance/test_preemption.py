@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from accel_trainer.core.errors import Preempted
+from accel_trainer.data.signals import SIGNALS
+from accel_trainer.fault_tolerance.preemption import TIME_LIMIT, Stop, StopFlag, stop_on_signals
+
+from .. import processes
+from ..joined import joined_processes
+
+pytestmark = pytest.mark.signal
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_raises_the_flag_and_the_next_poll_stops(number: int) -> None:
+    flag = StopFlag()
+    with stop_on_signals(flag):
+        assert not flag.poll()
+        os.kill(os.getpid(), number)
+        assert flag.is_raised
+        assert flag.poll()
+    assert flag.agreed == Stop(number)
+    assert flag.agreed.reason == signal.Signals(number).name
+    assert flag.agreed.is_preemption
+
+
+def test_handlers_are_restored_however_the_block_ends() -> None:
+    def handle(number: int, frame: object) -> None:
+        raise AssertionError
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        with stop_on_signals(StopFlag()):
+            assert all(signal.getsignal(number) is not handle for number in SIGNALS)
+        assert all(signal.getsignal(number) is handle for number in SIGNALS)
+        with pytest.raises(KeyError), stop_on_signals(StopFlag()):
+            raise KeyError
+        assert all(signal.getsignal(number) is handle for number in SIGNALS)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_outside_the_main_thread_the_block_runs_without_handlers() -> None:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    ran: list[bool] = []
+
+    def work() -> None:
+        flag = StopFlag()
+        with stop_on_signals(flag):
+            ran.append(not flag.poll() and signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert ran == [True]
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+def test_an_error_outside_the_main_thread_comes_through() -> None:
+    caught: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with stop_on_signals(StopFlag()):
+                raise ValueError("of the block")
+        except ValueError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [str(error) for error in caught] == ["of the block"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "code"),
+    [
+        ((signal.SIGINT,), 0),
+        ((signal.SIGINT, signal.SIGINT), 130),
+        ((signal.SIGTERM, signal.SIGTERM), 0),  # a scheduler repeats itself; the run is being saved
+        ((signal.SIGTERM, signal.SIGINT), 130),
+        ((signal.SIGINT, signal.SIGTERM), 0),
+    ],
+)
+def test_a_second_interrupt_leaves_at_once(tmp_path: Path, numbers: tuple[int, ...], code: int) -> None:
+    job = processes.start(interrupt_myself, numbers, num_processes=1, folder=tmp_path)
+    assert job.wait() == [code]
+    assert job.output() == ("" if code else "saved\n")
+
+
+def interrupt_myself(numbers: tuple[int, ...]) -> None:
+    with stop_on_signals(StopFlag()):
+        try:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+        finally:
+            print("saved", flush=True)
+
+
+def test_the_first_wish_is_kept() -> None:
+    flag = StopFlag()
+    flag.request(signal.SIGTERM)
+    flag.request(TIME_LIMIT)
+    assert flag.poll()
+    assert flag.agreed == Stop(signal.SIGTERM)
+
+
+def test_a_stop_says_its_reason() -> None:
+    assert (Stop().reason, bool(Stop()), Stop().is_preemption) == (None, False, False)
+    limit = Stop(TIME_LIMIT)
+    assert (limit.reason, bool(limit), limit.is_preemption) == ("time limit", True, False)
+    assert all(number < TIME_LIMIT for number in signal.valid_signals())
+
+
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_all_processes_stop_at_the_same_step_though_one_alone_got_a_signal(tmp_path: Path, num_processes: int) -> None:
+    processes.run(stop_together, tmp_path, num_processes=num_processes, folder=tmp_path / "logs")
+    stopped = {(tmp_path / str(rank)).read_text() for rank in range(num_processes)}
+    assert stopped == {"6 SIGTERM"}  # raised before the poll of step 5, agreed one step later
+
+
+def stop_together(folder: Path) -> None:
+    with joined_processes() as accelerator:
+        flag = StopFlag(num_processes=accelerator.num_processes)
+        with stop_on_signals(flag):
+            for step in range(20):
+                if step == 5 and accelerator.is_last_process:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                if flag.poll():
+                    break
+        assert flag.poll()  # once agreed, always
+        flag.drain()
+        (folder / str(accelerator.process_index)).write_text(f"{step} {flag.agreed.reason}")
+
+
+def test_the_flag_is_agreed_also_where_the_processes_have_a_group_for_gpus_alone(tmp_path: Path) -> None:
+    """As of a PartialState that was made before the run: NCCL reduces no tensor of the CPU."""
+    processes.run(agree_beside_a_group, num_processes=2, folder=tmp_path)
+
+
+def agree_beside_a_group() -> None:
+    dist.init_process_group("cuda:gloo")
+    flag = StopFlag(num_processes=2, timeout_s=60)
+    if dist.get_rank() == 1:
+        flag.request(signal.SIGTERM)
+    assert flag.agree()
+    assert flag.agreed.reason == "SIGTERM"
+    dist.destroy_process_group()
+
+
+def test_a_signal_outranks_the_time_limit_of_another_process(tmp_path: Path) -> None:
+    processes.run(wish_differently, num_processes=2, folder=tmp_path)
+
+
+def wish_differently() -> None:
+    with joined_processes() as accelerator:
+        flag = StopFlag(num_processes=2)
+        flag.request(TIME_LIMIT if accelerator.is_main_process else signal.SIGTERM)
+        assert not flag.poll()
+        assert flag.poll()
+        assert flag.agreed == Stop(signal.SIGTERM)
+
+
+def test_a_process_that_leaves_waits_for_the_reduction_in_flight(tmp_path: Path) -> None:
+    processes.run(leave_after_a_poll, num_processes=2, folder=tmp_path)
+
+
+def leave_after_a_poll() -> None:
+    """Without `drain` the process that leaves first breaks the other's reduction."""
+    with joined_processes() as accelerator:
+        flag = StopFlag(num_processes=2)
+        assert not flag.poll()
+        flag.drain()
+        flag.drain()  # nothing is left to wait for
+        assert accelerator.reduce(torch.ones(1), reduction="sum").item() == 2
+
+
+def test_data_workers_outlive_every_stop_signal(tmp_path: Path) -> None:
+    processes.run(ignore_all, num_processes=1, folder=tmp_path)
+
+
+def ignore_all() -> None:
+    from accel_trainer.data.signals import ignore_signals
+
+    ignore_signals()
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    """Under nohup the end of a session is no reason to stop."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        flag = StopFlag()
+        with stop_on_signals(flag):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not flag.is_raised
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_before_there_is_anything_to_save_leaves_at_once() -> None:
+    flag = StopFlag()
+    flag.may_leave = True
+    with stop_on_signals(flag), pytest.raises(Preempted, match="SIGUSR1 before training"):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert flag.is_raised  # whoever catches it stops before the first step
+
+
+@pytest.mark.parametrize(("stops_at", "num_seen"), [(None, [9, 2, 0]), (3, [5, 2, 0])])
+def test_processes_with_unequal_shares_go_through_them_together(
+    tmp_path: Path, stops_at: int | None, num_seen: list[int]
+) -> None:
+    """The process that asks for the stop has the most to do, and one item more until that is agreed."""
+    processes.run(go_through, tmp_path, stops_at, num_processes=3, folder=tmp_path / "logs")
+    assert [int((tmp_path / str(rank)).read_text()) for rank in range(3)] == num_seen
+
+
+def go_through(folder: Path, stops_at: int | None) -> None:
+    with joined_processes() as accelerator:
+        rank = accelerator.process_index
+        flag, seen = StopFlag(num_processes=3), 0
+        assert not flag.poll()  # a step of training before, and one after
+        for item in flag.until_preempted(range([9, 2, 0][rank])):
+            seen += 1
+            if item == stops_at:
+                flag.request(signal.SIGTERM)
+        assert flag.agreed.is_preemption is (stops_at is not None)
+        assert flag.agree() is (stops_at is not None)
+        (folder / str(rank)).write_text(str(seen))

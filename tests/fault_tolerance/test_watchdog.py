@@ -1,0 +1,101 @@
+"""What counts as stuck, and what is said of a process that does not answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accel_trainer import BatchConfig, Callback, RecipeConfig, StepReport, Trainer, main
+from accel_trainer.checkpoint import manager
+from tests import processes, workload
+from tests.faults import signals
+
+SLOW_S = 4.5  # longer than the watchdog's limit and its grace together
+LIMIT_S = 0.5
+
+
+class SlowCallback(Callback):
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        if report.optimizer_step == 2:
+            time.sleep(self._seconds)
+
+
+def train(folder: Path, slow: str | None, stuck_timeout_s: float | None, timeout_s: float = LIMIT_S) -> None:
+    config = workload.make_config(
+        folder, batch=BatchConfig(per_device_batch_size=2, global_batch_size=16, eval_batch_size=10)
+    )
+    runtime = replace(config.runtime, timeout_s=timeout_s, stuck_timeout_s=stuck_timeout_s)
+    config = replace(config, runtime=runtime, trainer=replace(config.trainer, max_steps=3))
+    if slow == "disk":
+        slow_down(manager, "write_checkpoint", SLOW_S, at=2)
+    if slow == "accumulation":
+        slow_down(workload.ClassificationTask, "train_step", SLOW_S / 8, at=None)
+    if slow == "evaluation":
+        slow_down(workload.ClassificationTask, "eval_step", SLOW_S / 4, at=None)
+    callbacks = [SlowCallback(seconds) for kind, seconds in (("callback", SLOW_S), ("stuck", 600.0)) if kind == slow]
+    main(lambda _: workload.train(config, callbacks=tuple(callbacks)), RecipeConfig, description="", argv=[])
+
+
+def slow_down(owner: Any, name: str, seconds: float, *, at: int | None) -> None:
+    """Let a function take longer, in its call `at` or in all."""
+    function: Callable[..., Any] = getattr(owner, name)
+    calls = iter(range(1, 1000))
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        if at in (None, next(calls)):
+            time.sleep(seconds)
+        return function(*arguments, **options)
+
+    setattr(owner, name, slow)
+
+
+@pytest.mark.parametrize(
+    ("slow", "stuck_timeout_s"),
+    [
+        ("callback", None),  # one process has no limit unless it is given one
+        ("disk", LIMIT_S),
+        ("accumulation", LIMIT_S),
+        ("evaluation", LIMIT_S),
+    ],
+)
+def test_slow_work_is_not_stuck(tmp_path: Path, slow: str, stuck_timeout_s: float | None) -> None:
+    job = processes.start(train, tmp_path / "run", slow, stuck_timeout_s, num_processes=1, folder=tmp_path / "logs")
+    assert job.wait() == [0], job.output()
+
+
+def test_a_limit_of_ones_own_ends_what_makes_no_progress_with_its_stacks(tmp_path: Path) -> None:
+    job = processes.start(train, tmp_path / "run", "stuck", LIMIT_S, num_processes=1, folder=tmp_path / "logs")
+    assert job.wait() == [70]
+    assert "error[STUCK]: rank 0, step 2, training: stuck, no progress for" in job.output().splitlines()[-1]
+    assert "in on_step_end" in (tmp_path / "run" / "logs" / "rank-00000.log").read_text()
+
+
+def pause_and_train(folder: Path) -> None:
+    signals.pause_in("step", lambda: signals.pause(folder, int(os.environ["RANK"])))
+    train(folder / "run", None, None, timeout_s=12.0)
+
+
+def test_a_process_that_is_suspended_for_too_long_is_called_so_by_the_others(tmp_path: Path) -> None:
+    job = processes.start(pause_and_train, tmp_path, num_processes=2, folder=tmp_path / "logs")
+    signals.wait_for(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)))
+    suspended = job.processes[1]
+    os.kill(suspended.pid or 0, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    job.processes[0].join(60)
+    os.kill(suspended.pid or 0, signal.SIGCONT)
+    assert 0 not in job.wait()
+    for rank in (0, 1):
+        (line,) = [line for line in job.output(rank).splitlines() if "accel_trainer: error" in line] or [""]
+        assert rank == 1 or "rank 1, step " in line, line
+        assert "memory" not in line, line
+    assert "suspended" in job.output(0).splitlines()[-1]

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from accel_trainer.optim.ema import Ema
+
+from ..workload import SmallNet
+
+
+def drift(model: nn.Module, step: int) -> None:
+    """Move every parameter and buffer as a training step would."""
+    generator = torch.Generator().manual_seed(step)
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.is_floating_point():
+                tensor.add_(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype))
+            else:
+                tensor.add_(3)
+
+
+@pytest.mark.parametrize("decay", [0.5, 0.9, 0.999])
+def test_the_average_is_the_formula_with_a_ramped_decay(decay: float) -> None:
+    source = SmallNet(norm="batch").double()
+    ema = Ema(source, decay=decay)
+    expected = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    for step in range(1, 31):
+        drift(source, step)
+        ema.update(optimizer_step=step)
+        ramped = min(decay, (1 + step) / (10 + step))
+        for name, tensor in source.state_dict().items():
+            if tensor.is_floating_point():
+                expected[name] = ramped * expected[name] + (1 - ramped) * tensor
+    averaged = [name for name, tensor in expected.items() if tensor.is_floating_point()]
+    assert "layers.1.running_var" in averaged  # buffers too
+    for name in averaged:
+        torch.testing.assert_close(ema.model.state_dict()[name], expected[name], rtol=1e-12, atol=1e-12)
+
+
+def test_the_ramp_reaches_the_decay_and_stays_there() -> None:
+    source = nn.Linear(1, 1, bias=False).double()
+    nn.init.zeros_(source.weight)
+    ema = Ema(source, decay=0.9)
+    nn.init.ones_(source.weight)
+    for step, share_kept in ((1, 2 / 11), (8, 0.5), (80, 0.9), (81, 0.9), (10**9, 0.9)):
+        nn.init.zeros_(ema.model.weight)
+        ema.update(optimizer_step=step)
+        assert ema.model.weight.item() == pytest.approx(1 - share_kept, rel=1e-12)
+
+
+def test_integer_buffers_are_copied() -> None:
+    source = SmallNet(norm="batch")
+    ema = Ema(source, decay=0.9)
+    drift(source, 1)
+    ema.update(optimizer_step=1)
+    assert ema.model.layers[1].num_batches_tracked.item() == 3
+
+
+def test_the_average_is_a_model_of_its_own_in_evaluation_mode() -> None:
+    source = SmallNet(norm="batch").train()
+    before = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    ema = Ema(source, decay=0.9)
+    assert not any(module.training for module in ema.model.modules())
+    assert not any(parameter.requires_grad for parameter in ema.model.parameters())
+    drift(ema.model, 1)
+    assert all(module.training for module in source.modules())
+    assert all(parameter.requires_grad for parameter in source.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in source.state_dict().items())
+
+
+def test_layout_and_dtype_of_the_source_are_kept() -> None:
+    source = SmallNet(norm="batch").bfloat16().to(memory_format=torch.channels_last)
+    ema = Ema(source, decay=0.9)
+    drift(source, 1)
+    ema.update(optimizer_step=1)
+    theirs = source.state_dict()
+    for name, mine in ema.model.state_dict().items():
+        assert (mine.dtype, mine.stride()) == (theirs[name].dtype, theirs[name].stride()), name
+
+
+def test_the_average_goes_on_after_its_weights_were_loaded() -> None:
+    source = SmallNet(norm="batch")
+    ema, resumed = Ema(source, decay=0.9), Ema(source, decay=0.9)
+    for step in (1, 2, 3):
+        drift(source, step)
+        ema.update(optimizer_step=step)
+    resumed.model.load_state_dict(ema.model.state_dict())
+    drift(source, 4)
+    ema.update(optimizer_step=4)
+    resumed.update(optimizer_step=4)
+    theirs = ema.model.state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in resumed.model.state_dict().items())

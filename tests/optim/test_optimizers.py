@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from accel_trainer.checkpoint.state_dict import TrainingState
+from accel_trainer.core.errors import ConfigError
+from accel_trainer.optim.optimizers import OptimizerConfig, build_optimizer, parameter_groups, set_learning_rate
+
+from ..workload import SmallNet
+
+
+def small_net(*, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    return SmallNet(norm="batch").to(dtype)
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        dtype = next(model.parameters()).dtype
+        images = torch.randn(8, 3, 8, 8, generator=generator, dtype=dtype)
+        model(images.to(memory_format=torch.channels_last)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def test_matrices_and_filters_decay_and_vectors_do_not() -> None:
+    model = small_net()
+    groups = parameter_groups(model, OptimizerConfig(weight_decay=0.1))
+    named = {group["weight_decay"]: group["param_names"] for group in groups}
+    assert named == {
+        0.1: ["layers.0.weight", "layers.3.weight", "layers.9.weight"],
+        0.0: ["layers.1.weight", "layers.1.bias", "layers.4.weight", "layers.4.bias", "layers.9.bias"],
+    }
+    own = dict(model.named_parameters())
+    for group in groups:
+        assert [id(p) for p in group["params"]] == [id(own[name]) for name in group["param_names"]]
+
+
+@pytest.mark.parametrize(("weight_decay", "decay_all"), [(0.1, True), (0.0, False)])
+def test_parameters_with_one_decay_are_one_group(weight_decay: float, decay_all: bool) -> None:
+    model = small_net()
+    (group,) = parameter_groups(model, OptimizerConfig(weight_decay=weight_decay, decay_norms_and_biases=decay_all))
+    assert group["weight_decay"] == weight_decay
+    assert group["param_names"] == [name for name, _ in model.named_parameters()]
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = small_net()
+    model.layers[0].requires_grad_(False)
+    groups = parameter_groups(model, OptimizerConfig(weight_decay=0.1))
+    assert "layers.0.weight" not in [name for group in groups for name in group["param_names"]]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_decay_alone_shrinks_filters_and_leaves_vectors(name: str) -> None:
+    model = small_net()
+    nn.init.ones_(model.layers[9].bias)
+    optimizer = build_optimizer(model, OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.5))
+    before = weights(model)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    # The coupled decay of SGD passes through Nesterov's momentum: 1 + 0.9.
+    shrunk = {"sgd": None, "adamw": 1 - 0.1 * 0.5}[name]
+    for key, after in weights(model).items():
+        if after.ndim == 1:
+            assert torch.equal(after, before[key]), key
+        elif shrunk is None:
+            torch.testing.assert_close(after, before[key] * (1 - 0.1 * 0.5 * 1.9), rtol=1e-12, atol=0)
+        else:
+            torch.testing.assert_close(after, before[key] * shrunk, rtol=1e-12, atol=0)
+
+
+REFERENCES: dict[str, tuple[OptimizerConfig, Any]] = {
+    "nesterov": (
+        OptimizerConfig(learning_rate=0.01),
+        lambda groups: SGD(groups, lr=0.01, momentum=0.9, nesterov=True, foreach=False, fused=False),
+    ),
+    "momentum": (
+        OptimizerConfig(learning_rate=0.01, momentum=0.5, nesterov=False),
+        lambda groups: SGD(groups, lr=0.01, momentum=0.5, foreach=False, fused=False),
+    ),
+    "plain": (
+        OptimizerConfig(learning_rate=0.01, momentum=0.0),
+        lambda groups: SGD(groups, lr=0.01, foreach=False, fused=False),
+    ),
+    "adamw": (
+        OptimizerConfig(name="adamw", learning_rate=0.01, betas=(0.8, 0.95), eps=1e-6),
+        lambda groups: AdamW(groups, lr=0.01, betas=(0.8, 0.95), eps=1e-6, foreach=False, fused=False),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_the_fused_optimizer_equals_the_plain_loop_of_torch(name: str) -> None:
+    config, reference = REFERENCES[name]
+    model, twin = small_net(), small_net()
+    optimizer = build_optimizer(model, config)
+    assert all(group["fused"] for group in optimizer.param_groups)
+    groups = parameter_groups(twin, config)
+    train(model, optimizer, range(20))
+    train(twin, reference(groups), range(20))
+    theirs = weights(twin)
+    for key, mine in weights(model).items():
+        torch.testing.assert_close(mine, theirs[key], rtol=1e-10, atol=1e-12)
+
+
+def test_every_group_gets_the_learning_rate_times_its_own_scale() -> None:
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = SGD(
+        [{"params": first.parameters()}, {"params": second.parameters(), "learning_rate_scale": 0.1}], lr=1.0
+    )
+    set_learning_rate(optimizer, 0.5)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.05]
+    set_learning_rate(optimizer, 0.2)  # the scale applies to the new value, not to the old one
+    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.2 * 0.1]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_state_goes_back_into_the_layout_of_the_parameters_and_the_steps_go_on_bit_by_bit(
+    name: str, layout: torch.memory_format
+) -> None:
+    config = OptimizerConfig(name=name, learning_rate=0.01)
+
+    def fresh() -> tuple[nn.Module, Optimizer]:
+        model = small_net(dtype=torch.float32).to(memory_format=layout)
+        return model, build_optimizer(model, config)
+
+    model, optimizer = fresh()
+    train(model, optimizer, range(3))
+    stored = as_stored(TrainingState(model, optimizer, None, None).pieces())
+    train(model, optimizer, range(3, 6))
+
+    resumed, resumed_optimizer = fresh()
+    TrainingState(resumed, resumed_optimizer, None, None).restore(stored)
+    for parameter, state in resumed_optimizer.state.items():
+        tensors = [value for value in state.values() if value.ndim]
+        assert tensors
+        assert all(value.stride() == parameter.stride() for value in tensors)
+    train(resumed, resumed_optimizer, range(3, 6))
+    theirs = weights(model)
+    for key, mine in weights(resumed).items():
+        assert torch.equal(mine, theirs[key]), key
+
+
+def as_stored(pieces: Any) -> Any:
+    """Copies whose tensors are contiguous, as a file gives them back."""
+    if isinstance(pieces, Tensor):
+        return pieces.detach().clone(memory_format=torch.contiguous_format)
+    if isinstance(pieces, dict):
+        return {key: as_stored(value) for key, value in pieces.items()}
+    if isinstance(pieces, list):
+        return [as_stored(value) for value in pieces]
+    return copy.deepcopy(pieces)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_rate": -0.1}, "optimizer.learning_rate is -0.1: set it to at least 0"),
+        ({"learning_rate": math.nan}, "optimizer.learning_rate is nan"),
+        ({"learning_rate": math.inf}, "optimizer.learning_rate is inf"),
+        ({"momentum": 1.0}, "optimizer.momentum is 1.0: set it to at least 0 and below 1"),
+        ({"weight_decay": -1e-4}, "optimizer.weight_decay is -0.0001"),
+        ({"eps": -1.0}, "optimizer.eps is -1.0"),
+        ({"betas": (0.9, 1.0)}, r"optimizer.betas is \(0.9, 1.0\)"),
+        ({"base_batch_size": 0}, "optimizer.base_batch_size is 0: set it to 1 or more"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_fix(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        OptimizerConfig(**changes)

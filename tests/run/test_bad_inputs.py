@@ -1,0 +1,207 @@
+"""What people get wrong is one line that names it, with an exit code that a scheduler can act on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from accel_trainer import main, parse_config
+from recipes import cifar
+
+from .. import processes
+
+FILES = {
+    "binary": b"\xff\xfe\x00\x80",
+    "list.yaml": b"- a\n- b\n",
+    "broken.yaml": b"trainer: {num_epochs: 3\n\tx",
+    "unknown.yaml": b"trainer:\n  num_epoch: 3\n",
+    "type.yaml": b"trainer:\n  num_epochs: many\n",
+    "date.yaml": b"seed: 2020-13-45\n",
+    "nested.yaml": b"schedule:\n  milestones: [[1, 2]]\n",
+    "junk.safetensors": b"\x08" * 64,
+}
+BASE = (
+    "--dataset digits",
+    "--model resnet8",
+    "--augment.crop-padding 1",
+    "--max-steps 1",
+    "--cache-dir cache",
+    "--quiet",
+)
+TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+# The flags, the exit code, and what the line must say.
+BAD_FLAGS = [
+    ("--epoch 3", 64, "unknown flag --epoch: did you mean --epochs?"),
+    ("--learning-rate 0.1", 64, "unknown flag --learning-rate: did you mean --lr?"),
+    ("--num_gpus 2", 64, "unknown flag --num_gpus: the launcher makes the processes"),
+    ("--use-amp", 64, "unknown flag --use-amp: did you mean --mixed-precision bf16?"),
+    ("-x", 64, "unknown flag -x: see --help"),
+    ("--no-lr", 64, "unknown flag --no-lr"),
+    ("--lr", 64, "--lr: expected a float"),
+    ("--lr fast", 64, "--lr fast: expected a float"),
+    ("--lr 0.1 0.2", 64, "--lr 0.1 0.2: expected a float"),
+    ("--lr nan", 64, "optimizer.learning_rate is nan"),
+    ("--lr -1", 64, "optimizer.learning_rate is -1.0"),
+    ("--optimizer.betas 0.9", 64, "--optimizer.betas 0.9: expected a float and a float"),
+    ("--optimizer.momentum 2", 64, "optimizer.momentum is 2.0: set it to at least 0 and below 1"),
+    ("--optimizer.name lion", 64, "--optimizer.name lion: expected one of sgd, adamw, muon"),
+    ("--schedule.shape zigzag", 64, "--schedule.shape zigzag: expected one of constant"),
+    ("--schedule.warmup-epochs 1000", 64, "schedule.warmup_epochs is 1000.0, longer than the run"),
+    ("--batch-size 0", 64, "--batch-size is 0: set it to 1 or more"),
+    ("--batch-size 1.5", 64, "--batch-size 1.5: expected an int"),
+    ("--batch-size 99999999999", 64, "larger than the 1438 training samples"),
+    ("--accumulate 0", 64, "--accumulate is 0: set it to 1 or more"),
+    ("--batch.num-workers -1", 64, "--batch.num-workers is -1: set it to 0 or more"),
+    ("--epochs -1", 64, "--epochs is -1: set it to 0"),
+    ("--epochs 1e3", 64, "--epochs 1e3: expected an int"),
+    ("--max-steps 0", 64, "trainer.max_steps is 0: set it to 1 or more"),
+    ("--trainer.max-time-s -5", 64, "trainer.max_time_s is -5.0: set it above 0"),
+    ("--trainer.patience 0", 64, "trainer.patience is 0"),
+    ("--trainer.max-grad-norm -1", 64, "trainer.max_grad_norm is -1.0"),
+    ("--ema 1.5", 64, "--ema is 1.5: set a decay between 0 and 1"),
+    ("--checkpoint-every-n-steps 0", 64, "checkpoint.every_n_steps is 0"),
+    ("--mixed-precision fp8", 64, "--mixed-precision fp8: expected one of no, bf16, fp16 or None"),
+    ("--mixed-precision fp16", 64, "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no"),
+    ("--compile yes", 64, "--compile yes: expected no value"),
+    ("--runtime.find-unused-parameters True", 64, "--runtime.find-unused-parameters True: expected no value"),
+    ("--runtime.num-threads 1000000", 64, "runtime.num_threads is 1000000: set it to 1 to 1024"),
+    ("--runtime.timeout-s nan", 64, "runtime.timeout_s is nan"),
+    ("--runtime.loss-scale 0", 64, "runtime.loss_scale is 0.0: set it above 0"),
+    ("--runtime.backend pigeon", 64, "--runtime.backend pigeon: expected one of nccl, gloo, mpi or None"),
+    ("--model resnet9000", 64, "no model 'resnet9000': did you mean resnet9?"),
+    ("--model.dropout 1.5", 64, "--model.dropout is 1.5"),
+    ("--task.label-smoothing 2", 64, "task.label_smoothing is 2.0"),
+    ("--augment.mixup nan", 64, "--augment.mixup is nan"),
+    ("--augment.crop-padding 1000000000", 64, "--augment.crop-padding 1000000000 cannot mirror images of 16 pixels"),
+    ("--augment.crop-padding 1000000000 --augment.crop-mode zero", 64, "crops some images of 16 pixels completely"),
+    ("--dataset nowhere", 64, "no data set 'nowhere'"),
+    ("--dataset /dev/null", 65, "--dataset /dev/null is a file"),
+    ("--dataset empty", 65, "no data set in empty: expected train*.parquet"),
+    ("--config missing.yaml", 64, "--config missing.yaml: No such file"),
+    ("--config empty", 64, "--config empty: "),
+    ("--config binary", 64, "--config binary: not a text file"),
+    ("--config list.yaml", 64, "list.yaml: expected names with values, got a list"),
+    ("--config broken.yaml", 64, "broken.yaml: cannot be read as YAML: line 2"),
+    ("--config unknown.yaml", 64, "unknown key trainer.num_epoch: did you mean trainer.num_epochs?"),
+    ("--config type.yaml", 64, "type.yaml: trainer.num_epochs many: expected an int"),
+    ("--config date.yaml", 64, "date.yaml: cannot be read as YAML: month must be in 1..12"),
+    ("--config nested.yaml", 64, "nested.yaml: schedule.milestones: expected a float and more, got a nested list"),
+    ("--config list.yaml date.yaml", 64, "expected one file"),
+    ("--resume /nowhere", 74, "--resume /nowhere is neither a checkpoint nor a run with one"),
+    ("--init-from /nowhere", 74, "--init-from /nowhere does not exist"),
+    ("--init-from junk.safetensors", 74, "--init-from junk.safetensors cannot be read"),
+    ("--output-dir binary", 73, "is or lies below a file"),
+    ("--output-dir binary/below", 73, "is or lies below a file"),
+    (f"--output-dir {'x' * 300}", 73, "is too long: choose a shorter name"),
+    ("--output-dir 'a\nb'", 73, "has a control character"),
+    ("--output-dir /proc/here", 73, "cannot write to the output folder /proc/here"),
+    ("--cache-dir binary", 73, "cannot write the image cache"),
+    ("--track nosuch", 64, "--track nosuch: accelerate knows no such tracker"),
+]
+
+# Variables of the launch, and the same.
+BAD_LAUNCHES = [
+    ({"WORLD_SIZE": "2"}, "", 64, "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
+    ({"WORLD_SIZE": "many", "RANK": "0"}, "", 64, "WORLD_SIZE is many, and should be a number"),
+    ({**TWO, "RANK": "banana"}, "", 64, "RANK is banana, and should be a number"),
+    ({**TWO, "MASTER_PORT": "99999"}, "", 64, "MASTER_PORT is 99999, and should be below 65536"),
+    ({"LOCAL_RANK": "0"}, "", 64, "WORLD_SIZE is not set, and should be a number"),
+    ({"LOCAL_RANK": "0"}, "--local-rank=3", 64, "WORLD_SIZE is not set"),
+    (TWO, "--local-rank=3", 64, "unknown flag --local-rank"),
+    (TWO, "--runtime.backend mpi", 64, "--runtime.backend mpi needs a torch built with MPI"),
+    (TWO, "--runtime.backend nccl", 64, "--runtime.backend nccl needs GPUs, and there are none"),
+    ({"ACCELERATE_USE_CPU": "maybe"}, "", 64, "ACCELERATE_USE_CPU is maybe: set it to true or false"),
+    ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "", 64, "accelerate's mixed_precision: fp8 is not supported"),
+    ({"ACCELERATE_USE_DEEPSPEED": "true"}, "", 64, "accelerate's deepspeed is not supported"),
+    ({"OMP_NUM_THREADS": "1000000"}, "", 64, "OMP_NUM_THREADS is 1000000: set it to 1 to 1024"),
+]  # fmt: skip
+
+# What looks wrong, and works.
+GOOD = [
+    ({}, "--lr 0"),
+    ({}, "--seed -1"),
+    ({}, "--seed 99999999999999999999999"),
+    ({}, "--global-batch-size 7 --batch-size 2"),
+    ({"OMP_NUM_THREADS": "banana"}, ""),
+    ({"OMP_NUM_THREADS": "0"}, ""),
+    ({"CUDA_VISIBLE_DEVICES": "7"}, ""),
+    ({"LC_ALL": "C"}, "--output-dir ü"),
+]  # fmt: skip
+
+
+CASES = [({}, *case) for case in BAD_FLAGS] + BAD_LAUNCHES
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files of all kinds, where a run works."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "empty").mkdir()
+    for name, content in FILES.items():
+        (folder / name).write_bytes(content)
+    processes.run(start_recipe, folder, "", {}, folder=folder / "logs")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outcomes(place: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
+    """Return, for each case, the exit code and what is said."""
+    folder = tmp_path_factory.mktemp("outcomes")
+    processes.run(start_all, place, folder, folder=folder / "logs")
+    codes = map(int, (folder / "codes").read_text().split())
+    return [(code, (folder / f"{index}.log").read_text()) for index, code in enumerate(codes)]
+
+
+def start_all(place: Path, folder: Path) -> None:
+    """Start the recipe for each case, in a process forked from this one, which has computed nothing."""
+    parse_config(cifar.Config, [], description="")  # so that tyro has looked at all classes
+    for index, (variables, flags, *_) in enumerate(CASES):
+        if (pid := os.fork()) == 0:
+            log = os.open(folder / f"{index}.log", os.O_WRONLY | os.O_CREAT)
+            os.dup2(log, sys.stdout.fileno())
+            os.dup2(log, sys.stderr.fileno())
+            try:
+                start_recipe(place, flags, variables)
+            except SystemExit as error:
+                os._exit(int(str(error.code)))
+            finally:
+                os._exit(1)
+        with (folder / "codes").open("a") as file:
+            file.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
+
+
+def start_recipe(folder: Path, flags: str, variables: dict[str, str]) -> None:
+    """Be the recipe that is started in `folder`."""
+    os.environ.update(variables)
+    os.chdir(folder)
+    base = [flag for flag in (*BASE, f"--output-dir run-{os.getpid()}") if flag.split()[0] not in flags.split()]
+    sys.argv = [cifar.__file__, *shlex.split(" ".join([flags, *base]))]
+    main(cifar.train, cifar.Config, description="")
+
+
+@pytest.mark.parametrize(
+    "index", range(len(CASES)), ids=lambda index: re.sub("[^ -~]|x{9,}", "?", str(CASES[index][:2]))
+)
+def test_a_mistake_is_one_line(outcomes: list[tuple[int, str]], index: int) -> None:
+    _, _, code, message = CASES[index]
+    found, text = outcomes[index]
+    (line,) = text.splitlines()
+    assert line.startswith("accel_trainer: error[")
+    assert message in line
+    assert found == code
+
+
+def test_nothing_is_left_of_a_run_that_did_not_start(place: Path, outcomes: list[tuple[int, str]]) -> None:
+    assert len(list(place.glob("run-*"))) == 1, "that of the run that works"
+
+
+@pytest.mark.parametrize(("variables", "flags"), GOOD)
+def test_what_only_looks_wrong_works(place: Path, tmp_path: Path, variables: dict[str, str], flags: str) -> None:
+    job = processes.run(start_recipe, place, flags, variables, folder=tmp_path)
+    assert job.output() == ""

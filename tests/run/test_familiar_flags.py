@@ -1,0 +1,54 @@
+"""Whoever comes from another toolkit types its flags once, and is told ours."""
+
+from __future__ import annotations
+
+import pytest
+
+from accel_trainer import ConfigError, RecipeConfig, parse_config
+from accel_trainer.run.familiar_flags import FAMILIAR, find_familiar
+from accel_trainer.run.parser import config_fields
+from recipes import cifar
+
+
+def said_of(flag: str, config_class: type[RecipeConfig] = cifar.Config) -> str:
+    """Return what follows `unknown flag`."""
+    with pytest.raises(ConfigError, match=f"unknown flag {flag}: ") as caught:
+        parse_config(config_class, [flag, "1"], description="")
+    return str(caught.value).partition(f"{flag}: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--learning-rate", "did you mean --lr?"),
+        ("--weight_decay", "did you mean --optimizer.weight-decay?"),
+        ("--num_train_epochs", "did you mean --epochs?"),
+        ("--per_device_train_batch_size", "did you mean --batch-size?"),
+        ("--warmup", "did you mean --schedule.warmup-epochs?"),
+        ("--use-amp", "did you mean --mixed-precision bf16?"),
+        ("--world-size", "the launcher makes the processes: accelerate launch --multi_gpu --num_processes N RECIPE"),
+        ("--num_gpus", "the launcher makes the processes: accelerate launch --multi_gpu --num_processes N RECIPE"),
+        (
+            "--device",
+            "a GPU is found by itself: CUDA_VISIBLE_DEVICES chooses one, ACCELERATE_USE_CPU=true takes the CPU",
+        ),
+        ("--img-size", "images keep the size that they have: save them smaller or larger first"),
+        ("-j", "did you mean --batch.num-workers?"),
+        ("--epoch", "did you mean --epochs?"),  # the nearest, as no toolkit calls it so
+    ],
+)
+def test_a_flag_of_another_toolkit_is_answered_by_ours(flag: str, said: str) -> None:
+    assert said_of(flag) == said
+
+
+def test_every_flag_that_is_named_exists_and_no_name_is_one_of_ours() -> None:
+    known = {flag for field in config_fields(cifar.Config).values() for flag in field.flags}
+    assert not {f"--{name}" for name in FAMILIAR} & known
+    assert len(FAMILIAR) > 150
+    for name, here in FAMILIAR.items():
+        said = f"did you mean {here}?" if here.startswith("--") else here
+        assert find_familiar(f"--{name}", known) == said
+
+
+def test_a_recipe_without_images_is_not_told_to_augment_them() -> None:
+    assert said_of("--hflip", RecipeConfig) == "see --help"

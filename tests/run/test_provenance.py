@@ -1,0 +1,149 @@
+"""A run records what it ran with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+
+from accel_trainer import RecipeConfig, RuntimeConfig, parse_config
+from accel_trainer.run.provenance import describe_environment, find_origins
+from tests import processes
+from tests.workload import make_config, train
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_run_leaves_its_environment_in_its_folder(tmp_path: Path) -> None:
+    train(make_config(tmp_path / "run"))
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["packages"]["torch"] == torch.__version__
+    assert environment["hardware"] | {"num_cpus": None} == {
+        "device": "cpu", "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
+        "num_cpus": None, "num_threads": 1, "num_processes": 1,
+    }  # fmt: skip
+    assert environment["mixed_precision"] == "no"
+
+
+def test_what_the_messages_between_processes_go_by_is_recorded(tmp_path: Path) -> None:
+    processes.run(train_with_debugging, tmp_path / "run", num_processes=2, folder=tmp_path)
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["backend"] == "gloo"
+    variables = environment["variables"]
+    assert variables["MASTER_ADDR"] == "127.0.0.1"
+    assert variables["GLOO_SOCKET_IFNAME"] == "lo"
+    assert (variables["TORCH_DISTRIBUTED_DEBUG"], variables["NCCL_DEBUG"]) == ("INFO", "INFO")
+
+
+def train_with_debugging(folder: Path) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    train(make_config(folder, runtime=RuntimeConfig(num_threads=1, debug_distributed=True)))
+    assert dist.get_debug_level() == dist.DebugLevel.INFO
+
+
+def test_the_commit_of_the_recipe_is_recorded_and_whether_it_was_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "train.py"
+    monkeypatch.setattr(sys, "argv", [str(recipe), "--epochs", "3"])
+    accelerator = Accelerator(cpu=True)
+
+    def code() -> object:
+        found = describe_environment(accelerator)["code"]
+        assert found.pop("recipe") == str(recipe)
+        assert found.pop("sha256") == hashlib.sha256(recipe.read_bytes()).hexdigest()
+        return found
+
+    recipe.write_text("one\n")
+    assert code() == {"git_commit": None, "is_changed": None, "changed_files": []}, "not in a repository"
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "train.py")
+    git(tmp_path, "commit", "--quiet", "-m", "first")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "notes.txt").write_text("not part of it")
+    assert code() == {"git_commit": commit, "is_changed": False, "changed_files": []}
+    recipe.write_text("two \N{EURO SIGN}\n")
+    assert code() == {"git_commit": commit, "is_changed": True, "changed_files": ["train.py"]}
+
+
+def test_what_was_changed_since_the_commit_is_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = tmp_path / "train.py"
+    monkeypatch.setattr(sys, "argv", [str(recipe)])
+    recipe.write_text("one\n")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "train.py")
+    git(tmp_path, "commit", "--quiet", "-m", "first")
+    recipe.write_text("KEY = 'uncommitted-key'\n")
+    train(make_config(tmp_path / "run"))
+    assert not [
+        path for path in (tmp_path / "run").rglob("*") if path.is_file() and b"uncommitted" in path.read_bytes()
+    ]
+
+
+def test_each_value_of_the_config_has_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "base.yaml"
+    file.write_text("seed: 3\noptimizer:\n  learning_rate: 0.2\n")
+    argv = ["train.py", "--config", str(file), "--epochs", "3", "--batch-size", "16"]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    config = replace(parse_config(RecipeConfig, argv[1:], description=""), seed=5)
+    origins = find_origins(config)
+    told = {name: origin for name, origin in origins.items() if origin != "default"}
+    assert told == {
+        "seed": "python",
+        "optimizer.learning_rate": "file",
+        "trainer.num_epochs": "flag",
+        "batch.per_device_batch_size": "flag",
+    }
+    assert origins["schedule.shape"] == "default"
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert find_origins(config)["runtime.mixed_precision"] == "environment"
+
+
+def test_where_the_command_line_is_not_the_recipes_what_is_no_default_is_from_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
+    train(make_config(tmp_path / "run"))
+    origins = json.loads((tmp_path / "run" / "environment.json").read_text())["config_origins"]
+    assert (origins["seed"], origins["optimizer.learning_rate"]) == ("python", "python")
+    assert origins["optimizer.momentum"] == "default"
+
+
+def test_secrets_on_the_command_line_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = "train.py --hub-token hf_1 --db.password=p=2 --api-key 3 --epochs 4 --num-tokens 5 --use-token --lr 6"
+    monkeypatch.setattr(sys, "argv", argv.split())
+    shown = " ".join(describe_environment(Accelerator(cpu=True))["command"]["arguments"])
+    assert shown == (
+        "train.py --hub-token *** --db.password=*** --api-key *** --epochs 4 --num-tokens 5 --use-token --lr 6"
+    )
+
+
+def test_only_variables_that_are_known_to_be_harmless_are_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_SECRET_TOKEN", "abc")
+    monkeypatch.setenv("TORCH_HOME", "/home/somebody")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("MASTER_ADDR", "http://me:pw@proxy")
+    variables = describe_environment(Accelerator(cpu=True))["variables"]
+    assert (variables["NCCL_DEBUG"], variables["MASTER_ADDR"]) == ("INFO", "http://***@proxy")
+    assert not {"NCCL_SECRET_TOKEN", "TORCH_HOME"} & variables.keys()
+
+
+def test_addresses_with_a_password_and_what_looks_like_a_key_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["train.py", "--dataset", "https://me:p%20w@host/x", "--note", "hf_abcdefghijkl", "--name", "sk-it", "a@b"]
+    monkeypatch.setattr(sys, "argv", argv)
+    shown = describe_environment(Accelerator(cpu=True))["command"]["arguments"]
+    assert shown == ["train.py", "--dataset", "https://***@host/x", "--note", "***", "--name", "sk-it", "a@b"]

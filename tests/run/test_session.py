@@ -1,0 +1,189 @@
+"""Where a run starts from: its folder, an earlier attempt, another run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from accel_trainer import (
+    BatchConfig,
+    CheckpointError,
+    ConfigError,
+    OptimizerConfig,
+    OutputError,
+    RunConfig,
+    RunResult,
+    ScheduleConfig,
+)
+
+from .. import workload
+
+
+def run(folder: Path | None, *, num_train: int = 72, max_steps: int | None = None, **changes: Any) -> RunResult:
+    config = workload.make_config(Path("unused"))
+    run_config = replace(config.run, output_dir=folder, **changes.pop("run", {}))
+    config = replace(config, run=run_config, trainer=replace(config.trainer, max_steps=max_steps), **changes)
+    return workload.train(config, num_train=num_train)
+
+
+def export(folder: Path) -> bytes:
+    return (folder / "export" / "model.safetensors").read_bytes()
+
+
+def test_the_same_command_continues_its_run_and_a_finished_one_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path, max_steps=4)
+    run(tmp_path)
+    assert "continuing after step 4" in capsys.readouterr().out
+    before = (tmp_path / "result.json").read_bytes()
+    run(tmp_path)
+    assert "this run is finished" in capsys.readouterr().out
+    assert (tmp_path / "result.json").read_bytes() == before
+
+
+def test_without_a_folder_the_same_command_continues_its_unfinished_run(tmp_path: Path) -> None:
+    runs = {"runs_dir": tmp_path}
+    run(None, run=runs, max_steps=4)
+    (tmp_path / next(tmp_path.iterdir()).name / "result.json").unlink()  # as after a kill
+    run(None, run=runs)
+    assert len(list(tmp_path.iterdir())) == 1
+    run(None, run=runs)  # finished: a new one
+    run(None, run=runs, seed=9)  # another config: a new one
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_resume_never_refuses_a_folder_that_has_checkpoints(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=2)
+    with pytest.raises(OutputError, match="already has checkpoints"):
+        run(tmp_path, run={"resume": "never"})
+
+
+def test_a_changed_config_is_listed_old_to_new_with_the_flag_that_allows_it(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=4)
+    changes = {"optimizer": OptimizerConfig(learning_rate=0.1), "seed": 4}
+    with pytest.raises(ConfigError) as error:
+        run(tmp_path, **changes)
+    assert "seed: 3 -> 4; optimizer.learning_rate: 0.05 -> 0.1" in str(error.value)
+    assert "--allow-change seed optimizer.learning_rate" in str(error.value)
+    result = run(tmp_path, run={"allow_change": ("seed", "optimizer.learning-rate")}, **changes)
+    assert result.state == "done"
+
+
+def test_a_change_of_nothing_that_the_config_has_is_one_line_with_the_names(tmp_path: Path) -> None:
+    said = r"--allow-change nothing.like.it: the config has no such value: choose from data, seed, batch\.global_batch"
+    with pytest.raises(ConfigError, match=said) as caught:
+        run(tmp_path / "run", run={"allow_change": ("seed", "nothing.like.it")})
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_data_is_refused_unless_allowed(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=4)
+    with pytest.raises(CheckpointError, match="DATA_CHANGED"):
+        run(tmp_path, num_train=73)
+    assert run(tmp_path, num_train=73, run={"allow_change": ("data",)}).state == "done"
+
+
+def test_a_run_branches_from_a_checkpoint_of_another_and_ends_the_same(tmp_path: Path) -> None:
+    run(tmp_path / "whole")
+    run(tmp_path / "start", max_steps=3)
+    source = next((tmp_path / "start" / "checkpoints").glob("step-0000000003*"))
+    run(tmp_path / "branch", run={"resume": str(source)}, max_steps=6)
+    run(tmp_path / "branch", run={"resume": str(source)})  # its own checkpoints win
+    assert export(tmp_path / "branch") == export(tmp_path / "whole")
+    rows = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "branch")]
+    steps = [[(r["event"], r["optimizer_step"]) for r in map(json.loads, part)] for part in rows]
+    assert steps[0] == steps[1]
+
+
+def test_a_branch_may_change_the_schedule_on_purpose(tmp_path: Path) -> None:
+    run(tmp_path / "start", max_steps=3)
+    changed = ScheduleConfig(shape="constant")
+    with pytest.raises(ConfigError, match="schedule.shape: cosine -> constant"):
+        run(tmp_path / "branch", run={"resume": str(tmp_path / "start")}, schedule=changed)
+    allowed = {
+        "resume": str(tmp_path / "start"),
+        "allow_change": ("schedule.shape", "schedule.warmup_epochs"),
+    }
+    assert run(tmp_path / "branch", run=allowed, schedule=changed).state == "done"
+
+
+def test_damaged_checkpoints_never_mean_a_silent_start_from_scratch(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=4)
+    for path in (tmp_path / "checkpoints").glob("step-*/model.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="CKPT_NONE_VALID"):
+            run(tmp_path)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_loudly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(tmp_path / "whole")
+    run(tmp_path / "hurt", max_steps=6)
+    newest = max((tmp_path / "hurt" / "checkpoints").glob("step-*"))
+    (newest / "optimizer.safetensors").write_bytes(b"")
+    run(tmp_path / "hurt")
+    assert f"falling back from the damaged {newest.name}" in caplog.text
+    assert export(tmp_path / "hurt") == export(tmp_path / "whole")
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
+    from accel_trainer.core.run_dir import RunLock
+
+    from .. import processes
+
+    with RunLock(tmp_path / "run.lock"):
+        job = processes.start(run, tmp_path, num_processes=1, folder=tmp_path / "logs")
+        assert job.wait() == [1]
+        assert "is locked by pid" in job.output()
+
+
+def test_the_resolved_config_is_saved_and_parses_back_equal(tmp_path: Path) -> None:
+    from accel_trainer import RecipeConfig, load_config
+
+    run(tmp_path, max_steps=1)
+    saved = load_config(RecipeConfig, (tmp_path / "config.yaml").read_text())
+    assert saved.batch.global_batch_size == 16
+    expected = workload.make_config(tmp_path)
+    assert replace(saved.trainer, max_steps=None) == expected.trainer
+    assert saved.run == RunConfig(output_dir=tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"weight_decay": 0.2}, {"momentum": 0.5}, {"nesterov": False}])
+def test_what_is_allowed_to_change_changes(tmp_path: Path, change: dict[str, Any]) -> None:
+    weights = {}
+    for name, optimizer in (("as before", OptimizerConfig()), ("changed", replace(OptimizerConfig(), **change))):
+        run(tmp_path / name, max_steps=4, optimizer=OptimizerConfig())
+        allowed = {"allow_change": tuple(f"optimizer.{field}" for field in change)}
+        run(tmp_path / name, max_steps=5, optimizer=optimizer, run=allowed)
+        weights[name] = newest_weights(tmp_path / name)
+    assert weights["changed"] != weights["as before"]
+
+
+def newest_weights(folder: Path) -> bytes:
+    return (max((folder / "checkpoints").glob("step-*")) / "model.safetensors").read_bytes()
+
+
+def test_a_change_of_the_global_batch_starts_the_epoch_in_progress_again(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=4)
+    allowed = {"allow_change": ("batch.global-batch-size",)}
+    batch = BatchConfig(per_device_batch_size=8, eval_batch_size=10, global_batch_size=8)
+    result = run(tmp_path, batch=batch, run=allowed)
+    assert (result.position.epoch, result.position.optimizer_step) == (2, 4 + 2 * 9)
+
+
+def test_a_config_of_an_older_version_is_compared_by_what_both_have(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=4)
+    path = tmp_path / "config.yaml"
+    stored = yaml.safe_load(path.read_text())
+    stored["runtime"]["capture"] = True  # this version has no such setting
+    del stored["runtime"]["deterministic"]  # that one had none yet
+    stored["trainer"]["monitor_mode"] = "max"  # its default for every metric
+    path.write_text(yaml.safe_dump(stored))
+    assert run(tmp_path).position.optimizer_step == 10

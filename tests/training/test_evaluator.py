@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.types import Batch, EvalLoader, Metric
+from accel_trainer.data.dataloader import DatasetEvalLoader
+from accel_trainer.data.workers import SampleReader
+from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
+from accel_trainer.training.evaluator import Evaluator, MetricFailed
+from accel_trainer.training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
+from accel_trainer.training.tasks import ClassificationTask
+
+from .. import processes, workload
+from ..joined import joined_processes
+
+NUM_CLASSES = 7
+METRICS = [MeanLoss(), TopKAccuracy(), TopKAccuracy(5), ConfusionMatrix(NUM_CLASSES)]
+
+
+class Samples:
+    """`num` pairs of features float64 [5] and labels, indexed one by one."""
+
+    def __init__(self, num: int) -> None:
+        generator = torch.Generator().manual_seed(num)
+        self.features = torch.randn(num, 5, generator=generator, dtype=torch.float64)
+        self.labels = torch.randint(NUM_CLASSES, (num,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.features[index], self.labels[index]
+
+
+def make_model(*, running_mean: float = 0.5) -> nn.Module:
+    """Normalises by running statistics and drops half of everything while it trains."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, NUM_CLASSES), nn.Dropout(0.5)).double()
+    model[0].running_mean.fill_(running_mean)
+    return model
+
+
+def plain_loop(model: nn.Module, samples: Samples) -> dict[str, Any]:
+    """What a loop over single samples in one process computes."""
+    model.eval()
+    loss_sum, hits, hits5 = 0.0, 0, 0
+    confusion = [[0] * NUM_CLASSES for _ in range(NUM_CLASSES)]
+    with torch.no_grad():
+        for logits, label in zip(model(samples.features), samples.labels.tolist(), strict=True):
+            loss_sum += F.cross_entropy(logits, torch.tensor(label)).item()
+            ranked = sorted(range(NUM_CLASSES), key=lambda k: -logits[k])
+            hits, hits5 = hits + (ranked[0] == label), hits5 + (label in ranked[:5])
+            confusion[label][ranked[0]] += 1
+    num = len(samples)
+    return {
+        "loss": pytest.approx(loss_sum / num, rel=1e-12),
+        "accuracy": hits / num,
+        "top5_accuracy": hits5 / num,
+        "confusion_matrix": confusion,
+        "per_class_accuracy": [row[k] / sum(row) if sum(row) else None for k, row in enumerate(confusion)],
+    }
+
+
+def evaluate(model: nn.Module, loader: EvalLoader, accelerator: Accelerator) -> dict[str, Any]:
+    evaluator = Evaluator(loader, task=ClassificationTask(), metrics=METRICS, accelerator=accelerator)
+    return evaluator.run(model)
+
+
+def shared(samples: Samples, batch_size: int, accelerator: Accelerator) -> DatasetEvalLoader:
+    return DatasetEvalLoader(
+        SampleReader(samples, accelerator.device),
+        batch_size=batch_size,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+    )
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_metrics_equal_a_plain_loop_for_any_number_of_samples_and_processes(tmp_path: Path, num_processes: int) -> None:
+    processes.run(check_all_sizes, num_processes=num_processes, folder=tmp_path)
+
+
+def check_all_sizes() -> None:
+    with joined_processes() as accelerator:
+        for num_samples, batch_sizes in ((1, (1, 7)), (3, (1, 2)), (97, (1, 13, 97, 500)), (10_000, (333,))):
+            samples = Samples(num_samples)
+            expected = plain_loop(make_model(), samples)
+            for batch_size in batch_sizes:
+                result = evaluate(make_model(), shared(samples, batch_size, accelerator), accelerator)
+                assert result == expected, (num_samples, batch_size)
+
+
+def test_where_running_statistics_differ_the_main_process_has_the_say(tmp_path: Path) -> None:
+    processes.run(check_buffers, num_processes=2, folder=tmp_path)
+
+
+def check_buffers() -> None:
+    with joined_processes() as accelerator:
+        samples = Samples(97)
+        model = make_model(running_mean=0.5 + accelerator.process_index)
+        result = evaluate(model, shared(samples, 13, accelerator), accelerator)
+        assert result == plain_loop(make_model(running_mean=0.5), samples)
+        assert model[0].running_mean.tolist() == [0.5] * 5
+
+
+class NeedsRows(nn.Module):
+    """Like layers of torch that refuse a batch of no rows."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        if len(features) == 0:
+            raise ValueError("no rows")
+        return features
+
+
+def test_an_empty_batch_is_not_evaluated() -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    model = nn.Sequential(NeedsRows(), make_model())
+    result = evaluate(model, Given([], list(range(10)), [], num_samples=10), accelerator)
+    assert result == plain_loop(make_model(), Samples(10))
+
+
+class Given:
+    """Gives batches of chosen ids, and says that there are `num_samples`."""
+
+    def __init__(self, *batches: list[int], num_samples: int) -> None:
+        self.num_samples, self._samples = num_samples, Samples(10)
+        self._batches = [torch.tensor(ids, dtype=torch.int64) for ids in batches]
+
+    def batches(self) -> Iterator[Batch]:
+        for ids in self._batches:
+            rows = ids % len(self._samples)
+            yield Batch(self._samples.features[rows], self._samples.labels[rows], ids)
+
+
+@pytest.mark.parametrize(("ids", "counted"), [([*range(10), 3], 11), (list(range(9)), 9), ([], 0)])
+def test_a_loader_that_gives_a_sample_twice_or_not_at_all_is_found_out(ids: list[int], counted: int) -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    with pytest.raises(RuntimeError, match=f"evaluation counted {counted} samples of 10: the evaluation loader"):
+        evaluate(make_model(), Given(ids, num_samples=10), accelerator)
+
+
+def test_a_sample_given_twice_in_the_place_of_another_is_found_out() -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    with pytest.raises(RuntimeError, match="counted some of 10 samples twice and left others out"):
+        evaluate(make_model(), Given([0, 1, 2, 3, 4, 5, 6, 7, 8, 8], num_samples=10), accelerator)
+
+
+@pytest.mark.parametrize("ids", [[0, 3, 0, 3], [1, 2, 1, 2], [-1, 0, 3, 4], [2**32, 1, 2, 3]])
+def test_other_samples_with_the_same_sum_of_ids_are_found_out(ids: list[int]) -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    with pytest.raises(RuntimeError, match="counted some of 4 samples twice and left others out"):
+        evaluate(make_model(), Given(ids, num_samples=4), accelerator)
+
+
+def test_a_sample_that_two_processes_are_given_is_found_out_by_both(tmp_path: Path) -> None:
+    processes.run(check_overlap, num_processes=2, folder=tmp_path)
+
+
+def check_overlap() -> None:
+    with joined_processes() as accelerator:
+        ids = list(range(5)) if accelerator.is_main_process else list(range(4, 10))
+        with pytest.raises(RuntimeError, match="evaluation counted 11 samples of 10"):
+            evaluate(make_model(), Given(ids, num_samples=10), accelerator)
+
+
+@pytest.mark.parametrize("was_training", [True, False])
+def test_the_model_is_left_in_the_mode_it_was_in_with_its_statistics_and_no_gradients(
+    was_training: bool,
+) -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    model = make_model().train(was_training)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    evaluate(model, Given(list(range(10)), num_samples=10), accelerator)
+    assert [module.training for module in model.modules()] == [was_training] * 4
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    model(torch.zeros(4, 5, dtype=torch.float64)).sum().backward()  # its tensors still train
+
+
+class Computes(MeanLoss):
+    """Computes what it was given."""
+
+    def __init__(self, values: Any) -> None:
+        vars(self).update(values=values)
+
+    def compute(self, sums: Tensor) -> Any:
+        return self.values
+
+
+def evaluate_by(metric: Metric) -> dict[str, Any]:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    loader = Given(list(range(10)), num_samples=10)
+    evaluator = Evaluator(loader, task=ClassificationTask(), metrics=[metric], accelerator=accelerator)
+    return evaluator.run(make_model())
+
+
+def test_whatever_a_metric_computes_comes_as_plain_values() -> None:
+    computed = {"a": np.float32(0.5), "b": torch.tensor(3), "c": np.arange(2), "d": [torch.tensor(0.25)], "e": 7}
+    result = evaluate_by(Computes(computed))
+    assert json.dumps(result) == '{"a": 0.5, "b": 3, "c": [0, 1], "d": [0.25], "e": 7}'
+
+
+def test_a_result_that_cannot_be_kept_names_the_metric() -> None:
+    with pytest.raises(MetricFailed, match=r"metric Computes failed \(TypeError: a holds a object: return numbers"):
+        evaluate_by(Computes({"a": object()}))
+
+
+def test_a_metric_must_say_what_a_run_may_be_judged_by() -> None:
+    class Silent:
+        pass
+
+    with pytest.raises(ConfigError, match="metric Silent has no higher_is_better: add the names"):
+        evaluate_by(Silent())  # type: ignore[arg-type]
+
+
+def test_two_metrics_with_one_name_are_refused_before_training() -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    loader = Given(list(range(10)), num_samples=10)
+    with pytest.raises(ConfigError, match="two metrics name their number loss: leave one out, or let it give"):
+        Evaluator(loader, task=ClassificationTask(), metrics=[MeanLoss(), MeanLoss()], accelerator=accelerator)
+
+
+class Counts(MeanLoss):
+    """Computes numbers of several libraries, and what is no number."""
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        values = {"errors": np.int64(1234), "share": np.float32(0.25), "tensor": torch.tensor(0.5)}
+        return {**values, "was_exact": True, "of_classes": np.eye(2), "word": "good"}
+
+
+def train_and_count(folder: Path) -> None:
+    workload.MeanLoss = Counts  # type: ignore[misc]
+    workload.train(workload.make_config(folder))
+
+
+def test_numbers_of_any_library_are_in_rows_lines_and_the_result(tmp_path: Path) -> None:
+    job = processes.run(train_and_count, tmp_path / "run", folder=tmp_path / "logs")
+    numbers = {"eval/errors": 1234, "eval/share": 0.25, "eval/tensor": 0.5}
+    metrics = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
+    assert metrics.items() >= numbers.items()
+    assert (metrics["eval/was_exact"], metrics["eval/of_classes"]) == (True, [[1, 0], [0, 1]])
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if row["event"] == "eval"]
+    assert len(rows) == 2
+    for row in rows:
+        assert row.items() >= numbers.items()
+        assert not {"eval/was_exact", "eval/of_classes", "eval/word"} & row.keys(), "no numbers to draw"
+    lines = [
+        line for line in job.output().splitlines() if "eval errors 1,234  eval share 0.25  eval tensor 0.5" in line
+    ]
+    assert len(lines) == 3, "two rows, and the end"
+    processes.run(train_and_count, tmp_path / "run", folder=tmp_path / "again")

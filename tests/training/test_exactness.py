@@ -1,0 +1,264 @@
+"""The promises: the same model for any split of the global batch, and the same bytes after any interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from accel_trainer import BatchConfig, Callback, OptimizerConfig, RunResult, RuntimeConfig, StepReport, Trainer
+
+from .. import processes, workload
+from ..variants import slow
+
+
+def final_files(folder: Path) -> dict[str, bytes]:
+    """What a run's newest checkpoint holds, and its history, without times."""
+    newest = max((folder / "checkpoints").glob("step-*"))
+    files = {path.name: path.read_bytes() for path in newest.iterdir()}
+    del files["manifest.json"], files["COMMIT"]
+    trainer = json.loads(files.pop("trainer.json"))
+    trainer["callbacks"]["MetricLogger"].pop("history_bytes")  # throughput numbers vary in length
+    progress = {"newest": newest.name, "trainer": trainer, "history": history(folder)}
+    return files | {"progress": json.dumps(progress).encode()}
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in rows]
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    newest = max((folder / "checkpoints").glob("step-*"))
+    return {
+        **load_file(newest / "model.safetensors"),
+        **{f"ema.{k}": v for k, v in load_file(newest / "ema.safetensors").items()},
+    }
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    mine, theirs = weights(one), weights(other)
+    assert mine.keys() == theirs.keys()
+    floats = [name for name in mine if mine[name].is_floating_point()]
+    return max(float((mine[name].double() - theirs[name].double()).abs().max()) for name in floats)
+
+
+SPLITS = {"1x(8x2)": (1, 8, 2), "2x8": (2, 8, 1), "2x(4x2)": (2, 4, 2), "4x4": (4, 4, 1)}
+
+
+@pytest.mark.parametrize(
+    ("num_train", "dtype"),
+    [
+        (65, "float64"),
+        (72, "float32"),
+        *slow([(64, "float32"), (64, "float64"), (65, "float32"), (72, "float64")]),
+    ],
+)
+def test_any_split_of_the_global_batch_trains_the_same_model(tmp_path: Path, num_train: int, dtype: str) -> None:
+    options = {"num_train": num_train, "dtype": getattr(torch, dtype)}
+    processes.run(run_split, tmp_path / "whole", 16, 1, options, folder=tmp_path / "logs")
+    whole = history(tmp_path / "whole")
+    for name, (num_processes, micro, accumulation) in SPLITS.items():
+        folder = tmp_path / name
+        processes.run(
+            run_split,
+            folder,
+            micro,
+            accumulation,
+            options,
+            num_processes=num_processes,
+            folder=tmp_path / f"logs-{name}",
+        )
+        # float64 leaves no room for a wrong term: 1e-12 is a thousand roundings.
+        assert largest_difference(tmp_path / "whole", folder) <= (1e-6 if dtype == "float32" else 1e-12), name
+        for mine, theirs in zip(whole, history(folder), strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-6), name
+
+
+@pytest.mark.parametrize("num_train", [65, *slow([64, 72])])
+def test_batch_norm_trains_the_same_model_on_any_number_of_processes(tmp_path: Path, num_train: int) -> None:
+    options = {"num_train": num_train, "norm": "batch"}
+    for num_processes in (1, 2, 4):
+        arguments = (tmp_path / str(num_processes), 16 // num_processes, 1, options)
+        processes.run(run_split, *arguments, num_processes=num_processes, folder=tmp_path / f"logs-{num_processes}")
+    assert largest_difference(tmp_path / "1", tmp_path / "2") <= 1e-6
+    assert largest_difference(tmp_path / "1", tmp_path / "4") <= 1e-6
+
+
+def run_split(folder: Path, micro: int, accumulation: int, options: dict[str, Any]) -> None:
+    batch = BatchConfig(per_device_batch_size=micro, accumulation_steps=accumulation, eval_batch_size=10)
+    workload.train(workload.make_config(folder, batch=batch), **options)
+
+
+LOADERS = {"images in memory": None, "a dataset": 0, "a dataset with workers": 2}
+NUM_TRAIN, STEPS_PER_EPOCH, NUM_STEPS = 44, 3, 6  # the last step batch of an epoch is short
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ema_decay", "accumulation"),
+    [
+        ("sgd", 0.9, 4),
+        ("adamw", 0.9, 1),
+        *slow([("sgd", None, 1), ("sgd", None, 4), ("sgd", 0.9, 1)]),
+        *slow([("adamw", None, 1), ("adamw", None, 4), ("adamw", 0.9, 4)]),
+    ],
+)
+def test_resume_after_every_step_is_bitwise_equal(
+    tmp_path: Path, optimizer: str, ema_decay: float | None, accumulation: int
+) -> None:
+    jobs = [
+        processes.start(
+            resume_everywhere, tmp_path / name, optimizer, ema_decay, accumulation, num_workers,
+            num_processes=1, folder=tmp_path / f"logs {name}", has_workers=bool(num_workers),
+        )
+        for name, num_workers in LOADERS.items()
+    ]  # fmt: skip
+    for job in jobs:
+        assert job.wait() == [0], job.output()
+
+
+def resume_everywhere(
+    folder: Path, optimizer: str, ema_decay: float | None, accumulation: int, num_workers: int | None
+) -> None:
+    """Stop after each step of a 2-epoch run in turn and go on; then stop after every single step of one run."""
+    base = workload.make_config(
+        folder,
+        optimizer=OptimizerConfig(name=optimizer, learning_rate=0.01),
+        batch=BatchConfig(
+            per_device_batch_size=16 // accumulation, accumulation_steps=accumulation, eval_batch_size=10
+        ),
+    )
+    base = replace(base, trainer=replace(base.trainer, ema_decay=ema_decay))
+
+    def run(name: str, *stops: int) -> dict[str, bytes]:
+        for max_steps in (*stops, None):
+            trainer = replace(base.trainer, max_steps=max_steps)
+            config = replace(base, trainer=trainer, run=replace(base.run, output_dir=folder / name))
+            workload.train(config, num_train=NUM_TRAIN, dropout=0.2, num_workers=num_workers)
+        return final_files(folder / name)
+
+    folder.mkdir()
+    undisturbed = run("undisturbed")
+    for step in range(1, NUM_STEPS + 1):
+        assert run(f"stop-{step}", step) == undisturbed, f"stopped after step {step}"
+    assert run("stop-always", *range(1, NUM_STEPS + 1)) == undisturbed
+    assert run("undisturbed") == undisturbed  # a finished run has nothing left to do
+
+
+def test_a_preemption_at_any_step_leaves_out_no_evaluation(tmp_path: Path) -> None:
+    """At an epoch's last step the evaluation is still to come: the resumed run makes it, and no step."""
+    processes.run(preempt_everywhere, tmp_path, folder=tmp_path / "logs")
+
+
+def preempt_everywhere(folder: Path) -> None:
+    def run(name: str, preempted_at: int | None = None) -> RunResult:
+        config = workload.make_config(folder / name)
+        callbacks = () if preempted_at is None else (Preempt(preempted_at),)
+        return workload.train(config, num_train=NUM_TRAIN, dropout=0.2, callbacks=callbacks)
+
+    assert run("undisturbed").state == "done"
+    undisturbed = final_files(folder / "undisturbed")
+    for step in range(1, NUM_STEPS + 1):
+        name = f"preempted-{step}"
+        first = run(name, preempted_at=step)
+        assert (first.state, first.position.optimizer_step) == ("preempted", step)
+        num_evaluations = len([row for row in history(folder / name) if row["event"] == "eval"])
+        assert num_evaluations == (step - 1) // STEPS_PER_EPOCH
+        assert run(name).state == "done"
+        assert final_files(folder / name) == undisturbed, f"preempted at step {step}"
+
+
+class Preempt(Callback):
+    """A scheduler that wants its machine back."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        if report.optimizer_step == self._step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_finished_run_says_so_and_exits_with_0(tmp_path: Path) -> None:
+    arguments = (tmp_path / "run", 16, 1, {"num_train": NUM_TRAIN})
+    processes.run(run_split, *arguments, folder=tmp_path / "first")
+    before = final_files(tmp_path / "run")
+    again = processes.run(run_split, *arguments, folder=tmp_path / "second")
+    assert f"this run is finished: nothing left to train after step {NUM_STEPS}" in again.output()
+    assert final_files(tmp_path / "run") == before
+
+
+def test_what_ddp_may_assume_of_the_graph_changes_no_bit(tmp_path: Path) -> None:
+    for name, options in {
+        "plain": {},
+        "static": {"static_graph": True},
+        "unused": {"find_unused_parameters": True},
+    }.items():
+        processes.run(run_with, tmp_path / name, options, None, num_processes=2, folder=tmp_path / f"logs-{name}")
+    for name in ("static", "unused"):
+        assert final_files(tmp_path / name) == final_files(tmp_path / "plain"), name
+
+
+def test_compressed_gradients_round_and_do_no_more(tmp_path: Path) -> None:
+    for name, options in {"plain": {}, "fp16": {"gradient_compression": "fp16"}}.items():
+        processes.run(run_with, tmp_path / name, options, 1, num_processes=2, folder=tmp_path / f"logs-{name}")
+    # One step at a learning rate below 0.05, gradients below 2, rounded by 2**-11 before and after the sum.
+    assert 0 < largest_difference(tmp_path / "plain", tmp_path / "fp16") < 0.05 * 2 * 2**-10
+
+
+def run_with(folder: Path, options: dict[str, Any], max_steps: int | None) -> None:
+    runtime = RuntimeConfig(num_threads=1, timeout_s=300, **options)
+    batch = BatchConfig(per_device_batch_size=8, eval_batch_size=10)
+    config = workload.make_config(folder, batch=batch, runtime=runtime)
+    check = AssertGraphOptions(options)
+    workload.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)), callbacks=(check,))
+
+
+class AssertGraphOptions(Callback):
+    """DistributedDataParallel was told what was asked for, and nothing else."""
+
+    is_essential = True
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        for name in ("static_graph", "find_unused_parameters"):
+            assert getattr(trainer.model, name) == self._options.get(name, False), name
+
+
+def test_a_resume_on_many_processes_is_bitwise_equal(tmp_path: Path) -> None:
+    """Three or more add up gradients in an order that must not depend on when they started."""
+    for name, stops in {"whole": (None,), "stopped": (1, 3, None)}.items():
+        for max_steps in stops:
+            processes.run(run_until, tmp_path / name, max_steps, num_processes=4, folder=tmp_path / f"logs-{name}")
+    assert final_files(tmp_path / "whole") == final_files(tmp_path / "stopped")
+
+
+def test_a_run_continues_on_fewer_processes_with_the_same_trajectory(tmp_path: Path) -> None:
+    processes.run(run_until, tmp_path / "whole", None, num_processes=4, folder=tmp_path / "logs")
+    for num_processes, max_steps in ((4, 3), (2, 7), (1, None)):
+        processes.run(
+            run_until,
+            tmp_path / "shrinking",
+            max_steps,
+            num_processes=num_processes,
+            folder=tmp_path / f"logs-{num_processes}",
+        )
+    assert largest_difference(tmp_path / "whole", tmp_path / "shrinking") <= 1e-6
+    for mine, theirs in zip(history(tmp_path / "whole"), history(tmp_path / "shrinking"), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-6)
+
+
+def run_until(folder: Path, max_steps: int | None) -> None:
+    # 4 per device on 4 processes; on fewer, the global batch of 16 stays and is accumulated.
+    config = workload.make_config(folder, batch=BatchConfig(per_device_batch_size=4, eval_batch_size=10))
+    workload.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)))

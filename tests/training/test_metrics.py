@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.types import Batch, EvalOutput, Metric
+from accel_trainer.training.metrics import (
+    ConfusionMatrix,
+    EvaluateMetric,
+    MeanLoss,
+    TopKAccuracy,
+    is_number,
+    plain_values,
+    sums_device,
+)
+
+from .. import processes
+from ..joined import joined_processes
+
+CPU = torch.device("cpu")
+NUM_SAMPLES = 211
+LOCAL_METRIC = '''
+import datasets
+import evaluate
+import numpy as np
+
+
+class MacroRecall(evaluate.Metric):
+    """The mean of the recalls of the classes, and the recalls themselves."""
+
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")})
+        return evaluate.MetricInfo(description="recall", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references, percent=False):
+        predictions, references = np.asarray(predictions), np.asarray(references)
+        recalls = np.array([(predictions[references == label] == label).mean() for label in np.unique(references)])
+        return {"macro_recall": recalls.mean() * (100 if percent else 1), "recalls": recalls, "num": len(predictions)}
+'''
+
+
+def make_samples(num_classes: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(num_classes)
+    logits = torch.randn(NUM_SAMPLES, num_classes, generator=generator)
+    return logits, torch.randint(num_classes, (NUM_SAMPLES,), generator=generator)
+
+
+def result_of(metric: Metric, logits: Tensor, labels: Tensor, *, num_parts: int = 3, batch_size: int = 10) -> Any:
+    """Compute as `num_parts` processes do: sums of their own, added up at the end; ids in no order."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(5))
+    parts = []
+    for part in order.tensor_split(num_parts):
+        sums = metric.empty(CPU)
+        for ids in part.split(batch_size):
+            losses = F.cross_entropy(logits[ids], labels[ids], reduction="none")
+            metric.update(sums, Batch(logits[ids], labels[ids], ids), EvalOutput(losses, logits[ids]))
+        parts.append(sums)
+    return plain_values(metric.compute(torch.stack(parts).sum(0)))
+
+
+@pytest.mark.parametrize("num_classes", [2, 4, 5, 11])
+def test_metrics_equal_those_of_scikit_learn(num_classes: int) -> None:
+    from sklearn import metrics
+
+    logits, labels = make_samples(num_classes)
+    predictions = logits.argmax(1)
+    probabilities = logits.double().softmax(1).numpy()
+    loss = result_of(MeanLoss(), logits, labels)
+    assert loss == {"loss": pytest.approx(metrics.log_loss(labels, probabilities), rel=1e-6)}
+    accuracy = metrics.accuracy_score(labels, predictions)
+    assert result_of(TopKAccuracy(), logits, labels) == {"accuracy": accuracy}
+    if num_classes > 5:
+        top5 = metrics.top_k_accuracy_score(labels, logits, k=5)
+        assert result_of(TopKAccuracy(5), logits, labels) == {"top5_accuracy": top5}
+    result = result_of(ConfusionMatrix(num_classes), logits, labels)
+    assert result["confusion_matrix"] == metrics.confusion_matrix(labels, predictions).tolist()
+    assert result["per_class_accuracy"] == metrics.recall_score(labels, predictions, average=None).tolist()
+
+
+@pytest.mark.parametrize("num_classes", [2, 4, 5])
+def test_top_5_of_at_most_5_classes_is_every_sample(num_classes: int) -> None:
+    logits, labels = make_samples(num_classes)
+    assert result_of(TopKAccuracy(5), logits, labels) == {"top5_accuracy": 1.0}
+
+
+def test_a_tie_is_a_hit_of_the_lowest_class_as_in_numpy() -> None:
+    logits = torch.zeros(4, 3)
+    labels = torch.tensor([0, 1, 2, 0])
+    expected = float((np.argmax(logits.numpy(), 1) == labels.numpy()).mean())
+    assert result_of(TopKAccuracy(), logits, labels) == {"accuracy": expected}
+    assert result_of(ConfusionMatrix(3), logits, labels)["per_class_accuracy"] == [1.0, 0.0, 0.0]
+
+
+def test_a_class_without_samples_has_no_accuracy() -> None:
+    result = result_of(ConfusionMatrix(3), torch.eye(3)[[0, 0, 2]], torch.tensor([0, 0, 0]))
+    assert result == {
+        "confusion_matrix": [[2, 0, 1], [0, 0, 0], [0, 0, 0]],
+        "per_class_accuracy": [2 / 3, None, None],
+    }
+
+
+def test_more_logits_than_classes_of_a_confusion_matrix_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 logits per sample, the confusion matrix has 3 classes"):
+        result_of(ConfusionMatrix(3), torch.eye(4), torch.tensor([0, 1, 2, 2]))
+
+
+def test_small_integers_are_labels_too() -> None:
+    logits, labels = make_samples(200)
+    for metric in (TopKAccuracy(), ConfusionMatrix(200)):
+        expected = result_of(metric, logits, labels)
+        assert result_of(metric, logits, labels.to(torch.uint8)) == expected, "200 * 200 is no uint8"
+
+
+PER_PIXEL = (torch.zeros(8, 3, 4, 4), torch.zeros(8, 4, 4, dtype=torch.int64))
+LOGITS, LABELS = torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "said"),
+    [
+        (*PER_PIXEL, r"gives float32 \[8, 3, 4, 4\] for targets int64 \[8, 4, 4\]: a classifier gives logits \[B, K\]"),
+        (LOGITS[:, :1], LABELS, r"float32 \[8, 1\] .*: the cross-entropy of one class is always 0"),
+        (LOGITS, LABELS[:, None], r"targets int64 \[8, 1\]: give labels \[B\], as labels.squeeze\(1\) does"),
+        (LOGITS, LOGITS, r"targets float32 \[8, 3\]: give labels int64 \[B\]$"),
+        (LOGITS, LABELS.float(), r"targets float32 \[8\]: give labels int64 \[B\], as labels.long\(\) does"),
+        (LOGITS, LABELS[:4], r"targets int64 \[4\]: give each sample one target"),
+        ((LOGITS, LOGITS), LABELS, r"gives a tuple for targets int64 \[8\]: let it return only its logits"),
+    ],
+)
+@pytest.mark.parametrize("metric", [TopKAccuracy(), TopKAccuracy(2), ConfusionMatrix(3), EvaluateMetric(None, 8)])
+def test_what_is_not_a_logit_for_each_class_and_a_label_for_each_sample_is_refused(
+    metric: Metric, logits: Any, labels: Tensor, said: str
+) -> None:
+    batch, output = Batch(None, labels, torch.arange(8)), EvalOutput(torch.zeros(8), logits)
+    with pytest.raises(ConfigError, match=said):
+        metric.update(metric.empty(CPU), batch, output)
+
+
+@pytest.mark.parametrize("losses", [torch.zeros(()), torch.zeros(8, 4, 4), torch.zeros(8, 1), torch.zeros(1)])
+def test_losses_that_are_not_one_for_each_sample_are_refused(losses: Tensor) -> None:
+    metric = MeanLoss()
+    with pytest.raises(ConfigError, match=r"the losses are float32 \[.*\] for 8 samples: let eval_step return one"):
+        metric.update(metric.empty(CPU), Batch(None, LABELS, torch.arange(8)), EvalOutput(losses, LOGITS))
+
+
+def test_metrics_say_what_a_run_may_be_judged_by() -> None:
+    logits, labels = make_samples(7)
+    directions = {}
+    for metric in (MeanLoss(), TopKAccuracy(), TopKAccuracy(5), ConfusionMatrix(7)):
+        assert metric.higher_is_better.keys() <= result_of(metric, logits, labels).keys()
+        directions.update(metric.higher_is_better)
+    assert directions == {"loss": False, "accuracy": True, "top5_accuracy": True}
+    assert EvaluateMetric(None, 8).higher_is_better == {}
+    assert EvaluateMetric(None, 8, higher_is_better={"f1": True}).higher_is_better == {"f1": True}
+
+
+def test_sums_lie_on_the_device_unless_it_has_no_float64() -> None:
+    """Apple's GPUs have none; where there is no such GPU, there is none of its float64 either."""
+    assert sums_device(CPU) == CPU
+    assert sums_device(torch.device("mps")) == CPU
+
+
+def test_what_a_metric_computed_becomes_plain_values() -> None:
+    values = {
+        "loss": np.float32(0.5), "tensor": torch.tensor(2.5), "half": torch.tensor(0.5, dtype=torch.bfloat16),
+        "count": np.int64(3), "flag": np.bool_(True), "list": [np.float64(1.5), (1, None)],
+        "matrix": torch.eye(2), "nested": {1: {"deep": np.arange(2)}}, "word": "yes", "nan": np.float32("nan"),
+    }  # fmt: skip
+    plain = plain_values(values)
+    assert math.isnan(plain.pop("nan"))
+    assert plain == {
+        "loss": 0.5, "tensor": 2.5, "half": 0.5, "count": 3, "flag": True, "list": [1.5, [1, None]],
+        "matrix": [[1, 0], [0, 1]], "nested": {"1": {"deep": [0, 1]}}, "word": "yes",
+    }  # fmt: skip
+    assert [name for name, value in plain.items() if is_number(value)] == ["loss", "tensor", "half", "count"]
+    assert {type(plain[name]) for name in ("loss", "tensor", "half")} == {float}
+
+
+@pytest.mark.parametrize(
+    ("computed", "said"),
+    [
+        (0.5, "compute returned a float: return a dict of names and numbers"),
+        ({"auc": [object()]}, "auc holds a object: return numbers, texts, lists and dicts"),
+        ({"auc": 1j}, "auc holds a complex"),
+    ],
+)
+def test_what_no_json_can_hold_is_refused(computed: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        plain_values(computed)
+
+
+@pytest.mark.parametrize("metric", [MeanLoss(), TopKAccuracy(), TopKAccuracy(3), ConfusionMatrix(4)])
+def test_metrics_do_not_depend_on_parts_and_batches(metric: Metric) -> None:
+    logits, labels = make_samples(4)
+    whole = result_of(metric, logits, labels, num_parts=1, batch_size=NUM_SAMPLES)
+    for num_parts, batch_size in ((1, 1), (2, 7), (4, 100)):
+        split = result_of(metric, logits, labels, num_parts=num_parts, batch_size=batch_size)
+        assert split == pytest.approx(whole, rel=1e-12) if "loss" in whole else split == whole
+
+
+def macro_recall(logits: Tensor, labels: Tensor) -> dict[str, Any]:
+    predictions, references = logits.argmax(1).numpy(), labels.numpy()
+    recalls = [float((predictions[references == label] == label).mean()) for label in range(4)]
+    return {
+        "macro_recall": pytest.approx(100 * sum(recalls) / 4, rel=1e-12),
+        "recalls": recalls,
+        "num": NUM_SAMPLES,
+    }
+
+
+def load_local_metric(folder: Path) -> EvaluateMetric:
+    import evaluate
+
+    module = evaluate.load(str(folder / "macro_recall.py"), cache_dir=str(folder / "cache"))
+    return EvaluateMetric(module, NUM_SAMPLES, {"percent": True})
+
+
+def test_a_local_metric_of_evaluate_gets_every_prediction_once_and_in_order(tmp_path: Path) -> None:
+    (tmp_path / "macro_recall.py").write_text(LOCAL_METRIC)
+    logits, labels = make_samples(4)
+    result = result_of(load_local_metric(tmp_path), logits, labels)
+    assert result == macro_recall(logits, labels)
+    assert [type(value) for value in result.values()] == [float, list, int]  # what a log can hold
+
+
+def test_a_metric_of_evaluate_is_the_same_on_every_process(tmp_path: Path) -> None:
+    (tmp_path / "macro_recall.py").write_text(LOCAL_METRIC)
+    load_local_metric(tmp_path)  # prepared once: the module is copied into the cache
+    processes.run(compute_local_metric, tmp_path, num_processes=2, folder=tmp_path / "logs")
+
+
+def compute_local_metric(folder: Path) -> None:
+    with joined_processes() as accelerator:
+        metric = load_local_metric(folder)
+        logits, labels = make_samples(4)
+        sums = metric.empty(CPU)
+        ids = torch.arange(NUM_SAMPLES).tensor_split(2)[accelerator.process_index]
+        losses = torch.zeros(len(ids))
+        metric.update(sums, Batch(logits[ids], labels[ids], ids), EvalOutput(losses, logits[ids]))
+        result = plain_values(metric.compute(accelerator.reduce(sums, reduction="sum")))
+        assert result == macro_recall(logits, labels)

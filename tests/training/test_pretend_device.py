@@ -1,0 +1,212 @@
+"""A run on an accelerator: on one that pretends (`pretend.py`), and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from accelerate import PartialState
+
+from accel_trainer import (
+    BatchConfig,
+    Callback,
+    CheckpointConfig,
+    DivergedError,
+    RunConfig,
+    RuntimeConfig,
+    StepReport,
+    Trainer,
+    TrainerConfig,
+    build_trainer,
+)
+from accel_trainer.vision import AugmentConfig, ModelConfig
+from recipes import cifar
+
+from .. import processes, workload
+from ..fault_tolerance import test_nonfinite_guard
+from .test_exactness import final_files, largest_difference
+
+on_each_accelerator = pytest.mark.parametrize("accelerator", ["pretend", pytest.param("gpu", marks=pytest.mark.gpu)])
+
+
+class Waits(Callback):
+    """Keeps what the host waited for in each step, save and evaluation; only the accelerator that pretends says it."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[str]] = {}
+
+    def note(self, moment: str | None) -> None:
+        from ..pretend import device
+
+        if moment is not None and device.syncs:
+            self.found[moment] = list(device.syncs)
+        device.syncs.clear()
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.note(None)
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        self.note(f"step {report.optimizer_step}")
+
+    def on_checkpoint(self, trainer: Trainer, name: str) -> None:
+        self.note(f"save {trainer.state.optimizer_step}")
+
+    def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
+        self.note(f"evaluation {trainer.state.optimizer_step}")
+
+
+def steps_that_waited(waits: Mapping[str, Any]) -> set[int]:
+    return {int(moment.split()[1]) for moment in waits if moment.startswith("step")}
+
+
+def train_digits(
+    folder: Path, stops: tuple[int | None, ...] = (None,), precision: Literal["no", "bf16", "fp16"] = "no"
+) -> None:
+    """Train for 12 steps in 2 epochs, by one start for each of `stops`."""
+    config = cifar.Config(
+        seed=1, dataset="digits", model=ModelConfig(name="resnet8"), augment=AugmentConfig(crop_padding=1),
+        batch=BatchConfig(per_device_batch_size=240),
+        trainer=TrainerConfig(num_epochs=2, log_every_n_steps=4, max_grad_norm=1.0, ema_decay=0.9),
+        checkpoint=CheckpointConfig(every_n_steps=5),
+        runtime=RuntimeConfig(num_threads=1, mixed_precision=precision),
+        run=RunConfig(output_dir=folder, cache_dir=folder.parent / "cache"),
+    )  # fmt: skip
+    for max_steps in stops:
+        cifar.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)))
+
+
+def train_digits_without_float64(folder: Path) -> None:
+    from ..pretend import device
+
+    device.refuses_float64 = True
+    waits = Waits()
+    cifar.build_trainer = partial(build_trainer, callbacks=(waits,))
+    train_digits(folder)
+    print(json.dumps(waits.found))
+
+
+def test_the_recipe_has_the_bits_of_the_cpu_and_the_host_waits_for_no_step(tmp_path: Path) -> None:
+    processes.run(train_digits, tmp_path / "cpu", folder=tmp_path / "logs-cpu")
+    job = processes.run_on("pretend", train_digits_without_float64, tmp_path / "pretend", folder=tmp_path / "logs")
+    assert final_files(tmp_path / "pretend") == final_files(tmp_path / "cpu")
+    waits = json.loads(job.output().splitlines()[-1])
+    with_a_row, first_of_an_epoch = {4, 6, 8, 12}, {1, 7}
+    assert steps_that_waited(waits) == with_a_row | first_of_an_epoch, waits
+    # A save waits for the sums of the next row, of the losses and of the norms, and copies the rest in the background.
+    assert max(len(waits[moment]) for moment in waits if moment.startswith("save")) <= 2, waits
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "precision"),
+    [("pretend", "no"), *(pytest.param("gpu", name, marks=pytest.mark.gpu) for name in ("no", "bf16", "fp16"))],
+)
+def test_a_run_that_was_stopped_in_an_epoch_ends_with_the_same_bytes(
+    tmp_path: Path, accelerator: str, precision: str
+) -> None:
+    for name, stops in {"whole": (None,), "parts": (3, 8, None)}.items():
+        logs = tmp_path / f"logs-{name}"
+        processes.run_on(accelerator, train_digits, tmp_path / name, stops, precision, folder=logs)
+    assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
+
+
+def train_with_dropout(folder: Path, stops: tuple[int | None, ...]) -> None:
+    config = workload.make_config(folder)
+    for max_steps in stops:
+        workload.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)), dropout=0.3)
+
+
+@on_each_accelerator
+def test_dropout_is_the_same_after_a_resume(tmp_path: Path, accelerator: str) -> None:
+    for name, stops in {"whole": (None,), "parts": (3, 7, None)}.items():
+        logs = tmp_path / f"logs-{name}"
+        processes.run_on(accelerator, train_with_dropout, tmp_path / name, stops, folder=logs)
+    assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
+
+
+def meet_a_bad_sample(folder: Path) -> None:
+    watcher = test_nonfinite_guard.Watcher()
+    with pytest.raises(DivergedError):
+        test_nonfinite_guard.run(folder, policy="stop", watcher=watcher, checkpoint=CheckpointConfig())
+    (record,) = test_nonfinite_guard.records(folder)
+    step = record["optimizer_step"]
+    assert record["nonfinite_sample_ids"] == [test_nonfinite_guard.BAD]
+    assert len(watcher.reports) == step, "it was found in the step after it"
+    is_weight = re.compile(r"(model|optimizer)\.(?!.*(running|num_batches))").match
+    before, after = (
+        {name: tensor for name, tensor in watcher.after[moment].items() if is_weight(name)}
+        for moment in (step - 1, step)
+    )
+    assert test_nonfinite_guard.are_equal(before, after)
+
+
+@on_each_accelerator
+def test_a_nan_that_is_found_a_step_later_names_its_sample_and_has_moved_no_weight(
+    tmp_path: Path, accelerator: str
+) -> None:
+    processes.run_on(accelerator, meet_a_bad_sample, tmp_path / "run", folder=tmp_path / "logs")
+
+
+def train_from_a_dataset(folder: Path) -> None:
+    waits = Waits()
+    workload.train(workload.make_config(folder), num_workers=0, callbacks=(waits,))
+    print(json.dumps(waits.found))
+
+
+def test_the_host_waits_for_no_batch_of_a_dataset(tmp_path: Path) -> None:
+    job = processes.run_on("pretend", train_from_a_dataset, tmp_path / "run", folder=tmp_path / "logs")
+    waits = json.loads(job.output().splitlines()[-1])
+    with_a_row, first = {3, 5, 6, 9, 10}, {1}
+    assert steps_that_waited(waits) == with_a_row | first, waits
+
+
+class RefuseWaiting(Callback):
+    """Lets torch raise an error for whatever makes the host wait for the GPU in the steps after the second."""
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        torch.cuda.set_sync_debug_mode("error" if 2 <= report.optimizer_step < 8 else "default")
+
+
+def train_without_waiting(folder: Path, max_grad_norm: float | None, num_workers: int | None) -> None:
+    config = workload.make_config(folder, batch=BatchConfig(per_device_batch_size=8), checkpoint=CheckpointConfig())
+    changes: dict[str, Any] = {"max_grad_norm": max_grad_norm, "log_every_n_steps": 1000, "num_epochs": 1}
+    config = replace(config, trainer=replace(config.trainer, **changes))
+    callbacks = (RefuseWaiting(),)
+    workload.train(config, norm="batch", dropout=0.1, num_workers=num_workers, callbacks=callbacks)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("max_grad_norm", "num_workers"), [(None, None), (5.0, None), (5.0, 0)])
+def test_a_step_never_waits_for_the_gpu(tmp_path: Path, max_grad_norm: float | None, num_workers: int | None) -> None:
+    arguments = (tmp_path / "run", max_grad_norm, num_workers)
+    processes.run_on("gpu", train_without_waiting, *arguments, folder=tmp_path / "logs")
+
+
+def train_in_float64(folder: Path, batch_size: int, has_met_before: bool) -> None:
+    if has_met_before:
+        PartialState()  # forms a group for tensors of the accelerator, and those only
+    config = workload.make_config(folder, batch=BatchConfig(per_device_batch_size=batch_size))
+    workload.train(config, dtype=torch.float64, norm="batch")
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "have_met_before"),
+    [
+        ("pretend", True),
+        ("pretend", False),
+        pytest.param("gpu", True, marks=pytest.mark.gpu(2)),
+        pytest.param("gpu", False, marks=pytest.mark.gpu(2)),
+    ],
+)
+def test_two_processes_train_the_model_of_one(tmp_path: Path, accelerator: str, have_met_before: bool) -> None:
+    for number in (1, 2):
+        arguments = (tmp_path / str(number), 32 // number, have_met_before and number > 1)
+        logs = tmp_path / f"logs-{number}"
+        processes.run_on(accelerator, train_in_float64, *arguments, num_processes=number, folder=logs)
+    assert largest_difference(tmp_path / "1", tmp_path / "2") <= 1e-12

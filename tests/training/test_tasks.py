@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.types import Batch
+from accel_trainer.training.tasks import ClassificationConfig, ClassificationTask
+
+from ..workload import NUM_CLASSES, SmallNet
+
+
+def make_batch(num: int = 10, *, soft: bool = False) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(num, 3, 8, 8, generator=generator, dtype=torch.float64)
+    labels = torch.randint(NUM_CLASSES, (num,), generator=generator)
+    weights = torch.rand(num, NUM_CLASSES, generator=generator, dtype=torch.float64)
+    return Batch(images, weights / weights.sum(1, keepdim=True) if soft else labels, torch.arange(num))
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return SmallNet(norm="group").double()
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> np.ndarray:
+    """Per-sample cross-entropies, by the definition."""
+    scores = logits.detach().numpy()
+    log_probabilities = scores - np.log(np.exp(scores).sum(1, keepdims=True))
+    weights = np.eye(NUM_CLASSES)[targets.numpy()] if targets.ndim == 1 else targets.numpy()
+    smoothed = (1 - smoothing) * weights + smoothing / NUM_CLASSES
+    return -(smoothed * log_probabilities).sum(1)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_loss_is_the_cross_entropy_summed_over_the_batch(smoothing: float, soft: bool) -> None:
+    model, batch = make_model(), make_batch(soft=soft)
+    output = ClassificationTask(ClassificationConfig(label_smoothing=smoothing)).train_step(model, batch)
+    expected = cross_entropy(model(batch.inputs), batch.targets, smoothing).sum()
+    assert output.loss_sum.item() == pytest.approx(expected, rel=1e-12)
+    assert output.loss_sum.shape == ()
+    assert output.sums == {}
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_train_accuracy_counts_the_hits_of_the_largest_target(soft: bool) -> None:
+    model, batch = make_model(), make_batch(50, soft=soft)
+    output = ClassificationTask(ClassificationConfig(train_accuracy=True)).train_step(model, batch)
+    labels = batch.targets.argmax(1) if soft else batch.targets
+    assert output.sums["accuracy"].item() == int((model(batch.inputs).argmax(1) == labels).sum())
+    assert not output.sums["accuracy"].requires_grad
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_a_batch_of_nothing_has_no_loss_and_zero_gradients(soft: bool) -> None:
+    model = make_model()
+    config = ClassificationConfig(label_smoothing=0.1, train_accuracy=True)
+    output = ClassificationTask(config).train_step(model, make_batch(0, soft=soft))
+    output.loss_sum.backward()
+    assert output.loss_sum.item() == 0
+    assert output.sums["accuracy"].item() == 0
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name  # so that it takes part in the sum over processes
+        assert torch.equal(parameter.grad, torch.zeros_like(parameter)), name
+
+
+def test_evaluation_is_the_plain_cross_entropy_of_each_sample() -> None:
+    model, batch = make_model(), make_batch()
+    output = ClassificationTask(ClassificationConfig(label_smoothing=0.5)).eval_step(model, batch)
+    assert torch.equal(output.outputs, model(batch.inputs))
+    np.testing.assert_allclose(output.losses.detach(), cross_entropy(output.outputs, batch.targets), rtol=1e-12)
+
+
+def reference_views(images: np.ndarray, tta: str) -> list[np.ndarray]:
+    """The views by numpy: shifts by one pixel to either corner with mirrored borders; then all of them mirrored."""
+    views = [images]
+    if tta == "flip_crop":
+        padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect")
+        views += [padded[:, :, :-2, :-2], padded[:, :, 2:, 2:]]
+    return views + [view[..., ::-1].copy() for view in views]
+
+
+@pytest.mark.parametrize(("tta", "num_views"), [("flip", 2), ("flip_crop", 6)])
+def test_augmented_evaluation_averages_the_logits_of_its_views(tta: str, num_views: int) -> None:
+    model, batch = make_model().float(), make_batch()
+    batch = Batch(batch.inputs.float(), batch.targets, batch.sample_ids)
+    output = ClassificationTask(ClassificationConfig(tta=tta)).eval_step(model, batch)
+    views = reference_views(batch.inputs.numpy(), tta)
+    assert len(views) == num_views
+    expected = torch.stack([model(torch.from_numpy(view)) for view in views]).double().mean(0)
+    torch.testing.assert_close(output.outputs.double(), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(output.losses.detach(), cross_entropy(output.outputs, batch.targets), rtol=1e-5)
+
+
+def test_flipped_evaluation_does_not_tell_an_image_from_its_mirror_image() -> None:
+    model, batch = make_model(), make_batch()
+    mirrored = Batch(batch.inputs.flip(-1), batch.targets, batch.sample_ids)
+    task = ClassificationTask(ClassificationConfig(tta="flip"))
+    one, other = task.eval_step(model, batch), task.eval_step(model, mirrored)
+    torch.testing.assert_close(one.outputs, other.outputs, rtol=1e-6, atol=1e-6)
+
+
+def test_the_default_task_is_plain() -> None:
+    assert ClassificationTask().config == ClassificationConfig(label_smoothing=0.0, train_accuracy=False, tta="none")
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
+def test_a_smoothing_outside_its_range_is_named(value: float) -> None:
+    with pytest.raises(ConfigError, match=f"label_smoothing is {value}: set it to at least 0 and below 1"):
+        ClassificationConfig(label_smoothing=value)
+
+
+class Gives(nn.Module):
+    """A model whose output was decided on before."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.output
+
+
+LOGITS, LABELS = torch.zeros(4, 3), torch.tensor([0, 1, 2, 0])
+WRONG = {
+    "per pixel": (
+        torch.zeros(4, 3, 2, 2),
+        LABELS[:, None, None].expand(4, 2, 2),
+        r"float32 \[4, 3, 2, 2\] .*needs a task",
+    ),
+    "one class": (LOGITS[:, :1], LABELS * 0, r"the cross-entropy of one class is always 0"),
+    "no classes": (LOGITS[:, 0], LABELS, r"float32 \[4\] for targets int64 \[4\]: a classifier gives logits \[B, K\]"),
+    "a column": (LOGITS, LABELS[:, None], r"int64 \[4, 1\]: give labels \[B\], as labels.squeeze\(1\) does"),
+    "narrow weights": (LOGITS, LOGITS[:, :2], r"float32 \[4, 2\]: .*, or float weights \[B, K\] of the classes$"),
+    "one-hot integers": (LOGITS, LOGITS.long(), r"int64 \[4, 3\]: .*, or float weights \[B, K\] of the classes$"),
+    "float labels": (LOGITS, LABELS.float(), r"float32 \[4\]: give labels int64 \[B\], as labels.long\(\) does"),
+    "short labels": (LOGITS, LABELS.int(), r"int32 \[4\]: give labels int64 \[B\]"),
+    "too few labels": (LOGITS, LABELS[:3], r"int64 \[3\]: give each sample one target"),
+    "a list of labels": (LOGITS, [0, 1, 2, 0], r"a list: give each sample one target"),
+    "a tuple": ((LOGITS, LOGITS), LABELS, r"gives a tuple for targets int64 \[4\]: let it return only its logits"),
+    "a dict": ({"logits": LOGITS, "aux": LOGITS}, LABELS, r"gives a dict of logits, aux for targets"),
+}
+
+
+@pytest.mark.parametrize(("output", "targets", "said"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("tta", ["none", "flip"])
+def test_shapes_that_do_not_fit_are_named_in_one_line_with_the_fix(
+    output: Any, targets: Any, said: str, tta: str
+) -> None:
+    model, batch = Gives(output), Batch(torch.zeros(4, 3, 8, 8), targets, torch.arange(4))
+    task = ClassificationTask(ClassificationConfig(tta=tta))  # type: ignore[arg-type]
+    for step in (task.train_step, task.eval_step):
+        with pytest.raises(ConfigError, match=said) as caught:
+            step(model, batch)
+        assert "\n" not in str(caught.value)
+
+
+def test_only_images_have_a_mirror_image() -> None:
+    batch = Batch(torch.zeros(4, 8), LABELS, torch.arange(4))
+    task = ClassificationTask(ClassificationConfig(tta="flip"))
+    with pytest.raises(ConfigError, match=r"--tta flip mirrors images \[B, C, H, W\], the inputs are float32 \[4, 8\]"):
+        task.eval_step(Gives(LOGITS), batch)

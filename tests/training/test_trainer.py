@@ -1,0 +1,411 @@
+"""How a run goes and ends: stops, evaluations, the best, and what observers see."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from accel_trainer import (
+    Batch,
+    Callback,
+    CheckpointError,
+    ClassificationTask,
+    ConfigError,
+    ConfusionMatrix,
+    EvalOutput,
+    OptimizerConfig,
+    RunConfig,
+    RunResult,
+    ScheduleConfig,
+    StepOutput,
+    StepReport,
+    Trainer,
+    TrainerConfig,
+    UserError,
+)
+from accel_trainer.callbacks import metric_logger
+from accel_trainer.fault_tolerance.preemption import TIME_LIMIT
+
+from .. import workload
+
+
+def run(folder: Path, *callbacks: Callback, dropout: float = 0.0, **changes: Any) -> RunResult:
+    config = workload.make_config(folder)
+    config = replace(config, trainer=replace(config.trainer, **changes))
+    return workload.train(config, callbacks=callbacks, dropout=dropout)
+
+
+class Recorder(Callback):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.reports: list[StepReport] = []
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.events.append("fit_start")
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        self.events.append(f"step {report.optimizer_step}")
+        self.reports.append(report)
+
+    def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
+        self.events.append("evaluate")
+
+    def on_epoch_end(self, trainer: Trainer) -> None:
+        self.events.append(f"epoch {trainer.state.epoch}")
+
+    def on_checkpoint(self, trainer: Trainer, name: str) -> None:
+        self.events.append(name)
+
+    def on_fit_end(self, trainer: Trainer, result: RunResult) -> None:
+        self.events.append("fit_end")
+
+    def on_error(self, trainer: Trainer, error: BaseException) -> None:
+        self.events.append(type(error).__name__)
+
+
+class StopAt(Callback):
+    """Asks for a stop after a step."""
+
+    def __init__(self, optimizer_step: int) -> None:
+        self.optimizer_step = optimizer_step
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        if report.optimizer_step == self.optimizer_step:
+            trainer.request_stop("enough")
+
+
+def test_a_stop_that_a_callback_asks_for_comes_after_that_step_and_lasts(tmp_path: Path) -> None:
+    for _ in range(2):  # the same command again finds a finished run
+        result = run(tmp_path, StopAt(2), num_epochs=3)
+        assert (result.state, result.stop_reason, result.position.optimizer_step) == ("done", "enough", 2)
+        assert "eval/accuracy" in result.metrics
+
+
+def test_observers_see_the_moments_of_a_run_in_order(tmp_path: Path) -> None:
+    recorder = Recorder()
+    config = workload.make_config(tmp_path)
+    config = replace(
+        config,
+        trainer=replace(config.trainer, num_epochs=1),
+        checkpoint=replace(config.checkpoint, every_n_steps=2),
+    )
+    workload.train(config, num_train=48, callbacks=(recorder,))
+    assert recorder.events == [
+        "fit_start",
+        "step 1",
+        "step 2",
+        "step-0000000002-epoch-00000",
+        "step 3",
+        "evaluate",
+        "epoch 1",
+        "step-0000000003-epoch-00001",
+        "step-0000000003-epoch-00001",  # the end of the run; it is already saved
+        "fit_end",
+    ]
+
+
+class Broken(Callback):
+    def __init__(self, error: Exception) -> None:
+        self.error, self.num_calls = error, 0
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        self.num_calls += 1
+        raise self.error
+
+
+def test_a_callback_that_fails_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    broken, recorder = Broken(ZeroDivisionError("by zero")), Recorder()
+    with pytest.raises(Exception, match=r"callback Broken.on_step_end failed \(ZeroDivisionError: by zero\)"):
+        run(tmp_path, recorder, broken)
+    assert recorder.events[-2:] == ["step 1", "CallbackFailed"]
+
+
+def test_an_error_that_is_meant_for_the_user_is_raised_as_it_is(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with pytest.raises(UserError, match="stop here"):
+        run(tmp_path, Broken(UserError("MEANT", "stop here")), recorder)
+    assert recorder.events[-1] == "UserError"
+
+
+def test_an_error_in_on_error_does_not_hide_the_one_that_ends_the_run(tmp_path: Path) -> None:
+    class BrokenTwice(Broken):
+        def on_error(self, trainer: Trainer, error: BaseException) -> None:
+            raise ZeroDivisionError("second")
+
+    recorder = Recorder()
+    with pytest.raises(UserError, match="first"):
+        run(tmp_path, BrokenTwice(UserError("MEANT", "first")), recorder)
+    assert recorder.events[-1] == "UserError"
+
+
+def test_max_steps_stops_inside_an_epoch_and_still_evaluates(tmp_path: Path) -> None:
+    result = run(tmp_path, max_steps=7)
+    assert (result.state, result.stop_reason) == ("done", "max_steps reached")
+    assert (result.position.optimizer_step, result.position.epoch, result.position.step_in_epoch) == (7, 1, 2)
+    assert result.metrics["eval/accuracy"] >= 0
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        OptimizerConfig(),
+        OptimizerConfig(momentum=0.0),
+        OptimizerConfig(name="adamw"),
+        OptimizerConfig(name="muon"),
+    ],
+    ids=["momentum", "no momentum", "adamw", "muon"],
+)
+def test_the_room_that_a_start_looks_for_is_what_a_checkpoint_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: OptimizerConfig
+) -> None:
+    config = workload.make_config(tmp_path / "run", optimizer=optimizer)
+    config = replace(config, trainer=replace(config.trainer, max_steps=1))
+    with monkeypatch.context() as full:
+        full.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: 0)
+        with pytest.raises(CheckpointError) as refused:
+            workload.train(config)
+    needed = int(re.findall(r"of (\d+) bytes each", str(refused.value))[0])
+    workload.train(config)
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    taken = [tensor.nbytes for path in newest.glob("*.safetensors") for tensor in load_file(path).values()]
+    counters = 8 * len(taken)  # such as Adam's steps
+    assert needed <= sum(taken) <= needed + counters
+
+
+def test_zero_epochs_evaluate_only(tmp_path: Path) -> None:
+    result = run(tmp_path, num_epochs=0)
+    assert result.position.optimizer_step == 0
+    assert 0 <= result.metrics["eval/accuracy"] <= 1
+
+
+def test_patience_ends_the_run_and_a_restart_does_not_train_on(tmp_path: Path) -> None:
+    first = run(tmp_path, num_epochs=50, monitor="eval/loss", monitor_mode="max", patience=2)
+    assert first.state == "done"
+    assert "early stopping" in first.stop_reason
+    assert first.best is not None
+    again = run(tmp_path, num_epochs=50, monitor="eval/loss", monitor_mode="max", patience=2)
+    assert again.position == first.position
+    assert again.stop_reason == first.stop_reason
+
+
+def test_patience_counts_across_restarts(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_epochs": 50, "monitor": "eval/loss", "monitor_mode": "max", "patience": 2}
+    whole = run(tmp_path / "whole", **options)
+    for max_steps in range(1, whole.position.optimizer_step + 1):
+        run(tmp_path / "broken", max_steps=max_steps, **options)
+    assert run(tmp_path / "broken", **options).position == whole.position
+
+
+def test_the_best_is_the_largest_or_the_smallest_as_asked_and_its_checkpoint_is_kept(tmp_path: Path) -> None:
+    result = run(tmp_path, num_epochs=6, monitor="eval/loss", monitor_mode="min")
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["eval/loss"] for row in rows if row["event"] == "eval"]
+    assert result.best is not None
+    assert result.best.value == min(losses)
+    assert (tmp_path / "checkpoints" / result.best.name / "COMMIT").exists()
+
+
+class ScriptedLoss(ClassificationTask):
+    """A classification whose loss is, in the evaluation after each epoch, what the test says."""
+
+    def __init__(self, losses: Sequence[float]) -> None:
+        super().__init__()
+        self._losses, self._is_after_training = list(losses), False
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        self._is_after_training = True
+        return super().train_step(model, batch)
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        if self._is_after_training:
+            self._loss, self._is_after_training = self._losses.pop(0), False
+        output = super().eval_step(model, batch)
+        return output._replace(losses=torch.full_like(output.losses, self._loss))
+
+
+@pytest.mark.parametrize(("mode", "best"), [("min", 1.0), ("max", 2.0)])
+def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path: Path, mode: str, best: float) -> None:
+    nan = float("nan")
+    config = workload.make_config(tmp_path)
+    trainer = replace(config.trainer, num_epochs=5, monitor="eval/loss", monitor_mode=mode, ema_decay=None)
+    result = workload.train(replace(config, trainer=trainer), task=ScriptedLoss([nan, 2.0, nan, 1.0, nan]))
+    assert result.best is not None
+    assert result.best.value == best
+    assert math.isnan(result.metrics["eval/loss"])
+    only_nan = replace(config, trainer=replace(trainer, num_epochs=1), run=RunConfig(output_dir=tmp_path / "nan"))
+    assert workload.train(only_nan, task=ScriptedLoss([nan])).best is None
+
+
+def test_a_metric_to_monitor_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with pytest.raises(ConfigError, match=r"no metric 'eval/f1' to monitor: .*eval/accuracy"):
+        run(tmp_path, recorder, monitor="eval/f1")
+    assert recorder.events == [], "before any step"
+
+
+def test_a_metric_of_another_kind_is_monitored_in_its_own_direction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workload, "TopKAccuracy", lambda: ConfusionMatrix(workload.NUM_CLASSES))
+    result = run(tmp_path, num_epochs=4)
+    evaluations = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["eval_ema/loss"] for row in evaluations if row["event"] == "eval"]
+    assert result.best is not None
+    assert (result.best.metric, result.best.mode, result.best.value) == ("eval_ema/loss", "min", min(losses))
+
+
+def test_a_change_of_the_metric_on_purpose_compares_no_values_of_two(tmp_path: Path) -> None:
+    run(tmp_path, max_steps=5, monitor="eval/accuracy")
+    config = workload.make_config(tmp_path)
+    config = replace(
+        config,
+        trainer=replace(config.trainer, monitor="eval/loss"),
+        run=replace(config.run, allow_change=("trainer.monitor",)),
+    )
+    result = workload.train(config)
+    assert result.best is not None
+    assert (result.best.metric, result.best.value) == ("eval/loss", result.metrics["eval/loss"])
+
+
+def test_a_time_limit_stops_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    class Impatient(Callback):
+        def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+            if report.optimizer_step == 3:
+                trainer._stop_flag.request(TIME_LIMIT)
+
+    stopped = run(tmp_path / "a", Impatient())
+    assert (stopped.state, stopped.stop_reason, stopped.position.optimizer_step) == (
+        "stopped",
+        "time limit",
+        3,
+    )
+    assert stopped.metrics["eval/accuracy"] >= 0
+    assert run(tmp_path / "a").state == "done"
+    run(tmp_path / "b")
+    weights = [(tmp_path / name / "export" / "model.safetensors").read_bytes() for name in "ab"]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "advice"),
+    [(None, ""), (0, ": raise --batch.num-workers")],
+    ids=["in memory", "a dataset"],
+)
+def test_waiting_for_data_is_told_once_with_what_helps(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    num_workers: int | None,
+    advice: str,
+) -> None:
+    monkeypatch.setattr(metric_logger, "_MUCH_WAITING", 0.0)
+    monkeypatch.setattr(metric_logger, "_WORTH_A_WARNING_S", 0.0)
+    workload.train(workload.make_config(tmp_path), num_workers=num_workers)
+    (hint,) = [record.getMessage() for record in caplog.records if "data wait" in record.getMessage()]
+    assert re.fullmatch(rf"data wait \d+ %{advice}", hint)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < row["perf/data_wait_fraction"] < 1 for row in rows if row["event"] == "train")
+
+
+def test_a_little_waiting_is_not_worth_a_hint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    workload.train(workload.make_config(tmp_path), num_workers=0)
+    assert "data wait" not in caplog.text
+
+
+def test_without_clipping_no_norm_is_computed(tmp_path: Path) -> None:
+    recorder = Recorder()
+    run(tmp_path, recorder, max_grad_norm=None)
+    assert all(report.grad_norm is None for report in recorder.reports)
+    assert "optim/grad_norm" not in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_the_logged_norm_is_the_one_before_clipping(tmp_path: Path) -> None:
+    loose, tight = Recorder(), Recorder()
+    run(tmp_path / "loose", loose, max_grad_norm=1e6, max_steps=1)
+    run(tmp_path / "tight", tight, max_grad_norm=1e-3, max_steps=1)
+    norms = [recorder.reports[0].grad_norm for recorder in (loose, tight)]
+    assert norms[0] is not None
+    assert norms[1] is not None
+    assert torch.equal(norms[0], norms[1])
+
+
+class Steps(ClassificationTask, Callback):
+    """Keeps the weights before and after each step, of one micro-batch, and what it was made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[Batch] = []
+        self.weights: list[dict[str, Tensor]] = []
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        self.batches.append(batch)
+        return super().train_step(model, batch)
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.weights.append({name: value.clone() for name, value in trainer.raw_model.state_dict().items()})
+
+    def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
+        self.on_fit_start(trainer)
+
+
+def test_every_step_and_a_short_last_one_too_goes_down_the_mean_loss_of_its_own_samples(tmp_path: Path) -> None:
+    steps = Steps()
+    config = workload.make_config(
+        tmp_path,
+        optimizer=OptimizerConfig(learning_rate=0.1, momentum=0.0, nesterov=False, weight_decay=0.0),
+        schedule=ScheduleConfig(shape="constant"),
+        trainer=TrainerConfig(num_epochs=1),
+    )
+    workload.train(config, num_train=20, task=steps, callbacks=(steps,))
+    assert [len(batch) for batch in steps.batches] == [16, 4]
+    for batch, before, after in zip(steps.batches, steps.weights[:-1], steps.weights[1:], strict=True):
+        net = workload.SmallNet(norm="group")
+        net.load_state_dict(before)
+        F.cross_entropy(net(batch.inputs), batch.targets).backward()
+        for name, parameter in net.named_parameters():
+            torch.testing.assert_close(after[name], before[name] - 0.1 * parameter.grad)
+
+
+def test_the_learning_rate_depends_on_the_step_alone(tmp_path: Path) -> None:
+    whole, parts = Recorder(), Recorder()
+    run(tmp_path / "whole", whole)
+    for max_steps in (4, None):
+        run(tmp_path / "parts", parts, max_steps=max_steps)
+    assert [r.learning_rate for r in whole.reports] == [r.learning_rate for r in parts.reports]
+
+
+def test_weights_are_exported_with_plain_names_and_load_into_the_plain_model(tmp_path: Path) -> None:
+    run(tmp_path)
+    model = workload.SmallNet(norm="group")
+    model.load_state_dict(load_file(tmp_path / "export" / "model.safetensors"))
+    config = json.loads((tmp_path / "export" / "config.json").read_text())
+    assert config["weights"].startswith("ema of the best checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_epochs", -1),
+        ("max_steps", 0),
+        ("ema_decay", 1.0),
+        ("max_grad_norm", 0.0),
+        ("patience", 0),
+        ("max_time_s", -1.0),
+    ],
+)
+def test_values_out_of_range_are_refused_with_the_value(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=str(value)):
+        TrainerConfig(**{field: value})

@@ -1,0 +1,140 @@
+"""The short way through a step, the long way through accelerate's wrappers and a loop by hand: the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from accel_trainer import (
+    Batch,
+    BatchPlan,
+    CheckpointConfig,
+    ClassificationTask,
+    Evaluator,
+    StepBatch,
+    Trainer,
+    TrainerConfig,
+)
+from accel_trainer.checkpoint.manager import Checkpointer
+
+BATCH_SIZE = 16
+
+
+def learning_rate_at(optimizer_step: int) -> float:
+    return 0.1 / (1 + optimizer_step)
+
+
+def make_batch(step: int) -> Batch:
+    generator = torch.Generator().manual_seed(step)
+    return Batch(
+        torch.randn(BATCH_SIZE, 1, 8, 8, generator=generator),
+        torch.randint(0, 4, (BATCH_SIZE,), generator=generator),
+        torch.arange(BATCH_SIZE),
+    )
+
+
+class Batches:
+    """One step batch a step, cut into equal micro-batches."""
+
+    num_samples = BATCH_SIZE
+
+    def __init__(self, num_steps: int, *, accumulation: int = 1) -> None:
+        self._micro_batch_size = BATCH_SIZE // accumulation
+        self.plan = BatchPlan(
+            num_samples=BATCH_SIZE * num_steps,
+            global_batch_size=BATCH_SIZE,
+            per_device_batch_size=self._micro_batch_size,
+        )
+
+    def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
+        for step in range(first_step, self.plan.steps_per_epoch):
+            batch = make_batch(step)
+            fields = (batch.inputs, batch.targets, batch.sample_ids)
+            parts = zip(*(field.split(self._micro_batch_size) for field in fields), strict=True)
+            yield StepBatch([Batch(*part) for part in parts], BATCH_SIZE)
+
+    def batches(self) -> Iterator[Batch]:
+        yield make_batch(0)
+
+
+def make_model(*, dropout: float) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(dropout), nn.Linear(288, 4)
+    )
+
+
+def train(
+    folder: Path,
+    *,
+    num_steps: int,
+    way: str = "short",
+    accumulation: int = 1,
+    dropout: float = 0.0,
+    max_grad_norm: float | None = None,
+) -> dict[str, Tensor]:
+    accelerator = Accelerator(cpu=True)
+    if way == "with a scaler":  # a power of two: scaling is exact
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model = make_model(dropout=dropout)
+    task, loader = ClassificationTask(), Batches(num_steps, accumulation=accumulation)
+    trainer = Trainer(
+        TrainerConfig(num_epochs=1, evaluate_every_n_epochs=2, max_grad_norm=max_grad_norm),
+        accelerator=accelerator,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-3),
+        learning_rate_at=learning_rate_at,
+        task=task,
+        loader=loader,
+        evaluator=Evaluator(loader, task=task, metrics=[], accelerator=accelerator),
+        checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
+        seed=5,
+    )
+    update = trainer._update
+    assert update.bypass_accelerate == (way != "with a scaler")
+    if way == "long":
+        update.bypass_accelerate, update.optimizer = False, accelerator.prepare_optimizer(update.optimizer)
+    model.train()
+    for step_batch in loader.step_batches(0, 0):
+        trainer.train_step(step_batch)
+    return model.state_dict()
+
+
+def assert_same_bits(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
+
+
+@pytest.mark.parametrize(
+    ("way", "accumulation", "dropout", "max_grad_norm"),
+    [
+        ("long", 1, 0.0, None),
+        ("long", 4, 0.0, None),
+        ("long", 2, 0.3, 0.5),
+        ("with a scaler", 4, 0.3, None),  # accelerate unscales before clipping in fp16 only
+    ],
+)
+def test_the_short_way_and_accelerates_wrappers_give_the_same_weights(
+    tmp_path: Path, way: str, accumulation: int, dropout: float, max_grad_norm: float | None
+) -> None:
+    options = {"accumulation": accumulation, "dropout": dropout, "max_grad_norm": max_grad_norm}
+    short = train(tmp_path, num_steps=50, **options)  # type: ignore[arg-type]
+    assert_same_bits(short, train(tmp_path, num_steps=50, way=way, **options))  # type: ignore[arg-type]
+
+
+def test_a_loop_by_hand_gives_the_same_weights(tmp_path: Path) -> None:
+    model = make_model(dropout=0.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-3)
+    model.train()
+    for step in range(100):
+        optimizer.param_groups[0]["lr"] = learning_rate_at(step)
+        batch = make_batch(step)
+        F.cross_entropy(model(batch.inputs), batch.targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same_bits(train(tmp_path, num_steps=100), model.state_dict())
