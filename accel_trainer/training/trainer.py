@@ -133,7 +133,7 @@ class Trainer:
             with nullcontext() if is_last else accelerator.no_sync(self.model):
                 with accelerator.autocast() if accelerator.native_amp else nullcontext():
                     output = self._task.train_step(self.model, batch)
-                self._update.backward(output.loss_sum * scale)
+                self._update.backward(output.loss_sum, scale)
             losses.append(output.loss_sum.detach())
             sums.append(output.sums)
         result = self._update.apply(self.state, step_batch, losses)
