@@ -170,7 +170,7 @@ MUTANTS = [
         ("tests/distributed/test_collectives.py::test_a_barrier_lets_nobody_past_before_all_are_there",),
     ),
     Mutant(
-        "the backend that is asked for is ignored",
+        "--runtime.backend is ignored",
         "accel_trainer/distributed/accelerator.py",
         'init_process_group(by_platform if config.backend in (None, "nccl") else config.backend, timeout_s',
         "init_process_group(by_platform, timeout_s",

@@ -1,4 +1,4 @@
-"""Ports for tests whose launchers must be told one: those that find one themselves are told none."""
+"""Free ports, for launchers that cannot choose one themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever ends a test run, nothing that it started goes on."""
+"""However a test run ends, no process that it started keeps running."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _read_patiently(path: Path) -> Files:
         except CheckpointError as error:
             if error.code != "CKPT_DAMAGED" or delay_s is None:
                 raise
-            time.sleep(delay_s)
+            time.sleep(delay_s)  # until the content of a network file arrives
     return files
 
 

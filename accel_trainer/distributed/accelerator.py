@@ -166,7 +166,7 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     if config.debug_distributed:
         # DETAIL, with gloo, ends DistributedDataParallel in a segmentation fault (torch 2.13).
         os.environ.update(TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_DEBUG="INFO")
-        dist.set_debug_level_from_env()  # type: ignore[attr-defined]
+        dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # missing in its stubs
     by_platform, accelerator = "gloo", torch.accelerator.current_accelerator()
     if accelerator is not None and not use_cpu:
         # gloo beside nccl or its equivalent: the stop flag is reduced on the CPU, without a sync of the accelerator.
@@ -186,7 +186,7 @@ def _set_backend_flags(config: RuntimeConfig, accelerator: Accelerator) -> None:
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             # Or torch would fill every new tensor with NaN, with a kernel each.
-            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # as above
 
 
 def _keep_freed_memory() -> None:

@@ -26,7 +26,7 @@ def barrier(accelerator: Accelerator) -> None:
 
 def main_process_first(accelerator: Accelerator) -> AbstractContextManager[None]:
     """Let the main process run a block before the others, such as to download once. **Collective.**"""
-    return accelerator.main_process_first()  # type: ignore[no-any-return]
+    return accelerator.main_process_first()  # type: ignore[no-any-return]  # accelerate is untyped
 
 
 def all_reduce(
@@ -51,7 +51,7 @@ def reduce_mean(tensor: Tensor, accelerator: Accelerator) -> Tensor:
 
 def all_gather(tensor: Tensor, accelerator: Accelerator) -> Tensor:
     """Return the tensors [...] of all processes, of one shape, in their order: [P, ...]. **Collective.**"""
-    return accelerator.gather(tensor[None].clone())  # type: ignore[no-any-return]
+    return accelerator.gather(tensor[None].clone())  # type: ignore[no-any-return]  # accelerate is untyped
 
 
 def broadcast(tensor: Tensor, accelerator: Accelerator, *, from_process: int = 0) -> Tensor:

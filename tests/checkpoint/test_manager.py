@@ -11,7 +11,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from accel_trainer.checkpoint import retention
 from accel_trainer.checkpoint.format import checkpoint_name
 from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
@@ -22,17 +21,6 @@ from accel_trainer.core.train_state import TrainState
 from tests import processes
 from tests.faults.disks import InterceptedDisk, installed
 from tests.faults.tiny_run import METADATA, damage, is_state_at, make, name_at, names, pieces_at, position_at, save
-
-
-@pytest.fixture(autouse=True)
-def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "RETRY_DELAYS_S", ())
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoints"
-
 
 # --- what is saved is what is loaded ---
 

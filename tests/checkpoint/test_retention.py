@@ -19,17 +19,6 @@ from accel_trainer.core.train_state import BestCheckpoint
 from tests.faults.mutations import rehash
 from tests.faults.tiny_run import METADATA, damage, is_state_at, make, name_at, names, save
 
-
-@pytest.fixture(autouse=True)
-def no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "RETRY_DELAYS_S", ())
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoints"
-
-
 # --- retention ---
 
 

@@ -271,7 +271,7 @@ def survive(scratch: Path, kills: Sequence[Kill], reference: dict[str, Any], *, 
 
 @dataclass(frozen=True)
 class Reference:
-    """The undisturbed run: what it leaves, what it does to the disk, and what a resume does."""
+    """An uninterrupted run: its files, its disk operations, and those of a resume."""
 
     files: dict[str, Any]
     operations: list[Operation]

@@ -1,4 +1,4 @@
-"""Whoever comes from another toolkit types its flags once, and is told ours."""
+"""Flags of other toolkits are answered with the name of ours."""
 
 from __future__ import annotations
 

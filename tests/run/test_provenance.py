@@ -133,13 +133,15 @@ def test_secrets_on_the_command_line_are_not_written_down(monkeypatch: pytest.Mo
 
 
 def test_only_variables_that_are_known_to_be_harmless_are_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NCCL_SECRET_TOKEN", "abc")
+    secrets = {"NCCL_SECRET_TOKEN", "NCCL_IB_TOKEN", "TORCH_NCCL_TOKEN"}
+    for name in secrets:
+        monkeypatch.setenv(name, "abc")
     monkeypatch.setenv("TORCH_HOME", "/home/somebody")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("MASTER_ADDR", "http://me:pw@proxy")
     variables = describe_environment(Accelerator(cpu=True))["variables"]
     assert (variables["NCCL_DEBUG"], variables["MASTER_ADDR"]) == ("INFO", "http://***@proxy")
-    assert not {"NCCL_SECRET_TOKEN", "TORCH_HOME"} & variables.keys()
+    assert not {*secrets, "TORCH_HOME"} & variables.keys()
 
 
 def test_addresses_with_a_password_and_what_looks_like_a_key_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def _warn_as_it_starts(run: RunReader, folder: Path, process: subprocess.Popen[b
         if (folder / "environment.json").exists():
             _warn(run, read_run(folder), "environment")
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)  # the rerun has no way to signal that the file is there
 
 
 def _warn(run: RunReader, again: RunReader, group: str) -> None:
