@@ -20,12 +20,12 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @dataclass(frozen=True)
 class MeanLoss:
-    """The mean of the per-sample losses, as `loss`."""
+    """The mean of the losses per sample, or per item where the task counts items, as `loss`."""
 
     higher_is_better: ClassVar[Mapping[str, bool]] = {"loss": False}
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return sums [2]: the loss, the samples."""
+        """Return sums [2]: the loss, the samples or items."""
         return torch.zeros(2, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
@@ -37,12 +37,12 @@ class MeanLoss:
                 "for each sample, [B], neither their mean nor one for each pixel",
             )
         sums[0].add_(output.losses.sum(dtype=torch.float64))
-        sums[1].add_(len(batch))
+        sums[1].add_(len(batch) if output.num_items is None else output.num_items.sum())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
         """Return `loss`."""
-        loss_sum, num_samples = sums.tolist()
-        return {"loss": loss_sum / num_samples}
+        loss_sum, num_items = sums.tolist()
+        return {"loss": loss_sum / max(1, num_items)}
 
 
 @dataclass(frozen=True)

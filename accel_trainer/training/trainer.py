@@ -117,14 +117,14 @@ class Trainer:
             self.ema.update(optimizer_step=state.optimizer_step)
         return StepReport(
             state.optimizer_step, state.epoch, learning_rate, output.loss_sum, output.sums, step_batch.num_samples,
-            update.grad_norm, update.was_skipped,
+            update.grad_norm, update.was_skipped, output.num_items,
         )  # fmt: skip
 
     def _compute(self, step_batch: StepBatch) -> tuple[StepOutput, StepResult]:
         """Run forward, backward and update; return the losses and sums, and the result of the update."""
         accelerator, step = self.accelerator, self.state.optimizer_step
         scale = accelerator.num_processes / step_batch.num_samples  # DDP averages gradients over the processes
-        losses, sums = [], []
+        losses, sums, items = [], [], []
         self._update.begin()
         for index, batch in enumerate(self._data_wait.around(step_batch.micro_batches)):
             self._watchdog.num_forwards += 1
@@ -136,8 +136,13 @@ class Trainer:
                 self._update.backward(output.loss_sum, scale)
             losses.append(output.loss_sum.detach())
             sums.append(output.sums)
+            items += [] if output.num_items is None else [output.num_items]
+        num_items = total(items) if items else None
+        if num_items is not None:
+            self._update.divide_by_items(num_items, num_samples=step_batch.num_samples)
         result = self._update.apply(self.state, step_batch, losses)
-        return StepOutput(total(losses), {name: total([part[name] for part in sums]) for name in sums[0]}), result
+        totals = {name: total([part[name] for part in sums]) for name in sums[0]}
+        return StepOutput(total(losses), totals, num_items), result
 
     def evaluate(self) -> dict[str, Any]:
         """Return the metrics of the model as `eval/...` and of its EMA as `eval_ema/...`. **Collective. Host sync.**
