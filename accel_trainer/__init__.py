@@ -29,8 +29,9 @@ from .distributed.collectives import (
     scatter,
 )
 from .distributed.launch import launch
-from .optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule
-from .optim.optimizers import OptimizerConfig, build_optimizer
+from .optim.config import OptimizerConfig
+from .optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, schedule_from_torch
+from .optim.optimizers import build_optimizer
 from .run.build import build_trainer
 from .run.config import RecipeConfig, RunConfig
 from .run.main import main
@@ -51,5 +52,5 @@ __all__ = [
     "ScheduleConfig", "StepOutput", "StepReport", "Task", "TopKAccuracy", "TrainState", "Trainer", "TrainerConfig",
     "UserError", "StepBatch", "all_gather", "all_reduce", "barrier", "broadcast", "build_dataset_loaders",
     "build_optimizer", "build_schedule", "build_trainer", "launch", "load_config", "main", "main_process_first",
-    "parse_config", "reduce_mean", "reduce_sum", "save_config", "scatter", "start_run",
+    "parse_config", "reduce_mean", "reduce_sum", "save_config", "scatter", "schedule_from_torch", "start_run",
 ]  # fmt: skip

@@ -30,6 +30,7 @@ from ..fault_tolerance.watchdog import Watchdog
 from ..optim.ema import Ema
 from ..optim.lr_scheduler import Schedule
 from ..optim.optimizers import set_learning_rate
+from ..optim.parameter_groups import set_training_mode
 from .callback_runner import CallbackRunner
 from .config import TrainerConfig
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed
@@ -40,9 +41,8 @@ from .progress import Progress
 class Trainer:
     """Trains `model` on the step batches of `loader`: one optimizer step per step batch, exact and resumable.
 
-    `model` is the plain module on the accelerator's device and `optimizer` the plain optimizer over its parameters;
-    the trainer prepares both. Everything that varies is a collaborator; to change the algorithm itself, override
-    `train_step`.
+    `model` is the plain module on the accelerator's device and `optimizer` its plain optimizer; the trainer prepares
+    both. Everything that varies is a collaborator; to change the algorithm itself, override `train_step`.
     """
 
     def __init__(
@@ -59,8 +59,7 @@ class Trainer:
         self.state = self._progress.position
         self._watchdog = watchdog or Watchdog(StopFlag(num_processes=accelerator.num_processes))
         self._watchdog.position, self._stop_flag = self.state, self._watchdog.stop_flag
-        self._data_wait = WaitClock()
-        self._on_micro_batch_halved = on_micro_batch_halved
+        self._data_wait, self._on_micro_batch_halved = WaitClock(), on_micro_batch_halved
         self._callback_runner = CallbackRunner(callbacks)
         self.raw_model, self.optimizer = model, optimizer
         self.model, prepared_optimizer = accelerator.prepare(model, optimizer)
@@ -93,7 +92,7 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         """Train on what is left of the epoch, until something stops the run."""
-        self.model.train()
+        set_training_mode(self.model)
         try:
             for step_batch in self._data_wait.around(self._step_batches()):
                 self._notify("on_step_end", self.train_step(step_batch))
@@ -136,13 +135,11 @@ class Trainer:
                 self._update.backward(output.loss_sum, scale)
             losses.append(output.loss_sum.detach())
             sums.append(output.sums)
-            items += [] if output.num_items is None else [output.num_items]
-        num_items = total(items) if items else None
-        if num_items is not None:
-            self._update.divide_by_items(num_items, num_samples=step_batch.num_samples)
-        result = self._update.apply(self.state, step_batch, losses)
+            items.append(output.num_items)
+        num_items = self._update.divide_by_items(items, num_samples=step_batch.num_samples)
         totals = {name: total([part[name] for part in sums]) for name in sums[0]}
-        return StepOutput(total(losses), totals, num_items), result
+        output = StepOutput(total(losses), totals, num_items)
+        return output, self._update.apply(self.state, step_batch, losses)
 
     def evaluate(self) -> dict[str, Any]:
         """Return the metrics of the model as `eval/...` and of its EMA as `eval_ema/...`. **Collective. Host sync.**
