@@ -73,6 +73,7 @@ def build_trainer(
     reject_options_with_fsdp(accelerator, options)
     fingerprint = _fingerprint(loader, eval_loader) if data_fingerprint is None else data_fingerprint
     num_samples = loader.plan.num_samples, eval_loader.num_samples
+    task_fingerprint = task.fingerprint() if hasattr(task, "fingerprint") else ""
     check_same_everywhere({"data": f"{fingerprint}, {num_samples} samples"}, accelerator)
     if config.run.init_from is not None and run.checkpoint is None:
         loaded = load_initial_weights(model, config.run.init_from, skip=config.run.init_skip)
@@ -111,6 +112,7 @@ def build_trainer(
     metadata = {
         "config_sha256": run.config_sha256,
         "data_fingerprint": fingerprint,
+        "task_fingerprint": task_fingerprint,
         "num_samples": list(num_samples),
         "num_processes": accelerator.num_processes,
         "global_batch_size": loader.plan.global_batch_size,
@@ -143,6 +145,7 @@ def build_trainer(
     prepare_checkpoints(trainer, checkpointer)
     if run.checkpoint is not None:
         changes = [*run.changes, *_data_changes(run, fingerprint, num_samples)]
+        _check_task(run.checkpoint, task_fingerprint)
         _warn_of_changes(run.checkpoint, accelerator.num_processes)
         _restore(trainer, run.checkpoint, changes)
     elif history is not None:
@@ -226,6 +229,12 @@ def _data_changes(run: Run, fingerprint: str, num_samples: tuple[int, int]) -> l
         f"the data is not what this run was trained on ({change}): restore it, choose another --output-dir, or "
         "continue on purpose with --allow-change data",
     )
+
+
+def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
+    if checkpoint.manifest.get("task_fingerprint", fingerprint) != fingerprint:
+        fact = "the task is not what this run was trained with, such as the teacher of a DistillationTask"
+        raise CheckpointError("TASK_CHANGED", f"{fact}: restore it, or choose another --output-dir")
 
 
 def _warn_of_changes(checkpoint: LoadedCheckpoint, num_processes: int) -> None:

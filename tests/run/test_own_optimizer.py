@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from accel_trainer import ConfigError, OptimizerConfig, ScheduleConfig, schedule_from_torch
+from accel_trainer import ConfigError, DistillationTask, OptimizerConfig, ScheduleConfig, schedule_from_torch
 from accel_trainer.core.errors import CheckpointError
 from accel_trainer.optim.parameter_groups import layer_depths, parameter_groups
 
@@ -137,6 +138,16 @@ def test_adamw_has_a_learning_rate_of_its_own_and_the_run_records_it(tmp_path: P
     config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig(name="adamw"))
     workload.train(replace(config, trainer=replace(config.trainer, max_steps=1)))
     assert "learning_rate: 0.001" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_a_run_does_not_continue_with_another_teacher(tmp_path: Path) -> None:
+    config = workload.make_config(tmp_path / "run")
+    for max_steps, teacher_seed in ((2, 0), (4, 0), (6, 1)):
+        torch.manual_seed(teacher_seed)
+        task = DistillationTask(workload.SmallNet(norm="group"))
+        trainer = replace(config.trainer, max_steps=max_steps)
+        with pytest.raises(CheckpointError, match="TASK_CHANGED") if teacher_seed else nullcontext():
+            workload.train(replace(config, trainer=trainer), task=task)
 
 
 # --- frozen parts ---
