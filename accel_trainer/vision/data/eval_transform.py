@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...core.errors import ConfigError
 from .photo_decode import decode_photo, read_header
+from .pixels import Normalizer
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -74,10 +75,7 @@ class EvalTransform:
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Convert uint8 [B, S, S, 3] to float32 [B, 3, S, S], channels last in memory."""
-        mean = torch.tensor(self.mean, dtype=torch.float64)
-        std = torch.tensor(self.std, dtype=torch.float64)
-        scale, offset = (1 / (255 * std)).float().to(pixels.device), (-mean / std).float().to(pixels.device)
-        return torch.addcmul(offset, pixels.float(), scale).permute(0, 3, 1, 2)
+        return Normalizer(self.mean, self.std, num_pixels=self.size**2, device=pixels.device)(pixels)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain JSON values."""
