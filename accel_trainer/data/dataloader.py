@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar, overload
 
@@ -114,21 +113,21 @@ def read_steps(
     order: Tensor,
     first_step: int,
     process_index: int,
-    read: Callable[[Sequence[Tensor]], Generator[Batch, None, None]],
+    read: Callable[[Sequence[Tensor]], Iterator[Batch]],
     to_device: Callable[[Batch], Batch],
 ) -> Iterator[StepBatch]:
     """Yield a process's step batches of an epoch from `first_step` on, its samples in `order` [num_samples].
 
-    `read` gets the sample ids of all micro-batches and yields a batch on the host for each; it is closed at the end.
+    `read` gets the sample ids of all micro-batches and yields a batch on the host for each.
     """
     steps = range(first_step, plan.steps_per_epoch)
     positions = [plan.micro_batches(step, process_index) for step in steps]
     ids = [order[micro.start : micro.stop] for step_batch in positions for micro in step_batch]
-    with closing(read(ids)) as batches:
-        for step, step_batch in zip(steps, positions, strict=True):
-            micro_batches = _MicroBatches(batches, len(step_batch), to_device)
-            yield StepBatch(micro_batches, num_samples=plan.step_batch_size(step))
-            micro_batches.read_all()
+    batches = read(ids)
+    for step, step_batch in zip(steps, positions, strict=True):
+        micro_batches = _MicroBatches(batches, len(step_batch), to_device)
+        yield StepBatch(micro_batches, num_samples=plan.step_batch_size(step))
+        micro_batches.read_all()
 
 
 class DeviceCopy:

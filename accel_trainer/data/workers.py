@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.sharedctypes import RawArray, RawValue
 from multiprocessing.util import Finalize
@@ -73,7 +73,7 @@ class SampleReader:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def read(self, ids: Sequence[Tensor], *, key: int) -> Generator[Batch, None, None]:
+    def read(self, ids: Sequence[Tensor], *, key: int) -> Iterator[Batch]:
         """Yield a batch for each tensor of ids; without ids, a batch of no rows with the shape of sample 0.
 
         `key` seeds the samples. The next `read` ends one that has not been read to its end.

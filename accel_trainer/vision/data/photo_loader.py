@@ -6,7 +6,7 @@ Shapes: B batch (may be 0), S size of a model's input, K classes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -38,14 +38,14 @@ MakeRow = Callable[[int], Tensor]
 class PhotoReader:
     """Batches of photos as uint8 [B, S, S, 3] in host memory, pinned if `device` is an accelerator.
 
-    `num_workers` threads decode; 0: the calling thread. They end with the iterator.
+    `num_workers` threads decode; 0: the calling thread. They end with the iterator of `read`, however it ends.
     """
 
     def __init__(self, split: PhotoSplit, *, size: int, device: torch.device, num_workers: int) -> None:
         self.split, self.size, self.device, self.num_workers = split, size, device, num_workers
         self._labels = torch.from_numpy(split.labels)
 
-    def read(self, ids: Sequence[Tensor], rows_of: Callable[[Tensor], MakeRow]) -> Generator[Batch, None, None]:
+    def read(self, ids: Sequence[Tensor], rows_of: Callable[[Tensor], MakeRow]) -> Iterator[Batch]:
         """Yield a batch for each tensor of ids [B], with its labels; `rows_of(ids)` makes the pixels of each row.
 
         Raises:
@@ -132,7 +132,7 @@ class PhotoLoader:
             draws, numbers = augment.draw(ids), ids.tolist()
             return lambda row: augment(split.encoded_at(numbers[row]), split.name_of(numbers[row]), draws[row])
 
-        def read(ids: Sequence[Tensor]) -> Generator[Batch, None, None]:
+        def read(ids: Sequence[Tensor]) -> Iterator[Batch]:
             return self._reader.read([self._with_partners(each, epoch) for each in ids], rows_of)
 
         yield from read_steps(
