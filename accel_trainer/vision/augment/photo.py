@@ -133,18 +133,18 @@ class PhotoAugment:
         """Return an encoded photo augmented, uint8 [S, S, 3]. Raises DataError that says `name`."""
         config = self._config
         pixels = crop_photo(data, name, lambda height, width: self._box(height, width, draws), size=self._size)
-        array: NDArray[np.uint8] = pixels.numpy()
         if config.crop == "padded":
-            array = _shifted(array, config, draws)
+            pixels = _shifted(pixels, config, draws)
         if draws.is_flipped:
-            array = array[:, ::-1]
+            pixels = pixels.flip(1)  # numpy's takes twenty times as long
+        array: NDArray[np.uint8] = pixels.numpy()
         if any(config.color_jitter):
             array = jitter_colors(array, config.color_jitter, draws.of(Draw.JITTER, 5))
         for operation, strength, sign in self._operations(draws):
             array = operate(array, OPERATIONS[operation], strength=strength, is_negative=sign, fill=self._color)
         if config.erase and draws.of(Draw.ERASE, 1)[0] < config.erase:
             array = self._erased(array, draws)
-        return torch.from_numpy(np.ascontiguousarray(array))
+        return torch.from_numpy(array)
 
     def _box(self, height: int, width: int, draws: PhotoDraws) -> Box:
         config = self._config
@@ -213,9 +213,9 @@ def _between(least: float, most: float, number: float) -> float:
     return least + (most - least) * number
 
 
-def _shifted(array: NDArray[np.uint8], config: PhotoAugmentConfig, draws: PhotoDraws) -> NDArray[np.uint8]:
+def _shifted(pixels: Tensor, config: PhotoAugmentConfig, draws: PhotoDraws) -> Tensor:
     """Pad the S x S photo on each side and cut S x S out of it."""
-    size, pad = len(array), config.crop_padding
+    size, pad = len(pixels), config.crop_padding
     around = ((pad, pad), (pad, pad), (0, 0))
-    padded = np.pad(array, around, mode="reflect") if config.crop_mode == "reflect" else np.pad(array, around)
-    return padded[draws.row : draws.row + size, draws.column : draws.column + size]
+    padded = np.pad(pixels, around, mode="reflect" if config.crop_mode == "reflect" else "constant")
+    return torch.from_numpy(padded)[draws.row : draws.row + size, draws.column : draws.column + size]

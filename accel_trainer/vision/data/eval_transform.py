@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
@@ -115,7 +116,8 @@ def crop_photo(
 
 def resize_box(pixels: NDArray[Any], box: Box, size: int, interpolation: Interpolation = "bilinear") -> Tensor:
     """Resize a box of uint8 [H, W, 3] to uint8 [S, S, 3], with antialiasing; only pixels in the box count."""
-    part = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+    # torch resizes contiguous channels-last pixels almost twice as fast as a view.
+    part = np.ascontiguousarray(pixels[box.top : box.top + box.height, box.left : box.left + box.width])
     images = torch.from_numpy(part).permute(2, 0, 1)[None]
     resized = F.interpolate(images, size=(size, size), mode=interpolation, antialias=True, align_corners=False)
     return resized[0].permute(1, 2, 0).contiguous()
