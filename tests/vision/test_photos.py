@@ -16,17 +16,6 @@ from accel_trainer.vision.sources.photos import Photos, PhotoSplit, load_photos
 
 from .make_photos import encoded, photo, write_classes, write_photos
 
-pytestmark = pytest.mark.usefixtures("_quiet_datasets")
-
-
-@pytest.fixture
-def _quiet_datasets() -> Any:
-    import datasets
-
-    datasets.disable_progress_bars()
-    yield
-    datasets.enable_progress_bars()
-
 
 def load(source: Any, tmp_path: Path, **options: Any) -> Photos:
     return load_photos(source, cache_dir=tmp_path / "cache", **options)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,27 @@ def _load(name: str, path: Path, **options: Any) -> Any:
 
 def _checked(load: Callable[[], Any], path: Path) -> Any:
     try:
-        return load()
+        with _quiet():
+            return load()
     except Exception as error:  # the readers of `datasets` raise errors of any type
         reason = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
         fact = f"{path} cannot be read by datasets ({type(error.__cause__ or error).__name__}: {reason})"
         raise DataError("DATA_NOT_RECOGNISED", f"{fact}: expected {_EXPECTED}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Show no progress bars, of which each process would have several (`Downloading data`, for local files as well)."""
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def _has_tables(root: Path) -> bool:
