@@ -137,9 +137,9 @@ class PhotoLoader:
 
         yield from read_steps(
             self.plan,
-            order=epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch),
-            first_step=first_step,
-            process_index=self._process_index,
+            epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch),
+            first_step,
+            self._process_index,
             read=read,
             to_device=lambda batch: self._finish(self._copy(batch), epoch),
         )
