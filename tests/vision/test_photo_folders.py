@@ -7,7 +7,8 @@ import json
 import os
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from PIL import Image as PILImage
 from accel_trainer.core.errors import UserError
 from accel_trainer.vision import EvalTransform, Photos, load_photos
 
-from .make_photos import encoded, photo, write_classes, write_photos
+from .make_photos import encoded, metadata_is_closed, photo, write_classes, write_photos
 
 ANTS_AND_BEES = ("ant", "bee")
 Write = Callable[[Path], object]
@@ -166,9 +167,9 @@ def saved(**parts: int) -> Write:
     return write
 
 
-def zipped(root: Path) -> None:
-    root.mkdir()
-    with zipfile.ZipFile(root / "photos.zip", "w") as archive:
+def zipped(root: Path, name: str = "photos.zip") -> None:
+    root.mkdir(exist_ok=True)
+    with zipfile.ZipFile(root / name, "w") as archive:
         archive.writestr("ant/1.jpg", jpg(1))
 
 
@@ -320,6 +321,9 @@ FOLDERS = {
     "a photo": Folder(files("1.jpg"), "is neither a folder nor parquet nor a tar", path="1.jpg"),
     "a zip": Folder(zipped, "extract it", path="photos.zip"),
     "a folder with a zip": Folder(zipped, "only .zip files"),
+    "a zip beside the photos": Folder(
+        both(splits("", per_class=9), lambda root: zipped(root, "more.zip")), "an archive of photos (", 0.3
+    ),
     "pickles": Folder(texts({"data_batch_1": "", "batches.meta": ""}), "no photos in"),
     "metadata without file names": Folder(
         both(files("a.jpg"), texts({"metadata.csv": "name,label\na.jpg,ant\n"})), "`file_name`", 0.1
@@ -376,7 +380,14 @@ def test_there_are_enough() -> None:
     assert len(FOLDERS) >= 60
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets leaves metadata.csv open
+@pytest.fixture
+def _metadata(request: pytest.FixtureRequest) -> Iterator[None]:
+    with metadata_is_closed() if "metadata" in request.node.name else nullcontext():
+        yield
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("_metadata")
 @pytest.mark.parametrize("kind", FOLDERS)
 def test_it_is_loaded_or_refused_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

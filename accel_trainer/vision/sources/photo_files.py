@@ -75,8 +75,16 @@ def _open_folder(root: Path, cache_dir: str | None) -> Any:
     patterns = {name: _patterns(folder) for name, folder in splits.items()}
     dataset = _load("imagefolder", root, data_files=patterns, cache_dir=cache_dir)
     if not any(map(_has_metadata, splits.values())):
+        for split in dataset.values():
+            _check_archives(root, _paths(split))
         _check_classes(root, dataset)
     return dataset
+
+
+def _paths(dataset: Any) -> Any:
+    from datasets import Image
+
+    return dataset.cast_column("image", Image(decode=False)).flatten().data.column("image.path")
 
 
 def _patterns(folder: Path) -> list[str]:
@@ -164,21 +172,26 @@ def _holds_classes(folder: Path) -> bool:
     return bool(_folders(folder)) or _has_metadata(folder)
 
 
+def _check_archives(root: Path, paths: Any) -> None:
+    """Raise DataError if `imagefolder` added the photos of a zip that lies beside the others."""
+    import pyarrow.compute as pc
+
+    inside = paths.filter(pc.starts_with(paths, "zip://"))
+    if len(inside):
+        archive = inside[0].as_py().rpartition("::")[2]
+        fact = f"{root} has photos and an archive of photos ({archive})"
+        raise DataError("DATA_ARCHIVE", f"{fact}: extract it, or move it to another folder")
+
+
 def _check_classes(root: Path, splits: Mapping[str, Any]) -> None:
     """Raise DataError if `imagefolder` found no classes, or splits in their place."""
-    from datasets import Image
-
     if "label" in splits["train"].column_names:
         names = splits["train"].features["label"].names
         if {name.lower() for name in names} <= {*_TRAIN_FOLDERS, *VAL_NAMES}:
             fact = f"{root} has no class folders: {' and '.join(names)} hold photos themselves"
             raise DataError("DATA_NO_CLASSES", f"{fact}: expected {_EXPECTED}")
         return
-    paths = [
-        os.path.relpath(path, root)
-        for dataset in splits.values()
-        for path in dataset.cast_column("image", Image(decode=False)).flatten().data.column("image.path").to_pylist()
-    ]
+    paths = [os.path.relpath(path, root) for split in splits.values() for path in _paths(split).to_pylist()]
     by_depth = {path.count(os.sep): path for path in paths}
     if len(by_depth) > 1:
         shallow, deep = by_depth[min(by_depth)], by_depth[max(by_depth)]
