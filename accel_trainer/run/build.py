@@ -23,7 +23,7 @@ from ..checkpoint.format import LoadedCheckpoint, decode_files, read_checkpoint
 from ..checkpoint.manager import Checkpointer
 from ..checkpoint.retention import find_checkpoint
 from ..checkpoint.serialization import unpack_tensors
-from ..checkpoint.state_dict import check_weights
+from ..checkpoint.state_dict import load_weights
 from ..core import filesystem
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
@@ -227,7 +227,6 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     """Load only the weights from a safetensors file, a checkpoint, or a run's newest one; the EMA if there is one."""
     if not path.exists():
         raise CheckpointError("INIT_FROM", f"--init-from {path} does not exist: check the path")
-    weights: Mapping[str, Tensor]
     try:
         if path.is_file():
             weights = unpack_tensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
@@ -241,5 +240,4 @@ def _load_weights(model: nn.Module, path: Path) -> None:
     except (OSError, ValueError) as error:
         fix = "give a safetensors file, a checkpoint or a run"
         raise CheckpointError("INIT_FROM", f"--init-from {path} cannot be read ({error}): {fix}") from error
-    check_weights("model", model.state_dict(), weights)
-    model.load_state_dict(weights)
+    load_weights(model, weights)
