@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..callbacks.attempt_log import AttemptLog
 from ..callbacks.early_stopping import EarlyStopping, TimeLimit
