@@ -3,26 +3,32 @@
 from .augment.batch import AugmentConfig
 from .data.bad_images import BadImageConfig
 from .data.datasets import load_images
+from .data.eval_transform import EvalTransform
 from .data.images import ImageDataset, ImageSplit, Normalization
 from .data.loader import ImageEvalLoader, ImageLoader
 from .models.build import build_image_loaders
 from .models.whitening import whiten
 from .models.zoo import MODEL_NAMES, ModelConfig, build_model
 from .sources.find import DATASET_NAMES
+from .sources.photos import Photos, PhotoSplit, load_photos
 
 __all__ = [
     "DATASET_NAMES",
     "MODEL_NAMES",
     "AugmentConfig",
     "BadImageConfig",
+    "EvalTransform",
     "ImageDataset",
     "ImageEvalLoader",
     "ImageLoader",
     "ImageSplit",
     "ModelConfig",
     "Normalization",
+    "PhotoSplit",
+    "Photos",
     "build_image_loaders",
     "build_model",
     "load_images",
+    "load_photos",
     "whiten",
 ]
