@@ -16,10 +16,10 @@ import torch
 
 from accel_trainer.core import filesystem
 from accel_trainer.core.errors import OutputError
-from accel_trainer.core.filesystem import Disk
 from accel_trainer.vision import BadImageConfig, ImageDataset, load_images
 from accel_trainer.vision.data import cache
 from accel_trainer.vision.sources.raw import RawImages
+from tests.faults.disks import DyingDisk, installed
 
 from .make_data import png, random_images, write_image_folder, write_parquet, write_parquet_folder
 
@@ -205,31 +205,9 @@ def load_in_process(root: Path, results: Queue[str]) -> None:
     results.put(load(root).fingerprint)
 
 
-class DyingDisk(Disk):
-    """Dies by SIGKILL at a change, of which a write is half done."""
-
-    def __init__(self, num_changes: int) -> None:
-        self.num_left = num_changes
-
-    def _count(self) -> bool:
-        self.num_left -= 1
-        return self.num_left < 0
-
-    def write(self, path: Path, descriptor: int, data: Any) -> None:
-        if self._count():
-            super().write(path, descriptor, memoryview(data)[: len(data) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().write(path, descriptor, data)
-
-    def rename(self, source: Path, target: Path) -> None:
-        if self._count():
-            os.kill(os.getpid(), signal.SIGKILL)
-        super().rename(source, target)
-
-
 def load_and_die(root: Path, num_changes: int) -> None:
-    filesystem.disk = DyingDisk(num_changes)
-    load_images(str(root), cache_dir=root.parent / "cache", bad_images=SKIP)
+    with installed(DyingDisk(num_changes)):
+        load_images(str(root), cache_dir=root.parent / "cache", bad_images=SKIP)
 
 
 SKIP = BadImageConfig(policy="skip", max_fraction=0.5)
@@ -274,9 +252,9 @@ def test_a_build_that_is_killed_anywhere_continues_with_the_same_bytes(
         assert {path.name for path in expected.iterdir()} == {path.name for path in folder.iterdir()}
         assert all((folder / path.name).read_bytes() == path.read_bytes() for path in expected.iterdir())
         shutil.rmtree(tmp_path / "cache")
-    assert len(repeated) >= 18
+    assert len(repeated) >= 30
     assert repeated[0] == 26, "all, and the first for its size"
-    assert repeated[-1] == 1, "only the first"
+    assert repeated[-1] == 0, "it was done"
     assert sorted(repeated, reverse=True) == repeated
 
 

@@ -5,6 +5,7 @@ Shapes: N samples, K classes.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import ConfigError, DataError
+
+CHECKSUM = "image_sha256"
+"""The column that `accel-trainer pack` adds: the hash of each photo's bytes, compared whenever it is read."""
 
 
 class ImageColumn:
@@ -34,13 +38,17 @@ class ImageColumn:
         self._bytes, self._paths = flat.data.column(f"{column}.bytes"), flat.data.column(f"{column}.path")
         indices = flat._indices  # of a selection, a shuffle or a filter
         self._rows = None if indices is None else indices.column(0).to_numpy()
+        self._checksums = dataset.data.column(CHECKSUM) if CHECKSUM in dataset.column_names else None
         self._name, self._prefix = name, f"{root}{os.sep}"
 
     def encoded_at(self, index: int) -> bytes:
-        """Return the bytes of an image file. Raises DataError if there are none."""
+        """Return the bytes of an image file. Raises DataError if there are none, or not those that were packed."""
         row = self._row(index)
         encoded = self._bytes[row].as_py()
         if encoded is not None:
+            if self._checksums is not None and hashlib.sha256(encoded).hexdigest() != self._checksums[row].as_py():
+                fact = f"{self.name_of(index)} is not what was packed: its sha256 differs"
+                raise DataError("DATA_DAMAGED", f"{fact}: pack the data again, which replaces damaged files")
             return bytes(encoded)
         path = self._paths[row].as_py()
         if path is None:
@@ -54,6 +62,11 @@ class ImageColumn:
         """Return the path of an image, or its row."""
         path = self._paths[self._row(index)].as_py()
         return f"row {index} of {self._name}" if path is None else f"{path} (row {index} of {self._name})"
+
+    def stored_name(self, index: int) -> str | None:
+        """Return the path of an image, below the folder if it lies in one; None: it has none."""
+        path = self._paths[self._row(index)].as_py()
+        return None if path is None else str(path).removeprefix(self._prefix).replace(os.sep, "/")
 
     def name_hashes(self) -> NDArray[np.float64]:
         """Return a number in 0..1 for each image, float64 [N]: a hash of its path below the folder, or of its row."""
