@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ...core.errors import ConfigError
 from .photo_decode import decode_photo, read_header
+from .pixels import Normalizer
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -74,10 +76,7 @@ class EvalTransform:
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Convert uint8 [B, S, S, 3] to float32 [B, 3, S, S], channels last in memory."""
-        mean = torch.tensor(self.mean, dtype=torch.float64)
-        std = torch.tensor(self.std, dtype=torch.float64)
-        scale, offset = (1 / (255 * std)).float().to(pixels.device), (-mean / std).float().to(pixels.device)
-        return torch.addcmul(offset, pixels.float(), scale).permute(0, 3, 1, 2)
+        return Normalizer(self.mean, self.std, num_pixels=self.size**2, device=pixels.device)(pixels)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain JSON values."""
@@ -117,7 +116,8 @@ def crop_photo(
 
 def resize_box(pixels: NDArray[Any], box: Box, size: int, interpolation: Interpolation = "bilinear") -> Tensor:
     """Resize a box of uint8 [H, W, 3] to uint8 [S, S, 3], with antialiasing; only pixels in the box count."""
-    part = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+    # torch resizes contiguous channels-last pixels almost twice as fast as a view.
+    part = np.ascontiguousarray(pixels[box.top : box.top + box.height, box.left : box.left + box.width])
     images = torch.from_numpy(part).permute(2, 0, 1)[None]
     resized = F.interpolate(images, size=(size, size), mode=interpolation, antialias=True, align_corners=False)
     return resized[0].permute(1, 2, 0).contiguous()

@@ -10,13 +10,15 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import tyro
 from numpy.typing import NDArray
 
 from ...core.errors import ConfigError, DataError
 from ...data.fingerprint import SAMPLED
+from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
 from .photo_columns import ImageColumn, find_image_column, find_label_column, read_labels
 from .photo_files import VAL_NAMES, open_dataset
@@ -24,6 +26,30 @@ from .photo_files import VAL_NAMES, open_dataset
 _logger = logging.getLogger(__name__)
 
 _NUM_HASHED = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoConfig:
+    """Which columns and which part of the data are used, and the size of the photos for the model."""
+
+    image_column: Annotated[str | None, tyro.conf.arg(aliases=["--image-column"])] = None
+    """The column of the photos; None: the only one that holds images."""
+    label_column: Annotated[str | None, tyro.conf.arg(aliases=["--label-column"])] = None
+    """The column of the classes; None: the only one that holds classes."""
+    val_fraction: Annotated[float, tyro.conf.arg(aliases=["--val-fraction"])] = 0.0
+    """The fraction (0..1) of the photos to evaluate on, for data without a validation split."""
+    image_size: Annotated[int, tyro.conf.arg(aliases=["--image-size"])] = 224
+    """Height and width in pixels of what the model sees."""
+    crop_ratio: float = 0.875
+    """The side of the evaluated square, in the middle, as a fraction (0..1) of a photo's shorter side."""
+
+    def __post_init__(self) -> None:
+        _check_fraction(self.val_fraction)
+        self.eval_transform()
+
+    def eval_transform(self) -> EvalTransform:
+        """Return how photos are evaluated."""
+        return EvalTransform(size=self.image_size, crop_ratio=self.crop_ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +104,7 @@ def load_photos(
         ConfigError: a wrong column or fraction.
         DataError: no photos, no labels, or no validation split.
     """
-    if not 0 <= val_fraction < 1:
-        raise ConfigError("VAL_FRACTION", f"--val-fraction is {val_fraction}: set it to at least 0 and below 1")
+    _check_fraction(val_fraction)
     is_path = isinstance(source, str | Path)
     name = str(source) if is_path else "the data set"
     train, val = train_and_val(open_dataset(source, cache_dir=cache_dir) if is_path else source, name)
@@ -107,6 +132,11 @@ def load_photos(
     columns = (image_column, label_column)
     fingerprint = fingerprint_photos(parts, columns, class_names)
     return Photos(train=parts[0], val=parts[1], class_names=class_names, fingerprint=fingerprint, name=name)
+
+
+def _check_fraction(val_fraction: float) -> None:
+    if not 0 <= val_fraction < 1:
+        raise ConfigError("VAL_FRACTION", f"--val-fraction is {val_fraction}: set it to at least 0 and below 1")
 
 
 def train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
