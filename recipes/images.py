@@ -50,13 +50,14 @@ def train(config: Config) -> RunResult:
             val_fraction=config.photos.val_fraction, cache_dir=config.run.cache_dir,
         )  # fmt: skip
         transform = config.photos.eval_transform()
+        image_size = [transform.size, transform.size]
         loader, eval_loader = build_photo_loaders(
             photos, run.config.batch, augment=config.augment, transform=transform, seed=config.seed,
             accelerator=run.accelerator,
         )  # fmt: skip
         return build_trainer(
             run,
-            model=build_model(config.model, in_channels=3, num_classes=photos.num_classes),
+            model=build_model(config.model, in_channels=3, num_classes=photos.num_classes, image_size=image_size),
             task=ClassificationTask(config.task),
             loader=loader,
             eval_loader=eval_loader,
@@ -65,7 +66,7 @@ def train(config: Config) -> RunResult:
             export_config={
                 "model": asdict(config.model),
                 "in_channels": 3,
-                "image_size": [transform.size, transform.size],
+                "image_size": image_size,
                 "class_names": photos.class_names,
                 "normalization": {"mean": transform.mean, "std": transform.std},
                 "eval_transform": transform.to_dict(),

@@ -109,7 +109,7 @@ def load_photos(
     _check_fraction(val_fraction)
     is_path = isinstance(source, str | Path)
     name = str(source) if is_path else "the data set"
-    train, val = _train_and_val(open_dataset(source, cache_dir=cache_dir) if is_path else source, name)
+    train, val = train_and_val(open_dataset(source, cache_dir=cache_dir) if is_path else source, name)
     if val is None and val_fraction == 0:
         raise DataError("DATA_NO_VAL", f"{name} has no validation split: set one aside with --val-fraction 0.1")
     if val is not None and val_fraction > 0:
@@ -132,7 +132,7 @@ def load_photos(
         if not len(part):
             raise DataError("DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction")
     columns = (image_column, label_column)
-    fingerprint = _fingerprint(parts, columns, class_names)
+    fingerprint = fingerprint_photos(parts, columns, class_names)
     return Photos(train=parts[0], val=parts[1], class_names=class_names, fingerprint=fingerprint, name=name)
 
 
@@ -141,7 +141,8 @@ def _check_fraction(val_fraction: float) -> None:
         raise ConfigError("VAL_FRACTION", f"--val-fraction is {val_fraction}: set it to at least 0 and below 1")
 
 
-def _train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
+def train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
+    """Return the splits of a `Dataset` or `DatasetDict` to train and to evaluate on; None: it has only one."""
     from datasets import Dataset
 
     splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
@@ -194,7 +195,8 @@ def _listed(labels: NDArray[np.int64], class_names: tuple[str, ...]) -> str:
     return ", ".join(names) + (f" and {len(labels) - 5} other classes" if len(labels) > 5 else "")
 
 
-def _fingerprint(parts: list[PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]) -> str:
+def fingerprint_photos(parts: list[PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]) -> str:
+    """Return a hash of all labels, the names of the columns and classes, the decoder, and some photos of each part."""
     digest = hashlib.sha256(repr((decoder_version(), columns, class_names)).encode())
     for part in parts:
         digest.update(f"{len(part)} ".encode() + part.labels.tobytes())
