@@ -29,8 +29,8 @@ BEST_FILE = "best.json"
 RETRY_DELAYS_S = (0.05, 0.2)
 
 
-def find_checkpoint(directory: Path, name: str | None = None) -> Files | None:
-    """Return the verified bytes of the newest valid checkpoint, or of the one called `name`.
+def find_checkpoint(directory: Path, name: str | None = None) -> tuple[Files, LoadedCheckpoint] | None:
+    """Return the newest valid checkpoint, or the one called `name`, as the bytes of its files and decoded.
 
     A damaged newest one is reported, quarantined and skipped; a damaged `name` is an error. None if there never was a
     checkpoint. Raises CheckpointError if there are checkpoints, but no valid one: only the user may decide to train
@@ -45,7 +45,7 @@ def find_checkpoint(directory: Path, name: str | None = None) -> Files | None:
     damaged = []
     for path in reversed(candidates):
         try:
-            files = _read_patiently(path)
+            found = _read_patiently(path)
         except CheckpointError as error:
             if error.code != "CKPT_DAMAGED":
                 raise
@@ -55,7 +55,7 @@ def find_checkpoint(directory: Path, name: str | None = None) -> Files | None:
         for unusable in damaged:
             _logger.warning("falling back from the damaged %s to %s", unusable.name, path.name)
             quarantine(unusable, "damaged")
-        return files
+        return found
     if has_checkpoints(directory):
         fix = "restore one from a backup, or move them away to train from scratch"
         raise CheckpointError("CKPT_NONE_VALID", f"every checkpoint in {directory} is damaged: {fix}")
@@ -64,21 +64,21 @@ def find_checkpoint(directory: Path, name: str | None = None) -> Files | None:
 
 def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoint | None:
     """Return what `find_checkpoint` finds, decoded."""
-    files = find_checkpoint(directory, name)
-    return None if files is None else decode_files(files)
+    found = find_checkpoint(directory, name)
+    return None if found is None else found[1]
 
 
-def _read_patiently(path: Path) -> Files:
-    for delay_s in (*RETRY_DELAYS_S, None):
+def _read_patiently(path: Path) -> tuple[Files, LoadedCheckpoint]:
+    for delay_s in RETRY_DELAYS_S:
         try:
             files = read_checkpoint(path)
-            decode_files(files)
-            break
+            return files, decode_files(files)
         except CheckpointError as error:
-            if error.code != "CKPT_DAMAGED" or delay_s is None:
+            if error.code != "CKPT_DAMAGED":
                 raise
             time.sleep(delay_s)  # until the content of a network file arrives
-    return files
+    files = read_checkpoint(path)
+    return files, decode_files(files)
 
 
 def has_valid(path: Path, metadata: Mapping[str, object]) -> bool:

@@ -43,6 +43,7 @@ from .process_group import init_process_group
 from .sync_batch_norm import convert_sync_batch_norm
 
 _THREADS = Range(f"to 1 to {MAX_THREADS}", lambda number: 1 <= number <= MAX_THREADS)
+_Precision = Literal["no", "bf16", "fp16"]
 _NO_MPI = "needs a torch built with MPI: use gloo, also under mpirun"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -51,9 +52,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 class RuntimeConfig:
     """Precision, devices and processes."""
 
-    mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, tyro.conf.arg(aliases=["--mixed-precision"])] = (
-        None
-    )
+    mixed_precision: Annotated[_Precision | None, tyro.conf.arg(aliases=["--mixed-precision"])] = None
     """Precision of forward and backward; weights stay float32. None: the launcher's setting, else `no`."""
     sync_batch_norm: bool = True
     """With several processes, normalise over all of them: their number does not change the model."""
@@ -64,8 +63,7 @@ class RuntimeConfig:
     deterministic: bool = True
     """Choose deterministic kernels on CUDA; without them a resumed run is close, but not equal bit by bit."""
     num_threads: int | None = None
-    """CPU threads per process; None: OMP_NUM_THREADS if you set it, else the cores divided by the processes.
-    It changes the last bits of a result: set it for a run that may continue on another number of cores."""
+    """CPU threads per process, which decide the last bits; None: OMP_NUM_THREADS if set, else cores / processes."""
     tf32: bool = False
     """Let CUDA compute float32 as TF32: faster, with 10 instead of 23 bits of mantissa."""
     loss_scale: float = 65536.0
@@ -75,8 +73,7 @@ class RuntimeConfig:
     timeout_s: float = 600.0
     """How long a process waits for the others in a collective before it fails."""
     stuck_timeout_s: float | None = None
-    """End a process that makes no progress for this long, and log its stacks; None: `timeout_s`, or never if there is
-    only one process."""
+    """End a process without progress for this long, and log its stacks; None: `timeout_s`, or never for one process."""
     find_unused_parameters: bool = False
     """With several processes, let a step leave parameters without gradient; it costs a search of each step's graph."""
     static_graph: bool = False

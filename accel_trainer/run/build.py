@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,7 +22,7 @@ from ..callbacks.result import ResultWriter
 from ..callbacks.trackers import Trackers
 from ..checkpoint.format import LoadedCheckpoint, decode_files, read_checkpoint
 from ..checkpoint.manager import Checkpointer
-from ..checkpoint.retention import find_checkpoint
+from ..checkpoint.retention import load_checkpoint
 from ..checkpoint.serialization import unpack_tensors
 from ..checkpoint.state_dict import check_weights
 from ..core import filesystem
@@ -39,7 +40,7 @@ from ..optim.optimizers import build_optimizer, coming_state_bytes
 from ..training.compile import Compiler, Stopwatch
 from ..training.evaluator import Evaluator
 from ..training.trainer import Trainer
-from .config import RecipeConfig
+from .config import RecipeConfig, identity_sha256
 from .session import Run, check_same_everywhere
 
 _logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def build_trainer(
     }
     reject_options_with_fsdp(accelerator, options)
     fingerprint = _fingerprint(loader, eval_loader) if data_fingerprint is None else data_fingerprint
-    num_samples = loader.plan.num_samples, eval_loader.num_samples
+    num_samples = [loader.plan.num_samples, eval_loader.num_samples]
     check_same_everywhere({"data": f"{fingerprint}, {num_samples} samples"}, accelerator)
     if config.run.init_from is not None and run.checkpoint is None:
         _load_weights(model, config.run.init_from)
@@ -86,9 +87,7 @@ def build_trainer(
         f"run folder {run.folder}"
     )
     progress = ProgressBar(config.trainer, banner=banner, is_quiet=config.run.quiet or not is_main)
-    history = MetricsFile(run.folder / "metrics.jsonl") if is_main else None
-    if history is not None:
-        run.resources.callback(history.close)
+    history = run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl"))) if is_main else None
     trackers = Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(config))
     phase_s = run.watchdog.phase_s
     log = MetricLogger(
@@ -96,9 +95,9 @@ def build_trainer(
         phase_s=phase_s, sinks=[progress.show, trackers.show],
     )  # fmt: skip
     metadata = {
-        "config_sha256": run.config_sha256,
+        "config_sha256": identity_sha256(config),
         "data_fingerprint": fingerprint,
-        "num_samples": list(num_samples),
+        "num_samples": num_samples,
         "num_processes": accelerator.num_processes,
         "global_batch_size": loader.plan.global_batch_size,
         "versions": library_versions(),
@@ -108,7 +107,6 @@ def build_trainer(
         before_commit=history.sync if history is not None else lambda: None,
     )  # fmt: skip
     run.resources.callback(checkpointer.close)
-    exported: Literal["model", "ema"] = "model" if config.trainer.ema_decay is None else "ema"
     trainer = trainer_class(
         config.trainer, accelerator=accelerator, model=model, optimizer=build_optimizer(model, config.optimizer),
         learning_rate_at=learning_rate_at, task=task, loader=loader,
@@ -120,7 +118,8 @@ def build_trainer(
             log,
             progress,
             AttemptLog(run.folder / "attempts.jsonl", phase_s=phase_s, show=progress.write),
-            Exporter(run.folder, weights=exported, config=export_config or {}),
+            Exporter(run.folder, weights="model" if config.trainer.ema_decay is None else "ema",
+                     config=export_config or {}),
             ResultWriter(run.folder, log=log, num_eval_samples=eval_loader.num_samples),
             *([Profile(run.folder / "profile", show=progress.write)] if config.run.profile else []),
             trackers,
@@ -129,9 +128,9 @@ def build_trainer(
     )  # fmt: skip
     prepare_checkpoints(trainer, checkpointer)
     if run.checkpoint is not None:
-        changes = [*run.changes, *_data_changes(run, fingerprint, num_samples)]
-        _warn_of_changes(run.checkpoint, accelerator.num_processes)
-        _restore(trainer, run.checkpoint, changes)
+        data_changes = _data_changes(run.checkpoint.manifest, metadata, config.run.allow_change)
+        _warn_of_changes(run.checkpoint, metadata)
+        _restore(trainer, run.checkpoint, [*run.changes, *data_changes])
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
     return trainer
@@ -184,28 +183,26 @@ def _fingerprint(loader: Loader, eval_loader: EvalLoader) -> str:
     return SAMPLED + hashlib.sha256("".join(parts).encode()).hexdigest() if all(parts) else ""
 
 
-def _data_changes(run: Run, fingerprint: str, num_samples: tuple[int, int]) -> list[str]:
+def _data_changes(stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
     """Return `["data"]` if the data differs from the checkpoint's, and that is allowed; else nothing."""
-    assert run.checkpoint is not None
-    stored = run.checkpoint.manifest.get("data_fingerprint", "")
-    before = tuple(run.checkpoint.manifest.get("num_samples", num_samples))
-    has_same_hash = stored == fingerprint or "" in (stored, fingerprint)
-    if has_same_hash and before == num_samples:
+    before, after = stored.get("num_samples", now["num_samples"]), now["num_samples"]
+    old, new = stored.get("data_fingerprint", ""), now["data_fingerprint"]
+    if before == after and (old == new or "" in (old, new)):
         return []
-    if "data" in run.config.run.allow_change:
+    if "data" in allowed:
         return ["data"]
-    change = f"{before} -> {num_samples} samples" if before != num_samples else f"{stored[:16]} -> {fingerprint[:16]}"
-    raise CheckpointError(
-        "DATA_CHANGED",
-        f"the data is not what this run was trained on ({change}): restore it, choose another --output-dir, or "
-        "continue on purpose with --allow-change data",
-    )
+    change = f"{before} -> {after} samples" if before != after else f"{old[:16]} -> {new[:16]}"
+    fact = f"the data is not what this run was trained on ({change})"
+    fix = "restore it, choose another --output-dir, or continue on purpose with --allow-change data"
+    raise CheckpointError("DATA_CHANGED", f"{fact}: {fix}")
 
 
-def _warn_of_changes(checkpoint: LoadedCheckpoint, num_processes: int) -> None:
+def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) -> None:
     """Warn of other libraries or processes than the checkpoint's: the last bits may differ."""
-    now = {**library_versions(), "num_processes": num_processes}
-    before = {**(checkpoint.manifest.get("versions") or {}), "num_processes": checkpoint.manifest["num_processes"]}
+    before, now = (
+        {**(each.get("versions") or {}), "num_processes": each["num_processes"]}
+        for each in (checkpoint.manifest, metadata)
+    )
     if changed := [f"{name} {old} -> {now.get(name)}" for name, old in before.items() if old != now.get(name)]:
         text = "not as when %s was saved: %s; the results may differ in the last bits"
         _logger.warning(text, checkpoint.name, ", ".join(changed))
@@ -233,11 +230,10 @@ def _load_weights(model: nn.Module, path: Path) -> None:
             weights = unpack_tensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
         else:
             is_run = (path / "checkpoints").is_dir()
-            files = find_checkpoint(path / "checkpoints") if is_run else read_checkpoint(path)
-            if files is None:
+            loaded = load_checkpoint(path / "checkpoints") if is_run else decode_files(read_checkpoint(path))
+            if loaded is None:
                 raise CheckpointError("CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path")
-            pieces = decode_files(files).pieces
-            weights = pieces.get("ema", pieces["model"])
+            weights = loaded.pieces.get("ema", loaded.pieces["model"])
     except (OSError, ValueError) as error:
         fix = "give a safetensors file, a checkpoint or a run"
         raise CheckpointError("INIT_FROM", f"--init-from {path} cannot be read ({error}): {fix}") from error

@@ -72,11 +72,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name in ("output_dir", "init_from", "runs_dir", "cache_dir"):
-            if isinstance(path := getattr(self, name), str):
-                object.__setattr__(self, name, Path(path))
-        for name in ("output_dir", "init_from", "runs_dir"):  # a shell leaves `--output-dir=~/run` as it is
             if (path := getattr(self, name)) is not None:
-                object.__setattr__(self, name, expand_home(path))
+                # A shell leaves `--output-dir=~/run` as it is.
+                path = Path(path) if name == "cache_dir" else expand_home(Path(path))
+                object.__setattr__(self, name, path)
 
 
 @dataclass(frozen=True, kw_only=True)

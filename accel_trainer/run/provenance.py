@@ -53,7 +53,9 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "packages": {
+            dist.name: dist.version for name in _PACKAGES for dist in [*metadata.distributions(name=name)][:1]
+        },
         "hardware": {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
@@ -76,13 +78,6 @@ def _without_secrets(arguments: list[str]) -> list[str]:
 
 def _mask(text: str) -> str:
     return _LIKE_SECRET.sub("***", _IN_ADDRESS.sub("***", text))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def find_origins(config: Any) -> dict[str, str]:
