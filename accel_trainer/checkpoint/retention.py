@@ -20,7 +20,7 @@ from .format import (
     list_checkpoints,
     read_checkpoint,
 )
-from .serialization import MAX_BYTES, dump_json, parse_json
+from .serialization import dump_json, read_json_object
 
 _logger = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ def has_valid(path: Path, metadata: Mapping[str, object]) -> bool:
         quarantine(path, "superseded")
         return False
     # The process that renamed it may have died before the name was durable.
-    filesystem.sync_directory(path.parent)
+    filesystem.disk.sync_directory(path.parent)
     return True
 
 
@@ -111,28 +111,18 @@ def quarantine(path: Path, reason: str) -> None:
 
 
 def update_best(directory: Path, best: BestCheckpoint | None) -> None:
-    """Write `best` to best.json, if its checkpoint was committed and the file differs."""
-    if best is None or not is_committed(directory / best.name):
-        return
-    data = dump_json(asdict(best), indent=1)
-    if _read_best(directory) != data:
-        filesystem.write_file_atomic(directory / BEST_FILE, data)
+    """Write `best` to best.json, if its checkpoint was committed."""
+    if best is not None and is_committed(directory / best.name):
+        filesystem.write_file_atomic(directory / BEST_FILE, dump_json(asdict(best), indent=1))
 
 
 def best_name(directory: Path) -> str | None:
     """Return the name of the best checkpoint, if best.json has one."""
     try:
-        name = parse_json(_read_best(directory))["name"]
-    except (ValueError, KeyError, TypeError):
+        name = read_json_object(directory / BEST_FILE)["name"]
+    except (OSError, ValueError, KeyError):
         return None
     return name if isinstance(name, str) and CHECKPOINT_NAME.fullmatch(name) else None
-
-
-def _read_best(directory: Path) -> bytes:
-    try:
-        return filesystem.read_file(directory / BEST_FILE, max_bytes=MAX_BYTES)
-    except OSError:
-        return b""
 
 
 def apply_retention(directory: Path, newest: str, *, keep_last_n: int, keep_every_n_steps: int | None) -> None:

@@ -139,11 +139,6 @@ def new_directory(final: Path) -> Iterator[Path]:
     disk.sync_directory(final.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    disk.sync_directory(path)
-
-
 def rename(source: Path, target: Path) -> None:
     """Rename within a directory, durably."""
     disk.rename(source, target)
@@ -214,11 +209,7 @@ def read_file(path: Path, *, max_bytes: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise OSError(errno.EFBIG, f"{size} bytes, more than {max_bytes}", str(path))
-        # One byte more, to notice a file that grows while it is read.
-        data = file.read(size + 1)
-    if len(data) != size:
-        raise OSError(errno.EIO, f"read {len(data)} bytes of {size}", str(path))
-    return data
+        return file.read(size)
 
 
 def read_lines(path: Path, *, start: int = 0) -> Iterator[bytes]:

@@ -56,11 +56,11 @@ def reject_unsupported(accelerator: Accelerator) -> None:
     As of accelerate 1.15 and torch 2.13.
     """
     state, kind = accelerator.state, accelerator.distributed_type
+    _reject((f"distributed_type: {kind.value}", kind not in _TYPES, _OTHER_LAUNCH))
     precision, dynamo = accelerator.mixed_precision, state.dynamo_plugin.backend
     num_steps, even = accelerator.gradient_accumulation_steps, accelerator.even_batches
     split, dispatch = accelerator.split_batches, accelerator.dispatch_batches
     _reject(
-        (f"distributed_type: {kind.value}", kind not in _TYPES, _OTHER_LAUNCH),
         ("parallelism_config", state.parallelism_config is not None, _OTHER_LAUNCH),
         (f"mixed_precision: {precision}", precision not in _PRECISIONS, "set it to no, bf16 or fp16"),
         (f"dynamo_backend: {dynamo.value}", dynamo != DynamoBackend.NO, "set it to 'no' and use --compile"),

@@ -20,11 +20,11 @@ from accelerate.utils import (
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     DistributedType,
-    FullyShardedDataParallelPlugin,
     GradScalerKwargs,
     convert_outputs_to_fp32,
     patch_environment,
 )
+from accelerate.utils import FullyShardedDataParallelPlugin as FsdpPlugin
 from torch import nn
 
 from ..core.config import AT_LEAST_ONE, POSITIVE, Range
@@ -121,25 +121,22 @@ def uses_cpu() -> bool:
 
 
 def _build_accelerator(
-    config: RuntimeConfig, precision: str, sharding: FullyShardedDataParallelPlugin | None, *, is_on_cpus: bool
+    config: RuntimeConfig, precision: str, fsdp: FsdpPlugin | None, *, is_on_cpus: bool
 ) -> Accelerator:
     forget_earlier_accelerators()
-    handlers = [
-        DistributedDataParallelKwargs(
-            find_unused_parameters=config.find_unused_parameters,
-            static_graph=config.static_graph,
-            comm_hook=DDPCommunicationHookType(config.gradient_compression or "no"),
-        ),
-        GradScalerKwargs(init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps),
-    ]
+    ddp = DistributedDataParallelKwargs(
+        find_unused_parameters=config.find_unused_parameters, static_graph=config.static_graph,
+        comm_hook=DDPCommunicationHookType(config.gradient_compression or "no"),
+    )  # fmt: skip
+    scaler = GradScalerKwargs(init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps)
     # Without this variable accelerate sets the threads, with a warning; they are set later.
     with accelerates_errors(), patch_environment(omp_num_threads=os.environ.get("OMP_NUM_THREADS", "1")):
         accelerator = Accelerator(
-            cpu=is_on_cpus, mixed_precision=precision, fsdp_plugin=sharding, kwargs_handlers=handlers
+            cpu=is_on_cpus, mixed_precision=precision, fsdp_plugin=fsdp, kwargs_handlers=[ddp, scaler]
         )
-    if is_on_cpus and sharding is not None:
+    if is_on_cpus and fsdp is not None:
         # accelerate 1.15 shards only on accelerators: it would silently train DDP here.
-        accelerator.state.fsdp_plugin = sharding
+        accelerator.state.fsdp_plugin = fsdp
         accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
     return accelerator
 
@@ -157,8 +154,7 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     if dist.is_initialized():
         if config.backend is not None and f":{config.backend}" not in dist.get_backend_config():
             fact = f"--runtime.backend {config.backend}, but the processes joined over {dist.get_backend()} already"
-            fix = "make no process group, PartialState or Accelerator before the run"
-            raise ConfigError("LAUNCH", f"{fact}: {fix}")
+            raise ConfigError("LAUNCH", f"{fact}: make no process group, PartialState or Accelerator before the run")
         return
     if config.debug_distributed:
         # DETAIL, with gloo, ends DistributedDataParallel in a segmentation fault (torch 2.13).
@@ -221,8 +217,7 @@ def place_model(
         try:
             plugin.set_auto_wrap_policy(model)
         except ValueError as error:
-            fact = "accelerate's fsdp_transformer_layer_cls_to_wrap does not fit"
-            raise ConfigError("LAUNCH", f"{fact}: {error}") from error
+            raise ConfigError("LAUNCH", f"fsdp_transformer_layer_cls_to_wrap does not fit: {error}") from error
         if accelerator.native_amp:
             # accelerate 1.15 would cast the weights instead, and those of norms then do not fit their buffers.
             plugin.mixed_precision_policy = None
@@ -235,10 +230,8 @@ def describe_machine(accelerator: Accelerator) -> str:
     device = accelerator.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     backend = f" over {dist.get_backend()}" if accelerator.num_processes > 1 else ""
-    return (
-        f"{accelerator.num_processes} x {device.type} ({name}){backend}, precision {accelerator.mixed_precision}, "
-        f"torch {torch.__version__}"
-    )
+    where = f"{accelerator.num_processes} x {device.type} ({name}){backend}"
+    return f"{where}, precision {accelerator.mixed_precision}, torch {torch.__version__}"
 
 
 def library_versions() -> dict[str, str]:

@@ -117,7 +117,7 @@ def build_trainer(
             *_stopping(run),
             log,
             progress,
-            AttemptLog(run.folder / "attempts.jsonl", phase_s=phase_s, show=progress.write),
+            AttemptLog(run.folder / "attempts.jsonl", phase_s=phase_s),
             Exporter(run.folder, weights="model" if config.trainer.ema_decay is None else "ema",
                      config=export_config or {}),
             ResultWriter(run.folder, log=log, num_eval_samples=eval_loader.num_samples),
@@ -146,12 +146,7 @@ def _describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     """Check, before any work, that a checkpoint can be stored and has room. **Collective.**"""
     states, coming_bytes = trainer.state_dict(), coming_state_bytes(trainer.optimizer)
-
-    def prepare() -> bytes:
-        checkpointer.prepare(states, coming_bytes=coming_bytes)
-        return b""
-
-    run_on_main(prepare, trainer.accelerator)
+    run_on_main(lambda: checkpointer.prepare(states, coming_bytes=coming_bytes), trainer.accelerator)
 
 
 def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
@@ -192,9 +187,8 @@ def _data_changes(stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Se
     if "data" in allowed:
         return ["data"]
     change = f"{before} -> {after} samples" if before != after else f"{old[:16]} -> {new[:16]}"
-    fact = f"the data is not what this run was trained on ({change})"
     fix = "restore it, choose another --output-dir, or continue on purpose with --allow-change data"
-    raise CheckpointError("DATA_CHANGED", f"{fact}: {fix}")
+    raise CheckpointError("DATA_CHANGED", f"the data is not what this run was trained on ({change}): {fix}")
 
 
 def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) -> None:

@@ -59,8 +59,9 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
     """Return what to continue from; a run's own checkpoints come first, so that the same command continues the run."""
     if has_checkpoints(folder / "checkpoints"):
         if run.resume == "never":
-            fact = f"{folder} already has checkpoints and --resume is never"
-            raise OutputError("RUN_EXISTS", f"{fact}: choose another --output-dir")
+            raise OutputError(
+                "RUN_EXISTS", f"{folder} has checkpoints and --resume is never: choose another --output-dir"
+            )
         return folder, None
     if run.resume in ("auto", "never"):
         return None
@@ -69,8 +70,9 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
         return path.parent.parent, path.name
     if has_checkpoints(path / "checkpoints"):
         return path, None
-    fact = f"--resume {run.resume} is neither a checkpoint nor a run with one"
-    raise CheckpointError("CKPT_NOT_FOUND", f"{fact}: check the path")
+    raise CheckpointError(
+        "CKPT_NOT_FOUND", f"--resume {run.resume} is no checkpoint, and no run with one: check the path"
+    )
 
 
 def read_stored_config(run: Path) -> dict[str, Any]:
@@ -124,9 +126,8 @@ def read_checkpoint(source: tuple[str, str | None] | None, accelerator: Accelera
         return None
     found: list[Any] = []
 
-    def read() -> bytes:
+    def read() -> None:
         found.extend(find_checkpoint(Path(source[0]) / "checkpoints", source[1]) or ())
-        return b""
 
     run_on_main(read, accelerator)
     files, loaded = found or (None, None)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 
@@ -91,8 +92,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     watchdog = Watchdog(stop_flag, timeout_s=timeout_s, launcher_pid=find_launcher())
     with ExitStack() as lock, stop_on_signals(stop_flag), watchdog:
         stop_flag.may_leave = True  # until there is something to save
-        opened = run_on_main(lambda: _open_folder(config, recipe, accelerator, lock), accelerator)
-        path, source, batch, changes = json.loads(opened)
+        path, source, batch, changes = run_on_main(lambda: _open_folder(config, recipe, accelerator, lock), accelerator)
         folder, resolved = Path(path), replace(config, batch=replace(config.batch, **batch))
         if accelerator.is_main_process:
             log_warnings(LaunchContext(config=resolved))
@@ -104,7 +104,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             shutdown(accelerator)
 
 
-def _open_folder(config: RecipeConfig, recipe: str, accelerator: Accelerator, lock: ExitStack) -> bytes:
+def _open_folder(config: RecipeConfig, recipe: str, accelerator: Accelerator, lock: ExitStack) -> list[Any]:
     """Lock the run folder, write the config, and return the folder, the source, the batch and the changes as JSON.
 
     `lock` holds the lock, and removes a new folder if the run is refused.
@@ -132,7 +132,8 @@ def _open_folder(config: RecipeConfig, recipe: str, accelerator: Accelerator, lo
             _copy_history(source[0], folder)
         filesystem.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
         filesystem.write_file_atomic(folder / "environment.json", json.dumps(environment, indent=1).encode())
-    return json.dumps([str(folder), source, asdict(resolved.batch), changes], default=str).encode()
+    where = None if source is None else [str(source[0]), source[1]]
+    return [str(folder), where, asdict(resolved.batch), changes]
 
 
 def _copy_history(run: Path, folder: Path) -> None:
