@@ -29,7 +29,7 @@ from ..core import filesystem
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
 from ..core.config import config_to_dict
-from ..core.errors import CheckpointError, UserError
+from ..core.errors import CheckpointError
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.fingerprint import SAMPLED, describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions, place_model
@@ -88,11 +88,13 @@ def build_trainer(
     )
     progress = ProgressBar(config.trainer, banner=banner, is_quiet=config.run.quiet or not is_main)
     history = run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl"))) if is_main else None
-    trackers = Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(config))
-    phase_s = run.watchdog.phase_s
+    trackers = []
+    if history is not None and config.run.track:
+        trackers = [Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(config))]
+    phase_s, patience, max_time_s = run.watchdog.phase_s, config.trainer.patience, config.trainer.max_time_s
     log = MetricLogger(
         accelerator, history=history, every_n_steps=config.trainer.log_every_n_steps, preparation=preparation,
-        phase_s=phase_s, sinks=[progress.show, trackers.show],
+        phase_s=phase_s, sinks=[progress.show, *(each.show for each in trackers)],
     )  # fmt: skip
     metadata = {
         "config_sha256": identity_sha256(config),
@@ -114,7 +116,8 @@ def build_trainer(
         checkpointer=checkpointer, seed=config.seed, watchdog=run.watchdog,
         on_micro_batch_halved=run.save_micro_batch if config.batch.fit_batch else None,
         callbacks=[
-            *_stopping(run),
+            *([] if patience is None else [EarlyStopping(patience=patience)]),
+            *([] if max_time_s is None else [TimeLimit(run.watchdog.stop_flag, max_seconds=max_time_s)]),
             log,
             progress,
             AttemptLog(run.folder / "attempts.jsonl", phase_s=phase_s),
@@ -122,7 +125,7 @@ def build_trainer(
                      config=export_config or {}),
             ResultWriter(run.folder, log=log, num_eval_samples=eval_loader.num_samples),
             *([Profile(run.folder / "profile", show=progress.write)] if config.run.profile else []),
-            trackers,
+            *trackers,
             *callbacks,
         ],
     )  # fmt: skip
@@ -162,16 +165,6 @@ def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Sc
     )  # fmt: skip
 
 
-def _stopping(run: Run) -> list[Callback]:
-    config = run.config.trainer
-    callbacks: list[Callback] = []
-    if config.patience is not None:
-        callbacks.append(EarlyStopping(patience=config.patience))
-    if config.max_time_s is not None:
-        callbacks.append(TimeLimit(run.watchdog.stop_flag, max_seconds=config.max_time_s))
-    return callbacks
-
-
 def _fingerprint(loader: Loader, eval_loader: EvalLoader) -> str:
     """Return a hash that identifies the data of both loaders; empty if one of them has none."""
     parts = [each.fingerprint() if hasattr(each, "fingerprint") else "" for each in (loader, eval_loader)]
@@ -206,8 +199,6 @@ def _restore(trainer: Trainer, checkpoint: LoadedCheckpoint, changes: Sequence[s
     """Restore the checkpoint. Raises CheckpointError, also for content that no run has saved."""
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
-    except UserError:
-        raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         message = f"{checkpoint.name} holds what this run cannot load ({reason}): use another checkpoint"

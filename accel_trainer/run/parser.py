@@ -12,11 +12,10 @@ import io
 import re
 import sys
 import traceback
-import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 import yaml
@@ -260,18 +259,8 @@ def _convert(config_class: type[C], arguments: Sequence[str]) -> C:
 
 
 def _describe(hint: Any) -> str:
-    """Return what a type accepts, in words."""
-    if hint is types.NoneType:
-        return "None"
-    if hint is bool:
-        return "true or false"
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, get_args(hint)))
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(map(_describe, get_args(hint)))
-    if get_args(hint):
-        return " and ".join(_describe(arg) if arg is not ... else "more" for arg in get_args(hint))
-    return f"{'an' if hint.__name__[0] in 'aeiou' else 'a'} {hint.__name__}"
+    """Return a type as Python writes it, such as `float | None`."""
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else re.sub(r"\w+\.(?=\w)", "", str(hint))
 
 
 def suggest(name: str, known: Collection[str]) -> str:
