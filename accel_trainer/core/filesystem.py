@@ -158,32 +158,26 @@ def remove_directories(paths: Iterable[Path]) -> None:
         disk.remove_tree(path)
 
 
-def sweep(directory: Path) -> int:
-    """Delete what crashed writers left in `directory` and return the number of entries.
+def sweep(directory: Path) -> None:
+    """Delete what crashed writers left in `directory`.
 
     Call it before writing, and only under the run lock, which proves that the writers are dead: process ids do not,
     since containers reuse them.
     """
-    leftovers = [path for path in directory.iterdir() if TEMPORARY_NAME.fullmatch(path.name)]
-    removed = sum(_discard(path) for path in leftovers)
-    if removed:
-        _logger.info("deleted %d leftovers of interrupted saves in %s", removed, directory)
-    return removed
+    for path in [path for path in directory.iterdir() if TEMPORARY_NAME.fullmatch(path.name)]:
+        _discard(path)
 
 
-def _discard(path: Path) -> bool:
+def _discard(path: Path) -> None:
     """Delete a temporary if possible; otherwise `sweep` does it later."""
     try:
         if path.is_dir() and not path.is_symlink():
             disk.remove_tree(path)
         else:
             disk.remove(path)
-    except FileNotFoundError:
-        return False
     except OSError as error:
-        _logger.warning("cannot remove the temporary %s: %s", path, error)
-        return False
-    return True
+        if not isinstance(error, FileNotFoundError):
+            _logger.warning("cannot remove the temporary %s: %s", path, error)
 
 
 # --- reading: a folder may come from anybody, and its files are opened only here ---
