@@ -59,9 +59,7 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
     """Return what to continue from; a run's own checkpoints come first, so that the same command continues the run."""
     if has_checkpoints(folder / "checkpoints"):
         if run.resume == "never":
-            raise OutputError(
-                "RUN_EXISTS", f"{folder} has checkpoints and --resume is never: choose another --output-dir"
-            )
+            raise OutputError("RUN_EXISTS", f"{folder} has checkpoints and --resume is never: choose another folder")
         return folder, None
     if run.resume in ("auto", "never"):
         return None
@@ -70,9 +68,7 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
         return path.parent.parent, path.name
     if has_checkpoints(path / "checkpoints"):
         return path, None
-    raise CheckpointError(
-        "CKPT_NOT_FOUND", f"--resume {run.resume} is no checkpoint, and no run with one: check the path"
-    )
+    raise CheckpointError("CKPT_NOT_FOUND", f"--resume {run.resume} is neither a checkpoint nor a run: check the path")
 
 
 def read_stored_config(run: Path) -> dict[str, Any]:

@@ -93,7 +93,7 @@ BAD_FLAGS = [
     ("--config date.yaml", 64, "date.yaml: cannot be read as YAML: month must be in 1..12"),
     ("--config nested.yaml", 64, "nested.yaml: schedule.milestones: expected tuple[float, ...], got a nested list"),
     ("--config list.yaml date.yaml", 64, "expected one file"),
-    ("--resume /nowhere", 74, "--resume /nowhere is no checkpoint, and no run with one"),
+    ("--resume /nowhere", 74, "--resume /nowhere is neither a checkpoint nor a run"),
     ("--init-from /nowhere", 74, "--init-from /nowhere does not exist"),
     ("--init-from junk.safetensors", 74, "--init-from junk.safetensors cannot be read"),
     ("--output-dir binary", 73, "is or lies below a file"),
