@@ -24,6 +24,7 @@ from ..core.types import Batch, StepBatch, Task
 from ..distributed.collectives import gather_rows
 from ..distributed.fsdp import is_sharded, local_part
 from ..distributed.streams import arrival, has_streams
+from ..optim.parameter_groups import set_training_mode
 
 _logger = logging.getLogger(__name__)
 
@@ -176,7 +177,7 @@ class NonfiniteGuard:
         self._model.eval()  # so that no norm layer mixes the samples
         with torch.no_grad(), self._accelerator.autocast():
             losses = self._task.eval_step(self._model, batch).losses
-        self._model.train()
+        set_training_mode(self._model)
         return ~torch.isfinite(losses)
 
 
