@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -119,7 +118,7 @@ class RunLock:
             os.close(self._descriptor)
             raise _not_locked(path.parent, error, owner) from error
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
+        owner = f"pid {os.getpid()} on {socket.gethostname()} since {since}".encode()
         with writes_to(path.parent):
             os.ftruncate(self._descriptor, 0)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
@@ -135,9 +134,5 @@ class RunLock:
 def _not_locked(folder: Path, error: OSError, owner: bytes) -> OutputError:
     if error.errno not in (errno.EACCES, errno.EAGAIN):
         return OutputError("NO_LOCKS", f"{folder} cannot be locked ({error.strerror}): choose another --output-dir")
-    try:
-        fields = json.loads(owner)
-        who = f"pid {fields['pid']} on {fields['host']} since {fields['since']}"
-    except (ValueError, KeyError, TypeError):
-        who = "another process"
+    who = owner.decode(errors="replace")[:200] or "another process"
     return OutputError("LOCKED", f"{folder} is locked by {who}: wait for that run or choose another --output-dir")
