@@ -51,7 +51,10 @@ def train(config: Config) -> RunResult:
         loader, eval_loader = build_image_loaders(
             images, run.config.batch, augment=config.augment, seed=config.seed, accelerator=run.accelerator
         )
-        model = build_model(config.model, in_channels=images.num_channels, num_classes=images.num_classes)
+        image_size = list(images.train.images.shape[2:])
+        model = build_model(
+            config.model, in_channels=images.num_channels, num_classes=images.num_classes, image_size=image_size
+        )
         trainer = build_trainer(
             run,
             model=whiten(model, images),
@@ -63,7 +66,7 @@ def train(config: Config) -> RunResult:
             export_config={
                 "model": asdict(config.model),
                 "in_channels": images.num_channels,
-                "image_size": list(images.train.images.shape[2:]),
+                "image_size": image_size,
                 "class_names": images.class_names,
                 "normalization": asdict(images.normalization),
             },

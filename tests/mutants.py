@@ -335,8 +335,8 @@ MUTANTS = [
     Mutant(
         "the ResNet never applies its dropout",
         "accel_trainer/vision/models/resnet.py",
-        "self.head(self.dropout(features.mean((2, 3))))",
-        "self.head(features.mean((2, 3)))",
+        "self.fc(self.dropout(x.mean((2, 3))))",
+        "self.fc(x.mean((2, 3)))",
         ("tests/vision/test_zoo.py::test_dropout_drops_its_fraction_only_in_training",),
     ),
     Mutant(

@@ -14,7 +14,7 @@ from ..core.errors import CheckpointError, ConfigError
 from .format import decode_files, read_checkpoint
 from .retention import load_checkpoint
 from .serialization import unpack_tensors
-from .state_dict import check_weights
+from .state_dict import check_weights, rename_weights
 
 _MAX_WEIGHTS_BYTES = 2**36
 
@@ -45,7 +45,7 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> I
         CheckpointError: there are none, or they do not fit.
         ConfigError: `skip` is no regular expression, or finds no name.
     """
-    theirs, mine = _read_weights(path), model.state_dict()
+    theirs, mine = rename_weights(model, _read_weights(path)), model.state_dict()
     names = [*theirs, *(name for name in mine if name not in theirs)]
     skipped = {name for name in names if re.search(skip, name)} if skip is not None else set()
     if skip is not None and not skipped:

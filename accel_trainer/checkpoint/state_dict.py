@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from ..core.errors import CheckpointError
 from ..distributed.fsdp import gather_shards, shard_like
 
 _SAME_OPTIONS = "start with the options that it was made with"
+_STATE = ("params", "lr")  # what a group of parameters has beside settings
+
 StateDicts = Mapping[str, Any]
 """Piece name (`model`, `ema`, `optimizer`, `scaler`, `trainer`) to its state."""
 
@@ -48,20 +50,41 @@ class TrainingState:
         mine = self.pieces()
         if missing := [name for name in mine if name not in pieces]:
             raise CheckpointError("CKPT_MISSING", f"the checkpoint has no {missing[0]}: {_SAME_OPTIONS}")
-        check_weights("model", mine["model"], pieces["model"])
-        if self.ema is not None:
-            check_weights("ema", mine["ema"], pieces["ema"])
+        weights = {name: rename_weights(self.model, pieces[name]) for name in ("model", "ema") if name in mine}
+        for name, renamed in weights.items():
+            check_weights(name, mine[name], renamed)
         if self.scaler is not None and pieces["scaler"].keys() != mine["scaler"].keys():
             raise CheckpointError("CKPT_SCALER", "the checkpoint's scaler has other fields: use its version of torch")
-        optimizer_state = _fitted_optimizer_state(self.optimizer, pieces["optimizer"])
+        optimizer_state = _fitted_optimizer_state(self.optimizer, self.model, pieces["optimizer"])
         live = self.model.state_dict()
-        self.model.load_state_dict({key: shard_like(live[key], whole) for key, whole in pieces["model"].items()})
+        self.model.load_state_dict({key: shard_like(live[key], whole) for key, whole in weights["model"].items()})
         self.optimizer.load_state_dict(optimizer_state)
         if self.ema is not None:
-            self.ema.load_state_dict(pieces["ema"])
+            self.ema.load_state_dict(weights["ema"])
         if self.scaler is not None:
             current = {name: pieces["scaler"][name] for name in ("scale", "_growth_tracker")}
             self.scaler.load_state_dict({**mine["scaler"], **current})  # how the scale grows is a setting of this run
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load `weights`, by their names of today or of an older version, into a model on one device.
+
+    Raises CheckpointError, before anything changes, if they do not fit.
+    """
+    weights = rename_weights(model, weights)
+    check_weights("model", model.state_dict(), weights)
+    model.load_state_dict(weights)
+
+
+def rename_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return `weights` by the names of today."""
+    return dict(zip(_current_names(model, weights), weights.values(), strict=True))
+
+
+def _current_names(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Return the names of today: a model's `former_names` maps modules of older versions to these."""
+    former = getattr(model, "former_names", {}).items()
+    return [next((new + n[len(old) :] for old, new in former if n.startswith(f"{old}.")), n) for n in names]
 
 
 def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
@@ -73,13 +96,12 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
         if here.shape != there.shape or here.dtype != there.dtype:
             differences.append(f"{key} is {there.dtype} {list(there.shape)}, here {here.dtype} {list(here.shape)}")
     if differences:
-        shown = "; ".join(sorted(differences)[:5])
         more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
-        fix = "use the --model it was made with"
-        raise CheckpointError("CKPT_WEIGHTS", f"the checkpoint's {name} does not fit: {shown}{more}: {fix}")
+        fact = f"the checkpoint's {name} does not fit: {'; '.join(sorted(differences)[:5])}{more}"
+        raise CheckpointError("CKPT_WEIGHTS", f"{fact}: use the --model it was made with")
 
 
-def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> dict[str, Any]:
+def _fitted_optimizer_state(optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state dict to load, after checking that it is of the same optimizer over the same parameters.
 
     A setting that differs from what the saved run started with was changed on purpose: this run's value is kept. All
@@ -89,8 +111,8 @@ def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> d
         fact = f"the checkpoint's optimizer is {piece.get('class')}, this run's is {type(optimizer).__name__}"
         raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: use the former, or start from its weights with --init-from")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    identities = [_group_identity(group) for group in optimizer.state_dict()["param_groups"]]
-    are_same_groups = identities == [_group_identity(group) for group in piece["param_groups"]]
+    identities = [_group_identity(model, group) for group in optimizer.state_dict()["param_groups"]]
+    are_same_groups = identities == [_group_identity(model, group) for group in piece["param_groups"]]
     if not are_same_groups or any(index >= len(parameters) for index in piece["state"]):
         raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's optimizer has other parameters: {_SAME_OPTIONS}")
     state = {
@@ -100,18 +122,19 @@ def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> d
     initial = piece.get("initial_groups") or [_settings(group) for group in piece["param_groups"]]
     groups = []
     for mine, theirs, before in zip(optimizer.param_groups, piece["param_groups"], initial, strict=True):
-        changed = {name: value for name, value in _settings(mine).items() if value != before.get(name)}
+        # Also the names of the parameters, which may have been others.
+        changed = {name: value for name, value in mine.items() if name not in _STATE and value != before.get(name)}
         groups.append({**theirs, **changed})
     return {"state": state, "param_groups": groups}
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a group of parameters, such as its weight decay."""
-    return {name: value for name, value in group.items() if name not in ("params", "param_names", "lr")}
+    return {name: value for name, value in group.items() if name not in (*_STATE, "param_names")}
 
 
-def _group_identity(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    return sorted(group), group.get("param_names"), len(group["params"])
+def _group_identity(model: nn.Module, group: Mapping[str, Any]) -> tuple[Any, ...]:
+    return sorted(group), _current_names(model, group.get("param_names", ())), len(group["params"])
 
 
 def _fitted(value: Any, parameter: Tensor, name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, overload
 
@@ -42,14 +43,9 @@ class DatasetLoader:
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch` from `first_step` on."""
         order = epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch)
-        steps = range(first_step, self.plan.steps_per_epoch)
-        positions = [self.plan.micro_batches(step, self._process_index) for step in steps]
-        ids = [order[micro.start : micro.stop] for step_batch in positions for micro in step_batch]
-        batches, to_device = self._reader.read(ids, key=fold_in(self._seed, epoch)), DeviceCopy(self._reader.device)
-        for step, step_batch in zip(steps, positions, strict=True):
-            micro_batches = _MicroBatches(batches, len(step_batch), to_device)
-            yield StepBatch(micro_batches, num_samples=self.plan.step_batch_size(step))
-            micro_batches.read_all()
+        read = partial(self._reader.read, key=fold_in(self._seed, epoch))
+        to_device = DeviceCopy(self._reader.device)
+        yield from read_steps(self.plan, order, first_step, self._process_index, read=read, to_device=to_device)
 
 
 class DatasetEvalLoader:
@@ -106,6 +102,24 @@ def build_dataset_loaders(
     loader = DatasetLoader(readers[0], plan, seed=seed, process_index=index)
     size = batch.eval_batch_size
     return loader, DatasetEvalLoader(readers[1], batch_size=size, num_processes=num_processes, process_index=index)
+
+
+def read_steps(
+    plan: BatchPlan, order: Tensor, first_step: int, process_index: int, *,
+    read: Callable[[Sequence[Tensor]], Iterator[Batch]], to_device: Callable[[Batch], Batch],
+) -> Iterator[StepBatch]:  # fmt: skip
+    """Yield a process's step batches of an epoch from `first_step` on, its samples in `order` [num_samples].
+
+    `read` gets the sample ids of all micro-batches and yields a batch on the host for each.
+    """
+    steps = range(first_step, plan.steps_per_epoch)
+    positions = [plan.micro_batches(step, process_index) for step in steps]
+    ids = [order[micro.start : micro.stop] for step_batch in positions for micro in step_batch]
+    batches = read(ids)
+    for step, step_batch in zip(steps, positions, strict=True):
+        micro_batches = _MicroBatches(batches, len(step_batch), to_device)
+        yield StepBatch(micro_batches, num_samples=plan.step_batch_size(step))
+        micro_batches.read_all()
 
 
 class DeviceCopy:

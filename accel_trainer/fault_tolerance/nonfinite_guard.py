@@ -60,7 +60,8 @@ class NonfiniteGuard:
         self._task, self._seed, self._folder = task, seed, folder
         buffers = list(model.buffers())  # by dtype: on CUDA, one kernel copies all tensors of one
         self._buffers = [[b for b in buffers if b.dtype == dtype] for dtype in {b.dtype for b in buffers}]
-        self._found, self._one = (make((), device=accelerator.device) for make in (torch.zeros, torch.ones))
+        self._found = torch.zeros((), dtype=torch.float32, device=accelerator.device)
+        self._one = torch.ones_like(self._found)
         self._is_sharded = is_sharded(accelerator)
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
         self._may_defer = has_streams(accelerator.device) and is_fused and not (may_skip or self._is_sharded)

@@ -266,7 +266,7 @@ def _describe(hint: Any) -> str:
 def suggest(name: str, known: Collection[str]) -> str:
     """Return what to use instead of an unknown name: our name of another toolkit's flag, or the nearest name."""
     familiar = name.lstrip("-").replace("_", "-").lower()
-    table = yaml.safe_load(FAMILIAR_FLAGS.read_text()) if name.startswith("-") else {}
+    table = read_stored_yaml(FAMILIAR_FLAGS) if name.startswith("-") else {}
     for here, names in table.items():
         if familiar in names.split() and not here.startswith("--"):
             return str(here)

@@ -1,28 +1,42 @@
 """Images: data sets, augmentation, loaders and models. The engine never imports this package."""
 
 from .augment.batch import AugmentConfig
+from .augment.photo import PhotoAugmentConfig
 from .data.bad_images import BadImageConfig
 from .data.datasets import load_images
+from .data.eval_transform import EvalTransform
 from .data.images import ImageDataset, ImageSplit, Normalization
 from .data.loader import ImageEvalLoader, ImageLoader
+from .data.photo_loader import PhotoDataset, PhotoEvalLoader, PhotoLoader, build_photo_loaders
 from .models.build import build_image_loaders
 from .models.whitening import whiten
 from .models.zoo import MODEL_NAMES, ModelConfig, build_model
 from .sources.find import DATASET_NAMES
+from .sources.photos import PhotoConfig, Photos, PhotoSplit, load_photos
 
 __all__ = [
     "DATASET_NAMES",
     "MODEL_NAMES",
     "AugmentConfig",
     "BadImageConfig",
+    "EvalTransform",
     "ImageDataset",
     "ImageEvalLoader",
     "ImageLoader",
     "ImageSplit",
     "ModelConfig",
     "Normalization",
+    "PhotoAugmentConfig",
+    "PhotoConfig",
+    "PhotoDataset",
+    "PhotoEvalLoader",
+    "PhotoLoader",
+    "PhotoSplit",
+    "Photos",
     "build_image_loaders",
     "build_model",
+    "build_photo_loaders",
     "load_images",
+    "load_photos",
     "whiten",
 ]

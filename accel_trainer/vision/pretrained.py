@@ -11,7 +11,7 @@ from safetensors.torch import load as load_safetensors
 from torch import nn
 
 from ..checkpoint.serialization import read_json_object
-from ..checkpoint.state_dict import check_weights
+from ..checkpoint.state_dict import load_weights
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError
 from . import ModelConfig, build_model
@@ -32,6 +32,15 @@ class ExportConfig:
     image_size: tuple[int, int] | None
     """Height and width of the images it was trained on; None: not recorded, any size works."""
 
+    def build_model(self) -> nn.Module:
+        """Build the model with random weights."""
+        return build_model(
+            self.model,
+            in_channels=self.in_channels,
+            num_classes=len(self.class_names),
+            image_size=self.image_size,
+        )
+
 
 def from_pretrained(folder: Path | str) -> nn.Module:
     """Return the exported model in `folder`, on the CPU and in evaluation mode.
@@ -43,14 +52,13 @@ def from_pretrained(folder: Path | str) -> nn.Module:
     """
     folder = find_export(folder)
     config = read_export_config(folder)
-    model = build_model(config.model, in_channels=config.in_channels, num_classes=len(config.class_names))
+    model = config.build_model()
     path = _file_in(folder, "model.safetensors")
     try:
         weights = load_safetensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
     except (OSError, SafetensorError) as error:
         raise CheckpointError("EXPORT", f"{path} cannot be read ({error}): export the run again") from error
-    check_weights("model", model.state_dict(), weights)
-    model.load_state_dict(weights)
+    load_weights(model, weights)
     return model.eval()
 
 
@@ -90,7 +98,7 @@ def read_export_config(folder: Path) -> ExportConfig:
         content = read_json_object(path)
         mean_and_std = {name: tuple(values) for name, values in content["normalization"].items()}
         return ExportConfig(
-            model=ModelConfig(**content["model"]),
+            model=ModelConfig(**{"stem": "cifar", **content["model"]}),  # version 0.1.0 had no other
             in_channels=int(content["in_channels"]),
             class_names=tuple(content["class_names"]),
             normalization=Normalization(**mean_and_std),

@@ -260,7 +260,7 @@ def test_other_weights_fail_also_with_their_own_hash(
     runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = load_file(model / "model.safetensors")
-    weights["head.weight"] = weights["head.weight"].flip(0)
+    weights["fc.weight"] = weights["fc.weight"].flip(0)
     save_file(weights, model / "model.safetensors")
     config = json.loads((model / "config.json").read_text())
     config["sha256"] = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()

@@ -19,7 +19,12 @@ _HEADER = '"""The architecture of model.safetensors beside this file. Needs only
 
 def write_source(config: ExportConfig) -> str:
     """Return a Python file with `build_model() -> nn.Module`."""
-    call = model_call(config.model, in_channels=config.in_channels, num_classes=len(config.class_names))
+    call = model_call(
+        config.model,
+        in_channels=config.in_channels,
+        num_classes=len(config.class_names),
+        image_size=config.image_size,
+    )
     modules = [blocks, sys.modules[call.func.__module__]]
     imports, bodies = zip(*(_split(module) for module in modules), strict=True)
     future, *others = sorted({line for lines in imports for line in lines}, key=_import_order)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum, auto
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +57,30 @@ class AugmentConfig:
         return self.mixup > 0 or self.cutmix > 0
 
 
+class PlacementConfig(Protocol):
+    """What `draw_placement` needs of a config."""
+
+    @property
+    def crop_padding(self) -> int:
+        """Pixels added on each side before a crop."""
+
+    @property
+    def flip(self) -> Literal["none", "random", "alternating"]:
+        """Which images are flipped."""
+
+
+class MixConfig(Protocol):
+    """What `draw_mix` needs of a config."""
+
+    @property
+    def mixup(self) -> float:
+        """The parameter of the Beta distribution for blending; 0: none."""
+
+    @property
+    def cutmix(self) -> float:
+        """The parameter of the Beta distribution for pasting; 0: none."""
+
+
 class _Draw(IntEnum):
     """The number of each random draw of a sample. Reordering changes every result."""
 
@@ -91,7 +115,7 @@ class Placement:
         return Placement(self.rows[start:stop], self.columns[start:stop], flips)
 
 
-def draw_placement(config: AugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Placement:
+def draw_placement(config: PlacementConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Placement:
     """Draw crop and flip for samples [B], on their device."""
     key = fold_in(seed, epoch)
     positions = 2 * config.crop_padding + 1
@@ -102,7 +126,7 @@ def draw_placement(config: AugmentConfig, sample_ids: Tensor, *, seed: int, epoc
     )
 
 
-def _draw_flips(config: AugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Tensor | None:
+def _draw_flips(config: PlacementConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Tensor | None:
     if config.flip == "none":
         return None
     if config.flip == "random":
@@ -133,7 +157,7 @@ def draw_partners(sample_ids: Tensor, *, num_samples: int, seed: int, epoch: int
 
 
 def draw_mix(
-    config: AugmentConfig, sample_ids: Tensor, *, height: int, width: int, seed: int, epoch: int
+    config: MixConfig, sample_ids: Tensor, *, height: int, width: int, seed: int, epoch: int
 ) -> tuple[Tensor, Tensor]:
     """Draw the weight of each sample in its mix: per pixel [B, 1, H, W], and for its target [B]."""
     key = fold_in(seed, epoch)

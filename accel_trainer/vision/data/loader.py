@@ -17,7 +17,7 @@ from ...core.rng import epoch_permutation
 from ...core.types import Batch, StepBatch
 from ..augment.batch import AugmentConfig, Placement, cut_out, draw_mix, draw_partners, draw_placement
 from .images import ImageSplit, Normalization
-from .pixels import crop, normalize
+from .pixels import Normalizer, crop
 
 
 class _Pixels:
@@ -38,11 +38,9 @@ class _Pixels:
         self.labels = split.labels.to(home)
         self._files = split.files if home.type == "cpu" else ()
         self.device, self.dtype, self.channels_last = device, dtype, channels_last
-        num_pixels = self.images.shape[1] * self.images.shape[2]
-        mean = torch.tensor(normalization.mean, dtype=torch.float64)
-        std = torch.tensor(normalization.std, dtype=torch.float64)
-        self._scale = (1 / (255 * std)).float().repeat(num_pixels).to(device)  # [H * W * C]
-        self._offset = (-mean / std).float().repeat(num_pixels).to(device)
+        self._normalize = Normalizer(
+            normalization.mean, normalization.std, num_pixels=self.images.shape[1] * self.images.shape[2], device=device
+        )
 
     def check_files(self) -> None:
         """Raise DataError if the image cache has been modified."""
@@ -51,8 +49,7 @@ class _Pixels:
 
     def normalized(self, crops: Tensor) -> Tensor:
         """Convert uint8 [B, H, W, C] to normalised float32 [B, C, H, W] on the device of the run."""
-        crops = crops.to(self.device, non_blocking=True)
-        return normalize(crops, self._scale, self._offset).permute(0, 3, 1, 2)
+        return self._normalize(crops.to(self.device, non_blocking=True))
 
     def batch(self, images: Tensor, targets: Tensor, ids: Tensor) -> Batch:
         """Return a batch on the device, with images [B, C, H, W] in the dtype and memory format of the model."""

@@ -5,6 +5,7 @@ Shapes: N samples of the data set, B batch (may be 0), C channels, H height, W w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -96,6 +97,22 @@ def _mirror_edges(padded: NDArray[np.uint8], padding: int) -> None:
     for step in range(1, padding + 1):
         padded[:, padding - step] = padded[:, padding + step]
         padded[:, last_row + step] = padded[:, last_row - step]
+
+
+class Normalizer:
+    """Converts uint8 [B, H, W, C] on `device` to normalised float32 [B, C, H, W], channels last in memory.
+
+    `mean` and `std` are per channel, for pixels in 0 to 1; H * W is `num_pixels`.
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], *, num_pixels: int, device: torch.device) -> None:
+        means, stds = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
+        self._scale = (1 / (255 * stds)).float().repeat(num_pixels).to(device)  # [H * W * C]
+        self._offset = (-means / stds).float().repeat(num_pixels).to(device)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Return `(pixels / 255 - mean) / std`."""
+        return normalize(pixels, self._scale, self._offset).permute(0, 3, 1, 2)
 
 
 def normalize(pixels: Tensor, scale: Tensor, offset: Tensor) -> Tensor:

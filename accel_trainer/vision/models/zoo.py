@@ -5,10 +5,11 @@ Shapes: B batch, C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import tyro
 from torch import nn
@@ -16,7 +17,7 @@ from torch import nn
 from ...core.errors import ConfigError
 from .airbench import Airbench
 from .blocks import Norm
-from .resnet import BasicBlock, BottleneckBlock, ResNet
+from .resnet import BasicBlock, BottleneckBlock, ResNet, Stem
 from .resnet9 import ResNet9
 from .wide_resnet import WideResNet
 
@@ -25,7 +26,9 @@ _IMAGENET_STAGES: dict[str, tuple[tuple[int, ...], type[BasicBlock] | type[Bottl
     "resnet18": ((2, 2, 2, 2), BasicBlock),
     "resnet34": ((3, 4, 6, 3), BasicBlock),
     "resnet50": ((3, 4, 6, 3), BottleneckBlock),
+    "resnet101": ((3, 4, 23, 3), BottleneckBlock),
 }
+_LARGE_IMAGES = 64  # pixels of the shorter side from which a net has the stem for large images
 _WIDE = {f"wrn{d}_{f}": (d, f) for d, f in ((16, 2), (16, 4), (16, 8), (28, 2), (28, 10), (40, 2), (40, 4))}
 # Channels of the groups as multiples of the first, default width, whether residual, momentum of the norms.
 _AIRBENCH: dict[str, tuple[tuple[int, ...], int, bool, float]] = {
@@ -44,6 +47,9 @@ class ModelConfig:
     """Architecture, one of `MODEL_NAMES`."""
     width: int | None = None
     """Channels of the first trained layer; every other layer scales with it. None: as in the paper."""
+    stem: Literal["auto", "cifar", "imagenet"] = "auto"
+    """First layers of `resnet18` to `resnet101`: `cifar` keeps the size of the images, `imagenet` divides it by 4 (a
+    fifteenth of the work). `auto`: `imagenet` for images of 64 pixels or more on their shorter side."""
     norm: Norm = "batch"
     """`batch`, or `group` (over groups of channels), which does not depend on the micro-batch."""
     dropout: float = 0.0
@@ -58,6 +64,11 @@ class ModelConfig:
             raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}")
         if self.width is not None and self.width < 1:
             raise ConfigError("MODEL_WIDTH", f"--model.width is {self.width}: set it to 1 or more")
+        if self.stem not in ("auto", "cifar", "imagenet"):
+            raise ConfigError("MODEL_STEM", f"--model.stem is {self.stem!r}: set it to auto, cifar or imagenet")
+        if self.stem == "imagenet" and self.name not in _IMAGENET_STAGES:
+            nets = ", ".join(_IMAGENET_STAGES)
+            raise ConfigError("MODEL_STEM", f"{self.name} has no --model.stem imagenet: set --model to one of {nets}")
         if self.norm not in ("batch", "group"):
             raise ConfigError("MODEL_NORM", f"--model.norm is {self.norm!r}: set it to batch or group")
         if not 0 <= self.dropout < 1:
@@ -74,13 +85,20 @@ class _Shared(TypedDict):
     num_classes: int
 
 
-def build_model(config: ModelConfig, *, in_channels: int, num_classes: int) -> nn.Module:
-    """Build the model that maps [B, C, H, W], C = `in_channels`, to logits [B, K], K = `num_classes`."""
-    model: nn.Module = model_call(config, in_channels=in_channels, num_classes=num_classes)()
+def build_model(
+    config: ModelConfig, *, in_channels: int, num_classes: int, image_size: Sequence[int] | None = None
+) -> nn.Module:
+    """Build the model that maps [B, C, H, W], C = `in_channels`, to logits [B, K], K = `num_classes`.
+
+    `image_size` is the H and W that the `auto` stem depends on; None: the stem for small images.
+    """
+    model: nn.Module = model_call(config, in_channels=in_channels, num_classes=num_classes, image_size=image_size)()
     return model
 
 
-def model_call(config: ModelConfig, *, in_channels: int, num_classes: int) -> partial[Any]:
+def model_call(
+    config: ModelConfig, *, in_channels: int, num_classes: int, image_size: Sequence[int] | None
+) -> partial[Any]:
     """Return a partial call that builds the model."""
     shared: _Shared = {
         "norm": config.norm,
@@ -100,6 +118,13 @@ def model_call(config: ModelConfig, *, in_channels: int, num_classes: int) -> pa
         return partial(WideResNet, depth=depth, factor=factor, width=config.width or 16, **shared)
     if config.name in _IMAGENET_STAGES:
         stages, block = _IMAGENET_STAGES[config.name]
-        return partial(ResNet, stages, block=block, width=config.width or 64, shortcut="projection", **shared)
+        stem, width = _choose_stem(config, image_size), config.width or 64
+        return partial(ResNet, stages, block=block, width=width, stem=stem, shortcut="projection", **shared)
     stages = (_CIFAR_BLOCKS[config.name],) * 3
-    return partial(ResNet, stages, block=BasicBlock, width=config.width or 16, shortcut="pad", **shared)
+    return partial(ResNet, stages, block=BasicBlock, width=config.width or 16, stem="cifar", shortcut="pad", **shared)
+
+
+def _choose_stem(config: ModelConfig, image_size: Sequence[int] | None) -> Stem:
+    if config.stem != "auto":
+        return config.stem
+    return "imagenet" if image_size is not None and min(image_size) >= _LARGE_IMAGES else "cifar"

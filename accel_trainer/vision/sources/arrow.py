@@ -26,14 +26,8 @@ _PROBE_TIMEOUT_S = 5
 
 def read_hub(repository: str) -> RawImages:
     """Read a data set from the hub, or from the Hugging Face cache if it was downloaded before."""
-    from huggingface_hub import HfApi, constants
-
-    if not constants.HF_HUB_OFFLINE:
-        # `load_dataset` retries for 24 s (datasets 5.2), so check first whether the hub answers.
-        try:
-            HfApi().dataset_info(repository, timeout=_PROBE_TIMEOUT_S)
-        except Exception as error:  # network errors depend on its HTTP library
-            raise _unreachable(repository, error) from error
+    if error := probe_hub(repository):
+        raise _unreachable(repository, error) from error
     from datasets import load_dataset
 
     try:
@@ -42,6 +36,19 @@ def read_hub(repository: str) -> RawImages:
         raise _unreachable(repository, error) from error
     tables = {name: splits[name].with_format("arrow")[:] for name in ("train", "test")}
     return _raw_images(tables["train"], tables["test"], names=(f"{repository} train", f"{repository} test"))
+
+
+def probe_hub(repository: str) -> Exception | None:
+    """Return why the hub does not answer, or has no such data set. None: it has, or it is not asked (offline)."""
+    from huggingface_hub import HfApi, constants
+
+    if not constants.HF_HUB_OFFLINE:
+        # `load_dataset` retries for 24 s (datasets 5.2), so check first whether the hub answers.
+        try:
+            HfApi().dataset_info(repository, timeout=_PROBE_TIMEOUT_S)
+        except Exception as error:  # network errors depend on its HTTP library
+            return error
+    return None
 
 
 def _unreachable(repository: str, error: Exception) -> DataError:

@@ -1,0 +1,221 @@
+"""Random augmentation of photos as a pure function of (seed, epoch, sample id): each photo gets its own numbers.
+
+Shapes: B batch, H height, W width, S size of a model's input.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...core.config import FRACTION, NOT_NEGATIVE, POSITIVE
+from ...core.errors import ConfigError
+from ...core.rng import fold_in, random_uniform
+from ..data.eval_transform import Box, crop_photo
+from .batch import draw_placement
+from .photo_ops import MAX_MAGNITUDE, OPERATIONS, jitter_colors, operate
+
+_CROP_TRIES = 10
+_MAX_OPERATIONS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoAugmentConfig:
+    """Augmentation of training photos, different in each epoch. Evaluation photos are not augmented."""
+
+    crop: Literal["random-resized", "padded", "none"] = "random-resized"
+    """`random-resized`: a part of random size and shape; `padded`: the centre square, moved by up to `crop_padding`;
+    `none`: the centre square."""
+    crop_scale: tuple[float, float] = (0.08, 1.0)
+    """Smallest and largest area of a random-resized crop, as a fraction (0..1) of the photo."""
+    crop_shape: tuple[float, float] = (3 / 4, 4 / 3)
+    """Smallest and largest width / height of a random-resized crop."""
+    crop_padding: int = 4
+    """Pixels added on each side before a padded crop."""
+    crop_mode: Literal["reflect", "zero"] = "reflect"
+    """The added pixels: the mirrored photo, or black."""
+    flip: Literal["none", "random", "alternating"] = "random"
+    """Left-right flips: `random` in each epoch, or `alternating` between epochs with a random start."""
+    color_jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    """Largest change of brightness, contrast, saturation (fractions, each 0 or more) and hue (0..0.5)."""
+    policy: Literal["none", "randaugment", "trivialaugment"] = "none"
+    """`randaugment`: `num_operations` random operations of strength `magnitude`; `trivialaugment`: one, of any."""
+    num_operations: int = 2
+    """Operations of `randaugment` on each photo, at most 10."""
+    magnitude: int = 9
+    """Strength of `randaugment`, 0 to 30."""
+    erase: float = 0.0
+    """Probability (0..1) that a random box is set to the mean colour."""
+    mixup: float = 0.0
+    """Blend with another training photo, in a proportion from Beta(mixup, mixup); 0: none. Costs a second decode."""
+    cutmix: float = 0.0
+    """Paste a box of another training photo, with area from Beta(cutmix, cutmix); with mixup, one of both at random."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("crop", ("random-resized", "padded", "none")),
+            ("crop_mode", ("reflect", "zero")),
+            ("flip", ("none", "random", "alternating")),
+            ("policy", ("none", "randaugment", "trivialaugment")),
+        ):
+            if getattr(self, name) not in allowed:
+                fact = f"--augment.{name.replace('_', '-')} is {getattr(self, name)!r}"
+                raise ConfigError("AUGMENT", f"{fact}: set it to {', '.join(allowed[:-1])} or {allowed[-1]}")
+        FRACTION.check(self, "augment", "crop_scale", "erase")
+        POSITIVE.check(self, "augment", "crop_scale", "crop_shape")
+        NOT_NEGATIVE.check(self, "augment", "crop_padding", "color_jitter", "mixup", "cutmix")
+        for name in ("crop_scale", "crop_shape"):
+            least, most = getattr(self, name)
+            if least > most:
+                fact = f"--augment.{name.replace('_', '-')} is {least} {most}"
+                raise ConfigError("AUGMENT", f"{fact}: give the smaller number first")
+        if self.color_jitter[3] > 0.5:
+            fact = f"the hue of --augment.color-jitter is {self.color_jitter[3]}"
+            raise ConfigError("AUGMENT", f"{fact}: set it to 0 .. 0.5")
+        if not 1 <= self.num_operations <= _MAX_OPERATIONS:
+            fact = f"--augment.num-operations is {self.num_operations}"
+            raise ConfigError("AUGMENT", f"{fact}: set it to 1 .. {_MAX_OPERATIONS}, or --augment.policy none")
+        if not 0 <= self.magnitude <= MAX_MAGNITUDE:
+            raise ConfigError("AUGMENT", f"--augment.magnitude is {self.magnitude}: set it to 0 .. {MAX_MAGNITUDE}")
+
+    @property
+    def mixes(self) -> bool:
+        """Whether photos are mixed, so that targets are weights per class."""
+        return self.mixup > 0 or self.cutmix > 0
+
+
+class Draw(IntEnum):
+    """The number of the first random draw of each kind, beside those of `batch`. Changing one changes every result."""
+
+    CROP_AREA = 32
+    CROP_SHAPE = CROP_AREA + _CROP_TRIES
+    CROP_TOP = CROP_SHAPE + _CROP_TRIES
+    CROP_LEFT = CROP_TOP + 1
+    JITTER = CROP_LEFT + 1  # the order, then one number for each of the four
+    OPERATION = JITTER + 5
+    STRENGTH = OPERATION + _MAX_OPERATIONS  # of trivialaugment
+    SIGN = STRENGTH + 1
+    ERASE = SIGN + _MAX_OPERATIONS  # whether, area, shape, top, left
+    END = ERASE + 5
+
+
+class PhotoAugment:
+    """The augmentation of an epoch, to photos of S x S pixels. `mean` is the colour of erased boxes, 0..1 each."""
+
+    def __init__(self, config: PhotoAugmentConfig, *, size: int, mean: Sequence[float], seed: int, epoch: int) -> None:
+        self._config, self._size, self._seed, self._epoch = config, size, seed, epoch
+        self._color = tuple(round(255 * value) for value in mean)
+
+    def draw(self, ids: Tensor) -> list[PhotoDraws]:
+        """Draw the random numbers of the samples `ids` [B]."""
+        config, key = self._config, fold_in(self._seed, self._epoch)
+        needed = [*range(Draw.CROP_AREA, Draw.JITTER)] if config.crop == "random-resized" else []
+        needed += [*range(Draw.JITTER, Draw.OPERATION)] if any(config.color_jitter) else []
+        needed += [*range(Draw.OPERATION, Draw.ERASE)] if config.policy != "none" else []
+        needed += [*range(Draw.ERASE, Draw.END)] if config.erase else []
+        numbers = np.zeros((len(ids), Draw.END - Draw.CROP_AREA))
+        for draw in needed:
+            numbers[:, draw - Draw.CROP_AREA] = random_uniform(key, ids, draw).numpy()
+        place = draw_placement(config, ids, seed=self._seed, epoch=self._epoch)
+        flips = [False] * len(ids) if place.flips is None else place.flips.tolist()
+        rows = zip(numbers.tolist(), place.rows.tolist(), place.columns.tolist(), flips, strict=True)
+        return [PhotoDraws(uniform=row, row=top, column=left, is_flipped=flip) for row, top, left, flip in rows]
+
+    def __call__(self, data: bytes, name: str, draws: PhotoDraws) -> Tensor:
+        """Return an encoded photo augmented, uint8 [S, S, 3]. Raises DataError that says `name`."""
+        config = self._config
+        pixels = crop_photo(data, name, lambda height, width: self._box(height, width, draws), size=self._size)
+        if config.crop == "padded":
+            pixels = _shifted(pixels, config, draws)
+        if draws.is_flipped:
+            pixels = pixels.flip(1)  # numpy's takes twenty times as long
+        array: NDArray[np.uint8] = pixels.numpy()
+        if any(config.color_jitter):
+            array = jitter_colors(array, config.color_jitter, draws.of(Draw.JITTER, 5))
+        for operation, strength, sign in self._operations(draws):
+            array = operate(array, OPERATIONS[operation], strength=strength, is_negative=sign, fill=self._color)
+        if config.erase and draws.of(Draw.ERASE, 1)[0] < config.erase:
+            array = self._erased(array, draws)
+        return torch.from_numpy(array)
+
+    def _box(self, height: int, width: int, draws: PhotoDraws) -> Box:
+        config = self._config
+        if config.crop == "random-resized":
+            return random_resized_box(height, width, scale=config.crop_scale, shape=config.crop_shape, draws=draws)
+        side = min(height, width)
+        return Box((height - side) // 2, (width - side) // 2, side, side)
+
+    def _operations(self, draws: PhotoDraws) -> list[tuple[int, float, bool]]:
+        """Return index, strength (0..1) and sign of each operation."""
+        config = self._config
+        number = {"none": 0, "randaugment": config.num_operations, "trivialaugment": 1}[config.policy]
+        strength = config.magnitude / MAX_MAGNITUDE
+        if config.policy == "trivialaugment":
+            strength = int(draws.of(Draw.STRENGTH, 1)[0] * (MAX_MAGNITUDE + 1)) / MAX_MAGNITUDE
+        chosen, signs = draws.of(Draw.OPERATION, number), draws.of(Draw.SIGN, number)
+        return [(int(which * len(OPERATIONS)), strength, sign < 0.5) for which, sign in zip(chosen, signs, strict=True)]
+
+    def _erased(self, array: NDArray[np.uint8], draws: PhotoDraws) -> NDArray[np.uint8]:
+        """Set a box to the mean colour: 2 to 33 % of the area, 0.3 to 3.3 times as high as wide."""
+        _, area, shape, top, left = draws.of(Draw.ERASE, 5)
+        size = self._size
+        pixels = _between(0.02, 0.33, area) * size * size
+        ratio = math.exp(_between(math.log(0.3), math.log(3.3), shape))
+        height = min(size, max(1, round(math.sqrt(pixels * ratio))))
+        width = min(size, max(1, round(math.sqrt(pixels / ratio))))
+        row, column = int(top * (size - height + 1)), int(left * (size - width + 1))
+        array = array.copy()
+        array[row : row + height, column : column + width] = self._color
+        return array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhotoDraws:
+    """The random numbers of one sample: uniform in 0..1 by `Draw`, the position of a padded crop, and the flip."""
+
+    uniform: list[float]
+    row: int
+    column: int
+    is_flipped: bool
+
+    def of(self, draw: int, count: int) -> list[float]:
+        """Return `count` numbers from `draw` on."""
+        first = draw - Draw.CROP_AREA
+        return self.uniform[first : first + count]
+
+
+def random_resized_box(
+    height: int, width: int, *, scale: tuple[float, float], shape: tuple[float, float], draws: PhotoDraws
+) -> Box:
+    """Return a box of random area and shape in an H x W photo: the first of ten that fits, else the largest central."""
+    tries = zip(draws.of(Draw.CROP_AREA, _CROP_TRIES), draws.of(Draw.CROP_SHAPE, _CROP_TRIES), strict=True)
+    top, left = draws.of(Draw.CROP_TOP, 2)
+    for area, ratio in tries:
+        pixels = _between(*scale, area) * height * width
+        aspect = math.exp(_between(math.log(shape[0]), math.log(shape[1]), ratio))
+        rows, columns = round(math.sqrt(pixels / aspect)), round(math.sqrt(pixels * aspect))
+        if 0 < rows <= height and 0 < columns <= width:
+            return Box(int(top * (height - rows + 1)), int(left * (width - columns + 1)), rows, columns)
+    aspect = min(max(width / height, shape[0]), shape[1])
+    rows, columns = min(height, max(1, round(width / aspect))), min(width, max(1, round(height * aspect)))
+    return Box((height - rows) // 2, (width - columns) // 2, rows, columns)
+
+
+def _between(least: float, most: float, number: float) -> float:
+    return least + (most - least) * number
+
+
+def _shifted(pixels: Tensor, config: PhotoAugmentConfig, draws: PhotoDraws) -> Tensor:
+    """Pad the S x S photo on each side and cut S x S out of it."""
+    size, pad = len(pixels), config.crop_padding
+    around = ((pad, pad), (pad, pad), (0, 0))
+    padded = np.pad(pixels, around, mode="reflect" if config.crop_mode == "reflect" else "constant")
+    return torch.from_numpy(padded)[draws.row : draws.row + size, draws.column : draws.column + size]

@@ -1,0 +1,192 @@
+"""Decodes photos of any size and mode to RGB. A photo that cannot be decoded is an error that names it.
+
+Shapes: H height, W width.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from io import BytesIO
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import DataError
+
+MAX_PIXELS = 2**27
+"""The largest H * W that is decoded: a few bytes can claim to be gigabytes of pixels."""
+
+_ORIENTATION = 0x0112
+_START_OF_SCAN, _APP1, _EXIF = 0xDA, 0xE1, b"Exif\0\0"
+
+
+class PhotoHeader(NamedTuple):
+    """What is known before decoding: the upright size, the EXIF orientation (1..8), and whether simplejpeg is used."""
+
+    height: int
+    width: int
+    orientation: int
+    is_plain_jpeg: bool
+
+
+def decoder_version() -> str:
+    """Return the decoders and their versions: another version may decode the same file to other pixels."""
+    import PIL
+
+    fast = _simplejpeg()
+    return f"pillow {PIL.__version__}" + (f", simplejpeg {fast.__version__}" if fast else "")
+
+
+def read_header(data: bytes, name: str) -> PhotoHeader:
+    """Return the size of an encoded photo. Raises DataError if it is not an image, or too large."""
+    header = _jpeg_header(data) or _other_header(data, name)
+    if header.height * header.width > MAX_PIXELS:
+        fact = f"{name} is {header.width}x{header.height} pixels, more than {MAX_PIXELS:,} in all"
+        raise DataError("DATA_IMAGE_LARGE", f"{fact}: make it smaller or remove it")
+    return header
+
+
+def decode_photo(data: bytes, name: str, *, header: PhotoHeader | None = None, shrink: int = 1) -> NDArray[np.uint8]:
+    """Return the upright pixels, uint8 [H, W, 3], contiguous and writable. `name` is used in errors.
+
+    Grey becomes RGB, 16 bits become 8, transparent pixels become white. With `shrink` 2, 4 or 8 a JPEG is decoded at
+    that fraction of its size, which is cheaper; other formats are not shrunk. `header` saves reading it again.
+
+    Raises:
+        DataError: the photo is damaged, not an image, or too large.
+    """
+    header = header or read_header(data, name)
+    pixels = _decode_plain_jpeg(data, header, shrink) if header.is_plain_jpeg else None
+    return _decode_with_pillow(data, name) if pixels is None else pixels
+
+
+@cache
+def _simplejpeg() -> Any:
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+def _jpeg_header(data: bytes) -> PhotoHeader | None:
+    """Return the header of a colour or grey JPEG, None for anything else."""
+    if data[:2] != b"\xff\xd8" or _simplejpeg() is None:
+        return None
+    try:
+        height, width, colours, _ = _simplejpeg().decode_jpeg_header(data)
+    except ValueError:
+        return None
+    if colours not in ("YCbCr", "Gray"):
+        return None
+    orientation = _jpeg_orientation(data)
+    if orientation >= 5:
+        height, width = width, height
+    return PhotoHeader(height, width, orientation, is_plain_jpeg=True)
+
+
+def _jpeg_orientation(data: bytes) -> int:
+    """Find the EXIF orientation among the segments before the pixels; opening it with Pillow takes longer."""
+    place = 2
+    while place + 4 <= len(data) and data[place] == 0xFF and data[place + 1] != _START_OF_SCAN:
+        (length,) = struct.unpack_from(">H", data, place + 2)
+        if data[place + 1] == _APP1 and data.startswith(_EXIF, place + 4):
+            return _orientation_of(partial(_loaded_exif, data[place + 4 : place + 2 + length]))
+        place += 2 + length
+    return 1
+
+
+def _loaded_exif(data: bytes) -> Any:
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif.load(data)
+    return exif
+
+
+def _orientation_of(load: Callable[[], Any]) -> int:
+    """Return the orientation in the EXIF data that `load` reads; 1 if there is none, or it is damaged."""
+    try:
+        value = load().get(_ORIENTATION, 1)
+    except Exception:  # Pillow's parser raises errors of any type; the pixels may be fine
+        return 1
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def _decode_plain_jpeg(data: bytes, header: PhotoHeader, shrink: int) -> NDArray[np.uint8] | None:
+    """Return the pixels; None if there is anything wrong with the file, which Pillow may tolerate or explain."""
+    height, width = header.height, header.width
+    if header.orientation >= 5:
+        height, width = width, height
+    least = {"min_height": -(-height // shrink), "min_width": -(-width // shrink)} if shrink > 1 else {}
+    try:
+        pixels = _simplejpeg().decode_jpeg(data, "RGB", **least)
+    except ValueError:
+        return None
+    return _upright(pixels, header.orientation)
+
+
+def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    if orientation == 1:
+        return pixels
+    if orientation >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray(pixels)
+
+
+def _other_header(data: bytes, name: str) -> PhotoHeader:
+    with _errors_named(name):
+        from PIL import Image
+
+        with Image.open(BytesIO(data)) as image:
+            width, height = image.size
+            orientation = 1 if image.format == "TIFF" else _orientation_of(image.getexif)  # Pillow turns TIFF itself
+    if orientation >= 5:
+        width, height = height, width
+    return PhotoHeader(height, width, orientation, is_plain_jpeg=False)
+
+
+def _decode_with_pillow(data: bytes, name: str) -> NDArray[np.uint8]:
+    with _errors_named(name):
+        from PIL import Image
+
+        with Image.open(BytesIO(data)) as image:
+            image.load()
+            orientation = _orientation_of(image.getexif)
+            return _upright(_rgb(image), orientation)
+
+
+def _rgb(image: Any) -> NDArray[np.uint8]:
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # greyscale of 16 bits, perhaps in a container of 32
+        grey = (np.clip(np.array(image), 0, 2**16 - 1) >> 8).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no fixed range")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return np.array(image.convert("RGB"))
+
+
+@contextmanager
+def _errors_named(name: str) -> Iterator[None]:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        yield
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError("DATA_IMAGE_LARGE", f"{name} has too many pixels ({error}): make it smaller") from error
+    except Exception as error:  # Pillow's decoders raise errors of any type for damaged files
+        unknown = isinstance(error, UnidentifiedImageError)  # its message has an address in memory
+        reason = "it is not an image" if unknown else str(error) or type(error).__name__
+        raise DataError("DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace or remove it") from error

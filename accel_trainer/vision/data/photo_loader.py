@@ -1,0 +1,262 @@
+"""Loaders of photos: decoded and augmented in threads, in order, a bounded number of micro-batches ahead.
+
+Shapes: B batch (may be 0), S size of a model's input, K classes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...core.batch_plan import BatchConfig, BatchPlan, split_evenly
+from ...core.errors import ConfigError
+from ...core.rng import epoch_permutation
+from ...core.types import Batch, StepBatch
+from ...data.dataloader import DeviceCopy, read_steps
+from ...distributed.accelerate_settings import reject_unsupported
+from ...distributed.streams import has_streams
+from ..augment.batch import draw_mix, draw_partners
+from ..augment.photo import PhotoAugment, PhotoAugmentConfig
+from ..sources.photos import Photos, PhotoSplit
+from .eval_transform import EvalTransform
+from .photo_decode import decode_photo
+from .pixels import Normalizer
+
+_BATCHES_AHEAD = 2
+_ROWS_PER_TASK = 4
+
+MakeRow = Callable[[int], Tensor]
+"""Returns the pixels of row i of a batch, uint8 [S, S, 3]."""
+
+
+class PhotoReader:
+    """Batches of photos as uint8 [B, S, S, 3] in host memory, pinned if `device` is an accelerator.
+
+    `num_workers` threads decode; 0: the calling thread. They end with the iterator of `read`, however it ends.
+    """
+
+    def __init__(self, split: PhotoSplit, *, size: int, device: torch.device, num_workers: int) -> None:
+        self.split, self.size, self.device, self.num_workers = split, size, device, num_workers
+        self._labels = torch.from_numpy(split.labels)
+
+    def read(self, ids: Sequence[Tensor], rows_of: Callable[[Tensor], MakeRow]) -> Iterator[Batch]:
+        """Yield a batch for each tensor of ids [B], with its labels; `rows_of(ids)` makes the pixels of each row.
+
+        Raises:
+            DataError: a photo cannot be read or decoded.
+        """
+        if self.num_workers == 0:
+            for batch_ids in ids:
+                batch, make_row = self._new_batch(batch_ids), rows_of(batch_ids)
+                _fill(batch.inputs.numpy(), make_row, range(len(batch_ids)))
+                yield batch
+            return
+        pool = ThreadPoolExecutor(self.num_workers, "photos", torch.set_num_threads, (1,))
+        ahead: deque[tuple[Batch, list[Future[None]]]] = deque()
+        try:
+            for batch_ids in ids:
+                batch, make_row = self._new_batch(batch_ids), rows_of(batch_ids)
+                rows = range(len(batch_ids))
+                pixels = batch.inputs.numpy()  # a tensor made in inference mode can only be written there
+                parts = [rows[start : start + _ROWS_PER_TASK] for start in rows[::_ROWS_PER_TASK]]
+                ahead.append((batch, [pool.submit(_fill, pixels, make_row, part) for part in parts]))
+                if len(ahead) > _BATCHES_AHEAD:
+                    yield _finished(ahead)
+            while ahead:
+                yield _finished(ahead)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _new_batch(self, ids: Tensor) -> Batch:
+        is_pinned = has_streams(self.device)
+        pixels = torch.empty((len(ids), self.size, self.size, 3), dtype=torch.uint8, pin_memory=is_pinned)
+        batch = Batch(pixels, self._labels[ids], ids)
+        return batch.pin_memory() if is_pinned else batch
+
+
+def _fill(pixels: NDArray[np.uint8], make_row: MakeRow, rows: range) -> None:
+    for row in rows:
+        pixels[row] = make_row(row).numpy()
+
+
+def _finished(ahead: deque[tuple[Batch, list[Future[None]]]]) -> Batch:
+    batch, parts = ahead.popleft()
+    for part in parts:
+        part.result()
+    return batch
+
+
+class PhotoLoader:
+    """Training step batches of one process: inputs [B, 3, S, S], targets [B] or, when photos are mixed, [B, K]."""
+
+    def __init__(
+        self,
+        photos: PhotoSplit,
+        *,
+        plan: BatchPlan,
+        augment: PhotoAugmentConfig,
+        transform: EvalTransform,
+        num_classes: int,
+        seed: int,
+        device: torch.device,
+        process_index: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        if plan.num_samples != len(photos):
+            raise ValueError(f"the plan is for {plan.num_samples} samples, the split has {len(photos)}")
+        if augment.crop == "padded" and augment.crop_padding >= transform.size:
+            fact = f"--augment.crop-padding {augment.crop_padding} is too much for {transform.size} pixels"
+            raise ConfigError("AUGMENT", f"{fact}: set it below {transform.size}")
+        self.plan = plan
+        self._augment, self._transform, self._num_classes = augment, transform, num_classes
+        self._seed, self._process_index = seed, process_index
+        self._reader = PhotoReader(photos, size=transform.size, device=device, num_workers=num_workers)
+        self._copy, self._normalize = DeviceCopy(device), _normalizer(transform, device)
+
+    def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
+        """Yield this process's step batches of `epoch`, starting at step `first_step`. Seeking is O(1).
+
+        Raises:
+            DataError: a photo cannot be read or decoded.
+        """
+        transform, split = self._transform, self._reader.split
+        augment = PhotoAugment(self._augment, size=transform.size, mean=transform.mean, seed=self._seed, epoch=epoch)
+
+        def rows_of(ids: Tensor) -> MakeRow:
+            draws, numbers = augment.draw(ids), ids.tolist()
+            return lambda row: augment(split.encoded_at(numbers[row]), split.name_of(numbers[row]), draws[row])
+
+        def read(ids: Sequence[Tensor]) -> Iterator[Batch]:
+            return self._reader.read([self._with_partners(each, epoch) for each in ids], rows_of)
+
+        yield from read_steps(
+            self.plan,
+            epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch),
+            first_step,
+            self._process_index,
+            read=read,
+            to_device=lambda batch: self._finish(self._copy(batch), epoch),
+        )
+
+    def _with_partners(self, ids: Tensor, epoch: int) -> Tensor:
+        """Return the ids, then those that they are mixed with."""
+        if not self._augment.mixes:
+            return ids
+        return torch.cat([ids, draw_partners(ids, num_samples=self.plan.num_samples, seed=self._seed, epoch=epoch)])
+
+    def _finish(self, batch: Batch, epoch: int) -> Batch:
+        """Normalise, and mix, on the device."""
+        images = self._normalize(batch.inputs)
+        if not self._augment.mixes:
+            return Batch(images, batch.targets, batch.sample_ids)
+        (ids, _), (images, others) = batch.sample_ids.chunk(2), images.chunk(2)
+        labels, other_labels = batch.targets.chunk(2)
+        size = self._transform.size
+        pixel_weights, weights = draw_mix(self._augment, ids, height=size, width=size, seed=self._seed, epoch=epoch)
+        targets = weights.new_zeros((len(ids), self._num_classes))
+        targets.scatter_add_(1, labels[:, None], weights[:, None])
+        targets.scatter_add_(1, other_labels[:, None], 1 - weights[:, None])
+        return Batch(torch.lerp(others, images, pixel_weights), targets, ids)
+
+
+class PhotoEvalLoader:
+    """One process's contiguous part of a split, seen through `transform`; it may be empty."""
+
+    def __init__(
+        self,
+        photos: PhotoSplit,
+        *,
+        transform: EvalTransform,
+        batch_size: int,
+        device: torch.device,
+        num_processes: int = 1,
+        process_index: int = 0,
+        num_workers: int = 0,
+    ) -> None:
+        self.num_samples = len(photos)
+        self._transform = transform
+        self._ranges = split_evenly(range(len(photos)), batch_size, num_processes, process_index)
+        self._reader = PhotoReader(photos, size=transform.size, device=device, num_workers=num_workers)
+        self._copy, self._normalize = DeviceCopy(device), _normalizer(transform, device)
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches in order. Raises DataError for a photo that cannot be read or decoded."""
+        split, transform = self._reader.split, self._transform
+
+        def rows_of(ids: Tensor) -> MakeRow:
+            numbers = ids.tolist()
+            return lambda row: transform(split.encoded_at(numbers[row]), split.name_of(numbers[row]))
+
+        for read in self._reader.read([torch.arange(part.start, part.stop) for part in self._ranges], rows_of):
+            batch = self._copy(read)
+            yield Batch(self._normalize(batch.inputs), batch.targets, batch.sample_ids)
+
+
+class PhotoDataset:
+    """A split as a map-style dataset of `(transform(photo), label)`, for `build_dataset_loaders` and any DataLoader.
+
+    `transform` gets a `PIL.Image` in RGB, upright, and may draw from the global generators of Python, numpy and torch.
+    """
+
+    def __init__(self, photos: PhotoSplit, transform: Callable[[Any], Any]) -> None:
+        self._photos, self._transform = photos, transform
+
+    def __len__(self) -> int:
+        return len(self._photos)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        from PIL import Image
+
+        pixels = decode_photo(self._photos.encoded_at(index), self._photos.name_of(index))
+        return self._transform(Image.fromarray(pixels)), int(self._photos.labels[index])
+
+
+def build_photo_loaders(
+    photos: Photos,
+    batch: BatchConfig,
+    *,
+    augment: PhotoAugmentConfig,
+    transform: EvalTransform,
+    seed: int,
+    accelerator: Accelerator,
+) -> tuple[PhotoLoader, PhotoEvalLoader]:
+    """Return the training and the evaluation loader of this process.
+
+    Raises:
+        ConfigError: `accelerator` has settings that are not supported, or the batch does not fit the data.
+    """
+    reject_unsupported(accelerator)
+    num_processes, process_index = accelerator.num_processes, accelerator.process_index
+    train = PhotoLoader(
+        photos.train,
+        plan=batch.plan(len(photos.train), num_processes=num_processes),
+        augment=augment,
+        transform=transform,
+        num_classes=photos.num_classes,
+        seed=seed,
+        device=accelerator.device,
+        process_index=process_index,
+        num_workers=batch.num_workers,
+    )
+    evaluation = PhotoEvalLoader(
+        photos.val,
+        transform=transform,
+        batch_size=batch.eval_batch_size,
+        device=accelerator.device,
+        num_processes=num_processes,
+        process_index=process_index,
+        num_workers=batch.num_workers,
+    )
+    return train, evaluation
+
+
+def _normalizer(transform: EvalTransform, device: torch.device) -> Normalizer:
+    return Normalizer(transform.mean, transform.std, num_pixels=transform.size**2, device=device)

@@ -1,0 +1,190 @@
+"""The image and the label column of a `datasets.Dataset`, found by type, and read without decoding.
+
+Shapes: N samples, K classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import ConfigError, DataError
+
+CHECKSUM = "image_sha256"
+"""The column that `accel-trainer pack` adds: the hash of each photo's bytes, compared whenever it is read."""
+
+
+class ImageColumn:
+    """The encoded images of a column, read from the memory-mapped Arrow file, or from the files whose paths it has."""
+
+    def __init__(self, dataset: Any, column: str, *, name: str, root: Path | None) -> None:
+        import pyarrow as pa
+        from datasets import Image
+
+        try:
+            columns = [column, CHECKSUM] if CHECKSUM in dataset.column_names else [column]
+            flat = dataset.select_columns(columns).cast_column(column, Image(decode=False)).flatten()
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            reason = next(iter(str(error).splitlines()), "")
+            raise DataError(
+                "DATA_COLUMNS", f"column {column} of {name} has no images ({reason}): name another"
+            ) from error
+        self.__setstate__((flat, name, f"{root}{os.sep}"))
+
+    def __getstate__(self) -> tuple[Any, str, str]:
+        return self._dataset, self._name, self._prefix  # its Arrow tables would be copied with all photos
+
+    def __setstate__(self, state: tuple[Any, str, str]) -> None:
+        self._dataset, self._name, self._prefix = state
+        # Indexing the data set itself takes 22 us a row, and its slices copy the bytes of all images.
+        self._bytes, self._paths = (self._dataset.data.column(index) for index in (0, 1))
+        indices = self._dataset._indices  # of a selection, a shuffle or a filter
+        self._rows = None if indices is None else indices.column(0).to_numpy()
+        has_checksums = CHECKSUM in self._dataset.column_names
+        self._checksums = self._dataset.data.column(CHECKSUM) if has_checksums else None
+
+    def encoded_at(self, index: int) -> bytes:
+        """Return the bytes of an image file. Raises DataError if there are none, or not those that were packed."""
+        row = self._row(index)
+        encoded = self._bytes[row].as_py()
+        if encoded is not None:
+            if self._checksums is not None and hashlib.sha256(encoded).hexdigest() != self._checksums[row].as_py():
+                fact = f"{self.name_of(index)} is not what was packed: its sha256 differs"
+                raise DataError("DATA_DAMAGED", f"{fact}: pack the data again, which replaces damaged files")
+            return bytes(encoded)
+        path = self._paths[row].as_py()
+        if path is None:
+            raise DataError("DATA_IMAGE", f"{self.name_of(index)} has no image: remove the row")
+        try:
+            return Path(path).read_bytes()
+        except OSError as error:
+            raise DataError("DATA_IMAGE", f"{path} cannot be read ({error.strerror}): restore or remove it") from error
+
+    def name_of(self, index: int) -> str:
+        """Return the path of an image, or its row."""
+        path = self._paths[self._row(index)].as_py()
+        return f"row {index} of {self._name}" if path is None else f"{path} (row {index} of {self._name})"
+
+    def stored_name(self, index: int) -> str | None:
+        """Return the path of an image, below the folder if it lies in one; None: it has none."""
+        path = self._paths[self._row(index)].as_py()
+        return None if path is None else str(path).removeprefix(self._prefix).replace(os.sep, "/")
+
+    def name_hashes(self) -> NDArray[np.float64]:
+        """Return a number in 0..1 for each image, float64 [N]: a hash of its path below the folder, or of its row."""
+        import pyarrow.compute as pc
+        from pandas.util import hash_array
+
+        paths = self._paths if self._rows is None else self._paths.take(self._rows)
+        below = pc.utf8_slice_codeunits(paths, start=len(self._prefix))
+        names = pc.if_else(pc.starts_with(paths, self._prefix), below, paths)
+        if os.sep != "/":
+            names = pc.replace_substring(names, os.sep, "/")
+        hashes = hash_array(np.arange(len(paths)))
+        has_name = names.is_valid().to_numpy()
+        hashes[has_name] = hash_array(names.drop_null().to_numpy().astype(object), categorize=False)
+        return np.asarray(hashes * 2.0**-64)
+
+    def _row(self, index: int) -> int:
+        return index if self._rows is None else int(self._rows[index])
+
+
+def find_image_column(dataset: Any, wanted: str | None, name: str) -> str:
+    """Return the column with images: `wanted`, or the only one of a type that holds images."""
+    from datasets import Image, Value
+
+    def holds_bytes(feature: Any) -> bool:
+        return feature == Value("binary") or (isinstance(feature, dict) and feature.get("bytes") == Value("binary"))
+
+    features = dataset.features
+    typed = [column for column, feature in features.items() if isinstance(feature, Image)]
+    candidates = typed or [column for column, feature in features.items() if holds_bytes(feature)]
+    return _chosen(candidates, wanted, kind="image", name=name, columns=list(features))
+
+
+def find_label_column(dataset: Any, wanted: str | None, name: str) -> str:
+    """Return the column with labels: `wanted`, or the only `ClassLabel`, or the only one of integers or strings."""
+    from datasets import ClassLabel, Value
+
+    def is_label(feature: Any) -> bool:
+        kind = feature.dtype if isinstance(feature, Value) else ""
+        return kind in ("string", "large_string", "bool") or kind.startswith(("int", "uint"))
+
+    features = dataset.features
+    typed = [column for column, feature in features.items() if isinstance(feature, ClassLabel)]
+    others = [column for column, feature in features.items() if is_label(feature) and not column.startswith("__")]
+    return _chosen(typed or others, wanted, kind="label", name=name, columns=list(features))
+
+
+def _chosen(candidates: list[str], wanted: str | None, *, kind: str, name: str, columns: list[str]) -> str:
+    flag, listed = f"--{kind}-column", ", ".join(columns)
+    if wanted is not None:
+        if wanted not in columns:
+            raise ConfigError("DATA_COLUMNS", f"{flag} {wanted}: {name} has columns {listed}, name one of these")
+        return wanted
+    if kind in candidates:
+        return kind
+    if len(candidates) != 1:
+        fact = f"columns {', '.join(candidates)} of {name} could each be the {kind}"
+        if not candidates:
+            fact = f"{name} has columns {listed}, and none is of {kind}s" if columns else f"{name} has no columns"
+        raise DataError("DATA_COLUMNS", f"{fact}: name one with {flag}")
+    return candidates[0]
+
+
+def read_labels(splits: Sequence[Any], column: str, name: str) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
+    """Return the names of the K classes, and int64 [N] below K for each split.
+
+    Raises:
+        DataError: a label is missing or has no class, or the labels are not of one class each.
+    """
+    import pyarrow.types as types
+    from datasets import ClassLabel, List
+
+    for split in splits:
+        if column not in split.features or split.features[column] != splits[0].features[column]:
+            fact = f"the splits of {name} differ in column {column}"
+            raise DataError("DATA_COLUMNS", f"{fact}: write both with the same features")
+    feature = splits[0].features[column]
+    if isinstance(feature, List | list):
+        fact = f"column {column} of {name} has several labels for each photo"
+        raise DataError("DATA_LABEL", f"{fact}: name a column of single labels with --label-column")
+    values = [split.select_columns([column]).with_format("arrow")[:].column(0).combine_chunks() for split in splits]
+    for split in values:
+        if split.null_count:
+            row = int(np.flatnonzero(split.is_null().to_numpy(zero_copy_only=False))[0])
+            fact = f"row {row} of {name} has no label in column {column} ({split.null_count} such rows)"
+            raise DataError("DATA_LABEL", f"{fact}: label or remove it")
+    if isinstance(feature, ClassLabel):
+        class_names = tuple(str(class_name) for class_name in feature.names)
+        labels = [np.asarray(split.to_numpy(zero_copy_only=False), np.int64) for split in values]
+    elif types.is_floating(values[0].type) or types.is_nested(values[0].type):
+        fact = f"column {column} of {name} is of type {values[0].type}"
+        raise DataError("DATA_LABEL", f"{fact}: make its labels integers or strings")
+    else:
+        class_names, labels = _numbered(values)
+    for split in labels:
+        wrong = np.flatnonzero((split < 0) | (split >= len(class_names)))
+        if len(wrong):
+            fact = f"row {wrong[0]} of {name} has label {split[wrong[0]]} ({len(wrong)} such rows)"
+            raise DataError("DATA_LABEL", f"{fact}: the classes are 0 to {len(class_names) - 1}, fix or remove it")
+    return class_names, labels
+
+
+def _numbered(values: Sequence[Any]) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
+    """Number the different integers or strings of all splits in their order. Below 0, where it occurs, means none."""
+    import pyarrow as pa
+
+    encoded = pa.chunked_array(values).combine_chunks().dictionary_encode()
+    found = encoded.dictionary.to_pylist()
+    in_order = sorted(value for value in found if isinstance(value, str) or value >= 0)
+    number_of = {value: number for number, value in enumerate(in_order)}
+    numbers = np.array([number_of.get(value, value) for value in found], np.int64)
+    labels = numbers[encoded.indices.to_numpy()]
+    return tuple(map(str, in_order)), np.split(labels, np.cumsum([len(split) for split in values])[:-1])

@@ -1,0 +1,205 @@
+"""Photos of any size, encoded, from all that HuggingFace `datasets` reads: images, labels, splits, fingerprint.
+
+Shapes: N samples, K classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import tyro
+from numpy.typing import NDArray
+
+from ...core.errors import ConfigError, DataError
+from ...data.fingerprint import SAMPLED
+from ..data.eval_transform import EvalTransform
+from ..data.photo_decode import decoder_version
+from .photo_columns import ImageColumn, find_image_column, find_label_column, read_labels
+from .photo_files import VAL_NAMES, open_dataset
+
+_logger = logging.getLogger(__name__)
+
+_NUM_HASHED = 256
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoConfig:
+    """Which columns and which part of the data are used, and the size of the photos for the model."""
+
+    image_column: Annotated[str | None, tyro.conf.arg(aliases=["--image-column"])] = None
+    """The column of the photos; None: the only one that holds images."""
+    label_column: Annotated[str | None, tyro.conf.arg(aliases=["--label-column"])] = None
+    """The column of the classes; None: the only one that holds classes."""
+    val_fraction: Annotated[float, tyro.conf.arg(aliases=["--val-fraction"])] = 0.0
+    """The fraction (0..1) of the photos to evaluate on, for data without a validation split."""
+    image_size: Annotated[int, tyro.conf.arg(aliases=["--image-size"])] = 224
+    """Height and width in pixels of what the model sees."""
+    crop_ratio: float = 0.875
+    """The side of the evaluated square, in the middle, as a fraction (0..1) of a photo's shorter side."""
+
+    def __post_init__(self) -> None:
+        _check_fraction(self.val_fraction)
+        self.eval_transform()
+
+    def eval_transform(self) -> EvalTransform:
+        """Return how photos are evaluated."""
+        return EvalTransform(size=self.image_size, crop_ratio=self.crop_ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoSplit:
+    """Labels int64 [N] below K, and the encoded photos.
+
+    `encoded_at(index)` reads a file as bytes, from any thread; `name_of(index)` describes where it is, for messages.
+    """
+
+    labels: NDArray[np.int64]
+    encoded_at: Callable[[int], bytes]
+    name_of: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Photos:
+    """A training and a validation split of labelled photos.
+
+    `fingerprint` is a hash of all labels, the class names, the decoder's version and some photos of each split.
+    """
+
+    train: PhotoSplit
+    val: PhotoSplit
+    class_names: tuple[str, ...]
+    fingerprint: str
+    name: str
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes, K."""
+        return len(self.class_names)
+
+
+def load_photos(
+    source: Any,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    val_fraction: float = 0.0,
+    cache_dir: Path | None = None,
+) -> Photos:
+    """Return the photos of a folder, a name on the hub, a `datasets.Dataset` or a `DatasetDict`. Decodes none.
+
+    The columns are found by type unless they are named. `val_fraction` (0..1) of the photos are for validation if
+    the source has no such split: which ones is decided by a hash of each photo's name, so that adding photos moves
+    no other. What `datasets` writes for local files is below `cache_dir`; None: in its own cache.
+
+    Raises:
+        ConfigError: a wrong column or fraction.
+        DataError: no photos, no labels, or no validation split.
+    """
+    _check_fraction(val_fraction)
+    is_path = isinstance(source, str | Path)
+    name = str(source) if is_path else "the data set"
+    train, val = train_and_val(open_dataset(source, cache_dir=cache_dir) if is_path else source, name)
+    if val is None and val_fraction == 0:
+        raise DataError("DATA_NO_VAL", f"{name} has no validation split: set one aside with --val-fraction 0.1")
+    if val is not None and val_fraction > 0:
+        fact = f"{name} has a validation split, so --val-fraction {val_fraction} has no meaning"
+        raise ConfigError("VAL_FRACTION", f"{fact}: leave it out")
+    splits = [train] if val is None else [train, val]
+    image_column = find_image_column(train, image_column, name)
+    label_column = find_label_column(train, label_column, name)
+    class_names, labels = read_labels(splits, label_column, name)
+    root = Path(source).absolute() if is_path else None
+    images = [ImageColumn(split, image_column, name=name, root=root) for split in splits]
+    if val is None:
+        is_val = images[0].name_hashes() < val_fraction
+        _warn_of_one_sided(labels[0], is_val, class_names)
+        parts = [_split(images[0], labels[0], np.flatnonzero(side)) for side in (~is_val, is_val)]
+    else:
+        parts = [_split(images[side], labels[side], None) for side in (0, 1)]
+        _refuse_untrained(parts[0], parts[1], class_names)
+    for part, kind in zip(parts, ("training", "validation"), strict=True):
+        if not len(part):
+            raise DataError("DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction")
+    columns = (image_column, label_column)
+    fingerprint = fingerprint_photos(parts, columns, class_names)
+    return Photos(train=parts[0], val=parts[1], class_names=class_names, fingerprint=fingerprint, name=name)
+
+
+def _check_fraction(val_fraction: float) -> None:
+    if not 0 <= val_fraction < 1:
+        raise ConfigError("VAL_FRACTION", f"--val-fraction is {val_fraction}: set it to at least 0 and below 1")
+
+
+def train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
+    """Return the splits of a `Dataset` or `DatasetDict` to train and to evaluate on; None: it has only one."""
+    from datasets import Dataset
+
+    splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
+    for split in splits.values():
+        if not isinstance(split, Dataset):
+            fact = f"{name} is of type {type(split).__name__}"
+            raise DataError("DATA_TYPE", f"{fact}: give a map-style datasets.Dataset, whose photos have numbers")
+    train_name = "train" if "train" in splits or len(splits) != 1 else next(iter(splits))
+    if train_name not in splits:
+        fact = f"{name} has the splits {', '.join(map(str, splits)) or '(none)'}"
+        raise DataError("DATA_NO_TRAIN", f"{fact}: call the one to train on train")
+    val_name = next((key for key in VAL_NAMES if key in splits and key != train_name), None)
+    return splits[train_name], splits[val_name] if val_name else None
+
+
+def _split(images: ImageColumn, labels: NDArray[np.int64], rows: NDArray[np.int64] | None) -> PhotoSplit:
+    """Return the photos in `rows`; None: all."""
+    if rows is None:
+        return PhotoSplit(labels=labels, encoded_at=images.encoded_at, name_of=images.name_of)
+    return PhotoSplit(
+        labels=labels[rows],
+        encoded_at=partial(_at_row, images.encoded_at, rows),
+        name_of=partial(_at_row, images.name_of, rows),
+    )
+
+
+def _at_row(read: Callable[[int], T], rows: NDArray[np.int64], index: int) -> T:
+    return read(int(rows[index]))
+
+
+def _warn_of_one_sided(labels: NDArray[np.int64], is_val: NDArray[np.bool_], class_names: tuple[str, ...]) -> None:
+    for side, words in ((is_val, "validation"), (~is_val, "training")):
+        counts = np.bincount(labels[side], minlength=len(class_names))
+        if (without := np.flatnonzero(counts == 0)).size and side.any():
+            _logger.warning(
+                "no %s photo of %s: add photos of it, or change --val-fraction", words, _listed(without, class_names)
+            )
+
+
+def _refuse_untrained(train: PhotoSplit, val: PhotoSplit, class_names: tuple[str, ...]) -> None:
+    missing = np.setdiff1d(val.labels, train.labels)
+    if len(missing):
+        fact = f"{val.name_of(int(np.flatnonzero(val.labels == missing[0])[0]))} is of class"
+        listed = _listed(missing, class_names)
+        raise DataError("DATA_LABEL", f"{fact} {listed}, which no training photo has: fix the label, or add photos")
+
+
+def _listed(labels: NDArray[np.int64], class_names: tuple[str, ...]) -> str:
+    names = [class_names[label] for label in labels[:5]]
+    return ", ".join(names) + (f" and {len(labels) - 5} other classes" if len(labels) > 5 else "")
+
+
+def fingerprint_photos(parts: list[PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]) -> str:
+    """Return a hash of all labels, the names of the columns and classes, the decoder, and some photos of each part."""
+    digest = hashlib.sha256(repr((decoder_version(), columns, class_names)).encode())
+    for part in parts:
+        digest.update(f"{len(part)} ".encode() + part.labels.tobytes())
+        for index in np.linspace(0, len(part) - 1, min(_NUM_HASHED, len(part))).astype(int).tolist():
+            digest.update(hashlib.sha256(part.encoded_at(index)).digest())
+    return f"{SAMPLED}{digest.hexdigest()}"

@@ -1,0 +1,78 @@
+"""Train a ResNet on photos of any size: a folder, parquet, tars, or a data set on the hub.
+
+accelerate launch recipes/images.py --dataset photos/ --image-size 128 --val-fraction 0.1 --epochs 20
+accelerate launch recipes/images.py --dataset OWNER/NAME --model resnet50 --batch.num-workers 8
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from accel_trainer import (
+    ClassificationConfig,
+    ClassificationTask,
+    ConfusionMatrix,
+    MeanLoss,
+    RecipeConfig,
+    RunResult,
+    TopKAccuracy,
+    build_trainer,
+    main,
+    start_run,
+)
+from accel_trainer.vision import (
+    ModelConfig,
+    PhotoAugmentConfig,
+    PhotoConfig,
+    build_model,
+    build_photo_loaders,
+    load_photos,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(RecipeConfig):
+    """The settings of `recipes/images.py`."""
+
+    dataset: str = "photos"
+    """A folder of photos, parquet or tars, what `save_to_disk` wrote, or OWNER/NAME on the hub."""
+    photos: PhotoConfig = field(default_factory=PhotoConfig)
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(name="resnet18"))
+    augment: PhotoAugmentConfig = field(default_factory=PhotoAugmentConfig)
+    task: ClassificationConfig = field(default_factory=ClassificationConfig)
+
+
+def train(config: Config) -> RunResult:
+    """Train, evaluate and export. Runs in every process."""
+    with start_run(config, recipe="images") as run:
+        photos = load_photos(
+            config.dataset, image_column=config.photos.image_column, label_column=config.photos.label_column,
+            val_fraction=config.photos.val_fraction, cache_dir=config.run.cache_dir,
+        )  # fmt: skip
+        transform = config.photos.eval_transform()
+        image_size = [transform.size, transform.size]
+        loader, eval_loader = build_photo_loaders(
+            photos, run.config.batch, augment=config.augment, transform=transform, seed=config.seed,
+            accelerator=run.accelerator,
+        )  # fmt: skip
+        return build_trainer(
+            run,
+            model=build_model(config.model, in_channels=3, num_classes=photos.num_classes, image_size=image_size),
+            task=ClassificationTask(config.task),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(photos.num_classes)],
+            data_fingerprint=photos.fingerprint,
+            export_config={
+                "model": asdict(config.model),
+                "in_channels": 3,
+                "image_size": image_size,
+                "class_names": photos.class_names,
+                "normalization": {"mean": transform.mean, "std": transform.std},
+                "eval_transform": transform.to_dict(),
+            },
+        ).fit()
+
+
+if __name__ == "__main__":
+    main(train, Config, description=__doc__.splitlines()[0])

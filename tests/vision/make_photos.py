@@ -1,0 +1,79 @@
+"""Photographs of many sizes, modes and formats, and folders of them."""
+
+from __future__ import annotations
+
+import gc
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from accel_trainer.vision import PhotoSplit
+
+
+@contextmanager
+def metadata_is_closed() -> Iterator[None]:
+    """`datasets` leaves metadata.csv to the garbage collector, which warns: let it do so here."""
+    yield
+    gc.collect()
+
+
+@cache
+def photograph(index: int = 0) -> Image.Image:
+    """One of scikit-learn's two photographs, 640 x 427 pixels."""
+    from sklearn.datasets import load_sample_images
+
+    return Image.fromarray(load_sample_images().images[index])
+
+
+def photo(width: int, height: int, *, seed: int = 0) -> Image.Image:
+    """A part of a photograph, resized to `width` x `height`."""
+    random = np.random.default_rng(seed)
+    whole = photograph(seed % 2)
+    left, top = int(random.integers(0, 300)), int(random.integers(0, 200))
+    return whole.resize((width, height), box=(left, top, left + 300, top + 200))
+
+
+def encoded(image: Image.Image, kind: str = "jpeg", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def decoded(data: bytes) -> NDArray[np.uint8]:
+    """What Pillow makes of it: uint8 [H, W, 3]."""
+    return np.array(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def write_photos(folder: Path, names: Iterable[str], *, size: tuple[int, int] = (40, 30)) -> Path:
+    """Write different small JPEG files, whatever their suffix."""
+    for place, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(photo(size[0] + place % 3, size[1], seed=place)))
+    return folder
+
+
+def write_classes(folder: Path, classes: Iterable[str] = ("ant", "bee"), *, per_class: int = 3) -> Path:
+    """Write `per_class` photos into each of the class folders."""
+    return write_photos(folder, [f"{name}/{index}.jpg" for name in classes for index in range(per_class)])
+
+
+def split_of(photos: Sequence[bytes], *, num_classes: int = 3) -> PhotoSplit:
+    """A split of encoded photos, whose classes take turns."""
+    labels = np.arange(len(photos), dtype=np.int64) % num_classes
+    return PhotoSplit(labels=labels, encoded_at=photos.__getitem__, name_of=lambda index: f"photo {index}")
+
+
+@cache
+def mixed_photos(count: int) -> tuple[bytes, ...]:
+    """Photos of different sizes and formats."""
+    return tuple(
+        encoded(photo(20 + 7 * (index % 5), 18 + 5 * (index % 3), seed=index), "png" if index % 4 == 3 else "jpeg")
+        for index in range(count)
+    )
