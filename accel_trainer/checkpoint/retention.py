@@ -57,8 +57,8 @@ def find_checkpoint(directory: Path, name: str | None = None) -> tuple[Files, Lo
             quarantine(unusable, "damaged")
         return found
     if has_checkpoints(directory):
-        fix = "restore one from a backup, or move them away to train from scratch"
-        raise CheckpointError("CKPT_NONE_VALID", f"every checkpoint in {directory} is damaged: {fix}")
+        fact = f"every checkpoint in {directory} is damaged"
+        raise CheckpointError("CKPT_NONE_VALID", f"{fact}: restore one, or move them away to train from scratch")
     return None
 
 

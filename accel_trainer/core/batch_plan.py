@@ -36,8 +36,7 @@ class BatchPlan:
         AT_LEAST_ONE.check(self, "batch", "global_batch_size", "per_device_batch_size", "num_processes")
         if batch_size > num_samples:
             fact = f"global batch {batch_size} is larger than the {num_samples} training samples"
-            fix = f"set --global-batch-size or --batch-size for at most {num_samples - num_samples % num_processes}"
-            raise ConfigError("BATCH_SIZE", f"{fact}: {fix}")
+            raise ConfigError("BATCH_SIZE", f"{fact}: set it to at most {num_samples - num_samples % num_processes}")
         if batch_size % num_processes:
             fact = f"global batch {batch_size} is not divisible by {num_processes} processes"
             raise ConfigError("BATCH_SIZE", f"{fact}: set --global-batch-size to a multiple of {num_processes}")

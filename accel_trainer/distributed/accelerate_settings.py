@@ -95,8 +95,7 @@ def accelerates_errors() -> Iterator[None]:
         yield
     except (ImportError, NotImplementedError, ValueError) as error:
         reason = " ".join(str(error).split())
-        fact = f"accelerate refuses its settings ({reason})"
-        raise ConfigError("LAUNCH", f"{fact}: use those of a preset in accelerate_configs/") from error
+        raise ConfigError("LAUNCH", f"accelerate refuses its settings ({reason}): use those of a preset") from error
 
 
 def forget_earlier_accelerators() -> None:

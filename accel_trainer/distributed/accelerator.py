@@ -44,7 +44,6 @@ from .sync_batch_norm import convert_sync_batch_norm
 
 _THREADS = Range(f"to 1 to {MAX_THREADS}", lambda number: 1 <= number <= MAX_THREADS)
 _Precision = Literal["no", "bf16", "fp16"]
-_NO_MPI = "needs a torch built with MPI: use gloo, also under mpirun"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -147,7 +146,7 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     for is_used, is_there, message in (
         (config.backend == "nccl", has_cuda, "backend nccl needs GPUs, and there are none: use gloo"),
         (config.gradient_compression == "bf16", has_cuda, "gradient-compression bf16 needs GPUs and NCCL: use fp16"),
-        (config.backend == "mpi", dist.is_mpi_available(), f"backend mpi {_NO_MPI}"),
+        (config.backend == "mpi", dist.is_mpi_available(), "backend mpi needs a torch built with MPI: use gloo"),
     ):
         if is_used and not is_there:
             raise ConfigError("CONFIG", f"--runtime.{message}")

@@ -218,7 +218,7 @@ def test_what_a_norm_becomes_depends_on_its_class_and_the_device() -> None:
     theirs = OfTorch(4)
     assert convert_sync_batch_norm(theirs, device=torch.device("cuda")) is theirs
     with pytest.raises(
-        ConfigError, match="OfTorch is a SyncBatchNorm, which needs a GPU: give the model its BatchNorm"
+        ConfigError, match="OfTorch needs a GPU: give the model its BatchNorm"
     ):
         convert_sync_batch_norm(theirs, device=CPU)
 
