@@ -27,7 +27,7 @@ from ...run import preflight
 from ...run.config import RecipeConfig
 from ...run.parser import load_config, parse_config, parse_config_and_origins
 from ...run.preflight import Check, LaunchContext
-from ...run.resume import Source, read_stored_config
+from ...run.resume import read_stored_config
 from ..plan import find_config_class
 from . import folder, launching, machine
 from .findings import Finding, examine, rank_in
@@ -83,7 +83,7 @@ def _read_run(run: Path, flags: Sequence[str]) -> RecipeConfig:
     asked, origins = parse_config_and_origins(_StoredConfig, flags, description=_DESCRIPTION)
     config: RecipeConfig = asked
     if os.path.lexists(run / "config.yaml"):
-        stored = dict(flatten_config(read_stored_config(Source(run, None))))
+        stored = dict(flatten_config(read_stored_config(run)))
         values = dict(flatten_config(config_to_dict(asked)))
         kept = {name: stored[name] for name in values if name in stored and origins[name] == "default"}
         text = yaml.safe_dump(values | kept)
