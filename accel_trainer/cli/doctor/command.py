@@ -85,6 +85,8 @@ def _read_run(run: Path, flags: Sequence[str]) -> RecipeConfig:
     if os.path.lexists(run / "config.yaml"):
         stored = dict(flatten_config(read_stored_config(Source(run, None))))
         values = dict(flatten_config(config_to_dict(asked)))
+        if "photos.image_size" in stored:
+            del stored["dataset"]  # how it is read is for its recipe to say
         kept = {name: stored[name] for name in values if name in stored and origins[name] == "default"}
         text = yaml.safe_dump(values | kept)
         config = load_config(_StoredConfig, text, source=str(run / "config.yaml"))
