@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar, overload
 
@@ -41,14 +42,10 @@ class DatasetLoader:
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch` from `first_step` on."""
-        yield from read_steps(
-            self.plan,
-            order=epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch),
-            first_step=first_step,
-            process_index=self._process_index,
-            read=lambda ids: self._reader.read(ids, key=fold_in(self._seed, epoch)),
-            to_device=DeviceCopy(self._reader.device),
-        )
+        order = epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch)
+        read = partial(self._reader.read, key=fold_in(self._seed, epoch))
+        to_device = DeviceCopy(self._reader.device)
+        yield from read_steps(self.plan, order, first_step, self._process_index, read=read, to_device=to_device)
 
 
 class DatasetEvalLoader:
@@ -108,14 +105,9 @@ def build_dataset_loaders(
 
 
 def read_steps(
-    plan: BatchPlan,
-    *,
-    order: Tensor,
-    first_step: int,
-    process_index: int,
-    read: Callable[[Sequence[Tensor]], Iterator[Batch]],
-    to_device: Callable[[Batch], Batch],
-) -> Iterator[StepBatch]:
+    plan: BatchPlan, order: Tensor, first_step: int, process_index: int, *,
+    read: Callable[[Sequence[Tensor]], Iterator[Batch]], to_device: Callable[[Batch], Batch],
+) -> Iterator[StepBatch]:  # fmt: skip
     """Yield a process's step batches of an epoch from `first_step` on, its samples in `order` [num_samples].
 
     `read` gets the sample ids of all micro-batches and yields a batch on the host for each.

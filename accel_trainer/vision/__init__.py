@@ -7,7 +7,7 @@ from .data.datasets import load_images
 from .data.eval_transform import EvalTransform
 from .data.images import ImageDataset, ImageSplit, Normalization
 from .data.loader import ImageEvalLoader, ImageLoader
-from .data.photo_loader import PhotoEvalLoader, PhotoLoader, build_photo_loaders
+from .data.photo_loader import PhotoDataset, PhotoEvalLoader, PhotoLoader, build_photo_loaders
 from .models.build import build_image_loaders
 from .models.whitening import whiten
 from .models.zoo import MODEL_NAMES, ModelConfig, build_model
@@ -28,6 +28,7 @@ __all__ = [
     "Normalization",
     "PhotoAugmentConfig",
     "PhotoConfig",
+    "PhotoDataset",
     "PhotoEvalLoader",
     "PhotoLoader",
     "PhotoSplit",

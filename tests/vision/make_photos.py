@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from accel_trainer.vision import PhotoSplit
+
+
+@contextmanager
+def metadata_is_closed() -> Iterator[None]:
+    """`datasets` leaves metadata.csv to the garbage collector, which warns: let it do so here."""
+    yield
+    gc.collect()
 
 
 @cache

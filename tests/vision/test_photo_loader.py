@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from PIL import Image
 
+from accel_trainer import BatchConfig, build_dataset_loaders
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.core.types import Batch, EvalLoader, Loader
@@ -19,6 +22,7 @@ from accel_trainer.vision import (
     ImageSplit,
     Normalization,
     PhotoAugmentConfig,
+    PhotoDataset,
     PhotoEvalLoader,
     PhotoLoader,
     PhotoSplit,
@@ -269,3 +273,32 @@ def test_a_plan_for_other_photos_is_refused() -> None:
         PhotoLoader(
             split_of(mixed_photos(21)), plan=plan, augment=PLAIN, transform=TRANSFORM, num_classes=3, seed=0, device=CPU
         )
+
+
+class Jitter:
+    """A callable of a user's, which draws from global generators."""
+
+    def __call__(self, image: Image.Image) -> torch.Tensor:
+        pixels = torch.from_numpy(np.array(image.resize((SIZE, SIZE)))).permute(2, 0, 1) / 255
+        return pixels * torch.rand(()) + random.random() + np.random.rand()
+
+
+def test_a_callable_of_the_users_own_gives_the_same_pixels_anywhere() -> None:
+    dataset = PhotoDataset(split_of(mixed_photos(21)), Jitter())
+
+    def batches(num_workers: int, first_step: int = 0) -> list[list[Batch]]:
+        loader, _ = build_dataset_loaders(
+            dataset,
+            dataset,
+            BatchConfig(per_device_batch_size=8, num_workers=num_workers),
+            seed=0,
+            accelerator=Accelerator(cpu=True),
+            num_classes=3,
+        )
+        return [list(step.micro_batches) for step in loader.step_batches(0, first_step)]
+
+    whole = batches(0)
+    assert whole[0][0].inputs.shape == (8, 3, SIZE, SIZE)
+    for found in (batches(2), [whole[0], *batches(0, 1)]):
+        for left, right in zip(found, whole, strict=True):
+            expect_same(left, right)

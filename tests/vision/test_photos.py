@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import io
 import logging
+import pickle
 import shutil
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Va
 from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.vision.sources.photos import Photos, PhotoSplit, load_photos
 
-from .make_photos import encoded, photo, write_classes, write_photos
-
-pytestmark = pytest.mark.usefixtures("_quiet_datasets")
-
-
-@pytest.fixture
-def _quiet_datasets() -> Any:
-    import datasets
-
-    datasets.disable_progress_bars()
-    yield
-    datasets.enable_progress_bars()
+from .make_photos import encoded, metadata_is_closed, photo, write_classes, write_photos
 
 
 def load(source: Any, tmp_path: Path, **options: Any) -> Photos:
@@ -166,7 +157,14 @@ def test_tars_of_webdataset(tmp_path: Path) -> None:
     assert len(photos.val) == 3
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # datasets leaves metadata.csv open
+@pytest.fixture
+def _metadata() -> Iterator[None]:
+    with metadata_is_closed():
+        yield
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("_metadata")
 def test_metadata_names_the_labels(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos", ["a.jpg", "b.jpg", "deep/c.jpg"])
     (root / "metadata.csv").write_text("file_name,kind\na.jpg,dog\ndeep/c.jpg,cat\nb.jpg,dog\n")
@@ -264,3 +262,13 @@ def test_a_validation_class_without_training_photos_is_named(tmp_path: Path) -> 
 def test_a_stream_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="IterableDataset: give a map-style"):
         load(table(3).to_iterable_dataset(), tmp_path, val_fraction=0.1)
+
+
+def test_a_split_is_sent_to_another_process_without_its_photos(tmp_path: Path) -> None:
+    table(400).save_to_disk(str(tmp_path / "saved"))
+    photos = load(tmp_path / "saved", tmp_path, val_fraction=0.3)
+    sent = pickle.dumps(photos.train)
+    assert len(sent) < 50_000 < (tmp_path / "saved" / "data-00000-of-00001.arrow").stat().st_size
+    received = pickle.loads(sent)
+    assert contents(received) == contents(photos.train)
+    assert received.name_of(7) == photos.train.name_of(7)

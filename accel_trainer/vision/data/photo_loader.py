@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from ..augment.batch import draw_mix, draw_partners
 from ..augment.photo import PhotoAugment, PhotoAugmentConfig
 from ..sources.photos import Photos, PhotoSplit
 from .eval_transform import EvalTransform
+from .photo_decode import decode_photo
 from .pixels import Normalizer
 
 _BATCHES_AHEAD = 2
@@ -137,9 +139,9 @@ class PhotoLoader:
 
         yield from read_steps(
             self.plan,
-            order=epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch),
-            first_step=first_step,
-            process_index=self._process_index,
+            epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch),
+            first_step,
+            self._process_index,
             read=read,
             to_device=lambda batch: self._finish(self._copy(batch), epoch),
         )
@@ -196,6 +198,25 @@ class PhotoEvalLoader:
         for read in self._reader.read([torch.arange(part.start, part.stop) for part in self._ranges], rows_of):
             batch = self._copy(read)
             yield Batch(self._normalize(batch.inputs), batch.targets, batch.sample_ids)
+
+
+class PhotoDataset:
+    """A split as a map-style dataset of `(transform(photo), label)`, for `build_dataset_loaders` and any DataLoader.
+
+    `transform` gets a `PIL.Image` in RGB, upright, and may draw from the global generators of Python, numpy and torch.
+    """
+
+    def __init__(self, photos: PhotoSplit, transform: Callable[[Any], Any]) -> None:
+        self._photos, self._transform = photos, transform
+
+    def __len__(self) -> int:
+        return len(self._photos)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        from PIL import Image
+
+        pixels = decode_photo(self._photos.encoded_at(index), self._photos.name_of(index))
+        return self._transform(Image.fromarray(pixels)), int(self._photos.labels[index])
 
 
 def build_photo_loaders(

@@ -26,7 +26,8 @@ _PROBE_TIMEOUT_S = 5
 
 def read_hub(repository: str) -> RawImages:
     """Read a data set from the hub, or from the Hugging Face cache if it was downloaded before."""
-    check_hub(repository)
+    if error := probe_hub(repository):
+        raise _unreachable(repository, error) from error
     from datasets import load_dataset
 
     try:
@@ -37,8 +38,8 @@ def read_hub(repository: str) -> RawImages:
     return _raw_images(tables["train"], tables["test"], names=(f"{repository} train", f"{repository} test"))
 
 
-def check_hub(repository: str) -> None:
-    """Raise DataError if the hub does not answer, or has no such data set. Does nothing offline."""
+def probe_hub(repository: str) -> Exception | None:
+    """Return why the hub does not answer, or has no such data set. None: it has, or it is not asked (offline)."""
     from huggingface_hub import HfApi, constants
 
     if not constants.HF_HUB_OFFLINE:
@@ -46,7 +47,8 @@ def check_hub(repository: str) -> None:
         try:
             HfApi().dataset_info(repository, timeout=_PROBE_TIMEOUT_S)
         except Exception as error:  # network errors depend on its HTTP library
-            raise _unreachable(repository, error) from error
+            return error
+    return None
 
 
 def _unreachable(repository: str, error: Exception) -> DataError:

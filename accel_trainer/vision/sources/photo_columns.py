@@ -28,18 +28,26 @@ class ImageColumn:
         from datasets import Image
 
         try:
-            flat = dataset.select_columns([column]).cast_column(column, Image(decode=False)).flatten()
+            columns = [column, *(name for name in dataset.column_names if name == CHECKSUM)]
+            flat = dataset.select_columns(columns).cast_column(column, Image(decode=False)).flatten()
         except (pa.ArrowException, ValueError, TypeError) as error:
             reason = next(iter(str(error).splitlines()), "")
             raise DataError(
                 "DATA_COLUMNS", f"column {column} of {name} has no images ({reason}): name another"
             ) from error
+        self.__setstate__((flat, name, f"{root}{os.sep}"))
+
+    def __getstate__(self) -> tuple[Any, str, str]:
+        return self._dataset, self._name, self._prefix  # its Arrow tables would be copied with all photos
+
+    def __setstate__(self, state: tuple[Any, str, str]) -> None:
+        self._dataset, self._name, self._prefix = state
         # Indexing the data set itself takes 22 us a row, and its slices copy the bytes of all images.
-        self._bytes, self._paths = flat.data.column(f"{column}.bytes"), flat.data.column(f"{column}.path")
-        indices = flat._indices  # of a selection, a shuffle or a filter
+        self._bytes, self._paths = (self._dataset.data.column(index) for index in (0, 1))
+        indices = self._dataset._indices  # of a selection, a shuffle or a filter
         self._rows = None if indices is None else indices.column(0).to_numpy()
-        self._checksums = dataset.data.column(CHECKSUM) if CHECKSUM in dataset.column_names else None
-        self._name, self._prefix = name, f"{root}{os.sep}"
+        has_checksums = CHECKSUM in self._dataset.column_names
+        self._checksums = self._dataset.data.column(CHECKSUM) if has_checksums else None
 
     def encoded_at(self, index: int) -> bytes:
         """Return the bytes of an image file. Raises DataError if there are none, or not those that were packed."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import DataError
 from ...core.run_dir import expand_home
-from .arrow import check_hub
+from .arrow import probe_hub
 
 _TRAIN_FOLDERS = ("train", "training")
 VAL_NAMES = ("validation", "val", "valid", "dev", "test", "testing", "eval", "evaluation")
@@ -39,10 +40,28 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Any:
         return _load("webdataset", path, data_files=glob.escape(str(path.absolute())), cache_dir=_cache(cache_dir))
     if path.exists():
         raise DataError("DATA_NOT_A_FOLDER", f"{source} is neither a folder nor parquet nor a tar: extract it")
-    if not _HUB_NAME.fullmatch(str(source)):
+    if not is_hub_name(str(source)):
         raise DataError("DATA_NOT_FOUND", f"no folder {source}: give an existing one, or OWNER/NAME on the hub")
-    check_hub(str(source))
-    return _load(str(source), Path(source))
+    return _load_from_hub(str(source))
+
+
+def is_hub_name(source: str) -> bool:
+    """Return whether it is OWNER/NAME and no file or folder here."""
+    return bool(_HUB_NAME.fullmatch(source)) and not expand_home(Path(source)).exists()
+
+
+def _load_from_hub(repository: str) -> Any:
+    from datasets import load_dataset
+
+    error = probe_hub(repository)
+    try:
+        if error is None:
+            return load_dataset(repository)
+    except Exception as failure:  # its errors are of any type
+        error = failure
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    fact = f"no folder {repository}, and it cannot be loaded from the Hugging Face hub ({reason})"
+    raise DataError("DATA_NOT_FOUND", f"{fact}: check the name") from error
 
 
 def _cache(cache_dir: Path | None) -> str | None:
@@ -58,11 +77,25 @@ def _open_folder(root: Path, cache_dir: str | None) -> Any:
         return _load(str(root), root, cache_dir=cache_dir)  # finds splits by file names, as on the hub
     _require_images(root)
     splits = _image_splits(root)
-    patterns = {name: f"{glob.escape(str(folder))}/**" for name, folder in splits.items()}
+    patterns = {name: _patterns(folder) for name, folder in splits.items()}
     dataset = _load("imagefolder", root, data_files=patterns, cache_dir=cache_dir)
-    if "label" not in dataset["train"].column_names and not any(map(_has_metadata, splits.values())):
-        raise _without_classes(root, dataset)
+    if not any(map(_has_metadata, splits.values())):
+        for split in dataset.values():
+            _check_archives(root, _paths(split))
+        _check_classes(root, dataset)
     return dataset
+
+
+def _paths(dataset: Any) -> Any:
+    from datasets import Image
+
+    return dataset.cast_column("image", Image(decode=False)).flatten().data.column("image.path")
+
+
+def _patterns(folder: Path) -> list[str]:
+    """Return the patterns of all files below a folder. `**` does not follow links."""
+    links = [path for path in _folders(folder) if path.is_symlink()]
+    return [f"{glob.escape(str(path))}/**" for path in (folder, *links)]
 
 
 def _load(name: str, path: Path, **options: Any) -> Any:
@@ -73,11 +106,27 @@ def _load(name: str, path: Path, **options: Any) -> Any:
 
 def _checked(load: Callable[[], Any], path: Path) -> Any:
     try:
-        return load()
+        with _quiet():
+            return load()
     except Exception as error:  # the readers of `datasets` raise errors of any type
         reason = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
         fact = f"{path} cannot be read by datasets ({type(error.__cause__ or error).__name__}: {reason})"
         raise DataError("DATA_NOT_RECOGNISED", f"{fact}: expected {_EXPECTED}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Show no progress bars, of which each process would have several (`Downloading data`, for local files as well)."""
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def _has_tables(root: Path) -> bool:
@@ -128,19 +177,30 @@ def _holds_classes(folder: Path) -> bool:
     return bool(_folders(folder)) or _has_metadata(folder)
 
 
-def _without_classes(root: Path, splits: Mapping[str, Any]) -> DataError:
-    """Explain why `imagefolder` found no classes: all images in one folder, or at different depths."""
-    from datasets import Image
+def _check_archives(root: Path, paths: Any) -> None:
+    """Raise DataError if `imagefolder` added the photos of a zip that lies beside the others."""
+    import pyarrow.compute as pc
 
-    paths = [
-        os.path.relpath(path, root)
-        for dataset in splits.values()
-        for path in dataset.cast_column("image", Image(decode=False)).flatten().data.column("image.path").to_pylist()
-    ]
+    inside = paths.filter(pc.starts_with(paths, "zip://"))
+    if len(inside):
+        archive = inside[0].as_py().rpartition("::")[2]
+        fact = f"{root} has photos and an archive of photos ({archive})"
+        raise DataError("DATA_ARCHIVE", f"{fact}: extract it, or move it to another folder")
+
+
+def _check_classes(root: Path, splits: Mapping[str, Any]) -> None:
+    """Raise DataError if `imagefolder` found no classes, or splits in their place."""
+    if "label" in splits["train"].column_names:
+        names = splits["train"].features["label"].names
+        if {name.lower() for name in names} <= {*_TRAIN_FOLDERS, *VAL_NAMES}:
+            fact = f"{root} has no class folders: {' and '.join(names)} hold photos themselves"
+            raise DataError("DATA_NO_CLASSES", f"{fact}: expected {_EXPECTED}")
+        return
+    paths = [os.path.relpath(path, root) for split in splits.values() for path in _paths(split).to_pylist()]
     by_depth = {path.count(os.sep): path for path in paths}
     if len(by_depth) > 1:
         shallow, deep = by_depth[min(by_depth)], by_depth[max(by_depth)]
         fact = f"the photos in {root} lie at different depths ({shallow} and {deep}), so their classes are unclear"
-        return DataError("DATA_DEPTH", f"{fact}: move them all into <class>/ folders of the same depth")
-    fact = f"all {len(paths)} photos of {root} are in one folder ({os.path.dirname(paths[0])}), so there are no classes"
-    return DataError("DATA_ONE_CLASS", f"{fact}: expected {_EXPECTED}")
+        raise DataError("DATA_DEPTH", f"{fact}: move them all into <class>/ folders of the same depth")
+    fact = f"all {len(paths)} photos of {root} are in one class folder ({os.path.dirname(paths[0]) or '.'})"
+    raise DataError("DATA_NO_CLASSES", f"{fact}, so there is nothing to tell apart: expected {_EXPECTED}")

@@ -9,8 +9,9 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import tyro
@@ -26,6 +27,7 @@ from .photo_files import VAL_NAMES, open_dataset
 _logger = logging.getLogger(__name__)
 
 _NUM_HASHED = 256
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +164,13 @@ def _split(images: ImageColumn, labels: NDArray[np.int64], rows: NDArray[np.int6
         return PhotoSplit(labels=labels, encoded_at=images.encoded_at, name_of=images.name_of)
     return PhotoSplit(
         labels=labels[rows],
-        encoded_at=lambda index: images.encoded_at(int(rows[index])),
-        name_of=lambda index: images.name_of(int(rows[index])),
+        encoded_at=partial(_at_row, images.encoded_at, rows),
+        name_of=partial(_at_row, images.name_of, rows),
     )
+
+
+def _at_row(read: Callable[[int], T], rows: NDArray[np.int64], index: int) -> T:
+    return read(int(rows[index]))
 
 
 def _warn_of_one_sided(labels: NDArray[np.int64], is_val: NDArray[np.bool_], class_names: tuple[str, ...]) -> None:

@@ -1,0 +1,132 @@
+"""`recipes/images.py` as people start it, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from accel_trainer import ExitCode, main
+from recipes import images
+from tests import processes
+from tests.training.test_exactness import final_files, history, largest_difference
+
+from .make_photos import write_classes
+
+EVERYTHING = ["--augment.mixup", "0.2", "--augment.cutmix", "1", "--augment.erase", "0.5"]
+EVERYTHING += ["--augment.policy", "trivialaugment", "--augment.color-jitter", "0.2", "0.2", "0.2", "0.1"]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_classes(tmp_path_factory.mktemp("photos"), ["ant", "bee", "cow"], per_class=16)
+
+
+def flags(photos: Path, folder: Path, *extra: str) -> list[str]:
+    return [
+        *("--dataset", str(photos), "--val-fraction", "0.25", "--image-size", "16", "--seed", "1"),
+        *("--model", "resnet8", "--model.norm", "group", "--epochs", "2", "--batch-size", "8", "--ema", "0.9"),
+        *("--output-dir", str(folder), "--cache-dir", str(photos.parent / "cache"), "--runtime.num-threads", "1"),
+        *("--checkpoint.every-n-steps", "1", *extra),
+    ]
+
+
+def run(photos: Path, folder: Path, *extra: str) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(images.train, images.Config, description="", argv=flags(photos, folder, *extra))
+    assert error.value.code == 0
+
+
+def test_it_is_short() -> None:
+    assert len(Path(images.__file__).read_text().splitlines()) <= 80
+
+
+def test_it_trains_evaluates_and_exports(photos: Path, tmp_path: Path) -> None:
+    run(photos, tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert 0 < result["num_eval_samples"] < 30
+    exported = json.loads((tmp_path / "run" / "export" / "config.json").read_text())
+    assert exported["class_names"] == ["ant", "bee", "cow"]
+    assert exported["image_size"] == [16, 16]
+    assert exported["eval_transform"] == {
+        "size": 16,
+        "crop_ratio": 0.875,
+        "mean": [0.485, 0.456, 0.406],
+        "std": [0.229, 0.224, 0.225],
+        "interpolation": "bilinear",
+    }
+
+
+def test_a_run_stopped_anywhere_in_an_epoch_continues_bit_for_bit(photos: Path, tmp_path: Path) -> None:
+    processes.run(stop_everywhere, photos, tmp_path, folder=tmp_path / "logs")
+
+
+def stop_everywhere(photos: Path, folder: Path) -> None:
+    run(photos, folder / "whole", *EVERYTHING)
+    expected = final_files(folder / "whole")
+    for stop in (1, 3, 7):
+        for workers, length in (("0", ["--max-steps", str(stop)]), ("2", [])):
+            run(photos, folder / f"stop-{stop}", *EVERYTHING, "--batch.num-workers", workers, *length)
+        assert final_files(folder / f"stop-{stop}") == expected, f"stopped after step {stop}"
+
+
+def test_two_processes_train_the_same_model_as_one(photos: Path, tmp_path: Path) -> None:
+    split = ["--global-batch-size", "8", "--lr", "0.001", "--batch.num-workers", "2"]
+    for number in (1, 2):
+        arguments = (photos, tmp_path / str(number), *split)
+        processes.run(run, *arguments, num_processes=number, folder=tmp_path / f"logs-{number}")
+    # The pixels are the same bit for bit (test_photo_loader.py); float32 sums over them are rounded in another order.
+    assert largest_difference(tmp_path / "1", tmp_path / "2") <= 2e-5
+    for mine, theirs in zip(history(tmp_path / "1"), history(tmp_path / "2"), strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+def test_it_trains_on_an_accelerator_as_on_the_cpu(photos: Path, tmp_path: Path) -> None:
+    """One that can only pretend: batches are pinned, copied on a stream of their own, and normalised there."""
+    run_there = (photos, tmp_path / "there", *EVERYTHING, "--batch.num-workers", "2")
+    processes.run_on("pretend", run, *run_there, folder=tmp_path / "logs")
+    run(photos, tmp_path / "here", *EVERYTHING)
+    assert largest_difference(tmp_path / "here", tmp_path / "there") <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("extra", "code", "message"),
+    [
+        (["--dataset", "nowhere"], ExitCode.DATA, "no folder nowhere: give an existing one, or OWNER/NAME on the hub"),
+        (["--val-fraction", "0"], ExitCode.DATA, "has no validation split: set one aside with --val-fraction 0.1"),
+        (["--val-fraction", "2"], ExitCode.USAGE, "--val-fraction is 2.0: set it to at least 0 and below 1"),
+        (["--image-size", "0"], ExitCode.USAGE, "--image-size is 0: set it to 1 or more pixels"),
+        (["--image-column", "picture"], ExitCode.USAGE, "--image-column picture: "),
+        (["--label-column", "kind"], ExitCode.USAGE, "--label-column kind: "),
+        (["--augment.crop", "any"], ExitCode.USAGE, "--augment.crop"),
+        (["--augment.crop", "padded", "--augment.crop-padding", "16"], ExitCode.USAGE, "set it below 16"),
+        (["--batch-size", "100"], ExitCode.USAGE, "larger than the"),
+    ],
+)
+def test_a_mistake_is_one_line_before_any_training(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], code: ExitCode, message: str
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(images.train, images.Config, description="", argv=flags(photos, tmp_path / "run", *extra))
+    captured = capsys.readouterr()
+    assert error.value.code == code
+    lines = [line for line in captured.err.splitlines() if line.startswith("accel_trainer: error[")]
+    assert len(lines) == 1
+    assert message in lines[0]
+    assert "step" not in captured.out
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_photo_found_broken_while_training_ends_the_run_with_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = write_classes(tmp_path / "photos", ["ant", "bee"], per_class=12)
+    broken = photos / "bee" / "4.jpg"
+    broken.write_bytes(broken.read_bytes()[:200])
+    with pytest.raises(SystemExit) as error:
+        main(images.train, images.Config, description="", argv=flags(photos, tmp_path / "run"))
+    assert error.value.code == ExitCode.DATA
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert f"{broken} (row 18 of {photos}) cannot be decoded" in errors
