@@ -24,6 +24,7 @@ from accel_trainer.vision import (
     ModelConfig,
     PhotoAugmentConfig,
     PhotoConfig,
+    WorstMistakes,
     build_model,
     build_photo_loaders,
     load_photos,
@@ -49,24 +50,25 @@ def train(config: Config) -> RunResult:
             config.dataset, image_column=config.photos.image_column, label_column=config.photos.label_column,
             val_fraction=config.photos.val_fraction, cache_dir=config.run.cache_dir,
         )  # fmt: skip
-        transform = config.photos.eval_transform()
-        image_size = [transform.size, transform.size]
+        transform, size = config.photos.eval_transform(), [config.photos.image_size] * 2
         loader, eval_loader = build_photo_loaders(
             photos, run.config.batch, augment=config.augment, transform=transform, seed=config.seed,
             accelerator=run.accelerator,
         )  # fmt: skip
+        mistakes = WorstMistakes(run.folder, eval_loader, photos.class_names)
         return build_trainer(
             run,
-            model=build_model(config.model, in_channels=3, num_classes=photos.num_classes, image_size=image_size),
+            model=build_model(config.model, in_channels=3, num_classes=photos.num_classes, image_size=size),
             task=ClassificationTask(config.task),
             loader=loader,
             eval_loader=eval_loader,
-            metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(photos.num_classes)],
+            metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(photos.num_classes), mistakes],
+            callbacks=[mistakes],
             data_fingerprint=photos.fingerprint,
             export_config={
                 "model": asdict(config.model),
                 "in_channels": 3,
-                "image_size": image_size,
+                "image_size": size,
                 "class_names": photos.class_names,
                 "normalization": {"mean": transform.mean, "std": transform.std},
                 "eval_transform": transform.to_dict(),
