@@ -164,10 +164,9 @@ def make_rate(folder: Path, files: Sequence[bytes], num_batches: int) -> Callabl
 
     num_rows = (num_batches + 4) * BATCH_SIZE
     save_table(folder / "saved", files, num_rows)
-    photos = load_photos(
-        datasets.DatasetDict(dict.fromkeys(("train", "test"), datasets.load_from_disk(folder / "saved")))
-    )
-    rows = datasets.load_from_disk(folder / "saved").with_transform(PilTransform().of_rows)
+    saved = datasets.load_from_disk(folder / "saved")
+    photos = load_photos(datasets.DatasetDict(train=saved, test=saved))
+    rows = saved.with_transform(PilTransform().of_rows)
 
     def rate(name: str) -> results.Row:
         num_workers = 2 if "2 workers" in name else 0
