@@ -89,7 +89,7 @@ def draw_samples(run: RunReader, data: ImageDataset | Photos) -> list[Picture]:
 def _build_loader(run: RunReader, data: ImageDataset | Photos) -> tuple[Loader, Normalization | EvalTransform]:
     plan = BatchConfig(per_device_batch_size=_NUM_PICTURES).plan(len(data.train), num_processes=1)
     stored, seed, cpu = run.config.get("augment") or {}, run.config.get("seed") or 0, torch.device("cpu")
-    augment = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
+    augment: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
     if isinstance(data, Photos):
         transform = PhotoConfig(**run.config.get("photos") or {}).eval_transform()
         photo_loader = PhotoLoader(
