@@ -55,6 +55,13 @@ MUTANTS = [
         ("tests/core/test_rng.py",),
     ),
     Mutant(
+        "the loss is divided by the items of this process only",
+        "accel_trainer/training/optimizer_step.py",
+        'self._accelerator.reduce(num_items, reduction="sum")',
+        "num_items",
+        ("tests/training/test_items.py",),
+    ),
+    Mutant(
         "mixing shares leave the range from 0 to 1",
         "accel_trainer/vision/augment/batch.py",
         ".clamp(0, 1)",

@@ -18,6 +18,9 @@ StateDicts = Mapping[str, Any]
 """Piece name (`model`, `ema`, `optimizer`, `scaler`, `trainer`) to its state."""
 
 
+_SHAPED_LIKE_PARAMETER = ("momentum_buffer", "exp_avg", "exp_avg_sq")
+
+
 class TrainingState:
     """The live objects whose state makes a checkpoint, the same on every process.
 
@@ -142,5 +145,7 @@ def _fitted(value: Any, parameter: Tensor, name: str) -> Any:
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     if value.shape != parameter.shape:
+        if name.partition("[")[0] not in _SHAPED_LIKE_PARAMETER:  # Adafactor's row_var, for one
+            return value
         raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's {name} has another shape than its parameter")
     return torch.empty_like(parameter, dtype=value.dtype).copy_(shard_like(parameter, value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -35,6 +36,16 @@ NOT_NEGATIVE = Range("to at least 0, and finite", lambda number: 0 <= number < m
 FRACTION = Range("between 0 and 1", lambda number: 0 <= number <= 1)
 BELOW_ONE = Range("to at least 0 and below 1", lambda number: 0 <= number < 1)
 INSIDE_ONE = Range("above 0 and below 1", lambda number: 0 < number < 1)
+
+
+def check_pattern(config: object, group: str, name: str) -> None:
+    """Raise ConfigError if a named value of `config` is no regular expression. None is allowed."""
+    value = getattr(config, name)
+    try:
+        re.compile(value or "")
+    except re.error as error:
+        fact = f"{group}.{name} is {value!r}, which is no regular expression ({error})"
+        raise ConfigError("CONFIG", f"{fact}: correct it") from error
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from ..core.types import Batch, StepBatch, Task
 from ..distributed.collectives import gather_rows
 from ..distributed.fsdp import is_sharded, local_part
 from ..distributed.streams import arrival, has_streams
+from ..optim.parameter_groups import set_training_mode
 
 _logger = logging.getLogger(__name__)
 
@@ -60,7 +61,8 @@ class NonfiniteGuard:
         self._task, self._seed, self._folder = task, seed, folder
         buffers = list(model.buffers())  # by dtype: on CUDA, one kernel copies all tensors of one
         self._buffers = [[b for b in buffers if b.dtype == dtype] for dtype in {b.dtype for b in buffers}]
-        self._found, self._one = (make((), device=accelerator.device) for make in (torch.zeros, torch.ones))
+        self._found = torch.zeros((), dtype=torch.float32, device=accelerator.device)
+        self._one = torch.ones_like(self._found)
         self._is_sharded = is_sharded(accelerator)
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
         self._may_defer = has_streams(accelerator.device) and is_fused and not (may_skip or self._is_sharded)
@@ -179,7 +181,7 @@ class NonfiniteGuard:
         self._model.eval()  # so that no norm layer mixes the samples
         with torch.no_grad(), self._accelerator.autocast():
             losses = self._task.eval_step(self._model, batch).losses
-        self._model.train()
+        set_training_mode(self._model)
         return ~torch.isfinite(losses)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import nn
+from torch.optim import Optimizer
 
 from ..callbacks.attempt_log import AttemptLog
 from ..callbacks.early_stopping import EarlyStopping, TimeLimit
@@ -19,23 +20,22 @@ from ..callbacks.profiler import Profile
 from ..callbacks.progress_bar import ProgressBar
 from ..callbacks.result import ResultWriter
 from ..callbacks.trackers import Trackers
-from ..checkpoint.format import LoadedCheckpoint, decode_files, read_checkpoint
+from ..checkpoint.format import LoadedCheckpoint
+from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer
-from ..checkpoint.retention import find_checkpoint
-from ..checkpoint.serialization import unpack_tensors
-from ..checkpoint.state_dict import load_weights
-from ..core import filesystem
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
-from ..core.config import config_to_dict
-from ..core.errors import CheckpointError, UserError
+from ..core.config import config_to_dict, diff_config
+from ..core.errors import CheckpointError, ConfigError, UserError
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.fingerprint import SAMPLED, describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions, place_model
 from ..distributed.collectives import run_on_main
 from ..distributed.fsdp import reject_options_with_fsdp
-from ..optim.lr_scheduler import Schedule, build_schedule, scale_learning_rate
-from ..optim.optimizers import build_optimizer, coming_state_bytes
+from ..optim.config import OptimizerConfig
+from ..optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, scale_learning_rate
+from ..optim.optimizers import build_optimizer, coming_state_bytes, scale_groups
+from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.compile import Compiler, Stopwatch
 from ..training.evaluator import Evaluator
 from ..training.trainer import Trainer
@@ -44,22 +44,23 @@ from .session import Run, check_same_everywhere
 
 _logger = logging.getLogger(__name__)
 
-_MAX_WEIGHTS_BYTES = 2**36
-
 
 def build_trainer(
     run: Run, *, model: nn.Module, task: Task, loader: Loader, eval_loader: EvalLoader, metrics: Sequence[Metric],
     data_fingerprint: str | None = None, export_config: Mapping[str, Any] | None = None,
+    optimizer: Callable[[nn.Module], Optimizer] | None = None, schedule: Schedule | None = None,
     callbacks: Sequence[Callback] = (), trainer_class: type[Trainer] = Trainer,
 ) -> Trainer:  # fmt: skip
     """Assemble a trainer for `run`, and restore the checkpoint that the run continues from. **Collective.**
 
     `model` is plain, on the CPU. `data_fingerprint` identifies the content of the data: a run does not continue on
     other data. None: a hash of some samples, if the loaders have one. `export_config` is written beside the exported
-    weights as JSON. `trainer_class` is for a subclass that overrides `train_step`.
+    weights as JSON. `optimizer` builds an optimizer of your own for the model on its device, and `schedule` gives its
+    learning rate at each step; None: both follow the config. `trainer_class` is for a subclass that overrides
+    `train_step`.
 
     Raises:
-        ConfigError: some processes have other data than the main process.
+        ConfigError: some processes have other data than the main process, or a setting has no effect.
         CheckpointError: the checkpoint to continue from does not fit, or a checkpoint has no room.
     """
     config, accelerator, is_main = run.config, run.accelerator, run.accelerator.is_main_process
@@ -72,16 +73,29 @@ def build_trainer(
     reject_options_with_fsdp(accelerator, options)
     fingerprint = _fingerprint(loader, eval_loader) if data_fingerprint is None else data_fingerprint
     num_samples = loader.plan.num_samples, eval_loader.num_samples
+    task_fingerprint = task.fingerprint() if hasattr(task, "fingerprint") else ""
     check_same_everywhere({"data": f"{fingerprint}, {num_samples} samples"}, accelerator)
     if config.run.init_from is not None and run.checkpoint is None:
-        _load_weights(model, config.run.init_from)
+        loaded = load_initial_weights(model, config.run.init_from, skip=config.run.init_skip)
+        if is_main:
+            _logger.info("%s", loaded.describe(config.run.init_from))
+    if config.optimizer.freeze is not None:
+        freeze(model, config.optimizer.freeze)
     preparation = Stopwatch()
     model = place_model(model, accelerator, config.runtime, Compiler(preparation, is_quiet=not is_main).compile)
+    _refuse_unused(config, optimizer=optimizer is not None, schedule=schedule is not None)
+    if optimizer is None:
+        chosen = build_optimizer(model, config.optimizer)
+    else:
+        chosen = scale_groups(optimizer(model))
+        config = replace(config, optimizer=OptimizerConfig(learning_rate=float(chosen.param_groups[0]["lr"])))
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, loader.plan)
-    num_parameters = sum(p.numel() for p in model.parameters())
+    rate = f"peak learning rate {peak_learning_rate:g}"
+    if schedule is not None:
+        learning_rate_at, rate = schedule, "the recipe's learning rates"
     banner = (
         f"{describe_machine(accelerator)}\n{loader.plan.describe()}, {_describe_length(config, loader.plan)}\n"
-        f"peak learning rate {peak_learning_rate:g}, {num_parameters:,} parameters\n"
+        f"{rate}, {describe_parameters(model)}\n"
         f"{num_samples[0]} + {num_samples[1]} samples, compared at a resume by {describe_fingerprint(fingerprint)}\n"
         f"run folder {run.folder}"
     )
@@ -89,7 +103,7 @@ def build_trainer(
     history = MetricsFile(run.folder / "metrics.jsonl") if is_main else None
     if history is not None:
         run.resources.callback(history.close)
-    trackers = Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(config))
+    trackers = Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(run.config))
     phase_s = run.watchdog.phase_s
     log = MetricLogger(
         accelerator, history=history, every_n_steps=config.trainer.log_every_n_steps, preparation=preparation,
@@ -98,6 +112,7 @@ def build_trainer(
     metadata = {
         "config_sha256": run.config_sha256,
         "data_fingerprint": fingerprint,
+        "task_fingerprint": task_fingerprint,
         "num_samples": list(num_samples),
         "num_processes": accelerator.num_processes,
         "global_batch_size": loader.plan.global_batch_size,
@@ -110,7 +125,7 @@ def build_trainer(
     run.resources.callback(checkpointer.close)
     exported: Literal["model", "ema"] = "model" if config.trainer.ema_decay is None else "ema"
     trainer = trainer_class(
-        config.trainer, accelerator=accelerator, model=model, optimizer=build_optimizer(model, config.optimizer),
+        config.trainer, accelerator=accelerator, model=model, optimizer=chosen,
         learning_rate_at=learning_rate_at, task=task, loader=loader,
         evaluator=Evaluator(eval_loader, task=task, metrics=metrics, accelerator=accelerator),
         checkpointer=checkpointer, seed=config.seed, watchdog=run.watchdog,
@@ -130,11 +145,24 @@ def build_trainer(
     prepare_checkpoints(trainer, checkpointer)
     if run.checkpoint is not None:
         changes = [*run.changes, *_data_changes(run, fingerprint, num_samples)]
+        _check_task(run.checkpoint, task_fingerprint)
         _warn_of_changes(run.checkpoint, accelerator.num_processes)
         _restore(trainer, run.checkpoint, changes)
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
     return trainer
+
+
+def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
+    """Raise ConfigError for settings of an optimizer or a schedule that the recipe builds itself."""
+    default = config if not optimizer else replace(config, optimizer=OptimizerConfig(freeze=config.optimizer.freeze))
+    if schedule:
+        rates = replace(default.optimizer, learning_rate=None, learning_rate_scaling="none")
+        default = replace(default, optimizer=rates, schedule=ScheduleConfig())
+    default = replace(default, optimizer=default.optimizer.with_learning_rate())
+    if unused := diff_config(config_to_dict(default), config_to_dict(config)):
+        fact = f"{unused[0][0]} has no effect: the recipe sets {'the optimizer' if optimizer else 'a schedule'} itself"
+        raise ConfigError("CONFIG", f"{fact}: leave it out, or change the recipe")
 
 
 def _describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
@@ -157,7 +185,8 @@ def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
 
 def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
     """Return the peak learning rate, scaled to the global batch, and the learning rate of every step."""
-    optimizer, steps_per_epoch = config.optimizer, plan.steps_per_epoch
+    optimizer, steps_per_epoch = config.optimizer.with_learning_rate(), plan.steps_per_epoch
+    assert optimizer.learning_rate is not None
     peak_learning_rate = scale_learning_rate(
         optimizer.learning_rate, rule=optimizer.learning_rate_scaling,
         global_batch_size=plan.global_batch_size, base_batch_size=optimizer.base_batch_size,
@@ -202,6 +231,12 @@ def _data_changes(run: Run, fingerprint: str, num_samples: tuple[int, int]) -> l
     )
 
 
+def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
+    if checkpoint.manifest.get("task_fingerprint", fingerprint) != fingerprint:
+        fact = "the task is not what this run was trained with, such as the teacher of a DistillationTask"
+        raise CheckpointError("TASK_CHANGED", f"{fact}: restore it, or choose another --output-dir")
+
+
 def _warn_of_changes(checkpoint: LoadedCheckpoint, num_processes: int) -> None:
     """Warn of other libraries or processes than the checkpoint's: the last bits may differ."""
     now = {**library_versions(), "num_processes": num_processes}
@@ -221,23 +256,3 @@ def _restore(trainer: Trainer, checkpoint: LoadedCheckpoint, changes: Sequence[s
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         message = f"{checkpoint.name} holds what this run cannot load ({reason}): use another checkpoint"
         raise CheckpointError("CKPT_STATE", message) from error
-
-
-def _load_weights(model: nn.Module, path: Path) -> None:
-    """Load only the weights from a safetensors file, a checkpoint, or a run's newest one; the EMA if there is one."""
-    if not path.exists():
-        raise CheckpointError("INIT_FROM", f"--init-from {path} does not exist: check the path")
-    try:
-        if path.is_file():
-            weights = unpack_tensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
-        else:
-            is_run = (path / "checkpoints").is_dir()
-            files = find_checkpoint(path / "checkpoints") if is_run else read_checkpoint(path)
-            if files is None:
-                raise CheckpointError("CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path")
-            pieces = decode_files(files).pieces
-            weights = pieces.get("ema", pieces["model"])
-    except (OSError, ValueError) as error:
-        fix = "give a safetensors file, a checkpoint or a run"
-        raise CheckpointError("INIT_FROM", f"--init-from {path} cannot be read ({error}): {fix}") from error
-    load_weights(model, weights)

@@ -13,12 +13,12 @@ import tyro
 
 from ..checkpoint.manager import CheckpointConfig
 from ..core.batch_plan import BatchConfig
-from ..core.config import config_to_dict, flatten_config
+from ..core.config import check_pattern, config_to_dict, flatten_config
 from ..core.errors import ConfigError
 from ..core.run_dir import expand_home
 from ..distributed.accelerator import RuntimeConfig
+from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig
-from ..optim.optimizers import OptimizerConfig
 from ..training.config import TrainerConfig
 
 # Settings that may differ between two starts of a run, by the prefix of their dotted names. All others decide what is
@@ -52,6 +52,8 @@ class RunConfig:
     """`auto` continues the run in the folder, if any; `never` refuses to; or a checkpoint or run to branch from."""
     init_from: Annotated[Path | None, tyro.conf.arg(aliases=["--init-from"])] = None
     """A checkpoint, run or safetensors file whose weights a new run starts with; nothing else of it is used."""
+    init_skip: Annotated[str | None, tyro.conf.arg(aliases=["--init-skip"])] = None
+    """Tensors whose name this regular expression finds are not taken from `init_from`."""
     allow_change: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--allow-change"])] = ()
     """Config values (dotted names, or `data`) that may differ from the run that is resumed."""
     track: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--track"])] = ()
@@ -71,6 +73,7 @@ class RunConfig:
     """Show a traceback with an error."""
 
     def __post_init__(self) -> None:
+        check_pattern(self, "run", "init_skip")
         for name in ("output_dir", "init_from", "runs_dir", "cache_dir"):
             if isinstance(path := getattr(self, name), str):
                 object.__setattr__(self, name, Path(path))

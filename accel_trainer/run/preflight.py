@@ -87,7 +87,7 @@ def check_idle_gpus(now: LaunchContext) -> str | None:
 
 def check_learning_rate(now: LaunchContext) -> str | None:
     """A batch that grew with the processes has its learning rate scaled and warmed up."""
-    optimizer, schedule = now.config.optimizer, now.config.schedule
+    optimizer, schedule = now.config.optimizer.with_learning_rate(), now.config.schedule
     batch, base = now.config.batch.resolved_global_batch_size(now.num_processes), optimizer.base_batch_size
     large = f"the global batch {batch} is {batch / base:.3g} times --optimizer.base-batch-size {base}"
     if now.num_processes == 1 or batch < _LARGE_BATCH * base:

@@ -80,6 +80,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
     """
+    config = replace(config, optimizer=config.optimizer.with_learning_rate())
     check_allowed_changes(config)
     refuse_errors(LaunchContext(config=config))
     accelerator = start_accelerator(config.runtime)

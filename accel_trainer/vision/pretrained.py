@@ -42,6 +42,7 @@ class ExportConfig:
             in_channels=self.in_channels,
             num_classes=len(self.class_names),
             image_size=self.image_size,
+            pretrained=False,
         )
 
 

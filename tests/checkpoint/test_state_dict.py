@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from accel_trainer.checkpoint.state_dict import TrainingState, check_weights
 from accel_trainer.core.errors import CheckpointError, ExitCode
+from accel_trainer.optim.config import OptimizerConfig
 from accel_trainer.optim.ema import Ema
-from accel_trainer.optim.optimizers import OptimizerConfig, build_optimizer
+from accel_trainer.optim.optimizers import build_optimizer
 
 from ..workload import SmallNet
 

@@ -19,6 +19,7 @@ from .airbench import Airbench
 from .blocks import Norm
 from .resnet import BasicBlock, BottleneckBlock, ResNet, Stem
 from .resnet9 import ResNet9
+from .timm_nets import PREFIX, build_timm_net
 from .wide_resnet import WideResNet
 
 _CIFAR_BLOCKS = {f"resnet{depth}": (depth - 2) // 6 for depth in (8, 20, 32, 44, 56, 110)}
@@ -44,7 +45,8 @@ class ModelConfig:
     """Which model to train."""
 
     name: Annotated[str, tyro.conf.arg(aliases=["--model"])] = "resnet20"
-    """Architecture, one of `MODEL_NAMES`."""
+    """Architecture: one of `MODEL_NAMES`, or `timm/NAME`, with pretrained weights if NAME has a tag, as in
+    `timm/resnet50.a1_in1k`."""
     width: int | None = None
     """Channels of the first trained layer; every other layer scales with it. None: as in the paper."""
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
@@ -58,7 +60,9 @@ class ModelConfig:
     """Recompute activations in backward instead of storing them: less memory, more time."""
 
     def __post_init__(self) -> None:
-        if self.name not in MODEL_NAMES:
+        if self.name.startswith(PREFIX):
+            self._check_timm()
+        elif self.name not in MODEL_NAMES:
             near = get_close_matches(self.name, MODEL_NAMES, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}")
@@ -74,6 +78,11 @@ class ModelConfig:
         if not 0 <= self.dropout < 1:
             raise ConfigError("MODEL_DROPOUT", f"--model.dropout is {self.dropout}: set it to 0 or more and below 1")
 
+    def _check_timm(self) -> None:
+        given = {"width": self.width is not None, "stem": self.stem != "auto", "norm": self.norm != "batch"}
+        for name in (name for name, is_given in given.items() if is_given):
+            raise ConfigError("MODEL_NAME", f"--model.{name} has no effect on {self.name}: leave it out")
+
 
 class _Shared(TypedDict):
     """Arguments of every architecture."""
@@ -86,12 +95,22 @@ class _Shared(TypedDict):
 
 
 def build_model(
-    config: ModelConfig, *, in_channels: int, num_classes: int, image_size: Sequence[int] | None = None
-) -> nn.Module:
+    config: ModelConfig, *, in_channels: int, num_classes: int, image_size: Sequence[int] | None = None,
+    pretrained: bool = True,
+) -> nn.Module:  # fmt: skip
     """Build the model that maps [B, C, H, W], C = `in_channels`, to logits [B, K], K = `num_classes`.
 
-    `image_size` is the H and W that the `auto` stem depends on; None: the stem for small images.
+    `image_size` is the H and W that the `auto` stem depends on; None: the stem for small images. `pretrained`: whether
+    a net of timm gets the weights that its name says; a run that is resumed needs none.
+
+    Raises:
+        ConfigError: a net of timm cannot be built, or its weights cannot be downloaded.
     """
+    if config.name.startswith(PREFIX):
+        return build_timm_net(
+            config.name, in_channels=in_channels, num_classes=num_classes, dropout=config.dropout,
+            recompute=config.activation_checkpointing, pretrained=pretrained,
+        )  # fmt: skip
     model: nn.Module = model_call(config, in_channels=in_channels, num_classes=num_classes, image_size=image_size)()
     return model
 

@@ -28,7 +28,7 @@ class ImageColumn:
         from datasets import Image
 
         try:
-            columns = [column, *(name for name in dataset.column_names if name == CHECKSUM)]
+            columns = [column, CHECKSUM] if CHECKSUM in dataset.column_names else [column]
             flat = dataset.select_columns(columns).cast_column(column, Image(decode=False)).flatten()
         except (pa.ArrowException, ValueError, TypeError) as error:
             reason = next(iter(str(error).splitlines()), "")

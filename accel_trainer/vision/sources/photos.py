@@ -16,11 +16,13 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import tyro
 from numpy.typing import NDArray
+from torch import nn
 
 from ...core.errors import ConfigError, DataError
 from ...data.fingerprint import SAMPLED
 from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
+from ..models.timm_nets import input_settings
 from .photo_columns import ImageColumn, find_image_column, find_label_column, read_labels
 from .photo_files import VAL_NAMES, open_dataset
 
@@ -42,16 +44,20 @@ class PhotoConfig:
     """The fraction (0..1) of the photos to evaluate on, for data without a validation split."""
     image_size: Annotated[int, tyro.conf.arg(aliases=["--image-size"])] = 224
     """Height and width in pixels of what the model sees."""
-    crop_ratio: float = 0.875
-    """The side of the evaluated square, in the middle, as a fraction (0..1) of a photo's shorter side."""
+    crop_ratio: float | None = None
+    """The side of the evaluated square, in the middle, as a fraction (0..1) of a photo's shorter side; None: as for
+    the weights of a net of timm, else 0.875."""
 
     def __post_init__(self) -> None:
         _check_fraction(self.val_fraction)
         self.eval_transform()
 
-    def eval_transform(self) -> EvalTransform:
-        """Return how photos are evaluated."""
-        return EvalTransform(size=self.image_size, crop_ratio=self.crop_ratio)
+    def eval_transform(self, model: nn.Module | None = None) -> EvalTransform:
+        """Return how photos are evaluated: by a net of timm as in its pretraining, but for the size."""
+        settings = dict(input_settings(model)) if model is not None else {}
+        if self.crop_ratio is not None:
+            settings["crop_ratio"] = self.crop_ratio
+        return EvalTransform(size=self.image_size, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
