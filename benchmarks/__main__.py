@@ -11,6 +11,7 @@ from .results import write_readme
 NAMES = (
     "overhead",
     "input_pipeline",
+    "photos",
     "evaluation",
     "checkpointing",
     "startup",

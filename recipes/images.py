@@ -24,6 +24,7 @@ from accel_trainer.vision import (
     ModelConfig,
     PhotoAugmentConfig,
     PhotoConfig,
+    WorstMistakes,
     build_model,
     build_photo_loaders,
     load_photos,
@@ -59,10 +60,11 @@ def train(config: Config) -> RunResult:
             photos, run.config.batch, augment=config.augment, transform=transform,
             seed=config.seed, accelerator=run.accelerator,
         )  # fmt: skip
+        mistakes = WorstMistakes(run.folder, eval_loader, photos.class_names)
         return build_trainer(
             run, model=model, task=ClassificationTask(config.task), loader=loader, eval_loader=eval_loader,
-            metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(photos.num_classes)],
-            data_fingerprint=photos.fingerprint,
+            metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(photos.num_classes), mistakes],
+            callbacks=[mistakes], data_fingerprint=photos.fingerprint,
             export_config={
                 "model": asdict(config.model),
                 "in_channels": 3,

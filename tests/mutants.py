@@ -347,11 +347,11 @@ MUTANTS = [
         ("tests/cli/test_export.py::test_a_picture_becomes_as_high_and_as_wide_as_those_of_the_training",),
     ),
     Mutant(
-        "the report shows the least sure mistakes first",
-        "accel_trainer/cli/report/pictures.py",
-        "argsort(descending=True)",
-        "argsort()",
-        ("tests/cli/test_report.py::test_mistakes_are_wrong_and_the_surest_come_first",),
+        "the least sure mistakes are stored first",
+        "accel_trainer/vision/mistakes.py",
+        "argsort(descending=True, stable=True)",
+        "argsort(stable=True)",
+        ("tests/vision/test_mistakes.py",),
     ),
     Mutant(
         "the doctor complains of a disk with much room",

@@ -15,6 +15,7 @@ from ..checkpoint.state_dict import load_weights
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError
 from . import ModelConfig, build_model
+from .data.eval_transform import EvalTransform
 from .data.images import Normalization
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -31,6 +32,8 @@ class ExportConfig:
     normalization: Normalization
     image_size: tuple[int, int] | None
     """Height and width of the images it was trained on; None: not recorded, any size works."""
+    transform: EvalTransform | None = None
+    """How a photo of any size becomes its input; None: it was trained on images of one size."""
 
     def build_model(self) -> nn.Module:
         """Build the model with random weights."""
@@ -104,6 +107,7 @@ def read_export_config(folder: Path) -> ExportConfig:
             class_names=tuple(content["class_names"]),
             normalization=Normalization(**mean_and_std),
             image_size=tuple(content["image_size"]) if "image_size" in content else None,
+            transform=EvalTransform.from_dict(content["eval_transform"]) if "eval_transform" in content else None,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error

@@ -8,7 +8,7 @@ import resource
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ from accel_trainer.cli.doctor.command import CHECKS
 from accel_trainer.core.run_dir import RunLock
 from accel_trainer.run.parser import save_config
 from accel_trainer.run.preflight import LaunchContext
+from accel_trainer.vision import PhotoConfig
 from accel_trainer.vision.data.cache import cache_folder
 from accel_trainer.vision.sources.find import find_source
 from tests import processes
 from tests.faults.disks import can_mount, mount_small_disk
 from tests.faults.tiny_run import METADATA, damage, make, name_at, save
+from tests.vision.make_photos import write_classes
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
 
@@ -322,6 +324,20 @@ def test_a_launcher_that_kills_before_a_checkpoint_is_written(tmp_path: Path) ->
 def test_data_that_is_not_there() -> None:
     assert "did you mean digits?" in str(find("DATA", DatasetConfig(dataset="digts")))
     assert find("DATA", DatasetConfig()) is find("DATA") is None
+
+
+def test_photos_that_the_run_would_refuse(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class PhotosConfig(DatasetConfig):
+        photos: PhotoConfig = field(default_factory=PhotoConfig)
+
+    folder = write_classes(tmp_path / "photos", per_class=9)
+    config = PhotosConfig(dataset=str(folder), run=RunConfig(cache_dir=tmp_path / "cache"))
+    assert "has no validation split: set one aside with --val-fraction 0.1" in str(find("DATA", config))
+    split = replace(config, photos=PhotoConfig(val_fraction=0.3))
+    assert find("DATA", split) is find("MEMORY", split) is None
+    assert find("DATA", replace(split, dataset="owner/name")) is None, "nothing is downloaded"
+    assert "no photos in" in str(find("DATA", replace(split, dataset=str(tmp_path / "cache"))))
 
 
 def test_images_that_do_not_fit_into_memory(tmp_path: Path) -> None:

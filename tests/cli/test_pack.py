@@ -5,7 +5,6 @@ import json
 import multiprocessing
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
@@ -25,11 +24,7 @@ from .conftest import run_command
 FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
-@pytest.fixture(autouse=True)
-def _quiet_datasets() -> Iterator[None]:
-    datasets.disable_progress_bars()
-    yield
-    datasets.enable_progress_bars()
+pytestmark = pytest.mark.usefixtures("quiet_datasets")
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -302,3 +304,12 @@ def test_a_callable_of_the_users_own_gives_the_same_pixels_anywhere() -> None:
     for found in (batches(2), [whole[0], *batches(0, 1)]):
         for left, right in zip(found, whole, strict=True):
             expect_same(left, right)
+
+
+def test_this_thread_keeps_its_number_of_threads() -> None:
+    code = (
+        "import torch; from tests.vision.test_photo_loader import *; torch.set_num_threads(3); "
+        "batches_of(make_loader(num_workers=2)); print(torch.get_num_threads())"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["3"]

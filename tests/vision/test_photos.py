@@ -46,6 +46,7 @@ def test_a_folder_with_train_and_val(tmp_path: Path) -> None:
     assert photos.num_classes == 3
     assert photos.train.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
     assert photos.train.labels.dtype == np.int64
+    assert photos.train.labels.flags.writeable, "torch warns of others"
     assert photos.val.labels.tolist() == [0, 0, 2, 2]
     assert photos.train.encoded_at(4) == (root / "train" / "bee" / "1.jpg").read_bytes()
     assert str(root / "train" / "bee" / "1.jpg") in photos.train.name_of(4)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -29,14 +28,13 @@ from ...vision.data.photo_decode import decoder_version
 from ...vision.sources.photo_columns import CHECKSUM
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..parser import CommandParser
+from ..threads import in_order
 from .reencode import reencode
 from .shards import Shard, describe_shards, plan_shards, write_shard
 
 _SETTINGS, _SUMS, _COMMIT, _LOCK = "pack.json", "SHA256SUMS", "dataset_dict.json", ".lock"
 _FORMAT = 1
-_NUM_AHEAD = 128  # photos that the threads read before they are written
 _EXAMPLE = "example: accel-trainer pack photos packed --short-side 256 --num-workers 8"
-T = TypeVar("T")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -181,7 +179,7 @@ def _records(
         image = {"bytes": data, "path": source.stored_name(shard.split, index)}
         return {"image": image, "label": int(photos.labels[index]), CHECKSUM: hashlib.sha256(data).hexdigest()}
 
-    for row in in_order(threads, record, shard.rows, num_ahead=_NUM_AHEAD):
+    for row in in_order(threads, record, shard.rows):
         bar.update()
         if isinstance(row, dict):
             yield row
@@ -189,23 +187,6 @@ def _records(
             left_out.append(row)
         else:
             raise DataError(row.code, f"{row.args[0]}, or leave such photos out with --on-bad-image skip")
-
-
-def in_order(
-    threads: ThreadPoolExecutor, function: Callable[[int], T], indices: Iterable[int], *, num_ahead: int
-) -> Iterator[T]:
-    """Yield `function(index)` for each index, in order, computed by threads at most `num_ahead` ahead."""
-    waiting: deque[Future[T]] = deque()
-    try:
-        for index in indices:
-            waiting.append(threads.submit(function, index))
-            if len(waiting) >= num_ahead:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-    finally:
-        for future in waiting:
-            future.cancel()
 
 
 def _json(value: object) -> bytes:

@@ -15,7 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import yaml
@@ -28,6 +28,7 @@ from ...run.config import RecipeConfig
 from ...run.parser import load_config, parse_config, parse_config_and_origins
 from ...run.preflight import Check, LaunchContext
 from ...run.resume import read_stored_config
+from ...vision.sources.photos import PhotoConfig
 from ..plan import find_config_class
 from . import folder, launching, machine
 from .findings import Finding, examine, rank_in
@@ -69,6 +70,13 @@ class _StoredConfig(RecipeConfig):
     """`--dataset` of a recipe that has one."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class _StoredPhotosConfig(_StoredConfig):
+    """The same, of a recipe that reads photos."""
+
+    photos: PhotoConfig = field(default_factory=PhotoConfig)
+
+
 def _read_config(flags: list[str]) -> RecipeConfig:
     """Return the config of a recipe with flags, or of a run, or without either the defaults with flags."""
     target = Path(flags.pop(0)) if flags and not flags[0].startswith("-") else None
@@ -80,16 +88,18 @@ def _read_config(flags: list[str]) -> RecipeConfig:
 
 def _read_run(run: Path, flags: Sequence[str]) -> RecipeConfig:
     """Return the config of a run, changed by `flags`. Its recipe is not imported: it is code."""
-    asked, origins = parse_config_and_origins(_StoredConfig, flags, description=_DESCRIPTION)
+    has_config = os.path.lexists(run / "config.yaml")
+    if not has_config and not os.path.lexists(run / "status.json"):
+        raise OutputError("NOT_A_RUN", f"{run} is not a run (there is no config.yaml): check the path")
+    stored = dict(flatten_config(read_stored_config(run))) if has_config else {}
+    config_class = _StoredPhotosConfig if "photos.image_size" in stored else _StoredConfig
+    asked, origins = parse_config_and_origins(config_class, flags, description=_DESCRIPTION)
     config: RecipeConfig = asked
-    if os.path.lexists(run / "config.yaml"):
-        stored = dict(flatten_config(read_stored_config(run)))
+    if has_config:
         values = dict(flatten_config(config_to_dict(asked)))
         kept = {name: stored[name] for name in values if name in stored and origins[name] == "default"}
         text = yaml.safe_dump(values | kept)
-        config = load_config(_StoredConfig, text, source=str(run / "config.yaml"))
-    elif not os.path.lexists(run / "status.json"):
-        raise OutputError("NOT_A_RUN", f"{run} is not a run (there is no config.yaml): check the path")
+        config = load_config(config_class, text, source=str(run / "config.yaml"))
     return replace(config, run=replace(config.run, output_dir=run, resume="auto"))
 
 

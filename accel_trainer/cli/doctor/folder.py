@@ -16,6 +16,8 @@ from ...run.resume import check_changes, read_stored_config, with_batch
 from ...run.resume import find_source as find_run_source
 from ...vision.data.cache import cache_folder
 from ...vision.sources.find import find_source
+from ...vision.sources.photo_files import is_hub_name
+from ...vision.sources.photos import PhotoConfig, load_photos
 from ...vision.sources.raw import Source
 from ..launch import GRACE_S
 from ..runs.checkpoint_report import CheckpointReport, inspect_checkpoints
@@ -127,10 +129,32 @@ def find_short_grace(now: LaunchContext) -> str | None:
 def find_unknown_data(now: LaunchContext) -> str | None:
     """The data set exists."""
     try:
-        _source(now)
+        data_key(now)
     except UserError as error:
         return str(error.args[0])
     return None
+
+
+def data_key(now: LaunchContext) -> str:
+    """Return what identifies the data; empty if there is none, or it would have to be downloaded.
+
+    Raises:
+        UserError: the run would refuse the data.
+    """
+    dataset, options = getattr(now.config, "dataset", None), getattr(now.config, "photos", None)
+    if not isinstance(dataset, str):
+        return ""
+    if not isinstance(options, PhotoConfig):
+        return find_source(dataset).key
+    if is_hub_name(dataset):
+        return ""
+    return load_photos(
+        dataset,
+        image_column=options.image_column,
+        label_column=options.label_column,
+        val_fraction=options.val_fraction,
+        cache_dir=now.config.run.cache_dir,
+    ).fingerprint
 
 
 def find_little_memory(now: LaunchContext) -> str | None:
@@ -189,4 +213,6 @@ def _existing(now: LaunchContext) -> Path:
 
 def _source(now: LaunchContext) -> Source | None:
     dataset = getattr(now.config, "dataset", None)
-    return find_source(dataset) if isinstance(dataset, str) else None
+    if not isinstance(dataset, str) or hasattr(now.config, "photos"):
+        return None  # none, or photos that are decoded as they are needed
+    return find_source(dataset)

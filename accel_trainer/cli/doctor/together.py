@@ -16,8 +16,8 @@ from ...distributed.accelerator import describe_machine, start_accelerator
 from ...distributed.collectives import gather_rows, shutdown
 from ...run.preflight import LaunchContext
 from ...run.session import check_same_everywhere, describe_identity
-from ...vision.sources.find import find_source
 from .findings import Finding, rank_in
+from .folder import data_key
 
 _MAX_WAIT_S = 30.0
 _LARGE_BYTES, _LARGE_TIMES, _SMALL_TIMES = 16 << 20, 5, 20
@@ -58,9 +58,8 @@ def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str]
 
 def _find_differences(now: LaunchContext, accelerator: Accelerator) -> list[Finding]:
     """Compare versions, code, config and data. **Collective.**"""
-    dataset = getattr(now.config, "dataset", None)
     try:
-        data = find_source(dataset).key if isinstance(dataset, str) else ""
+        data = data_key(now)
     except UserError as error:
         data = str(error)
     try:

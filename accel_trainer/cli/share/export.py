@@ -135,4 +135,6 @@ def reported_metrics(run: RunReader) -> dict[str, float]:
 def _evaluation(run: RunReader) -> dict[str, Any]:
     """Return the evaluation settings that change the numbers."""
     precision = run.environment.get("mixed_precision") or (run.config.get("runtime") or {}).get("mixed_precision")
-    return {"mixed_precision": precision or "no", "tta": (run.config.get("task") or {}).get("tta", "none")}
+    settings = {"mixed_precision": precision or "no", "tta": (run.config.get("task") or {}).get("tta", "none")}
+    photos = run.config.get("photos")  # which of them are for validation
+    return settings if photos is None else {**settings, "photos": photos}

@@ -6,7 +6,7 @@ Shapes: B batch (may be 0), S size of a model's input, K classes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -47,7 +47,7 @@ class PhotoReader:
         self.split, self.size, self.device, self.num_workers = split, size, device, num_workers
         self._labels = torch.from_numpy(split.labels)
 
-    def read(self, ids: Sequence[Tensor], rows_of: Callable[[Tensor], MakeRow]) -> Iterator[Batch]:
+    def read(self, ids: Iterable[Tensor], rows_of: Callable[[Tensor], MakeRow]) -> Iterator[Batch]:
         """Yield a batch for each tensor of ids [B], with its labels; `rows_of(ids)` makes the pixels of each row.
 
         Raises:
@@ -59,6 +59,7 @@ class PhotoReader:
                 _fill(batch.inputs.numpy(), make_row, range(len(batch_ids)))
                 yield batch
             return
+        torch.get_num_threads()  # a thread that never asked takes over what another sets (torch 2.13)
         pool = ThreadPoolExecutor(self.num_workers, "photos", torch.set_num_threads, (1,))
         ahead: deque[tuple[Batch, list[Future[None]]]] = deque()
         try:
@@ -135,7 +136,7 @@ class PhotoLoader:
             return lambda row: augment(split.encoded_at(numbers[row]), split.name_of(numbers[row]), draws[row])
 
         def read(ids: Sequence[Tensor]) -> Iterator[Batch]:
-            return self._reader.read([self._with_partners(each, epoch) for each in ids], rows_of)
+            return self._reader.read((self._with_partners(each, epoch) for each in ids), rows_of)
 
         yield from read_steps(
             self.plan,
@@ -198,6 +199,14 @@ class PhotoEvalLoader:
         for read in self._reader.read([torch.arange(part.start, part.stop) for part in self._ranges], rows_of):
             batch = self._copy(read)
             yield Batch(self._normalize(batch.inputs), batch.targets, batch.sample_ids)
+
+    def picture_of(self, sample_id: int) -> Tensor:
+        """Return what the model sees of a photo, uint8 [S, S, 3]."""
+        return self._transform(self._reader.split.encoded_at(sample_id), self.name_of(sample_id))
+
+    def name_of(self, sample_id: int) -> str:
+        """Return where a photo is."""
+        return self._reader.split.name_of(sample_id)
 
 
 class PhotoDataset:

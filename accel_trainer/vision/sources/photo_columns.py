@@ -163,7 +163,7 @@ def read_labels(splits: Sequence[Any], column: str, name: str) -> tuple[tuple[st
             raise DataError("DATA_LABEL", f"{fact}: label or remove it")
     if isinstance(feature, ClassLabel):
         class_names = tuple(str(class_name) for class_name in feature.names)
-        labels = [np.asarray(split.to_numpy(zero_copy_only=False), np.int64) for split in values]
+        labels = [np.array(split.to_numpy(zero_copy_only=False), np.int64) for split in values]
     elif types.is_floating(values[0].type) or types.is_nested(values[0].type):
         fact = f"column {column} of {name} is of type {values[0].type}"
         raise DataError("DATA_LABEL", f"{fact}: make its labels integers or strings")

@@ -40,9 +40,14 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Any:
         return _load("webdataset", path, data_files=glob.escape(str(path.absolute())), cache_dir=_cache(cache_dir))
     if path.exists():
         raise DataError("DATA_NOT_A_FOLDER", f"{source} is neither a folder nor parquet nor a tar: extract it")
-    if not _HUB_NAME.fullmatch(str(source)):
+    if not is_hub_name(str(source)):
         raise DataError("DATA_NOT_FOUND", f"no folder {source}: give an existing one, or OWNER/NAME on the hub")
     return _load_from_hub(str(source))
+
+
+def is_hub_name(source: str) -> bool:
+    """Return whether it is OWNER/NAME and no file or folder here."""
+    return bool(_HUB_NAME.fullmatch(source)) and not expand_home(Path(source)).exists()
 
 
 def _load_from_hub(repository: str) -> Any:

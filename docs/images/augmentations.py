@@ -1,0 +1,67 @@
+"""Draws augmentations.jpg, each augmentation of a photo in six epochs: `python docs/images/augmentations.py`."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from sklearn.datasets import load_sample_images
+
+from accel_trainer import BatchPlan
+from accel_trainer.vision import EvalTransform, PhotoAugmentConfig, PhotoLoader, PhotoSplit
+
+SIZE, NUM_EPOCHS, LABEL_WIDTH = 112, 6, 150
+PLAIN: dict[str, Any] = {"crop": "none", "flip": "none"}
+ROWS = {
+    "crop random-resized": {"flip": "none"},
+    "crop padded": {"crop": "padded", "crop_padding": 24, "flip": "none"},
+    "flip alternating": {"crop": "none", "flip": "alternating"},
+    "color-jitter .4 .4 .4 .1": {**PLAIN, "color_jitter": (0.4, 0.4, 0.4, 0.1)},
+    "policy randaugment": {**PLAIN, "policy": "randaugment"},
+    "policy trivialaugment": {**PLAIN, "policy": "trivialaugment"},
+    "erase 1": {**PLAIN, "erase": 1.0},
+    "mixup 1": {**PLAIN, "mixup": 1.0},
+    "cutmix 1": {**PLAIN, "cutmix": 1.0},
+}
+
+
+def jpeg(pixels: Any) -> bytes:
+    """Return scikit-learn's photo as a file."""
+    data = BytesIO()
+    Image.fromarray(pixels).save(data, "jpeg", quality=95)
+    return data.getvalue()
+
+
+def first_photo(photos: PhotoSplit, augment: PhotoAugmentConfig, epoch: int) -> Image.Image:
+    """Return sample 0 as the model sees it in `epoch`."""
+    transform = EvalTransform(size=SIZE)
+    plan = BatchPlan(num_samples=len(photos), global_batch_size=len(photos), per_device_batch_size=len(photos))
+    loader = PhotoLoader(
+        photos, plan=plan, augment=augment, transform=transform, num_classes=2, seed=1, device=torch.device("cpu")
+    )
+    batch = next(loader.step_batches(epoch, 0)).micro_batches[0]
+    image = batch.inputs[batch.sample_ids.tolist().index(0)].permute(1, 2, 0)
+    pixels = (image * torch.tensor(transform.std) + torch.tensor(transform.mean)) * 255
+    return Image.fromarray(pixels.round().clamp(0, 255).byte().numpy())
+
+
+def main() -> None:
+    """Draw a row for each augmentation."""
+    temple, flower = (jpeg(pixels) for pixels in load_sample_images().images)
+    files = [temple, *[flower] * 9]
+    photos = PhotoSplit(labels=np.zeros(10, np.int64), encoded_at=files.__getitem__, name_of=str)
+    sheet = Image.new("RGB", (LABEL_WIDTH + NUM_EPOCHS * (SIZE + 4), len(ROWS) * (SIZE + 4)), "white")
+    for row, (name, options) in enumerate(ROWS.items()):
+        ImageDraw.Draw(sheet).text((4, row * (SIZE + 4) + SIZE // 2 - 6), name, fill="black")
+        for epoch in range(NUM_EPOCHS):
+            image = first_photo(photos, PhotoAugmentConfig(**options), epoch)
+            sheet.paste(image, (LABEL_WIDTH + epoch * (SIZE + 4), row * (SIZE + 4)))
+    sheet.save(Path(__file__).with_name("augmentations.jpg"), quality=75)
+
+
+if __name__ == "__main__":
+    main()
