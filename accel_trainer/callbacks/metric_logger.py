@@ -196,7 +196,7 @@ class Meters:
         sums = self._global_sums()  # first: this counts the steps that are pending
         num_items, num_updates = sums.pop(_ITEMS, self._counts["num_items"]), self._counts["num_updates"]
         norm = sums.pop("grad_norm", None)
-        means = {f"train/{name}": value / max(1, num_items) for name, value in sums.items()}
+        means = {f"train/{name}": value / (num_items or 1) for name, value in sums.items()}
         if norm is not None:
             means["optim/grad_norm"] = norm / num_updates
         if self._counts["num_skipped"]:

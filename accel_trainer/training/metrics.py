@@ -29,20 +29,23 @@ class MeanLoss:
         return torch.zeros(2, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Add the losses [B]. Raises ConfigError if there is not one for each sample."""
+        """Add the losses [B]. Raises ConfigError if there is not one for each sample, or not one number of items."""
         if output.losses.shape != (len(batch),):
             raise ConfigError(
                 "SHAPES",
                 f"the losses are {describe_tensor(output.losses)} for {len(batch)} samples: let eval_step return one "
                 "for each sample, [B], neither their mean nor one for each pixel",
             )
+        if output.num_items is not None and getattr(output.num_items, "shape", None) != (len(batch),):
+            fact = f"num_items are {describe_tensor(output.num_items)} for {len(batch)} samples"
+            raise ConfigError("SHAPES", f"{fact}: let eval_step return the number of items of each sample, [B]")
         sums[0].add_(output.losses.sum(dtype=torch.float64))
         sums[1].add_(len(batch) if output.num_items is None else output.num_items.sum())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
         """Return `loss`."""
         loss_sum, num_items = sums.tolist()
-        return {"loss": loss_sum / max(1, num_items)}
+        return {"loss": loss_sum / (num_items or 1)}
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,12 @@ from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from ..core.errors import ConfigError
 from ..core.train_state import TrainState
 from ..core.types import StepBatch
 from ..distributed.fsdp import is_sharded, local_part
 from ..fault_tolerance.nonfinite_guard import NonfiniteGuard, PendingUpdate
+from .metrics import describe_tensor
 
 _MIN_LOSS_SCALE = 1e-3  # a gradient that overflows even below it is NaN or inf, not a float16 overflow
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
@@ -45,6 +47,7 @@ class OptimizerStep:
         self._max_grad_norm = max_grad_norm
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._scales: dict[float, Tensor] = {}
+        self._has_counts: bool | None = None  # whether the task counts items, known from the first step on
         self.is_open = False
         self.bypass_accelerate = accelerator.scaler is None and accelerator.distributed_type in _PLAIN
         self.optimizer = optimizer if self.bypass_accelerate else prepared_optimizer
@@ -79,17 +82,36 @@ class OptimizerStep:
 
         `counts` are those of the micro-batches, known only after their forwards; None where the task counts none.
         Return their sum. A step may have no item, if every token is padding.
+
+        Raises:
+            ConfigError: one is no tensor [], or the task counts items only sometimes.
         """
-        known = [count for count in counts if count is not None]
+        known = [_checked_count(count) for count in counts if count is not None]
+        self._check_counts_always(bool(known), len(known) in (0, len(counts)))
         if not known:
             return None
         num_items = total(known)
-        items = self._accelerator.reduce(num_items, reduction="sum").clamp(min=1)
-        ratio = num_samples / items.to(self._parameters[0].dtype)
+        items = self._accelerator.reduce(num_items, reduction="sum")
+        # Not in bfloat16, which has no 257.
+        ratio = num_samples / items.where(items > 0, 1).to(torch.promote_types(self._parameters[0].dtype, torch.float))
         for parameter in self._parameters:
             if parameter.grad is not None:
                 local_part(parameter.grad).mul_(ratio)
         return num_items
+
+    def _check_counts_always(self, has_counts: bool, is_uniform: bool) -> None:
+        """Raise ConfigError if the task counts items only sometimes. **Collective** in the first step.
+
+        A process that counted none would miss the collective of the others.
+        """
+        if self._has_counts is None:
+            self._has_counts = has_counts
+            if self._accelerator.num_processes > 1:
+                flag = torch.tensor(float(has_counts), device=self._accelerator.device)
+                is_uniform &= float(self._accelerator.reduce(flag)) in (0, self._accelerator.num_processes)
+        if not is_uniform or has_counts != self._has_counts:
+            fact = "train_step returned num_items for some micro-batches only"
+            raise ConfigError("NUM_ITEMS", f"{fact}: let it return them for all, 0 where there are none")
 
     def apply(self, position: TrainState, step_batch: StepBatch, losses: Sequence[Tensor]) -> StepResult:
         """Clip, step and drop the gradients. **Host sync** with loss scaling.
@@ -160,6 +182,13 @@ def _settle_buckets(model: DistributedDataParallel) -> None:
             total = total + parameter.sum()
     total.backward()
     model.reducer._rebuild_buckets()
+
+
+def _checked_count(count: Tensor) -> Tensor:
+    if not isinstance(count, Tensor) or count.ndim:
+        fact = f"train_step returned {describe_tensor(count)} as num_items"
+        raise ConfigError("NUM_ITEMS", f"{fact}: let it return their number as a tensor [], as mask.sum() is")
+    return count
 
 
 def total(values: Sequence[Tensor]) -> Tensor:

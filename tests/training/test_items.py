@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import TensorDataset
 
 from accel_trainer import (
     Batch,
     BatchConfig,
+    ConfigError,
     EvalOutput,
     MeanLoss,
     OptimizerConfig,
@@ -152,3 +156,91 @@ def test_a_resumed_language_model_ends_with_the_same_bytes(tmp_path: Path) -> No
     for max_steps in (1, 4, None):
         processes.run(train, tmp_path / "parts", 4, 2, max_steps, folder=tmp_path / f"logs-{max_steps}")
     assert final(tmp_path / "parts").read_bytes() == final(tmp_path / "whole").read_bytes()
+
+
+class Counts:
+    """Classification whose number of items is made by `count` from that of the samples []."""
+
+    def __init__(self, count: Callable[[Tensor, Batch], Any]) -> None:
+        self.count = count
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        logits = model(batch.inputs)
+        return StepOutput(
+            F.cross_entropy(logits, batch.targets, reduction="sum"),
+            num_items=self.count(torch.tensor(len(batch)), batch),
+        )
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        logits = model(batch.inputs)
+        return EvalOutput(F.cross_entropy(logits, batch.targets, reduction="none"), logits)
+
+
+def train_counting(folder: Path, count: Callable[[Tensor, Batch], Any], *, micro: int = 8) -> None:
+    """Train on 32 samples in two steps of 16."""
+    config = replace(
+        workload.make_config(folder),
+        batch=BatchConfig(global_batch_size=16, per_device_batch_size=micro),
+        trainer=TrainerConfig(num_epochs=1, log_every_n_steps=1, max_grad_norm=5.0),
+        run=RunConfig(output_dir=folder),
+    )
+    data = TensorDataset(torch.randn(32, 5, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3)
+    with start_run(config, recipe="counts") as run:
+        loader, eval_loader = build_dataset_loaders(data, data, run.config.batch, seed=3, accelerator=run.accelerator)
+        build_trainer(
+            run, model=nn.Linear(5, 3), task=Counts(count), loader=loader, eval_loader=eval_loader, metrics=[MeanLoss()]
+        ).fit()
+
+
+def count_on_some(number: Tensor, batch: Batch) -> Tensor | None:
+    return number if 0 in batch.sample_ids else None
+
+
+def count_on_main(number: Tensor, batch: Batch) -> Tensor | None:
+    return number if os.environ.get("RANK", "0") == "0" else None
+
+
+@pytest.mark.parametrize("count", [lambda n, batch: int(n), lambda n, batch: n.expand(3)], ids=["an int", "a vector"])
+def test_a_number_of_items_that_is_no_tensor_of_one_number_is_refused_in_one_line(tmp_path: Path, count: Any) -> None:
+    with pytest.raises(ConfigError, match=r"train_step returned (a int|int64 \[3\]) as num_items: let it return"):
+        train_counting(tmp_path / "run", count)
+
+
+@pytest.mark.parametrize("micro", [8, 16])
+def test_items_that_are_counted_only_sometimes_are_refused(tmp_path: Path, micro: int) -> None:
+    with pytest.raises(ConfigError, match="returned num_items for some micro-batches only: let it"):
+        train_counting(tmp_path / "run", count_on_some, micro=micro)
+
+
+def train_counting_on_main(folder: Path) -> None:
+    """Both processes must raise."""
+    with pytest.raises(ConfigError, match="returned num_items for some micro-batches only: let it"):
+        train_counting(folder, count_on_main)
+
+
+def test_items_that_one_process_counts_and_another_does_not_are_refused_by_both(tmp_path: Path) -> None:
+    processes.run(train_counting_on_main, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+
+
+def test_items_may_be_fractions(tmp_path: Path) -> None:
+    """As weights of tokens are: a step of a quarter of an item has 64 times the loss and gradient of 16 items."""
+    train_counting(tmp_path / "small", lambda number, batch: number / 64)
+    train_counting(tmp_path / "whole", lambda number, batch: number)
+    for name in ("train/loss", "optim/grad_norm"):
+        small, whole = (rows(tmp_path / folder, "train", name)[0] for folder in ("small", "whole"))
+        assert small == pytest.approx(64 * whole), name
+
+
+def test_the_mean_loss_over_fractions_of_items_is_divided_by_them() -> None:
+    metric, sums = MeanLoss(), torch.zeros(2, dtype=torch.float64)
+    batch = Batch(None, torch.zeros(2), torch.arange(2))
+    metric.update(sums, batch, EvalOutput(torch.ones(2), torch.zeros(2), torch.full((2,), 0.125)))
+    assert metric.compute(sums) == {"loss": 8.0}
+
+
+def test_items_of_an_evaluation_that_are_not_one_for_each_sample_are_refused() -> None:
+    batch = Batch(None, torch.zeros(2), torch.arange(2))
+    for count in (3, torch.tensor(3)):
+        output = EvalOutput(torch.ones(2), torch.zeros(2), count)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"num_items are (a int|int64 \[\]) for 2 samples: let eval_step return"):
+            MeanLoss().update(torch.zeros(2, dtype=torch.float64), batch, output)
