@@ -118,6 +118,29 @@ def schedule_from_torch(factory: Callable[[Optimizer], LRScheduler], *, learning
     return learning_rate_at
 
 
+def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
+    """Return a recipe's `schedule` with Python's floats, after a look at the first and the last of `num_steps` steps.
+
+    Raises:
+        ConfigError: it fails, or gives something other than a number from 0.
+    """
+
+    def learning_rate_at(optimizer_step: int) -> float:
+        return float(schedule(optimizer_step))
+
+    for step in (0, num_steps - 1):
+        try:
+            rate = learning_rate_at(step)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            fix = f"let it return a number for each step from 0 to {num_steps - 1}"
+            raise ConfigError("SCHEDULE", f"the recipe's schedule fails at step {step} ({reason}): {fix}") from error
+        if not 0 <= rate < math.inf:
+            fact = f"the recipe's schedule gives {rate:g} at step {step}"
+            raise ConfigError("SCHEDULE", f"{fact}: let it return a learning rate of 0 or more")
+    return learning_rate_at
+
+
 def scale_learning_rate(
     learning_rate: float, *, rule: Literal["none", "linear", "sqrt"], global_batch_size: int, base_batch_size: int
 ) -> float:

@@ -34,7 +34,7 @@ from ..distributed.accelerator import describe_machine, library_versions, place_
 from ..distributed.collectives import run_on_main
 from ..distributed.fsdp import reject_options_with_fsdp
 from ..optim.config import OptimizerConfig
-from ..optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, scale_learning_rate
+from ..optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, checked_schedule, scale_learning_rate
 from ..optim.optimizers import build_optimizer, coming_state_bytes, scale_groups
 from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.compile import Compiler, Stopwatch
@@ -93,7 +93,8 @@ def build_trainer(
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, loader.plan)
     rate = f"peak learning rate {peak_learning_rate:g}"
     if schedule is not None:
-        learning_rate_at, rate = schedule, "the recipe's learning rates"
+        num_steps = _count_steps(config, loader.plan)
+        learning_rate_at, rate = checked_schedule(schedule, num_steps=num_steps), "the recipe's learning rates"
     banner = (
         f"{describe_machine(accelerator)}\n{loader.plan.describe()}, {_describe_length(config, loader.plan)}\n"
         f"{rate}, {describe_parameters(model)}\n"
@@ -167,11 +168,16 @@ def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> 
         raise ConfigError("CONFIG", f"{fact}: leave it out, or change the recipe")
 
 
+def _count_steps(config: RecipeConfig, plan: BatchPlan) -> int:
+    """Return the number of steps of the whole run, up to `max_steps`."""
+    num_steps, max_steps = config.trainer.num_epochs * plan.steps_per_epoch, config.trainer.max_steps
+    return num_steps if max_steps is None else min(num_steps, max_steps)
+
+
 def _describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
-    num_epochs, max_steps = config.trainer.num_epochs, config.trainer.max_steps
-    num_steps = num_epochs * plan.steps_per_epoch
-    is_limited = max_steps is not None and max_steps < num_steps
-    return f"{num_epochs} epochs, " + (f"{max_steps} steps (--max-steps)" if is_limited else f"{num_steps} steps")
+    num_epochs, num_steps = config.trainer.num_epochs, _count_steps(config, plan)
+    is_limited = num_steps < num_epochs * plan.steps_per_epoch
+    return f"{num_epochs} epochs, {num_steps} steps" + " (--max-steps)" * is_limited
 
 
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:

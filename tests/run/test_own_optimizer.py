@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -115,6 +116,40 @@ def test_a_scheduler_of_torch_gives_the_learning_rate_of_every_step() -> None:
     schedule = schedule_from_torch(one_cycle, learning_rate=0.1)
     assert schedule(13) == expected[13], "in any order, as after a resume"
     assert [schedule(step) for step in range(20)] == expected
+
+
+def short_cycle(optimizer: Optimizer) -> OneCycleLR:
+    return OneCycleLR(optimizer, max_lr=0.4, total_steps=NUM_STEPS - 2)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        (
+            lambda step: None,
+            r"the recipe's schedule fails at step 0 \(TypeError: .*\): let it return a number for each",
+        ),
+        ([0.1, 0.1], r"fails at step 0 \(TypeError: 'list' object is not callable\): let it return a number"),
+        (schedule_from_torch(short_cycle, learning_rate=0.1), r"fails at step 9 \(ValueError: Tried to step 9 times"),
+        (lambda step: 0.1 - 0.02 * step, "gives -0.08 at step 9: let it return a learning rate of 0 or more"),
+        (lambda step: math.nan, "gives nan at step 0: let it"),
+    ],
+)
+def test_a_schedule_that_cannot_last_is_refused_before_the_first_step(
+    tmp_path: Path, schedule: Any, message: str
+) -> None:
+    config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig(), schedule=ScheduleConfig())
+    with pytest.raises(ConfigError, match=message):
+        workload.train(config, schedule=schedule)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("number", [np.float32, torch.tensor], ids=["numpy", "torch"])
+def test_a_schedule_may_return_a_number_of_numpy_or_torch(tmp_path: Path, number: Callable[[float], Any]) -> None:
+    config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig(), schedule=ScheduleConfig())
+    config = replace(config, trainer=replace(config.trainer, log_every_n_steps=1))
+    workload.train(config, schedule=lambda step: number(0.5**step))
+    assert learning_rates(tmp_path / "run") == [0.5**step for step in range(NUM_STEPS)]
 
 
 @pytest.mark.parametrize(
