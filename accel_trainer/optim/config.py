@@ -17,7 +17,7 @@ from .muon import Muon
 
 _OWN: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW, "muon": Muon}
 _LEARNING_RATES = {"sgd": 0.1, "muon": 0.1, "adamw": 1e-3}
-_UNSUITABLE = {"LBFGS": "it needs several forwards for a step", "SparseAdam": "it needs sparse gradients"}
+UNSUITABLE = {"LBFGS": "it needs several forwards for a step", "SparseAdam": "it needs sparse gradients"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,8 @@ class OptimizerConfig:
 
 def optimizer_class_of(name: str) -> type[Optimizer]:
     """Return the optimizer of that name. Only torch.optim is searched: no name imports code."""
-    if name in _UNSUITABLE:
-        raise ConfigError("CONFIG", f"--optimizer.name is {name}, but {_UNSUITABLE[name]}: choose another")
+    if name in UNSUITABLE:
+        raise ConfigError("CONFIG", f"--optimizer.name is {name}, but {UNSUITABLE[name]}: choose another")
     classes = {key: value for key, value in vars(torch.optim).items() if isinstance(value, type)}
     del classes["Optimizer"]  # the base class
     if name in (known := classes | _OWN):

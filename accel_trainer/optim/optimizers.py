@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.optim import SGD, Optimizer
 
 from ..core.errors import ConfigError
 from ..distributed.streams import has_streams
-from .config import OptimizerConfig, optimizer_class_of
+from .config import UNSUITABLE, OptimizerConfig, optimizer_class_of
 from .parameter_groups import parameter_groups
 
 
@@ -18,9 +19,11 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """Build the optimizer of `model`'s trainable parameters on their device; fused where torch has a fused kernel.
 
     Raises:
-        ConfigError: torch's class refuses the settings or the parameters.
+        ConfigError: all parameters are frozen, or torch's class refuses them or the settings.
     """
     config, groups = config.with_learning_rate(), parameter_groups(model, config)
+    if not groups:
+        raise ConfigError("FREEZE", "all parameters of the model are frozen: leave some to train")
     devices = {p.device for p in model.parameters()}
     has_kernels = all(device.type == "cpu" or has_streams(device) for device in devices)
     fused = has_kernels and all(p.is_floating_point() for p in model.parameters())
@@ -51,11 +54,38 @@ def coming_state_bytes(optimizer: Optimizer) -> int:
     return total
 
 
-def scale_groups(optimizer: Optimizer) -> Optimizer:
-    """Let the learning rates of an optimizer's groups keep their ratios to that of the first when a schedule sets them.
+def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Module) -> Optimizer:
+    """Return the optimizer that a recipe builds for `model`.
 
-    A group whose rate is 0 stays at 0.
+    When a schedule sets the learning rates of its groups, they keep their ratios to that of the first; 0 stays 0.
+
+    Raises:
+        ConfigError: it is no optimizer of this model's trainable parameters.
     """
+    optimizer = build(model) if callable(build) else build
+    if not callable(build) or not isinstance(optimizer, Optimizer):
+        fact = f"optimizer= {'gives' if callable(build) else 'is'} an object of type {type(optimizer).__name__}"
+        raise ConfigError("CONFIG", f"{fact}: give it a function that takes the model and returns a torch optimizer")
+    if reason := UNSUITABLE.get(type(optimizer).__name__):
+        raise ConfigError("CONFIG", f"the recipe's optimizer is {type(optimizer).__name__}, but {reason}: take another")
+    _check_parameters(optimizer, model)
+    return _scale_groups(optimizer)
+
+
+def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise ConfigError for parameters that only the optimizer has, or that only the model trains."""
+    parameters = {id(p): name for name, p in model.named_parameters()}
+    theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if not theirs <= parameters.keys():
+        fact = "the recipe's optimizer has parameters that are not the model's"
+        raise ConfigError("CONFIG", f"{fact}: build it from the model that the function gets")
+    # Their gradients would be added up over all steps, and be part of the norm that is clipped.
+    if left_out := [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in theirs]:
+        fact = f"the recipe's optimizer has {len(theirs)} parameters, without {', '.join(left_out[:3])}"
+        raise ConfigError("CONFIG", f"{fact}: add them, or freeze them by --freeze or requires_grad_(False)")
+
+
+def _scale_groups(optimizer: Optimizer) -> Optimizer:
     base = float(optimizer.param_groups[0]["lr"])
     if base <= 0:
         raise ConfigError("CONFIG", f"the first group of the recipe's optimizer has lr {base}: set it above 0")

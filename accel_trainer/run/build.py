@@ -35,7 +35,7 @@ from ..distributed.collectives import run_on_main
 from ..distributed.fsdp import reject_options_with_fsdp
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, checked_schedule, scale_learning_rate
-from ..optim.optimizers import build_optimizer, coming_state_bytes, scale_groups
+from ..optim.optimizers import build_optimizer, build_own_optimizer, coming_state_bytes
 from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.compile import Compiler, Stopwatch
 from ..training.evaluator import Evaluator
@@ -88,7 +88,7 @@ def build_trainer(
     if optimizer is None:
         chosen = build_optimizer(model, config.optimizer)
     else:
-        chosen = scale_groups(optimizer(model))
+        chosen = build_own_optimizer(optimizer, model)
         config = replace(config, optimizer=OptimizerConfig(learning_rate=float(chosen.param_groups[0]["lr"])))
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, loader.plan)
     rate = f"peak learning rate {peak_learning_rate:g}"

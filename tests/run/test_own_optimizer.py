@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from accel_trainer import ConfigError, DistillationTask, OptimizerConfig, ScheduleConfig, schedule_from_torch
 from accel_trainer.core.errors import CheckpointError
+from accel_trainer.optim.optimizers import build_optimizer
 from accel_trainer.optim.parameter_groups import layer_depths, parameter_groups
 
 from .. import processes, workload
@@ -116,6 +117,30 @@ def test_a_scheduler_of_torch_gives_the_learning_rate_of_every_step() -> None:
     schedule = schedule_from_torch(one_cycle, learning_rate=0.1)
     assert schedule(13) == expected[13], "in any order, as after a resume"
     assert [schedule(step) for step in range(20)] == expected
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (torch.optim.SGD([torch.zeros(1)]), "optimizer= is an object of type SGD: give it a function"),
+        (lambda model: [torch.optim.SGD(model.parameters())], "optimizer= gives an object of type list: give it a fun"),
+        (lambda model: torch.optim.LBFGS(model.parameters()), "optimizer is LBFGS, but it needs several forwards"),
+        (lambda model: torch.optim.SGD([torch.zeros(1)]), "has parameters that are not the model's: build it from"),
+        (
+            lambda model: torch.optim.SGD(list(model.parameters())[:1]),
+            r"optimizer has 1 parameters, without \S+, \S+, \S+: add them, or freeze them by --freeze",
+        ),
+    ],
+)
+def test_an_optimizer_that_is_not_of_the_whole_model_is_refused(tmp_path: Path, build: Any, message: str) -> None:
+    config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig(), schedule=ScheduleConfig())
+    with pytest.raises(ConfigError, match=message):
+        workload.train(config, optimizer=build)
+
+
+def test_a_model_of_which_nothing_is_trained_is_refused() -> None:
+    with pytest.raises(ConfigError, match="all parameters of the model are frozen: leave some to train"):
+        build_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimizerConfig())
 
 
 def short_cycle(optimizer: Optimizer) -> OneCycleLR:
