@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError
-from .format import decode_files, read_checkpoint
+from .format import CHECKPOINT_NAME, decode_files, read_checkpoint
 from .retention import load_checkpoint
 from .serialization import unpack_tensors
 from .state_dict import check_weights, rename_weights
@@ -39,13 +39,15 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> I
     """Load the weights in a safetensors file, a checkpoint, or a run's newest one (the EMA if there is one).
 
     Tensors whose name the regular expression `skip` finds are left out, of the file and of the model. So is the head,
-    the module of the model's last parameter, if its size differs. All others must match.
+    the module of the model's last parameter, if its size differs. All others must match, except that the file may be in
+    another floating-point dtype, and may lack the second name of tied weights and how many batches a norm has counted.
 
     Raises:
         CheckpointError: there are none, or they do not fit.
         ConfigError: `skip` is no regular expression, or finds no name.
     """
-    theirs, mine = rename_weights(model, _read_weights(path)), model.state_dict()
+    mine = model.state_dict()
+    theirs = _like(mine, rename_weights(model, _read_weights(path)))
     names = [*theirs, *(name for name in mine if name not in theirs)]
     skipped = {name for name in names if re.search(skip, name)} if skip is not None else set()
     if skip is not None and not skipped:
@@ -55,10 +57,24 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> I
     in_head = [name for name in mine if name.rpartition(".")[0] == head and name in theirs]
     if any(mine[name].shape != theirs[name].shape for name in in_head):
         skipped.update(in_head)
+    skipped.update(name for name in mine if name.endswith("num_batches_tracked") and name not in theirs)
     kept, expected = ({k: v for k, v in tensors.items() if k not in skipped} for tensors in (theirs, mine))
     check_weights("model", expected, kept)
     model.load_state_dict(kept, strict=False)
     return InitialWeights(list(kept), [n for n in theirs if n in skipped], [n for n in mine if n in skipped])
+
+
+def _like(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return their weights in the floating-point dtypes of mine, and under each name of weights that are tied."""
+    cast = {
+        name: tensor.to(mine[name].dtype)
+        if name in mine and mine[name].is_floating_point() and tensor.is_floating_point()
+        else tensor
+        for name, tensor in theirs.items()
+    }
+    places = {(mine[name].data_ptr(), mine[name].shape): name for name in mine if name in cast and mine[name].numel()}
+    tied = {name: places.get((tensor.data_ptr(), tensor.shape)) for name, tensor in mine.items() if name not in cast}
+    return cast | {name: cast[other] for name, other in tied.items() if other is not None}
 
 
 def _read_weights(path: Path) -> Mapping[str, Tensor]:
@@ -68,6 +84,8 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
         if path.is_file():
             return unpack_tensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
         is_run = (path / "checkpoints").is_dir()
+        if not is_run and not CHECKPOINT_NAME.fullmatch(path.resolve().name):
+            raise ValueError("a folder that is neither a run nor a checkpoint")
         loaded = load_checkpoint(path / "checkpoints") if is_run else decode_files(read_checkpoint(path))
         if loaded is None:
             raise CheckpointError("CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path")

@@ -128,7 +128,7 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
     def learning_rate_at(optimizer_step: int) -> float:
         return float(schedule(optimizer_step))
 
-    for step in (0, num_steps - 1):
+    for step in (0, max(0, num_steps - 1)):
         try:
             rate = learning_rate_at(step)
         except Exception as error:

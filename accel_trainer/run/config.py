@@ -66,6 +66,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_pattern(self, "run", "init_skip")
+        if self.init_skip is not None and self.init_from is None:
+            raise ConfigError("CONFIG", "--init-skip has no effect without --init-from: add that, or leave it out")
+        if self.init_from is not None and self.resume not in ("auto", "never"):
+            fact = f"--resume {self.resume} and --init-from {self.init_from} both give the weights"
+            raise ConfigError("CONFIG", f"{fact}: leave one out")
         for name in ("output_dir", "init_from", "runs_dir", "cache_dir"):
             if (path := getattr(self, name)) is not None:
                 # A shell leaves `--output-dir=~/run` as it is.
