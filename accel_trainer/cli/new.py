@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ _README = """# {name}
 
 ```bash
 accelerate launch train.py {flags}
-accelerate launch --config_file accelerate_configs/multi_gpu.yaml train.py --config config.yaml
+accelerate launch --config_file accelerate_configs/multi_gpu.yaml train.py --config config.yaml {flags}
 python train.py --help
 pytest
 ```
@@ -90,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path, text in _files(folder.resolve().name, options.template).items():
             (folder / path).write_text(text, encoding="utf-8")
         shutil.copytree(_template("accelerate_configs"), folder / "accelerate_configs")
-    print(f"made {folder}: cd {folder} && accelerate launch train.py {_TEMPLATES[options.template].flags}".rstrip())
+    command = f"cd {shlex.quote(str(folder))} && accelerate launch train.py {_TEMPLATES[options.template].flags}"
+    print(f"made {folder}: {command.rstrip()}")
     return 0
 
 

@@ -44,3 +44,13 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.Captu
     code, _, err = run_command(capsys, ["new", tmp_path])
     assert (code, err) == (64, f"accel_trainer: error[NEW_EXISTS]: {tmp_path} exists: choose a folder that does not\n")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_what_a_new_project_says_to_run_works_as_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder with a space is quoted, and the command with a config names the data, too."""
+    project = tmp_path / "my photos"
+    _, out, _ = run_command(capsys, ["new", project, "--template", "images"])
+    assert f"cd '{project}' && accelerate launch" in out
+    commands = [line for line in (project / "README.md").read_text().splitlines() if "launch" in line]
+    assert len(commands) == 2
+    assert all("--dataset photos --val-fraction 0.1" in line for line in commands)
