@@ -114,7 +114,8 @@ def _fitted_optimizer_state(optimizer: Optimizer, model: nn.Module, piece: Mappi
     identities = [_group_identity(model, group) for group in optimizer.state_dict()["param_groups"]]
     are_same_groups = identities == [_group_identity(model, group) for group in piece["param_groups"]]
     if not are_same_groups or any(index >= len(parameters) for index in piece["state"]):
-        raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's optimizer has other parameters: {_SAME_OPTIONS}")
+        fix = f"{_SAME_OPTIONS}, or from its weights with --init-from"
+        raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's optimizer has other parameters: {fix}")
     state = {
         index: {name: _fitted(value, parameters[index], f"{name}[{index}]") for name, value in values.items()}
         for index, values in piece["state"].items()

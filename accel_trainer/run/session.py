@@ -108,7 +108,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
 def _open_folder(config: RecipeConfig, recipe: str, accelerator: Accelerator, lock: ExitStack) -> list[Any]:
     """Lock the run folder, write the config, and return the folder, the source, the batch and the changes as JSON.
 
-    `lock` holds the lock, and removes a new folder if the run is refused.
+    `lock` holds the lock, and if the run is refused, removes a new folder or restores the config of an old one.
     """
     check_trackers(config.run.track)
     wanted = choose_folder(config, recipe)
@@ -128,6 +128,8 @@ def _open_folder(config: RecipeConfig, recipe: str, accelerator: Accelerator, lo
     if source is not None and stored is not None:
         changes = check_changes(stored, resolved, config.run.allow_change, source[0])
     environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
+    if source is not None and source[0] == folder:
+        lock.enter_context(_config_restored_if_refused(folder))
     with writes_to(folder):
         if source is not None and source[0] != folder:
             _copy_history(source[0], folder)
@@ -157,6 +159,21 @@ def _removed_if_refused(folder: Path) -> Iterator[None]:
         has_rows = os.path.exists(history) and history.stat().st_size > 0
         if os.path.isdir(folder) and not has_rows and not has_checkpoints(folder / "checkpoints"):
             filesystem.remove_directories([folder])
+        raise
+
+
+@contextmanager
+def _config_restored_if_refused(folder: Path) -> Iterator[None]:
+    """Restore the stored config of a run that is refused before it saved a checkpoint with another one."""
+    path, checkpoints = folder / "config.yaml", folder / "checkpoints"
+    stored, before = path.read_bytes(), set(os.listdir(checkpoints))
+    try:
+        yield
+    except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
+        raise  # the run was not refused
+    except UserError:
+        if set(os.listdir(checkpoints)) <= before:
+            filesystem.write_file_atomic(path, stored)
         raise
 
 

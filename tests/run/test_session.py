@@ -114,6 +114,18 @@ def test_a_branch_may_change_the_schedule_on_purpose(tmp_path: Path) -> None:
     assert run(tmp_path / "branch", run=allowed, schedule=changed).state == "done"
 
 
+def test_a_refused_change_leaves_the_stored_config_as_it_was(tmp_path: Path) -> None:
+    run(tmp_path / "whole")
+    run(tmp_path / "run", max_steps=3)
+    stored = (tmp_path / "run" / "config.yaml").read_bytes()
+    frozen = OptimizerConfig(learning_rate=0.05, freeze="layers.0")
+    with pytest.raises(CheckpointError, match="optimizer has other parameters: start with the options .* --init-from"):
+        run(tmp_path / "run", run={"allow_change": ("optimizer.freeze",)}, optimizer=frozen)
+    assert (tmp_path / "run" / "config.yaml").read_bytes() == stored
+    run(tmp_path / "run")
+    assert export(tmp_path / "run") == export(tmp_path / "whole")
+
+
 def test_damaged_checkpoints_never_mean_a_silent_start_from_scratch(tmp_path: Path) -> None:
     run(tmp_path, max_steps=4)
     for path in (tmp_path / "checkpoints").glob("step-*/model.safetensors"):
