@@ -15,6 +15,7 @@ from ..core.types import Batch, EvalLoader, EvalOutput, Metric, Task
 from ..distributed.fsdp import is_sharded
 from ..fault_tolerance.preemption import StopFlag
 from ..optim.parameter_groups import set_training_mode
+from .metric_adapters import EvaluateMetric, WholeSetMetric
 from .metrics import plain_values, sums_device
 
 
@@ -43,6 +44,9 @@ class Evaluator:
                     f"metric {type(metric).__name__} has no higher_is_better: add the names of its numbers that a run "
                     'may be judged by, as in {"loss": False}, or {}',
                 )
+            if isinstance(metric, EvaluateMetric | WholeSetMetric) and metric.num_samples != loader.num_samples:
+                fact = f"{type(metric).__name__} has num_samples={metric.num_samples}"
+                raise ConfigError("METRIC", f"{fact}, the evaluation has {loader.num_samples}: give it that number")
         names = [name for metric in metrics for name in metric.higher_is_better]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             fix = "leave one out, or let it give its numbers other names"
