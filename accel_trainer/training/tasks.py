@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -48,9 +49,13 @@ class ClassificationTask:
     def loss(self, logits: Tensor, batch: Batch) -> StepOutput:
         """Return the training loss of logits [B, K]. Raises ConfigError for other shapes."""
         check_logits(logits, batch.targets, in_loss=True)
+        weights = self._class_weights
+        if weights is not None and getattr(weights, "shape", None) != logits.shape[1:]:
+            fact = f"class_weights are {describe_tensor(weights)} for logits {describe_tensor(logits)}"
+            raise ConfigError("SHAPES", f"{fact}: give a tensor [K] with a weight for each class")
         loss_sum = F.cross_entropy(
             logits, batch.targets, reduction="sum", label_smoothing=self.config.label_smoothing,
-            weight=None if self._class_weights is None else self._class_weights.to(logits),
+            weight=None if weights is None else weights.to(logits),
         )  # fmt: skip
         if not self.config.train_accuracy:
             return StepOutput(loss_sum)
@@ -130,13 +135,17 @@ class DistillationTask:
     """Classification that also learns from the logits of a `teacher` (Hinton et al. 2015, arXiv 1503.02531).
 
     The loss is (1 - weight) * cross-entropy + weight * T**2 * KL(teacher || student) at temperature T. The teacher is
-    moved to the device at the first batch, and its hash is stored with the checkpoints.
+    moved to the device at the first batch, and its hash is stored with the checkpoints. Raises ConfigError for a
+    weight outside 0..1, a temperature that is not positive, and a teacher of other classes.
     """
 
     def __init__(
         self, teacher: nn.Module, *, weight: float = 0.5, temperature: float = 4.0,
         config: ClassificationConfig | None = None,
     ) -> None:  # fmt: skip
+        if not (0 <= weight <= 1 and 0 < temperature < math.inf):
+            fact = f"DistillationTask has weight={weight} and temperature={temperature}"
+            raise ConfigError("CONFIG", f"{fact}: give a weight from 0 to 1 and a temperature above 0")
         self._teacher, self._weight, self._temperature = teacher.eval().requires_grad_(False), weight, temperature
         self._labels = ClassificationTask(config)
         self.eval_step = self._labels.eval_step
@@ -151,6 +160,9 @@ class DistillationTask:
         labels = self._labels.loss(logits, batch)
         with torch.no_grad():
             taught = self._teacher.to(batch.sample_ids.device)(batch.inputs)
+        if taught.shape != logits.shape:
+            fact = f"the teacher gives {describe_tensor(taught)}, the model {describe_tensor(logits)}"
+            raise ConfigError("SHAPES", f"{fact}: let both have the same classes")
         student, teacher = (F.log_softmax(each / self._temperature, 1) for each in (logits, taught))
         imitation = F.kl_div(student, teacher, reduction="sum", log_target=True) * self._temperature**2
         return StepOutput((1 - self._weight) * labels.loss_sum + self._weight * imitation, labels.sums)

@@ -265,3 +265,22 @@ def test_another_teacher_is_another_task() -> None:
 def test_other_shapes_are_named_with_both(task: Any, outputs: Tensor, targets: Tensor) -> None:
     with pytest.raises(ConfigError, match=r"the model gives float32 \[6, .* for targets"):
         task.train_step(of(outputs), batch_of(targets))
+
+
+@pytest.mark.parametrize("weights", [torch.ones(2), [1.0, 1.0, 1.0]])
+def test_class_weights_that_are_not_one_for_each_class_are_named(weights: Any) -> None:
+    batch = Batch(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
+    with pytest.raises(ConfigError, match=r"class_weights are .* for logits float32 \[4, 3\]: give a tensor \[K\]"):
+        ClassificationTask(class_weights=weights).train_step(nn.Identity(), batch)
+
+
+@pytest.mark.parametrize("options", [{"weight": 2.0}, {"weight": float("nan")}, {"temperature": 0.0}])
+def test_a_distillation_outside_its_ranges_is_named(options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="give a weight from 0 to 1 and a temperature above 0"):
+        DistillationTask(nn.Linear(3, 3), **options)  # type: ignore[arg-type]
+
+
+def test_a_teacher_of_other_classes_is_named() -> None:
+    batch = Batch(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
+    with pytest.raises(ConfigError, match=r"teacher gives float32 \[4, 5\], the model float32 \[4, 3\]: let both have"):
+        DistillationTask(nn.Linear(3, 5)).train_step(nn.Identity(), batch)
