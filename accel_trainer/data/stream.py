@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
-from ..core.errors import DataError
+from ..core.errors import ConfigError, DataError
 from ..core.types import Batch, StepBatch
 from .dataloader import DeviceCopy, read_steps
 from .workers import Collate, inputs_and_targets
@@ -64,7 +66,17 @@ def build_stream_loaders(
     """Return this process's loaders over the `num_train` samples of each `train(epoch)` and the `num_test` of `test()`.
 
     Samples are `(input, target)` pairs, or what `collate` makes a batch of.
+
+    Raises:
+        ConfigError: `train` or `test` cannot be called like that.
     """
+    for name, stream, arguments in (("train", train, (0,)), ("test", test, ())):
+        try:
+            with suppress(ValueError):  # some functions written in C have no signature
+                inspect.signature(stream).bind(*arguments)
+        except TypeError as error:
+            fact, call = f"{name} cannot start a stream ({error})", f"{name}({'epoch' if arguments else ''})"
+            raise ConfigError("DATA_STREAM", f"{fact}: give it a function, of which {call} yields samples") from error
     num_processes, index = accelerator.num_processes, accelerator.process_index
     plan = batch.plan(num_train, num_processes=num_processes)
     loader = StreamLoader(train, plan, device=accelerator.device, collate=collate, process_index=index)

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from accel_trainer import (
+    BatchConfig,
     BatchPlan,
     ClassificationTask,
+    ConfigError,
     DataError,
     MeanLoss,
     StreamEvalLoader,
@@ -121,3 +125,16 @@ def train(folder: Path, *stops: int) -> None:
             model = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 2))
             task, metrics = ClassificationTask(), [MeanLoss()]
             build_trainer(run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics).fit()
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ([1, 2], list, r"train cannot start a stream \(.*\): give it a function, of which train\(epoch\) yields"),
+        (lambda: iter(()), list, r"train cannot start a stream \(too many positional arguments\)"),
+        (lambda epoch: iter(()), lambda epoch: iter(()), r"test cannot start .* of which test\(\) yields samples"),
+    ],
+)
+def test_what_is_no_function_that_starts_a_stream_is_refused(train: Any, test: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_stream_loaders(train, test, BatchConfig(), num_train=256, num_test=2, accelerator=Accelerator())
