@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from ..core.callback import Callback, RunResult, TrainerView
+from ..core.errors import ConfigError
 from ..core.run_dir import writes_to
 from ..core.types import StepReport
 from ..data.dataloader import DatasetLoader
@@ -26,6 +27,7 @@ _logger = logging.getLogger(__name__)
 
 _SUM_AFTER = 256
 _ITEMS = "num_items"  # the column of what a Task divides its sums by, if not by samples
+_TAKEN = {"loss", "grad_norm", _ITEMS}
 _MUCH_WAITING, _WORTH_A_WARNING_S = 0.2, 10.0
 
 
@@ -159,7 +161,10 @@ class Meters:
         return len(self._pending) + self._counts["num_updates"] + self._counts["num_skipped"]
 
     def update(self, report: StepReport) -> None:
-        """Add a step to the sums; of a skipped one only the count."""
+        """Add a step to the sums; of a skipped one only the count. Raises ConfigError for a name that is taken."""
+        if not _TAKEN.isdisjoint(report.sums):
+            name = sorted(_TAKEN.intersection(report.sums))[0]
+            raise ConfigError("SUMS", f"train_step returned a sum with the name {name}, which is taken: rename it")
         self._pending.append(report)
         if len(self._pending) >= _SUM_AFTER:
             self._sum_pending()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -31,7 +32,9 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
+from accel_trainer.callbacks.metric_logger import Meters
 from accel_trainer.core.rng import epoch_permutation
+from accel_trainer.core.types import StepReport
 
 from .. import processes, workload
 
@@ -244,3 +247,11 @@ def test_items_of_an_evaluation_that_are_not_one_for_each_sample_are_refused() -
         output = EvalOutput(torch.ones(2), torch.zeros(2), count)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match=r"num_items are (a int|int64 \[\]) for 2 samples: let eval_step return"):
             MeanLoss().update(torch.zeros(2, dtype=torch.float64), batch, output)
+
+
+@pytest.mark.parametrize("name", ["loss", "num_items", "grad_norm"])
+def test_a_sum_with_a_name_of_the_log_is_refused(name: str) -> None:
+    """It would take the place of the number with that name, or divide all others."""
+    report = StepReport(1, 0, 0.1, torch.ones(()), {name: torch.ones(())}, 8, None, was_skipped=False)
+    with pytest.raises(ConfigError, match=f"a sum with the name {name}, which is taken: rename it"):
+        Meters(Accelerator()).update(report)
