@@ -111,7 +111,7 @@ def check_changes(stored: Mapping[str, Any], config: RecipeConfig, allowed: Sequ
     if refused:
         listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
         flags = " ".join(name for name, _, _ in refused)
-        fix = f"choose another --output-dir, or continue it on purpose with --allow-change {flags}"
+        fix = f"set it back, choose another --output-dir, or change it on purpose with --allow-change {flags}"
         raise ConfigError("CONFIG_CHANGED", f"{folder} was made with another config ({listed}): {fix}")
     return [name for name, _, _ in changes]
 
