@@ -16,6 +16,7 @@ from .core.errors import (
 from .core.train_state import TrainState
 from .core.types import Batch, EvalLoader, EvalOutput, Loader, Metric, StepBatch, StepOutput, StepReport, Task
 from .data.dataloader import DatasetEvalLoader, DatasetLoader, build_dataset_loaders
+from .data.stream import StreamEvalLoader, StreamLoader, build_stream_loaders
 from .data.workers import SampleReader
 from .distributed.accelerator import RuntimeConfig
 from .distributed.collectives import (
@@ -29,8 +30,9 @@ from .distributed.collectives import (
     scatter,
 )
 from .distributed.launch import launch
-from .optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule
-from .optim.optimizers import OptimizerConfig, build_optimizer
+from .optim.config import OptimizerConfig
+from .optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, schedule_from_torch
+from .optim.optimizers import build_optimizer
 from .run.build import build_trainer
 from .run.config import RecipeConfig, RunConfig
 from .run.main import main
@@ -38,18 +40,29 @@ from .run.parser import load_config, parse_config, save_config
 from .run.session import Run, start_run
 from .training.config import TrainerConfig
 from .training.evaluator import Evaluator
-from .training.metrics import ConfusionMatrix, EvaluateMetric, MeanLoss, TopKAccuracy
-from .training.tasks import ClassificationConfig, ClassificationTask
+from .training.metric_adapters import EvaluateMetric, TorchMetric, WholeSetMetric
+from .training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
+from .training.tasks import (
+    ClassificationConfig,
+    ClassificationTask,
+    DistillationTask,
+    MultiLabelTask,
+    RegressionTask,
+    SegmentationTask,
+)
 from .training.trainer import Trainer
 
 __all__ = [
     "Batch", "BatchConfig", "BatchPlan", "Callback", "CheckpointConfig", "CheckpointError",
     "ClassificationConfig", "ClassificationTask", "ConfigError", "ConfusionMatrix", "DataError",
-    "DatasetEvalLoader", "DatasetLoader", "DivergedError", "EvalLoader", "EvalOutput", "EvaluateMetric",
-    "Evaluator", "ExitCode", "Loader", "MeanLoss", "Metric", "OptimizerConfig", "OutputError", "ProcessError",
-    "RecipeConfig", "Run", "RunConfig", "RunResult", "RuntimeConfig", "SampleReader", "Schedule",
-    "ScheduleConfig", "StepOutput", "StepReport", "Task", "TopKAccuracy", "TrainState", "Trainer", "TrainerConfig",
-    "UserError", "StepBatch", "all_gather", "all_reduce", "barrier", "broadcast", "build_dataset_loaders",
-    "build_optimizer", "build_schedule", "build_trainer", "launch", "load_config", "main", "main_process_first",
-    "parse_config", "reduce_mean", "reduce_sum", "save_config", "scatter", "start_run",
+    "DatasetEvalLoader", "DatasetLoader", "DistillationTask", "DivergedError", "EvalLoader", "EvalOutput",
+    "EvaluateMetric", "Evaluator", "ExitCode", "Loader", "MeanLoss", "Metric", "MultiLabelTask",
+    "OptimizerConfig", "OutputError", "ProcessError", "RecipeConfig", "RegressionTask", "Run", "RunConfig",
+    "RunResult", "RuntimeConfig", "SampleReader", "Schedule", "ScheduleConfig", "SegmentationTask",
+    "StepBatch", "StepOutput", "StepReport", "StreamEvalLoader", "StreamLoader", "Task", "TopKAccuracy",
+    "TorchMetric", "TrainState", "Trainer", "TrainerConfig", "UserError", "WholeSetMetric", "all_gather",
+    "all_reduce", "barrier", "broadcast", "build_dataset_loaders", "build_optimizer", "build_schedule",
+    "build_stream_loaders", "build_trainer", "launch", "load_config", "main", "main_process_first",
+    "parse_config", "reduce_mean", "reduce_sum", "save_config", "scatter", "schedule_from_torch",
+    "start_run",
 ]  # fmt: skip

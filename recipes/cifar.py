@@ -25,6 +25,7 @@ from accel_trainer.vision import (
     AugmentConfig,
     BadImageConfig,
     ModelConfig,
+    WorstMistakes,
     build_image_loaders,
     build_model,
     load_images,
@@ -51,19 +52,23 @@ def train(config: Config) -> RunResult:
         loader, eval_loader = build_image_loaders(
             images, run.config.batch, augment=config.augment, seed=config.seed, accelerator=run.accelerator
         )
-        model = build_model(config.model, in_channels=images.num_channels, num_classes=images.num_classes)
+        model = build_model(
+            config.model, in_channels=images.num_channels, num_classes=images.num_classes, image_size=images.image_size
+        )
+        mistakes = WorstMistakes(run.folder, eval_loader, images.class_names)
         trainer = build_trainer(
             run,
             model=whiten(model, images),
             task=ClassificationTask(config.task),
             loader=loader,
             eval_loader=eval_loader,
-            metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(images.num_classes)],
+            metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(images.num_classes), mistakes],
+            callbacks=[mistakes],
             data_fingerprint=images.fingerprint,
             export_config={
                 "model": asdict(config.model),
                 "in_channels": images.num_channels,
-                "image_size": list(images.train.images.shape[2:]),
+                "image_size": images.image_size,
                 "class_names": images.class_names,
                 "normalization": asdict(images.normalization),
             },

@@ -1,7 +1,7 @@
-"""Train a ResNet on photos of any size: a folder, parquet, tars, or a data set on the hub.
+"""Train a ResNet, or any net of timm, on photos of any size: a folder, parquet, tars, or a data set on the hub.
 
 accelerate launch recipes/images.py --dataset photos/ --image-size 128 --val-fraction 0.1 --epochs 20
-accelerate launch recipes/images.py --dataset OWNER/NAME --model resnet50 --batch.num-workers 8
+accelerate launch recipes/images.py --dataset photos/ --model timm/resnet50.a1_in1k --optimizer.layer-decay 0.75
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from accel_trainer.vision import (
     ModelConfig,
     PhotoAugmentConfig,
     PhotoConfig,
+    WorstMistakes,
     build_model,
     build_photo_loaders,
     load_photos,
@@ -49,28 +50,30 @@ def train(config: Config) -> RunResult:
             config.dataset, image_column=config.photos.image_column, label_column=config.photos.label_column,
             val_fraction=config.photos.val_fraction, cache_dir=config.run.cache_dir,
         )  # fmt: skip
-        transform = config.photos.eval_transform()
-        loader, eval_loader = build_photo_loaders(
-            photos, run.config.batch, augment=config.augment, transform=transform, seed=config.seed,
-            accelerator=run.accelerator,
+        image_size = [config.photos.image_size] * 2
+        model = build_model(
+            config.model, in_channels=3, num_classes=photos.num_classes, image_size=image_size,
+            pretrained=run.checkpoint is None,
         )  # fmt: skip
+        transform = config.photos.eval_transform(model)
+        loader, eval_loader = build_photo_loaders(
+            photos, run.config.batch, augment=config.augment, transform=transform,
+            seed=config.seed, accelerator=run.accelerator,
+        )  # fmt: skip
+        mistakes = WorstMistakes(run.folder, eval_loader, photos.class_names)
         return build_trainer(
-            run,
-            model=build_model(config.model, in_channels=3, num_classes=photos.num_classes),
-            task=ClassificationTask(config.task),
-            loader=loader,
-            eval_loader=eval_loader,
-            metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(photos.num_classes)],
-            data_fingerprint=photos.fingerprint,
+            run, model=model, task=ClassificationTask(config.task), loader=loader, eval_loader=eval_loader,
+            metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(photos.num_classes), mistakes],
+            callbacks=[mistakes], data_fingerprint=photos.fingerprint,
             export_config={
                 "model": asdict(config.model),
                 "in_channels": 3,
-                "image_size": [transform.size, transform.size],
+                "image_size": image_size,
                 "class_names": photos.class_names,
                 "normalization": {"mean": transform.mean, "std": transform.std},
                 "eval_transform": transform.to_dict(),
             },
-        ).fit()
+        ).fit()  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -55,6 +55,13 @@ MUTANTS = [
         ("tests/core/test_rng.py",),
     ),
     Mutant(
+        "the loss is divided by the items of this process only",
+        "accel_trainer/training/optimizer_step.py",
+        'self._accelerator.reduce(num_items, reduction="sum")',
+        "num_items",
+        ("tests/training/test_items.py",),
+    ),
+    Mutant(
         "mixing shares leave the range from 0 to 1",
         "accel_trainer/vision/augment/batch.py",
         ".clamp(0, 1)",
@@ -282,8 +289,8 @@ MUTANTS = [
     Mutant(
         "a change of the order's seed is allowed on resume",
         "accel_trainer/run/config.py",
-        '    "run.": "where',
-        '    "seed": "",\n    "run.": "where',
+        '    "run.", "checkpoint.", ',
+        '    "seed", "run.", "checkpoint.", ',
         ("tests/run/test_session.py::test_a_changed_config_is_listed_old_to_new_with_the_flag_that_allows_it",
          "tests/run/test_session.py"),
     ),
@@ -328,8 +335,8 @@ MUTANTS = [
     Mutant(
         "the ResNet never applies its dropout",
         "accel_trainer/vision/models/resnet.py",
-        "self.head(self.dropout(features.mean((2, 3))))",
-        "self.head(features.mean((2, 3)))",
+        "self.fc(self.dropout(x.mean((2, 3))))",
+        "self.fc(x.mean((2, 3)))",
         ("tests/vision/test_zoo.py::test_dropout_drops_its_fraction_only_in_training",),
     ),
     Mutant(
@@ -340,11 +347,11 @@ MUTANTS = [
         ("tests/cli/test_export.py::test_a_picture_becomes_as_high_and_as_wide_as_those_of_the_training",),
     ),
     Mutant(
-        "the report shows the least sure mistakes first",
-        "accel_trainer/cli/report/pictures.py",
-        "argsort(descending=True)",
-        "argsort()",
-        ("tests/cli/test_report.py::test_mistakes_are_wrong_and_the_surest_come_first",),
+        "the least sure mistakes are stored first",
+        "accel_trainer/vision/mistakes.py",
+        "argsort(descending=True, stable=True)",
+        "argsort(stable=True)",
+        ("tests/vision/test_mistakes.py",),
     ),
     Mutant(
         "the doctor complains of a disk with much room",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from accel_trainer import (
     BatchConfig,
@@ -25,6 +27,7 @@ from accel_trainer import (
     RunResult,
     RuntimeConfig,
     SampleReader,
+    Schedule,
     ScheduleConfig,
     Task,
     TopKAccuracy,
@@ -120,6 +123,8 @@ def train(
     task: Task | None = None,
     scaler: torch.amp.GradScaler | None = None,
     num_workers: int | None = None,
+    optimizer: Callable[[nn.Module], Optimizer] | None = None,
+    schedule: Schedule | None = None,
 ) -> RunResult:
     """Train the small net; called in every process of a launch.
 
@@ -162,6 +167,8 @@ def train(
             metrics=[MeanLoss(), TopKAccuracy(), ConfusionMatrix(NUM_CLASSES)],
             data_fingerprint=images.fingerprint,
             export_config={"norm": norm},
+            optimizer=optimizer,
+            schedule=schedule,
             callbacks=callbacks,
         )
         return trainer.fit()

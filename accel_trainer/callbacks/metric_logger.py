@@ -25,6 +25,7 @@ Row = Mapping[str, Any]
 _logger = logging.getLogger(__name__)
 
 _SUM_AFTER = 256
+_ITEMS = "num_items"  # the column of what a Task divides its sums by, if not by samples
 _MUCH_WAITING, _WORTH_A_WARNING_S = 0.2, 10.0
 
 
@@ -172,12 +173,12 @@ class Meters:
             return
         columns = {"loss": [report.loss_sum for report in reports]}
         columns |= {name: [report.sums[name] for report in reports] for name in reports[0].sums}
+        columns |= {_ITEMS: items} if (items := [r.num_items for r in reports if r.num_items is not None]) else {}
         if norms := [report.grad_norm for report in reports if report.grad_norm is not None]:
-            columns["grad_norm"] = norms
+            # Every process has the same norm: count it once.
+            columns["grad_norm"] = norms if self._accelerator.is_main_process else [torch.zeros_like(norms[0])]
         for name, column in columns.items():
             total = torch.stack(column).to(self._device).double().sum()
-            if name == "grad_norm" and not self._accelerator.is_main_process:
-                total.zero_()  # every process has the same norm: count it once
             self._local[name] = self._local[name] + total if name in self._local else total
         self._counts["num_items"] += sum(report.num_samples for report in reports)
         self._counts["num_updates"] += len(reports)
@@ -193,9 +194,9 @@ class Meters:
     def read(self) -> dict[str, float]:
         """Return the means since the last read, over all processes, and start again. **Collective. Host sync.**"""
         sums = self._global_sums()  # first: this counts the steps that are pending
-        num_samples, num_updates = max(1, self._counts["num_items"]), self._counts["num_updates"]
+        num_items, num_updates = sums.pop(_ITEMS, self._counts["num_items"]), self._counts["num_updates"]
         norm = sums.pop("grad_norm", None)
-        means = {f"train/{name}": value / num_samples for name, value in sums.items()}
+        means = {f"train/{name}": value / max(1, num_items) for name, value in sums.items()}
         if norm is not None:
             means["optim/grad_norm"] = norm / num_updates
         if self._counts["num_skipped"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,14 @@ from torch.optim import Optimizer
 from ..core.errors import CheckpointError
 from ..distributed.fsdp import gather_shards, shard_like
 
+_SAME_OPTIONS = "start with the options that it was made with"
+_STATE = ("params", "lr")  # what a group of parameters has beside settings
+
 StateDicts = Mapping[str, Any]
 """Piece name (`model`, `ema`, `optimizer`, `scaler`, `trainer`) to its state."""
+
+
+_SHAPED_LIKE_PARAMETER = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 
 
 class TrainingState:
@@ -43,23 +49,42 @@ class TrainingState:
         """Load `pieces`. Raises CheckpointError, before anything changes, if one is missing or does not fit."""
         mine = self.pieces()
         if missing := [name for name in mine if name not in pieces]:
-            fact = f"the checkpoint has no {missing[0]} and this run has"
-            raise CheckpointError("CKPT_MISSING", f"{fact}: start it with the options it was made with")
-        check_weights("model", mine["model"], pieces["model"])
-        if self.ema is not None:
-            check_weights("ema", mine["ema"], pieces["ema"])
+            raise CheckpointError("CKPT_MISSING", f"the checkpoint has no {missing[0]}: {_SAME_OPTIONS}")
+        weights = {name: rename_weights(self.model, pieces[name]) for name in ("model", "ema") if name in mine}
+        for name, renamed in weights.items():
+            check_weights(name, mine[name], renamed)
         if self.scaler is not None and pieces["scaler"].keys() != mine["scaler"].keys():
-            fact = "the checkpoint's scaler has other fields than this torch's"
-            raise CheckpointError("CKPT_SCALER", f"{fact}: use the torch it was made with")
-        optimizer_state = _fitted_optimizer_state(self.optimizer, pieces["optimizer"])
+            raise CheckpointError("CKPT_SCALER", "the checkpoint's scaler has other fields: use its version of torch")
+        optimizer_state = _fitted_optimizer_state(self.optimizer, self.model, pieces["optimizer"])
         live = self.model.state_dict()
-        self.model.load_state_dict({key: shard_like(live[key], whole) for key, whole in pieces["model"].items()})
+        self.model.load_state_dict({key: shard_like(live[key], whole) for key, whole in weights["model"].items()})
         self.optimizer.load_state_dict(optimizer_state)
         if self.ema is not None:
-            self.ema.load_state_dict(pieces["ema"])
+            self.ema.load_state_dict(weights["ema"])
         if self.scaler is not None:
             current = {name: pieces["scaler"][name] for name in ("scale", "_growth_tracker")}
             self.scaler.load_state_dict({**mine["scaler"], **current})  # how the scale grows is a setting of this run
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load `weights`, by their names of today or of an older version, into a model on one device.
+
+    Raises CheckpointError, before anything changes, if they do not fit.
+    """
+    weights = rename_weights(model, weights)
+    check_weights("model", model.state_dict(), weights)
+    model.load_state_dict(weights)
+
+
+def rename_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return `weights` by the names of today."""
+    return dict(zip(_current_names(model, weights), weights.values(), strict=True))
+
+
+def _current_names(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Return the names of today: a model's `former_names` maps modules of older versions to these."""
+    former = getattr(model, "former_names", {}).items()
+    return [next((new + n[len(old) :] for old, new in former if n.startswith(f"{old}.")), n) for n in names]
 
 
 def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
@@ -71,13 +96,12 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
         if here.shape != there.shape or here.dtype != there.dtype:
             differences.append(f"{key} is {there.dtype} {list(there.shape)}, here {here.dtype} {list(here.shape)}")
     if differences:
-        shown = "; ".join(sorted(differences)[:5])
         more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
-        fact = f"the checkpoint's {name} does not fit: {shown}{more}"
+        fact = f"the checkpoint's {name} does not fit: {'; '.join(sorted(differences)[:5])}{more}"
         raise CheckpointError("CKPT_WEIGHTS", f"{fact}: use the --model it was made with")
 
 
-def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> dict[str, Any]:
+def _fitted_optimizer_state(optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state dict to load, after checking that it is of the same optimizer over the same parameters.
 
     A setting that differs from what the saved run started with was changed on purpose: this run's value is kept. All
@@ -85,14 +109,12 @@ def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> d
     """
     if piece.get("class") != type(optimizer).__name__:
         fact = f"the checkpoint's optimizer is {piece.get('class')}, this run's is {type(optimizer).__name__}"
-        fix = "use the one it was made with, or start from its weights with --init-from"
-        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: {fix}")
+        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: use the former, or start from its weights with --init-from")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    identities = [_group_identity(group) for group in optimizer.state_dict()["param_groups"]]
-    are_same_groups = identities == [_group_identity(group) for group in piece["param_groups"]]
+    identities = [_group_identity(model, group) for group in optimizer.state_dict()["param_groups"]]
+    are_same_groups = identities == [_group_identity(model, group) for group in piece["param_groups"]]
     if not are_same_groups or any(index >= len(parameters) for index in piece["state"]):
-        fact = "the checkpoint's optimizer has other parameters or groups"
-        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: use the options it was made with")
+        raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's optimizer has other parameters: {_SAME_OPTIONS}")
     state = {
         index: {name: _fitted(value, parameters[index], f"{name}[{index}]") for name, value in values.items()}
         for index, values in piece["state"].items()
@@ -100,18 +122,19 @@ def _fitted_optimizer_state(optimizer: Optimizer, piece: Mapping[str, Any]) -> d
     initial = piece.get("initial_groups") or [_settings(group) for group in piece["param_groups"]]
     groups = []
     for mine, theirs, before in zip(optimizer.param_groups, piece["param_groups"], initial, strict=True):
-        changed = {name: value for name, value in _settings(mine).items() if value != before.get(name)}
+        # Also the names of the parameters, which may have been others.
+        changed = {name: value for name, value in mine.items() if name not in _STATE and value != before.get(name)}
         groups.append({**theirs, **changed})
     return {"state": state, "param_groups": groups}
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a group of parameters, such as its weight decay."""
-    return {name: value for name, value in group.items() if name not in ("params", "param_names", "lr")}
+    return {name: value for name, value in group.items() if name not in (*_STATE, "param_names")}
 
 
-def _group_identity(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    return sorted(group), group.get("param_names"), len(group["params"])
+def _group_identity(model: nn.Module, group: Mapping[str, Any]) -> tuple[Any, ...]:
+    return sorted(group), _current_names(model, group.get("param_names", ())), len(group["params"])
 
 
 def _fitted(value: Any, parameter: Tensor, name: str) -> Any:
@@ -119,5 +142,7 @@ def _fitted(value: Any, parameter: Tensor, name: str) -> Any:
     if not isinstance(value, Tensor) or value.ndim == 0:
         return value
     if value.shape != parameter.shape:
+        if name.partition("[")[0] not in _SHAPED_LIKE_PARAMETER:  # Adafactor's row_var, for one
+            return value
         raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's {name} has another shape than its parameter")
     return torch.empty_like(parameter, dtype=value.dtype).copy_(shard_like(parameter, value))

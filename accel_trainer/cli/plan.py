@@ -123,7 +123,7 @@ def _positions(config: RecipeConfig, batch: BatchPlan) -> Iterator[TrainState]:
 
 def describe(plan: RunPlan) -> list[str]:
     """Return the plan as lines of text."""
-    batch, optimizer, trainer = plan.batch, plan.config.optimizer, plan.config.trainer
+    batch, optimizer, trainer = plan.batch, plan.config.optimizer.with_learning_rate(), plan.config.trainer
     last = batch.step_batch_size(batch.steps_per_epoch - 1)
     stop = "" if plan.num_steps == trainer.num_epochs * batch.steps_per_epoch else " (--max-steps)"
     ratio = f"{batch.global_batch_size}/{optimizer.base_batch_size}"

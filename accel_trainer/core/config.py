@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,15 +37,20 @@ BELOW_ONE = Range("to at least 0 and below 1", lambda number: 0 <= number < 1)
 INSIDE_ONE = Range("above 0 and below 1", lambda number: 0 < number < 1)
 
 
+def check_pattern(config: object, group: str, name: str) -> None:
+    """Raise ConfigError if a named value of `config` is no regular expression. None is allowed."""
+    value = getattr(config, name)
+    try:
+        re.compile(value or "")
+    except re.error as error:
+        fact = f"{group}.{name} is {value!r}, which is no regular expression ({error})"
+        raise ConfigError("CONFIG", f"{fact}: correct it") from error
+
+
 def config_to_dict(config: Any) -> dict[str, Any]:
     """Return the config as nested dicts of plain YAML and JSON values."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))  # a Path becomes text
     return plain
-
-
-def config_sha256(config: Any) -> str:
-    """Return a hash of all values, the same in every process and on every machine."""
-    return hashlib.sha256(json.dumps(config_to_dict(config), sort_keys=True).encode()).hexdigest()
 
 
 def diff_config(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

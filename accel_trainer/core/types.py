@@ -62,20 +62,29 @@ class StepBatch(NamedTuple):
 class StepOutput(NamedTuple):
     """What a Task returns for a micro-batch.
 
-    `loss_sum` [] is the loss summed over the samples of the micro-batch, with its graph; the engine divides by the
-    samples of the whole step batch. `sums` are further sums over samples ([] each, detached) to report next to the
-    loss, such as correct predictions.
+    `loss_sum` [] is the loss summed over the micro-batch, with its graph; the engine divides it by the samples of the
+    whole step batch. `sums` are further sums ([] each, detached) to report next to the loss, such as correct
+    predictions.
+
+    `num_items` [] (detached) replaces the samples as the divisor of the loss and of `sums`: the tokens that are not
+    padding, say, or the labelled pixels. The engine adds it up over all micro-batches and processes, which takes one
+    collective a step. A Task returns it for every micro-batch or for none.
     """
 
     loss_sum: Tensor
     sums: Mapping[str, Tensor] = MappingProxyType({})
+    num_items: Tensor | None = None
 
 
 class EvalOutput(NamedTuple):
-    """Per-sample results of a micro-batch in evaluation: `losses` [B] and `outputs` [B, ...]."""
+    """Per-sample results of a micro-batch in evaluation: `losses` [B] and `outputs` [B, ...].
+
+    `num_items` [B] are the items of each sample where the loss is a mean over items, such as tokens; None: 1 each.
+    """
 
     losses: Tensor
     outputs: Tensor
+    num_items: Tensor | None = None
 
 
 class StepReport(NamedTuple):
@@ -84,6 +93,7 @@ class StepReport(NamedTuple):
     `optimizer_step` is the step just finished (the first is 1). `loss_sum` [] and `sums` cover this
     process's samples; `num_samples` all processes'. `grad_norm` [] is the global norm before clipping,
     None if nothing asked for it. `was_skipped`: the weights did not change, because of an fp16 overflow, NaN or inf.
+    `num_items` [] is what this process's `loss_sum` and `sums` are divided by, if not by samples.
     """
 
     optimizer_step: int
@@ -94,6 +104,7 @@ class StepReport(NamedTuple):
     num_samples: int
     grad_norm: Tensor | None
     was_skipped: bool
+    num_items: Tensor | None = None
 
 
 class Task(Protocol):

@@ -78,9 +78,9 @@ def build_dataset_loaders(
     num_classes: int | None = None,
     timeout_s: float = WORKER_TIMEOUT_S,
 ) -> tuple[DatasetLoader, DatasetEvalLoader]:
-    """Return this process's training and evaluation loader over map-style datasets of `(input, target)` pairs.
+    """Return this process's training and evaluation loader over map-style datasets.
 
-    The options are those of `SampleReader`.
+    Samples are `(input, target)` pairs, or what `collate` makes a batch of. The options are those of `SampleReader`.
 
     Raises:
         ConfigError: `accelerator` has settings that are not supported, such as `split_batches`.

@@ -22,7 +22,7 @@ def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
     `read(index)` returns a sample: tensors, arrays, pictures, text and numbers, nested in lists, tuples and dicts.
     Returns an empty string, after a warning, if the first one differs when it is read again.
     """
-    if _sha256(read(0)) != _sha256(read(0)):
+    if hash_value(read(0)) != hash_value(read(0)):
         _logger.warning(
             "sample 0 of the data differs each time it is read: when a run is resumed, only the number of samples can "
             "show that the data has changed"
@@ -30,7 +30,7 @@ def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
         return ""
     digest = hashlib.sha256(str(num_samples).encode())
     for position in range(min(NUM_HASHED, num_samples)):
-        digest.update(_sha256(read(position * num_samples // min(NUM_HASHED, num_samples))))
+        digest.update(hash_value(read(position * num_samples // min(NUM_HASHED, num_samples))))
     return f"{SAMPLED}{digest.hexdigest()}"
 
 
@@ -41,7 +41,8 @@ def describe_fingerprint(fingerprint: str) -> str:
     return "a hash of some samples" if fingerprint.startswith(SAMPLED) else "a hash of all samples"
 
 
-def _sha256(value: Any) -> bytes:
+def hash_value(value: Any) -> bytes:
+    """Return the SHA-256 of tensors, arrays, pictures, text and numbers, nested in lists, tuples and dicts."""
     digest = hashlib.sha256(type(value).__name__.encode())
     if isinstance(value, Tensor):
         data = value.detach().cpu().contiguous()
@@ -49,10 +50,10 @@ def _sha256(value: Any) -> bytes:
         digest.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, Mapping):
         for key in value:
-            digest.update(_sha256(key) + _sha256(value[key]))
+            digest.update(hash_value(key) + hash_value(value[key]))
     elif isinstance(value, list | tuple):
         for item in value:
-            digest.update(_sha256(item))
+            digest.update(hash_value(item))
     elif hasattr(value, "tobytes"):  # an array or a picture
         shape = getattr(value, "shape", None) or getattr(value, "size", None)
         digest.update(f"{shape} {getattr(value, 'dtype', None)}".encode() + value.tobytes())

@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.sharedctypes import RawArray, RawValue
 from multiprocessing.util import Finalize
@@ -24,16 +24,18 @@ from ..distributed.streams import has_streams
 from .fingerprint import fingerprint_samples
 from .signals import ignore_signals, worker_deaths
 
-Collate = Callable[[list[Any]], tuple[Any, Any]]
-"""Makes `(inputs, targets)` of a list of samples."""
+Collate = Callable[[list[Any]], Any]
+"""Makes `(inputs, targets)` of a list of samples, or a mapping, as the data collators of transformers do: its `labels`
+are the targets, the rest is the inputs."""
 
 WORKER_TIMEOUT_S = 300.0
 _WORKER_CHECK_S = 0.5
 
 
 class SampleReader:
-    """Batches of a map-style dataset of `(input, target)` pairs, read in this process or in `num_workers` others.
+    """Batches of a map-style dataset, read in this process or in `num_workers` others.
 
+    Samples are whatever `collate` takes: `(input, target)` pairs for the default one.
     Random transforms inside the dataset may use Python's, numpy's or torch's global generators: they are seeded
     before each sample. The workers live as long as the reader. Batches are in host memory, pinned if `device` is an
     accelerator.
@@ -161,7 +163,7 @@ def _make_batch(samples: list[tuple[int, Any]], *, collate: Collate, num_classes
     """Return the `Batch` of samples with their ids. Labels are checked here, on the host."""
     ids = [sample_id for sample_id, _ in samples]
     try:
-        inputs, targets = collate([sample for _, sample in samples])
+        inputs, targets = inputs_and_targets(collate([sample for _, sample in samples]))
     except Exception as error:
         raise _failed(f"samples {', '.join(map(str, ids))} make no batch", error) from error
     if num_classes is not None:
@@ -169,6 +171,14 @@ def _make_batch(samples: list[tuple[int, Any]], *, collate: Collate, num_classes
             if not 0 <= label < num_classes:
                 raise _SampleError(f"sample {sample_id} has label {label}, the classes are 0 to {num_classes - 1}")
     return Batch(inputs, targets, torch.tensor(ids))
+
+
+def inputs_and_targets(collated: Any) -> tuple[Any, Any]:
+    """Return what a collate function returned as inputs and targets; those of a mapping are its `labels`."""
+    if not isinstance(collated, Mapping):
+        inputs, targets = collated
+        return inputs, targets
+    return {name: value for name, value in collated.items() if name != "labels"}, collated.get("labels")
 
 
 def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from ..core.types import Batch, StepBatch, Task
 from ..distributed.collectives import gather_rows
 from ..distributed.fsdp import is_sharded, local_part
 from ..distributed.streams import arrival, has_streams
+from ..optim.parameter_groups import set_training_mode
 
 _logger = logging.getLogger(__name__)
 
@@ -60,7 +60,8 @@ class NonfiniteGuard:
         self._task, self._seed, self._folder = task, seed, folder
         buffers = list(model.buffers())  # by dtype: on CUDA, one kernel copies all tensors of one
         self._buffers = [[b for b in buffers if b.dtype == dtype] for dtype in {b.dtype for b in buffers}]
-        self._found, self._one = (make((), device=accelerator.device) for make in (torch.zeros, torch.ones))
+        self._found = torch.zeros((), dtype=torch.float32, device=accelerator.device)
+        self._one = torch.ones_like(self._found)
         self._is_sharded = is_sharded(accelerator)
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
         self._may_defer = has_streams(accelerator.device) and is_fused and not (may_skip or self._is_sharded)
@@ -134,10 +135,9 @@ class NonfiniteGuard:
             with suppress(OSError):  # a full disk must not hide the error itself
                 filesystem.write_file_atomic(path, json.dumps(record, indent=1).encode())
         samples = f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}" if ids else "no single sample"
-        fact = (
-            f"step {step}, epoch {update.position.epoch + 1}: the gradient is NaN or inf and is not applied "
-            f"(loss {record['loss']}, {samples}, see {path.name})"
-        )
+        where = f"step {step}, epoch {update.position.epoch + 1}"
+        found = f"(loss {record['loss']}, {samples}, see {path.name})"
+        fact = f"{where}: the gradient is NaN or inf and is not applied {found}"
         self.skipped_steps = [*self.skipped_steps, step][-_MAX_RECENT:]
         if must_stop or not self._may_skip:
             fix = "fix the data, lower the learning rate, or skip such steps with --on-nonfinite skip"
@@ -157,20 +157,19 @@ class NonfiniteGuard:
         rows = gather_rows(torch.tensor(rows, dtype=torch.float64).reshape(-1, 5), self._accelerator).tolist()
         # Norm layers spread a NaN to good samples and processes. If no sample is the cause, list all that have one.
         blamed = [row for row in rows if row[4]] or [row for row in rows if not math.isfinite(row[3])]
-        batches = [list(batch) for _, batch in groupby(rows, key=lambda row: row[:2])]
+        batches: dict[tuple[float, ...], dict[str, Any]] = {}
+        for row in rows:
+            entry: dict[str, Any] = {"process": int(row[0]), "micro_batch": int(row[1]), "loss_sum": _plain(row[3])}
+            batches.setdefault(tuple(row[:2]), {**entry, "sample_ids": []})["sample_ids"].append(int(row[2]))
+        losses = {tuple(row[:2]): row[3] for row in rows}.values()
         return {
             "optimizer_step": update.position.optimizer_step + 1,
             "position": asdict(update.position),
             "seed": self._seed,
-            "loss": _plain(sum(batch[0][3] for batch in batches) / update.step_batch.num_samples),
+            "loss": _plain(sum(losses) / update.step_batch.num_samples),
             "nonfinite_sample_ids": sorted(int(row[2]) for row in blamed),
-            "micro_batches": [
-                {"process": int(process), "micro_batch": int(index), "loss_sum": _plain(loss_sum),
-                 "sample_ids": [int(row[2]) for row in batch]}
-                for batch in batches
-                for process, index, _, loss_sum, _ in batch[:1]
-            ],
-        }  # fmt: skip
+            "micro_batches": list(batches.values()),
+        }
 
     def _are_suspect(self, batch: Batch, loss_sum: Tensor) -> Tensor:
         """Return which samples [B] cause the loss of a micro-batch to be NaN or inf."""
@@ -179,7 +178,7 @@ class NonfiniteGuard:
         self._model.eval()  # so that no norm layer mixes the samples
         with torch.no_grad(), self._accelerator.autocast():
             losses = self._task.eval_step(self._model, batch).losses
-        self._model.train()
+        set_training_mode(self._model)
         return ~torch.isfinite(losses)
 
 

@@ -11,6 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
 from ..core.config import FRACTION, INSIDE_ONE, NOT_NEGATIVE
 from ..core.errors import ConfigError
 
@@ -92,6 +96,26 @@ def _decay(config: ScheduleConfig, step: int, num_steps: int) -> float:
         return 0.5 * (1 + math.cos(math.pi * progress))
     power = {"constant": 0.0, "linear": 1.0, "triangular": 1.0, "polynomial": config.power}[config.shape]
     return float((1 - progress) ** power)
+
+
+def schedule_from_torch(factory: Callable[[Optimizer], LRScheduler], *, learning_rate: float) -> Schedule:
+    """Return the learning rates of a torch scheduler as a function of the completed optimizer steps.
+
+    `factory` gets a stand-in optimizer with `learning_rate`; its scheduler steps once per optimizer step. What it does
+    to anything but the learning rate, such as the momentum of OneCycleLR, has no effect.
+    """
+    stand_in = SGD([torch.zeros(1, requires_grad=True)], lr=learning_rate, momentum=0.9)
+    scheduler = factory(stand_in)
+    rates = [float(stand_in.param_groups[0]["lr"])]
+
+    def learning_rate_at(optimizer_step: int) -> float:
+        while len(rates) <= optimizer_step:
+            stand_in.step()
+            scheduler.step()
+            rates.append(float(stand_in.param_groups[0]["lr"]))
+        return rates[optimizer_step]
+
+    return learning_rate_at
 
 
 def scale_learning_rate(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
+from torch.optim import Optimizer
 
 from ..callbacks.attempt_log import AttemptLog
 from ..callbacks.early_stopping import EarlyStopping, TimeLimit
@@ -19,47 +21,47 @@ from ..callbacks.profiler import Profile
 from ..callbacks.progress_bar import ProgressBar
 from ..callbacks.result import ResultWriter
 from ..callbacks.trackers import Trackers
-from ..checkpoint.format import LoadedCheckpoint, decode_files, read_checkpoint
+from ..checkpoint.format import LoadedCheckpoint
+from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer
-from ..checkpoint.retention import find_checkpoint
-from ..checkpoint.serialization import unpack_tensors
-from ..checkpoint.state_dict import check_weights
-from ..core import filesystem
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
-from ..core.config import config_to_dict
-from ..core.errors import CheckpointError, UserError
+from ..core.config import config_to_dict, diff_config
+from ..core.errors import CheckpointError, ConfigError
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.fingerprint import SAMPLED, describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions, place_model
 from ..distributed.collectives import run_on_main
 from ..distributed.fsdp import reject_options_with_fsdp
-from ..optim.lr_scheduler import Schedule, build_schedule, scale_learning_rate
-from ..optim.optimizers import build_optimizer, coming_state_bytes
+from ..optim.config import OptimizerConfig
+from ..optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, scale_learning_rate
+from ..optim.optimizers import build_optimizer, coming_state_bytes, scale_groups
+from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.compile import Compiler, Stopwatch
 from ..training.evaluator import Evaluator
 from ..training.trainer import Trainer
-from .config import RecipeConfig
+from .config import RecipeConfig, identity_sha256
 from .session import Run, check_same_everywhere
 
 _logger = logging.getLogger(__name__)
-
-_MAX_WEIGHTS_BYTES = 2**36
 
 
 def build_trainer(
     run: Run, *, model: nn.Module, task: Task, loader: Loader, eval_loader: EvalLoader, metrics: Sequence[Metric],
     data_fingerprint: str | None = None, export_config: Mapping[str, Any] | None = None,
+    optimizer: Callable[[nn.Module], Optimizer] | None = None, schedule: Schedule | None = None,
     callbacks: Sequence[Callback] = (), trainer_class: type[Trainer] = Trainer,
 ) -> Trainer:  # fmt: skip
     """Assemble a trainer for `run`, and restore the checkpoint that the run continues from. **Collective.**
 
     `model` is plain, on the CPU. `data_fingerprint` identifies the content of the data: a run does not continue on
     other data. None: a hash of some samples, if the loaders have one. `export_config` is written beside the exported
-    weights as JSON. `trainer_class` is for a subclass that overrides `train_step`.
+    weights as JSON. `optimizer` builds an optimizer of your own for the model on its device, and `schedule` gives its
+    learning rate at each step; None: both follow the config. `trainer_class` is for a subclass that overrides
+    `train_step`.
 
     Raises:
-        ConfigError: some processes have other data than the main process.
+        ConfigError: some processes have other data than the main process, or a setting has no effect.
         CheckpointError: the checkpoint to continue from does not fit, or a checkpoint has no room.
     """
     config, accelerator, is_main = run.config, run.accelerator, run.accelerator.is_main_process
@@ -71,34 +73,48 @@ def build_trainer(
     }
     reject_options_with_fsdp(accelerator, options)
     fingerprint = _fingerprint(loader, eval_loader) if data_fingerprint is None else data_fingerprint
-    num_samples = loader.plan.num_samples, eval_loader.num_samples
+    num_samples = [loader.plan.num_samples, eval_loader.num_samples]
+    task_fingerprint = task.fingerprint() if hasattr(task, "fingerprint") else ""
     check_same_everywhere({"data": f"{fingerprint}, {num_samples} samples"}, accelerator)
     if config.run.init_from is not None and run.checkpoint is None:
-        _load_weights(model, config.run.init_from)
+        loaded = load_initial_weights(model, config.run.init_from, skip=config.run.init_skip)
+        if is_main:
+            _logger.info("%s", loaded.describe(config.run.init_from))
+    if config.optimizer.freeze is not None:
+        freeze(model, config.optimizer.freeze)
     preparation = Stopwatch()
     model = place_model(model, accelerator, config.runtime, Compiler(preparation, is_quiet=not is_main).compile)
+    _refuse_unused(config, optimizer=optimizer is not None, schedule=schedule is not None)
+    if optimizer is None:
+        chosen = build_optimizer(model, config.optimizer)
+    else:
+        chosen = scale_groups(optimizer(model))
+        config = replace(config, optimizer=OptimizerConfig(learning_rate=float(chosen.param_groups[0]["lr"])))
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, loader.plan)
-    num_parameters = sum(p.numel() for p in model.parameters())
+    rate = f"peak learning rate {peak_learning_rate:g}"
+    if schedule is not None:
+        learning_rate_at, rate = schedule, "the recipe's learning rates"
     banner = (
         f"{describe_machine(accelerator)}\n{loader.plan.describe()}, {_describe_length(config, loader.plan)}\n"
-        f"peak learning rate {peak_learning_rate:g}, {num_parameters:,} parameters\n"
+        f"{rate}, {describe_parameters(model)}\n"
         f"{num_samples[0]} + {num_samples[1]} samples, compared at a resume by {describe_fingerprint(fingerprint)}\n"
         f"run folder {run.folder}"
     )
     progress = ProgressBar(config.trainer, banner=banner, is_quiet=config.run.quiet or not is_main)
-    history = MetricsFile(run.folder / "metrics.jsonl") if is_main else None
-    if history is not None:
-        run.resources.callback(history.close)
-    trackers = Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(config))
-    phase_s = run.watchdog.phase_s
+    history = run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl"))) if is_main else None
+    trackers = []
+    if history is not None and config.run.track:
+        trackers = [Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(run.config))]
+    phase_s, patience, max_time_s = run.watchdog.phase_s, config.trainer.patience, config.trainer.max_time_s
     log = MetricLogger(
         accelerator, history=history, every_n_steps=config.trainer.log_every_n_steps, preparation=preparation,
-        phase_s=phase_s, sinks=[progress.show, trackers.show],
+        phase_s=phase_s, sinks=[progress.show, *(each.show for each in trackers)],
     )  # fmt: skip
     metadata = {
-        "config_sha256": run.config_sha256,
+        "config_sha256": identity_sha256(run.config),
         "data_fingerprint": fingerprint,
-        "num_samples": list(num_samples),
+        "task_fingerprint": task_fingerprint,
+        "num_samples": num_samples,
         "num_processes": accelerator.num_processes,
         "global_batch_size": loader.plan.global_batch_size,
         "versions": library_versions(),
@@ -108,33 +124,47 @@ def build_trainer(
         before_commit=history.sync if history is not None else lambda: None,
     )  # fmt: skip
     run.resources.callback(checkpointer.close)
-    exported: Literal["model", "ema"] = "model" if config.trainer.ema_decay is None else "ema"
     trainer = trainer_class(
-        config.trainer, accelerator=accelerator, model=model, optimizer=build_optimizer(model, config.optimizer),
+        config.trainer, accelerator=accelerator, model=model, optimizer=chosen,
         learning_rate_at=learning_rate_at, task=task, loader=loader,
         evaluator=Evaluator(eval_loader, task=task, metrics=metrics, accelerator=accelerator),
         checkpointer=checkpointer, seed=config.seed, watchdog=run.watchdog,
         on_micro_batch_halved=run.save_micro_batch if config.batch.fit_batch else None,
         callbacks=[
-            *_stopping(run),
+            *([] if patience is None else [EarlyStopping(patience=patience)]),
+            *([] if max_time_s is None else [TimeLimit(run.watchdog.stop_flag, max_seconds=max_time_s)]),
             log,
             progress,
-            AttemptLog(run.folder / "attempts.jsonl", phase_s=phase_s, show=progress.write),
-            Exporter(run.folder, weights=exported, config=export_config or {}),
+            AttemptLog(run.folder / "attempts.jsonl", phase_s=phase_s),
+            Exporter(run.folder, weights="model" if config.trainer.ema_decay is None else "ema",
+                     config=export_config or {}),
             ResultWriter(run.folder, log=log, num_eval_samples=eval_loader.num_samples),
             *([Profile(run.folder / "profile", show=progress.write)] if config.run.profile else []),
-            trackers,
+            *trackers,
             *callbacks,
         ],
     )  # fmt: skip
     prepare_checkpoints(trainer, checkpointer)
     if run.checkpoint is not None:
-        changes = [*run.changes, *_data_changes(run, fingerprint, num_samples)]
-        _warn_of_changes(run.checkpoint, accelerator.num_processes)
-        _restore(trainer, run.checkpoint, changes)
+        data_changes = _data_changes(run.checkpoint.manifest, metadata, config.run.allow_change)
+        _check_task(run.checkpoint, task_fingerprint)
+        _warn_of_changes(run.checkpoint, metadata)
+        _restore(trainer, run.checkpoint, [*run.changes, *data_changes])
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
     return trainer
+
+
+def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
+    """Raise ConfigError for settings of an optimizer or a schedule that the recipe builds itself."""
+    default = config if not optimizer else replace(config, optimizer=OptimizerConfig(freeze=config.optimizer.freeze))
+    if schedule:
+        rates = replace(default.optimizer, learning_rate=None, learning_rate_scaling="none")
+        default = replace(default, optimizer=rates, schedule=ScheduleConfig())
+    default = replace(default, optimizer=default.optimizer.with_learning_rate())
+    if unused := diff_config(config_to_dict(default), config_to_dict(config)):
+        fact = f"{unused[0][0]} has no effect: the recipe sets {'the optimizer' if optimizer else 'a schedule'} itself"
+        raise ConfigError("CONFIG", f"{fact}: leave it out, or change the recipe")
 
 
 def _describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
@@ -147,17 +177,13 @@ def _describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     """Check, before any work, that a checkpoint can be stored and has room. **Collective.**"""
     states, coming_bytes = trainer.state_dict(), coming_state_bytes(trainer.optimizer)
-
-    def prepare() -> bytes:
-        checkpointer.prepare(states, coming_bytes=coming_bytes)
-        return b""
-
-    run_on_main(prepare, trainer.accelerator)
+    run_on_main(lambda: checkpointer.prepare(states, coming_bytes=coming_bytes), trainer.accelerator)
 
 
 def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
     """Return the peak learning rate, scaled to the global batch, and the learning rate of every step."""
-    optimizer, steps_per_epoch = config.optimizer, plan.steps_per_epoch
+    optimizer, steps_per_epoch = config.optimizer.with_learning_rate(), plan.steps_per_epoch
+    assert optimizer.learning_rate is not None
     peak_learning_rate = scale_learning_rate(
         optimizer.learning_rate, rule=optimizer.learning_rate_scaling,
         global_batch_size=plan.global_batch_size, base_batch_size=optimizer.base_batch_size,
@@ -168,44 +194,37 @@ def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Sc
     )  # fmt: skip
 
 
-def _stopping(run: Run) -> list[Callback]:
-    config = run.config.trainer
-    callbacks: list[Callback] = []
-    if config.patience is not None:
-        callbacks.append(EarlyStopping(patience=config.patience))
-    if config.max_time_s is not None:
-        callbacks.append(TimeLimit(run.watchdog.stop_flag, max_seconds=config.max_time_s))
-    return callbacks
-
-
 def _fingerprint(loader: Loader, eval_loader: EvalLoader) -> str:
     """Return a hash that identifies the data of both loaders; empty if one of them has none."""
     parts = [each.fingerprint() if hasattr(each, "fingerprint") else "" for each in (loader, eval_loader)]
     return SAMPLED + hashlib.sha256("".join(parts).encode()).hexdigest() if all(parts) else ""
 
 
-def _data_changes(run: Run, fingerprint: str, num_samples: tuple[int, int]) -> list[str]:
+def _data_changes(stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
     """Return `["data"]` if the data differs from the checkpoint's, and that is allowed; else nothing."""
-    assert run.checkpoint is not None
-    stored = run.checkpoint.manifest.get("data_fingerprint", "")
-    before = tuple(run.checkpoint.manifest.get("num_samples", num_samples))
-    has_same_hash = stored == fingerprint or "" in (stored, fingerprint)
-    if has_same_hash and before == num_samples:
+    before, after = stored.get("num_samples", now["num_samples"]), now["num_samples"]
+    old, new = stored.get("data_fingerprint", ""), now["data_fingerprint"]
+    if before == after and (old == new or "" in (old, new)):
         return []
-    if "data" in run.config.run.allow_change:
+    if "data" in allowed:
         return ["data"]
-    change = f"{before} -> {num_samples} samples" if before != num_samples else f"{stored[:16]} -> {fingerprint[:16]}"
-    raise CheckpointError(
-        "DATA_CHANGED",
-        f"the data is not what this run was trained on ({change}): restore it, choose another --output-dir, or "
-        "continue on purpose with --allow-change data",
-    )
+    change = f"{before} -> {after} samples" if before != after else f"{old[:16]} -> {new[:16]}"
+    fix = "restore it, choose another --output-dir, or continue on purpose with --allow-change data"
+    raise CheckpointError("DATA_CHANGED", f"the data is not what this run was trained on ({change}): {fix}")
 
 
-def _warn_of_changes(checkpoint: LoadedCheckpoint, num_processes: int) -> None:
+def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
+    if checkpoint.manifest.get("task_fingerprint", fingerprint) != fingerprint:
+        fact = "the task is not what this run was trained with, such as the teacher of a DistillationTask"
+        raise CheckpointError("TASK_CHANGED", f"{fact}: restore it, or choose another --output-dir")
+
+
+def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) -> None:
     """Warn of other libraries or processes than the checkpoint's: the last bits may differ."""
-    now = {**library_versions(), "num_processes": num_processes}
-    before = {**(checkpoint.manifest.get("versions") or {}), "num_processes": checkpoint.manifest["num_processes"]}
+    before, now = (
+        {**(each.get("versions") or {}), "num_processes": each["num_processes"]}
+        for each in (checkpoint.manifest, metadata)
+    )
     if changed := [f"{name} {old} -> {now.get(name)}" for name, old in before.items() if old != now.get(name)]:
         text = "not as when %s was saved: %s; the results may differ in the last bits"
         _logger.warning(text, checkpoint.name, ", ".join(changed))
@@ -215,31 +234,7 @@ def _restore(trainer: Trainer, checkpoint: LoadedCheckpoint, changes: Sequence[s
     """Restore the checkpoint. Raises CheckpointError, also for content that no run has saved."""
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
-    except UserError:
-        raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         message = f"{checkpoint.name} holds what this run cannot load ({reason}): use another checkpoint"
         raise CheckpointError("CKPT_STATE", message) from error
-
-
-def _load_weights(model: nn.Module, path: Path) -> None:
-    """Load only the weights from a safetensors file, a checkpoint, or a run's newest one; the EMA if there is one."""
-    if not path.exists():
-        raise CheckpointError("INIT_FROM", f"--init-from {path} does not exist: check the path")
-    weights: Mapping[str, Tensor]
-    try:
-        if path.is_file():
-            weights = unpack_tensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
-        else:
-            is_run = (path / "checkpoints").is_dir()
-            files = find_checkpoint(path / "checkpoints") if is_run else read_checkpoint(path)
-            if files is None:
-                raise CheckpointError("CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path")
-            pieces = decode_files(files).pieces
-            weights = pieces.get("ema", pieces["model"])
-    except (OSError, ValueError) as error:
-        fix = "give a safetensors file, a checkpoint or a run"
-        raise CheckpointError("INIT_FROM", f"--init-from {path} cannot be read ({error}): {fix}") from error
-    check_weights("model", model.state_dict(), weights)
-    model.load_state_dict(weights)

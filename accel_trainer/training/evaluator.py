@@ -14,6 +14,7 @@ from ..core.errors import ConfigError, DataError, UserError
 from ..core.types import Batch, EvalLoader, EvalOutput, Metric, Task
 from ..distributed.fsdp import is_sharded
 from ..fault_tolerance.preemption import StopFlag
+from ..optim.parameter_groups import set_training_mode
 from .metrics import plain_values, sums_device
 
 
@@ -66,7 +67,8 @@ class Evaluator:
         parts = [metric.empty(self._sums_device) for metric in self.metrics]
         batches = self.loader.batches()
         seen, failure = self._update(model, parts, batches if stop_flag is None else stop_flag.until_preempted(batches))
-        model.train(was_training)
+        if was_training:
+            set_training_mode(model)
         if stop_flag is not None and stop_flag.agreed.is_preemption:
             raise EvaluationStopped
         num_samples = self.loader.num_samples

@@ -6,7 +6,7 @@ Legend: B batch, K classes, N samples of the evaluation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeGuard
 
 import torch
@@ -20,12 +20,12 @@ _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @dataclass(frozen=True)
 class MeanLoss:
-    """The mean of the per-sample losses, as `loss`."""
+    """The mean of the losses per sample, or per item where the task counts items, as `loss`."""
 
     higher_is_better: ClassVar[Mapping[str, bool]] = {"loss": False}
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return sums [2]: the loss, the samples."""
+        """Return sums [2]: the loss, the samples or items."""
         return torch.zeros(2, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
@@ -37,12 +37,12 @@ class MeanLoss:
                 "for each sample, [B], neither their mean nor one for each pixel",
             )
         sums[0].add_(output.losses.sum(dtype=torch.float64))
-        sums[1].add_(len(batch))
+        sums[1].add_(len(batch) if output.num_items is None else output.num_items.sum())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
         """Return `loss`."""
-        loss_sum, num_samples = sums.tolist()
-        return {"loss": loss_sum / num_samples}
+        loss_sum, num_items = sums.tolist()
+        return {"loss": loss_sum / max(1, num_items)}
 
 
 @dataclass(frozen=True)
@@ -105,44 +105,6 @@ class ConfusionMatrix:
         counts = sums.long()
         per_class = [row[label] / sum(row) if sum(row) else None for label, row in enumerate(counts.tolist())]
         return {"confusion_matrix": counts.tolist(), "per_class_accuracy": per_class}
-
-
-@dataclass(frozen=True)
-class EvaluateMetric:
-    """Any metric of the `evaluate` library over all predictions, exact for any number of processes.
-
-    `metric` is what `evaluate.load` returned; a path to a local module works offline. Each process
-    writes its predictions at the samples' ids of an array over all N samples, which the merge adds
-    up: nothing is padded, gathered twice or out of order. Its `compute` runs on every process.
-
-    The library does not say which of its numbers are better when they are higher: name those that a
-    run may be judged by in `higher_is_better`, such as `{"f1": True}`.
-    """
-
-    metric: Any
-    num_samples: int
-    compute_arguments: Mapping[str, Any] | None = None
-    higher_is_better: Mapping[str, bool] = field(default_factory=dict)
-
-    def empty(self, device: torch.device) -> Tensor:
-        """Return [2, N]: predictions, labels."""
-        return torch.zeros(2, self.num_samples, dtype=torch.float64, device=device)
-
-    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Place the predicted classes of logits [B, K] and the labels [B] at their sample ids.
-
-        Raises ConfigError for other shapes.
-        """
-        check_logits(output.outputs, batch.targets, in_loss=False)
-        sums[0].index_add_(0, batch.sample_ids, output.outputs.argmax(1).double())
-        sums[1].index_add_(0, batch.sample_ids, batch.targets.double())
-
-    def compute(self, sums: Tensor) -> Mapping[str, Any]:
-        """Return what the metric computes."""
-        predictions, references = sums.long().numpy()
-        arguments = dict(self.compute_arguments or {})
-        result: Mapping[str, Any] = self.metric.compute(predictions=predictions, references=references, **arguments)
-        return result
 
 
 # --- what fits together ---

@@ -74,6 +74,23 @@ class OptimizerStep:
         else:
             self._accelerator.backward(loss_sum, gradient=gradient)
 
+    def divide_by_items(self, counts: Sequence[Tensor | None], *, num_samples: int) -> Tensor | None:
+        """Let the gradients, divided by samples so far, be divided by the items of all processes. **Collective.**
+
+        `counts` are those of the micro-batches, known only after their forwards; None where the task counts none.
+        Return their sum. A step may have no item, if every token is padding.
+        """
+        known = [count for count in counts if count is not None]
+        if not known:
+            return None
+        num_items = total(known)
+        items = self._accelerator.reduce(num_items, reduction="sum").clamp(min=1)
+        ratio = num_samples / items.to(self._parameters[0].dtype)
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                local_part(parameter.grad).mul_(ratio)
+        return num_items
+
     def apply(self, position: TrainState, step_batch: StepBatch, losses: Sequence[Tensor]) -> StepResult:
         """Clip, step and drop the gradients. **Host sync** with loss scaling.
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ..core.config import BELOW_ONE
 from ..core.errors import ConfigError
 from ..core.types import Batch, EvalOutput, StepOutput
+from ..data.fingerprint import hash_value
 from .metrics import check_logits, describe_tensor
 
 
@@ -32,16 +33,25 @@ class ClassificationConfig:
 
 
 class ClassificationTask:
-    """Cross-entropy over logits [B, K]; targets are class ids [B] or class weights [B, K]."""
+    """Cross-entropy over logits [B, K]; targets are class ids [B] or class weights [B, K].
 
-    def __init__(self, config: ClassificationConfig | None = None) -> None:
-        self.config = config or ClassificationConfig()
+    `class_weights` [K] are factors on the losses of the classes, in training only.
+    """
+
+    def __init__(self, config: ClassificationConfig | None = None, *, class_weights: Tensor | None = None) -> None:
+        self.config, self._class_weights = config or ClassificationConfig(), class_weights
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the cross-entropy summed over the batch, with label smoothing. Raises ConfigError for other shapes."""
-        logits = model(batch.inputs)
+        return self.loss(model(batch.inputs), batch)
+
+    def loss(self, logits: Tensor, batch: Batch) -> StepOutput:
+        """Return the training loss of logits [B, K]. Raises ConfigError for other shapes."""
         check_logits(logits, batch.targets, in_loss=True)
-        loss_sum = F.cross_entropy(logits, batch.targets, reduction="sum", label_smoothing=self.config.label_smoothing)
+        loss_sum = F.cross_entropy(
+            logits, batch.targets, reduction="sum", label_smoothing=self.config.label_smoothing,
+            weight=None if self._class_weights is None else self._class_weights.to(logits),
+        )  # fmt: skip
         if not self.config.train_accuracy:
             return StepOutput(loss_sum)
         labels = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)
@@ -56,6 +66,100 @@ class ClassificationTask:
         check_logits(of_views[0], batch.targets, in_loss=True)
         logits = torch.stack([logits.float() for logits in of_views]).mean(0) if len(of_views) > 1 else of_views[0]
         return EvalOutput(F.cross_entropy(logits, batch.targets, reduction="none"), logits)
+
+
+class RegressionTask:
+    """Squared error of predictions [B, ...] against numbers of the same shape, its mean per sample."""
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the errors summed over the batch. Raises ConfigError for other shapes."""
+        return StepOutput(self.eval_step(model, batch).losses.sum())
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        """Return the errors [B] and the predictions. Raises ConfigError for other shapes."""
+        predictions = model(batch.inputs)
+        _check_same_shape(predictions, batch.targets)
+        errors = F.mse_loss(predictions, batch.targets, reduction="none")
+        return EvalOutput(errors.reshape(len(batch), -1).mean(1), predictions)
+
+
+class MultiLabelTask:
+    """Binary cross-entropy of logits [B, K] against targets [B, K] in 0..1: any number of classes per sample."""
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the losses summed over the batch. Raises ConfigError for other shapes."""
+        return StepOutput(self.eval_step(model, batch).losses.sum())
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        """Return the means over the classes [B] and the logits [B, K]. Raises ConfigError for other shapes."""
+        logits = model(batch.inputs)
+        _check_same_shape(logits, batch.targets)
+        losses = F.binary_cross_entropy_with_logits(logits, batch.targets.to(logits.dtype), reduction="none")
+        return EvalOutput(losses.mean(1), logits)
+
+
+class SegmentationTask:
+    """Cross-entropy per labelled pixel of logits [B, K, H, W] against class ids int64 [B, H, W].
+
+    Pixels of the class `ignored` have no label; the loss is the mean over all others of the whole step.
+    """
+
+    def __init__(self, *, ignored: int = 255) -> None:
+        self._ignored = ignored
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the losses and the labelled pixels, summed over the batch. Raises ConfigError for other shapes."""
+        losses, _, num_items = self.eval_step(model, batch)
+        assert num_items is not None
+        return StepOutput(losses.sum(), num_items=num_items.sum())
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        """Return the loss sums and the labelled pixels of each sample [B], and the logits.
+
+        Raises ConfigError for other shapes.
+        """
+        logits = model(batch.inputs)
+        if logits.ndim != 4 or logits[:, 0].shape != batch.targets.shape:
+            fact = f"the model gives {describe_tensor(logits)} for targets {describe_tensor(batch.targets)}"
+            raise ConfigError("SHAPES", f"{fact}: segmentation needs logits [B, K, H, W] and class ids [B, H, W]")
+        losses = F.cross_entropy(logits, batch.targets, ignore_index=self._ignored, reduction="none")
+        return EvalOutput(losses.sum((1, 2)), logits, (batch.targets != self._ignored).sum((1, 2)))
+
+
+class DistillationTask:
+    """Classification that also learns from the logits of a `teacher` (Hinton et al. 2015, arXiv 1503.02531).
+
+    The loss is (1 - weight) * cross-entropy + weight * T**2 * KL(teacher || student) at temperature T. The teacher is
+    moved to the device at the first batch, and its hash is stored with the checkpoints.
+    """
+
+    def __init__(
+        self, teacher: nn.Module, *, weight: float = 0.5, temperature: float = 4.0,
+        config: ClassificationConfig | None = None,
+    ) -> None:  # fmt: skip
+        self._teacher, self._weight, self._temperature = teacher.eval().requires_grad_(False), weight, temperature
+        self._labels = ClassificationTask(config)
+        self.eval_step = self._labels.eval_step
+
+    def fingerprint(self) -> str:
+        """Return a hash of the teacher's weights and of the options."""
+        return hash_value([self._teacher.state_dict(), self._weight, self._temperature]).hex()
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return both losses summed over the batch. Raises ConfigError for other shapes."""
+        logits = model(batch.inputs)
+        labels = self._labels.loss(logits, batch)
+        with torch.no_grad():
+            taught = self._teacher.to(batch.sample_ids.device)(batch.inputs)
+        student, teacher = (F.log_softmax(each / self._temperature, 1) for each in (logits, taught))
+        imitation = F.kl_div(student, teacher, reduction="sum", log_target=True) * self._temperature**2
+        return StepOutput((1 - self._weight) * labels.loss_sum + self._weight * imitation, labels.sums)
+
+
+def _check_same_shape(outputs: Tensor, targets: Tensor) -> None:
+    if outputs.shape != targets.shape:
+        fact = f"the model gives {describe_tensor(outputs)} for targets {describe_tensor(targets)}"
+        raise ConfigError("SHAPES", f"{fact}: let both have the same shape")
 
 
 def _views(images: Tensor, tta: str) -> list[Tensor]:

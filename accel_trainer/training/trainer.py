@@ -30,6 +30,7 @@ from ..fault_tolerance.watchdog import Watchdog
 from ..optim.ema import Ema
 from ..optim.lr_scheduler import Schedule
 from ..optim.optimizers import set_learning_rate
+from ..optim.parameter_groups import set_training_mode
 from .callback_runner import CallbackRunner
 from .config import TrainerConfig
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed
@@ -40,9 +41,8 @@ from .progress import Progress
 class Trainer:
     """Trains `model` on the step batches of `loader`: one optimizer step per step batch, exact and resumable.
 
-    `model` is the plain module on the accelerator's device and `optimizer` the plain optimizer over its parameters;
-    the trainer prepares both. Everything that varies is a collaborator; to change the algorithm itself, override
-    `train_step`.
+    `model` is the plain module on the accelerator's device and `optimizer` its plain optimizer; the trainer prepares
+    both. Everything that varies is a collaborator; to change the algorithm itself, override `train_step`.
     """
 
     def __init__(
@@ -59,8 +59,7 @@ class Trainer:
         self.state = self._progress.position
         self._watchdog = watchdog or Watchdog(StopFlag(num_processes=accelerator.num_processes))
         self._watchdog.position, self._stop_flag = self.state, self._watchdog.stop_flag
-        self._data_wait = WaitClock()
-        self._on_micro_batch_halved = on_micro_batch_halved
+        self._data_wait, self._on_micro_batch_halved = WaitClock(), on_micro_batch_halved
         self._callback_runner = CallbackRunner(callbacks)
         self.raw_model, self.optimizer = model, optimizer
         self.model, prepared_optimizer = accelerator.prepare(model, optimizer)
@@ -93,7 +92,7 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         """Train on what is left of the epoch, until something stops the run."""
-        self.model.train()
+        set_training_mode(self.model)
         try:
             for step_batch in self._data_wait.around(self._step_batches()):
                 self._notify("on_step_end", self.train_step(step_batch))
@@ -117,14 +116,14 @@ class Trainer:
             self.ema.update(optimizer_step=state.optimizer_step)
         return StepReport(
             state.optimizer_step, state.epoch, learning_rate, output.loss_sum, output.sums, step_batch.num_samples,
-            update.grad_norm, update.was_skipped,
+            update.grad_norm, update.was_skipped, output.num_items,
         )  # fmt: skip
 
     def _compute(self, step_batch: StepBatch) -> tuple[StepOutput, StepResult]:
         """Run forward, backward and update; return the losses and sums, and the result of the update."""
         accelerator, step = self.accelerator, self.state.optimizer_step
         scale = accelerator.num_processes / step_batch.num_samples  # DDP averages gradients over the processes
-        losses, sums = [], []
+        losses, sums, items = [], [], []
         self._update.begin()
         for index, batch in enumerate(self._data_wait.around(step_batch.micro_batches)):
             self._watchdog.num_forwards += 1
@@ -136,8 +135,11 @@ class Trainer:
                 self._update.backward(output.loss_sum, scale)
             losses.append(output.loss_sum.detach())
             sums.append(output.sums)
-        result = self._update.apply(self.state, step_batch, losses)
-        return StepOutput(total(losses), {name: total([part[name] for part in sums]) for name in sums[0]}), result
+            items.append(output.num_items)
+        num_items = self._update.divide_by_items(items, num_samples=step_batch.num_samples)
+        totals = {name: total([part[name] for part in sums]) for name in sums[0]}
+        output = StepOutput(total(losses), totals, num_items)
+        return output, self._update.apply(self.state, step_batch, losses)
 
     def evaluate(self) -> dict[str, Any]:
         """Return the metrics of the model as `eval/...` and of its EMA as `eval_ema/...`. **Collective. Host sync.**

@@ -8,6 +8,7 @@ from .data.eval_transform import EvalTransform
 from .data.images import ImageDataset, ImageSplit, Normalization
 from .data.loader import ImageEvalLoader, ImageLoader
 from .data.photo_loader import PhotoDataset, PhotoEvalLoader, PhotoLoader, build_photo_loaders
+from .mistakes import WorstMistakes
 from .models.build import build_image_loaders
 from .models.whitening import whiten
 from .models.zoo import MODEL_NAMES, ModelConfig, build_model
@@ -33,6 +34,7 @@ __all__ = [
     "PhotoLoader",
     "PhotoSplit",
     "Photos",
+    "WorstMistakes",
     "build_image_loaders",
     "build_model",
     "build_photo_loaders",

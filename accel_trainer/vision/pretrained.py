@@ -11,10 +11,11 @@ from safetensors.torch import load as load_safetensors
 from torch import nn
 
 from ..checkpoint.serialization import read_json_object
-from ..checkpoint.state_dict import check_weights
+from ..checkpoint.state_dict import load_weights
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError
 from . import ModelConfig, build_model
+from .data.eval_transform import EvalTransform
 from .data.images import Normalization
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -31,6 +32,18 @@ class ExportConfig:
     normalization: Normalization
     image_size: tuple[int, int] | None
     """Height and width of the images it was trained on; None: not recorded, any size works."""
+    transform: EvalTransform | None = None
+    """How a photo of any size becomes its input; None: it was trained on images of one size."""
+
+    def build_model(self) -> nn.Module:
+        """Build the model with random weights."""
+        return build_model(
+            self.model,
+            in_channels=self.in_channels,
+            num_classes=len(self.class_names),
+            image_size=self.image_size,
+            pretrained=False,
+        )
 
 
 def from_pretrained(folder: Path | str) -> nn.Module:
@@ -43,14 +56,13 @@ def from_pretrained(folder: Path | str) -> nn.Module:
     """
     folder = find_export(folder)
     config = read_export_config(folder)
-    model = build_model(config.model, in_channels=config.in_channels, num_classes=len(config.class_names))
+    model = config.build_model()
     path = _file_in(folder, "model.safetensors")
     try:
         weights = load_safetensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
     except (OSError, SafetensorError) as error:
         raise CheckpointError("EXPORT", f"{path} cannot be read ({error}): export the run again") from error
-    check_weights("model", model.state_dict(), weights)
-    model.load_state_dict(weights)
+    load_weights(model, weights)
     return model.eval()
 
 
@@ -90,11 +102,12 @@ def read_export_config(folder: Path) -> ExportConfig:
         content = read_json_object(path)
         mean_and_std = {name: tuple(values) for name, values in content["normalization"].items()}
         return ExportConfig(
-            model=ModelConfig(**content["model"]),
+            model=ModelConfig(**{"stem": "cifar", **content["model"]}),  # version 0.1.0 had no other
             in_channels=int(content["in_channels"]),
             class_names=tuple(content["class_names"]),
             normalization=Normalization(**mean_and_std),
             image_size=tuple(content["image_size"]) if "image_size" in content else None,
+            transform=EvalTransform.from_dict(content["eval_transform"]) if "eval_transform" in content else None,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error

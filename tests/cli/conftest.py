@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
 
 from accel_trainer import main
-from recipes import cifar
+from recipes import cifar, images
+from tests.vision.make_photos import write_photos
 
 
 def train(runs: Path, name: str, *extra: str) -> Path:
@@ -42,6 +44,30 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(folder, "fast", "--lr", "0.1")
     train(folder, "slow", "--lr", "0.01")
     return folder
+
+
+@pytest.fixture
+def quiet_datasets() -> Iterator[None]:
+    """No progress bars of `datasets`."""
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture(scope="session")
+def photo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on 45 photos of 3 classes, of which it sets some aside; the photos are in `../photos`."""
+    folder = tmp_path_factory.mktemp("photos")
+    for number, name in enumerate(("ant", "bee", "cow")):
+        size = (60 + 9 * number, 50)
+        write_photos(folder / "photos" / name, [f"{index:02}.jpg" for index in range(15)], size=size)
+    flags = ["--dataset", str(folder / "photos"), "--val-fraction", "0.4", "--image-size", "24", "--model", "resnet8"]
+    flags += ["--model.width", "4", "--epochs", "2", "--batch-size", "8", "--ema", "0.8", "--runtime.num-threads", "1"]
+    flags += ["--cache-dir", str(folder / "cache"), "--output-dir", str(folder / "run"), "--quiet"]
+    with pytest.raises(SystemExit) as ended:
+        main(images.train, images.Config, description="", argv=flags)
+    assert ended.value.code == 0
+    return folder / "run"
 
 
 def run_command(capsys: pytest.CaptureFixture[str], argv: Sequence[object]) -> tuple[int, str, str]:

@@ -146,6 +146,17 @@ def test_the_source_in_an_export_builds_the_same_model(name: str, tmp_path: Path
     assert str(plain) == str(ours)
 
 
+def test_the_source_of_a_net_of_timm_builds_it_with_timm_and_without_a_download() -> None:
+    normalization = Normalization(mean=(0.5,), std=(0.5,))
+    described = ExportConfig(ModelConfig(name="timm/resnet18.a1_in1k"), 3, ("a", "b", "c"), normalization, None)
+    tree = ast.parse(write_source(described))
+    assert [name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names] == ["timm"]
+    (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    assert function.name == "build_model"
+    expected = "return timm.create_model('resnet18.a1_in1k', pretrained=False, num_classes=3, in_chans=3)"
+    assert ast.unparse(function.body[-1]) == expected
+
+
 def load_module(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location("model", path)
     assert spec is not None
@@ -260,7 +271,7 @@ def test_other_weights_fail_also_with_their_own_hash(
     runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = load_file(model / "model.safetensors")
-    weights["head.weight"] = weights["head.weight"].flip(0)
+    weights["fc.weight"] = weights["fc.weight"].flip(0)
     save_file(weights, model / "model.safetensors")
     config = json.loads((model / "config.json").read_text())
     config["sha256"] = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()

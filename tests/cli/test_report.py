@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import shutil
@@ -14,13 +16,12 @@ import torch
 import yaml
 from PIL import Image
 
-from accel_trainer.cli.report import pictures
 from accel_trainer.cli.report.charts import draw_class_accuracy, draw_curves
-from accel_trainer.cli.report.pictures import find_mistakes
+from accel_trainer.cli.report.pictures import read_mistakes
 from accel_trainer.cli.report.report import render
 from accel_trainer.cli.runs.run_reader import RunReader, read_run
-from accel_trainer.vision import ImageDataset, load_images
-from accel_trainer.vision.pretrained import from_pretrained
+from accel_trainer.cli.share.evaluate import load_model
+from accel_trainer.vision import load_images
 from tests.cli.conftest import run_command
 
 
@@ -110,25 +111,12 @@ def test_each_chart_lies_beside_the_page_as_a_picture(
     assert (tmp_path / "page" / "loss.png").read_bytes() == loss, "the same run, the same bytes"
 
 
-def sorted_digits(runs: Path) -> ImageDataset:
-    """The digits, the test images of each class behind those of the class before."""
+def test_the_worst_mistakes_of_all_test_images_need_nothing_but_the_run(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "slow", tmp_path / "run")
+    mistakes = read_mistakes(read_run(tmp_path / "run"))
     images = load_images("digits", cache_dir=runs.parent / "cache")
-    order = images.test.labels.argsort(stable=True)
-    test = replace(images.test, images=images.test.images[order], labels=images.test.labels[order])
-    return replace(images, test=test)
-
-
-def test_mistakes_come_from_all_of_a_sorted_test_set(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pictures, "MAX_EXAMINED", 50)
-    mistakes = find_mistakes(read_run(runs / "slow"), sorted_digits(runs))
-    assert len({mistake["truth"] for mistake in mistakes}) > 5
-    assert {mistake["truth"] for mistake in mistakes} & set("789")
-
-
-def test_mistakes_are_wrong_and_the_surest_come_first(runs: Path) -> None:
-    images = sorted_digits(runs)
-    mistakes = find_mistakes(read_run(runs / "slow"), images)
-    model = from_pretrained(runs / "slow")
+    checkpoint = sorted((runs / "slow" / "checkpoints").glob("step-*"))[-1]
+    model = load_model(checkpoint, weights="ema").model.eval()
     mean, std = (float(values[0]) for values in vars(images.normalization).values())
     with torch.inference_mode():
         confidences, predictions = model((images.test.images / 255 - mean) / std).softmax(1).max(1)
@@ -137,15 +125,68 @@ def test_mistakes_are_wrong_and_the_surest_come_first(runs: Path) -> None:
     assert [mistake["confidence"] for mistake in mistakes] == [f"{value:.0%}" for value in wrong[:16].tolist()]
     assert mistakes[0]["confidence"] != mistakes[-1]["confidence"]
     assert all(mistake["label"] != mistake["truth"] for mistake in mistakes)
+    page, _ = render([read_run(tmp_path / "run")])
+    assert Page(page).counts["img"] == 16
 
 
-def test_the_hardest_class_stands_on_top_and_of_many_the_easiest_are_left_out() -> None:
+def test_a_run_on_photos_shows_its_mistakes_by_name_and_its_augmented_photos(
+    photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = json.loads((photo_run / "mistakes.json").read_text())["mistakes"]
+    assert stored
+    for mistake in stored:
+        assert f"photos/{mistake['label']}/" in mistake["name"]
+        data = base64.b64decode(mistake["picture"].partition(",")[2])
+        assert Image.open(io.BytesIO(data)).size == (24, 24)
+    flags = ["--dataset", photo_run.parent / "photos", "--cache-dir", tmp_path / "cache"]
+    code, out, err = run_command(capsys, ["report", photo_run, "--to", tmp_path / "page.html", *flags])
+    assert code == 0, err
+    page = Page((tmp_path / "page.html").read_text())
+    assert "Training images, as the network saw them" in page.headings
+    assert page.counts["img"] == min(16, len(stored)) + 16
+
+
+def test_a_stored_picture_that_is_none_is_not_put_into_the_page(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "slow", tmp_path / "run")
+    path = tmp_path / "run" / "mistakes.json"
+    stored = json.loads(path.read_text())
+    stored["mistakes"][0]["picture"] = "https://example.org/seen.png"
+    stored["mistakes"][1]["name"] = '"><script>alert(1)</script>'
+    path.write_text(json.dumps(stored))
+    page, _ = render([read_run(tmp_path / "run")])
+    assert "example.org" not in page
+    assert "<script" not in page
+
+
+def test_a_run_without_stored_mistakes_shows_none(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "slow", tmp_path / "run")
+    (tmp_path / "run" / "mistakes.json").unlink()
+    page, _ = render([read_run(tmp_path / "run")])
+    assert "Most confident mistakes" not in page
+
+
+def test_a_report_of_a_thousand_classes_shows_the_hardest_and_the_easiest(runs: Path, tmp_path: Path) -> None:
+    run = read_run(runs / "fast")
+    counts = [[0] * 1000 for _ in range(1000)]
+    for label in range(1000):
+        counts[label][label], counts[label][0] = label, counts[label][0] + 1000 - label
+    accuracies = [label / 1000 for label in range(1000)]
+    metrics = {"eval/confusion_matrix": counts, "eval/per_class_accuracy": accuracies}
+    page, files = render([replace(run, result={**run.result, "metrics": metrics})])
+    assert "fast-confusion.png" in files
+    assert "The hardest and the easiest classes" in page
+    assert ">999</text>" in page.replace("\n", "")
+    assert len(page) < 1_500_000
+
+
+def test_the_hardest_class_stands_on_top_and_of_many_those_between_are_left_out() -> None:
     names = [f"class-{number:02}" for number in range(26)]
     accuracies = [(7 * number % 25) / 25 for number in range(25)] + [None]
     svg = draw_class_accuracy("classes", accuracies, names).svg
     places = dict((name, float(y)) for y, name in re.findall(r'<text [^>]* y="([\d.]+)"[^>]*>(class-\d\d)</text>', svg))
-    hardest = sorted(range(25), key=lambda number: accuracies[number])[:20]
-    assert sorted(places, key=lambda name: places[name]) == [names[number] for number in hardest]
+    in_order = sorted(range(25), key=lambda number: accuracies[number])
+    shown = [names[number] for number in [*in_order[:10], *in_order[-10:]]]
+    assert sorted(places, key=lambda name: places[name]) == shown
 
 
 def test_restarts_are_marked_and_the_times_of_all_attempts_added(runs: Path, tmp_path: Path, page: str) -> None:
@@ -198,7 +239,7 @@ def test_runs_of_one_name_have_charts_of_their_own(runs: Path, tmp_path: Path) -
     assert files["fast-confusion.png"] != files["fast-confusion-2.png"]
 
 
-def test_a_report_without_a_data_set_has_no_pictures_and_writes_nothing_where_the_run_says(
+def test_a_report_without_a_data_set_shows_what_the_run_has_and_writes_nothing_where_it_says(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(runs / "fast", tmp_path / "run")
@@ -209,13 +250,13 @@ def test_a_report_without_a_data_set_has_no_pictures_and_writes_nothing_where_th
     path.write_text(yaml.safe_dump(config))
     code, out, _ = run_command(capsys, ["report", tmp_path / "run", "--to", tmp_path / "page.html"])
     assert code == 0
-    assert "img" not in Page(Path(out.splitlines()[0]).read_text()).counts
+    assert Page(Path(out.splitlines()[0]).read_text()).counts["img"] == 16, "only its mistakes"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["page", "page.html", "run"]
 
 
 def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "fast", tmp_path / "run")
-    for name in ("result.json", "environment.json"):
+    for name in ("result.json", "environment.json", "mistakes.json"):
         (tmp_path / "run" / name).unlink()
     shutil.rmtree(tmp_path / "run" / "export")
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()) | {"dataset": "/gone"}

@@ -53,7 +53,7 @@ def test_every_path_of_the_repository_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_flag_exists(page: Path) -> None:
-    commands = ("doctor", "export", "plan", "predict", "replay", "report", "runs", "verify")
+    commands = ("data", "doctor", "evaluate", "export", "pack", "plan", "predict", "replay", "report", "runs", "verify")
     known = recipe_flags("recipes/cifar.py") | recipe_flags("recipes/images.py") | launcher_flags() | OF_OTHERS
     known = known.union(*map(command_flags, commands))
     named = _FLAG.findall(prose_of(page))

@@ -75,6 +75,20 @@ def _nothing() -> None:
     pass
 
 
+class DyingDisk(InterceptedDisk):
+    """Kills its process in the middle of a change, after `num_changes` others."""
+
+    def __init__(self, num_changes: int) -> None:
+        self._num_left = num_changes
+
+    def intercept(self, operation: str, path: Path, act: Any, act_half: Any, *details: Any) -> Any:
+        self._num_left -= 1
+        if self._num_left < 0:
+            act_half()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return act()
+
+
 class CountingDisk(InterceptedDisk):
     """Records the operations in `operations`."""
 

@@ -11,7 +11,9 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from accel_trainer.checkpoint.state_dict import TrainingState
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.optim.optimizers import OptimizerConfig, build_optimizer, parameter_groups, set_learning_rate
+from accel_trainer.optim.config import OptimizerConfig
+from accel_trainer.optim.optimizers import build_optimizer, set_learning_rate
+from accel_trainer.optim.parameter_groups import parameter_groups
 
 from ..workload import SmallNet
 

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.types import Batch, EvalOutput, Metric
+from accel_trainer.training.metric_adapters import EvaluateMetric, TorchMetric, WholeSetMetric
 from accel_trainer.training.metrics import (
     ConfusionMatrix,
-    EvaluateMetric,
     MeanLoss,
     TopKAccuracy,
     is_number,
@@ -247,3 +247,93 @@ def compute_local_metric(folder: Path) -> None:
         metric.update(sums, Batch(logits[ids], labels[ids], ids), EvalOutput(losses, logits[ids]))
         result = plain_values(metric.compute(accelerator.reduce(sums, reduction="sum")))
         assert result == macro_recall(logits, labels)
+
+
+# --- metrics of torchmetrics, and numbers of the whole evaluation set ---
+
+
+def torchmetrics_of(num_classes: int) -> dict[str, Any]:
+    from torchmetrics import classification
+
+    return {
+        "f1": classification.MulticlassF1Score(num_classes, average="macro"),
+        "iou": classification.MulticlassJaccardIndex(num_classes),
+        "auroc": classification.MulticlassAUROC(num_classes, thresholds=50),
+        "precision": classification.MulticlassAveragePrecision(num_classes, thresholds=50),
+    }
+
+
+@pytest.mark.parametrize("name", ["f1", "iou", "auroc", "precision"])
+def test_a_metric_of_torchmetrics_is_that_of_all_samples(name: str) -> None:
+    logits, labels = make_samples(5)
+    whole = torchmetrics_of(5)[name]
+    whole.update(logits, labels)
+    metric = TorchMetric(name, torchmetrics_of(5)[name])
+    assert result_of(metric, logits, labels) == {name: pytest.approx(whole.compute().item(), abs=1e-7)}
+    assert metric.higher_is_better == {name: True}
+
+
+def test_a_metric_of_torchmetrics_adds_up_over_joined_processes(tmp_path: Path) -> None:
+    processes.run(measure_in_parts, num_processes=2, folder=tmp_path)
+
+
+def measure_in_parts() -> None:
+    logits, labels = make_samples(5)
+    metric = TorchMetric("f1", torchmetrics_of(5)["f1"])
+    with joined_processes():
+        ids = torch.arange(len(labels))
+        rank = torch.distributed.get_rank()
+        mine = metric.empty(CPU)
+        part = ids[rank::2]
+        metric.update(mine, Batch(None, labels[part], part), EvalOutput(torch.zeros(len(part)), logits[part]))
+        torch.distributed.all_reduce(mine)
+        whole = torchmetrics_of(5)["f1"]
+        whole.sync_on_compute = False
+        whole.update(logits, labels)
+        assert metric.compute(mine)["f1"].item() == pytest.approx(whole.compute().item(), abs=1e-7)
+
+
+def test_a_metric_that_keeps_every_prediction_is_refused() -> None:
+    from torchmetrics.classification import MulticlassAUROC
+
+    with pytest.raises(ConfigError, match="MulticlassAUROC keeps preds, which is no sum: give it thresholds=100"):
+        TorchMetric("auroc", MulticlassAUROC(5))
+
+
+def test_numbers_of_the_whole_set_come_from_probabilities_in_the_order_of_the_ids() -> None:
+    from sklearn.metrics import roc_auc_score
+
+    logits, labels = make_samples(5)
+
+    def auroc(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        assert torch.equal(outputs.float(), logits)
+        assert torch.equal(targets, labels)
+        assert targets.dtype == torch.int64
+        return {"auroc": roc_auc_score(targets, outputs.softmax(1), multi_class="ovr")}
+
+    metric = WholeSetMetric(auroc, NUM_SAMPLES, num_outputs=5, higher_is_better={"auroc": True})
+    expected = roc_auc_score(labels, logits.double().softmax(1), multi_class="ovr")
+    assert result_of(metric, logits, labels) == {"auroc": expected}
+
+
+def test_several_targets_of_a_sample_keep_their_values() -> None:
+    outputs, targets = torch.randn(NUM_SAMPLES, 3), torch.randn(NUM_SAMPLES, 3)
+    seen: list[Tensor] = []
+
+    def keep(outputs: Tensor, targets: Tensor) -> dict[str, float]:
+        seen.extend((outputs.float(), targets.float()))
+        return {}
+
+    metric = WholeSetMetric(keep, NUM_SAMPLES, num_outputs=3, num_targets=3)
+    sums = metric.empty(CPU)
+    for ids in torch.randperm(NUM_SAMPLES).split(50):
+        metric.update(sums, Batch(None, targets[ids], ids), EvalOutput(torch.zeros(len(ids)), outputs[ids]))
+    metric.compute(sums)
+    assert torch.equal(seen[0], outputs)
+    assert torch.equal(seen[1], targets)
+
+
+def test_another_number_of_outputs_is_named() -> None:
+    logits, labels = make_samples(5)
+    with pytest.raises(ConfigError, match="set num_outputs=5, num_targets=1"):
+        result_of(WholeSetMetric(lambda outputs, targets: {}, NUM_SAMPLES, num_outputs=4), logits, labels)

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.types import Batch
-from accel_trainer.training.tasks import ClassificationConfig, ClassificationTask
+from accel_trainer.training.tasks import (
+    ClassificationConfig,
+    ClassificationTask,
+    DistillationTask,
+    MultiLabelTask,
+    RegressionTask,
+    SegmentationTask,
+)
 
 from ..workload import NUM_CLASSES, SmallNet
 
@@ -165,3 +172,96 @@ def test_only_images_have_a_mirror_image() -> None:
     task = ClassificationTask(ClassificationConfig(tta="flip"))
     with pytest.raises(ConfigError, match=r"--tta flip mirrors images \[B, C, H, W\], the inputs are float32 \[4, 8\]"):
         task.eval_step(Gives(LOGITS), batch)
+
+
+def test_class_weights_are_factors_on_the_losses_of_their_classes() -> None:
+    model, batch = make_model(), make_batch()
+    weights = torch.tensor([0.5, 1.0, 2.0, 4.0])
+    output = ClassificationTask(class_weights=weights).train_step(model, batch)
+    each = torch.tensor(cross_entropy(model(batch.inputs), batch.targets))
+    assert output.loss_sum.item() == pytest.approx(float((each * weights[batch.targets]).sum()), rel=1e-12)
+
+
+# --- other tasks ---
+
+
+def of(outputs: Tensor) -> nn.Module:
+    """A model that gives `outputs`."""
+
+    class Fixed(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return outputs
+
+    return Fixed()
+
+
+def batch_of(targets: Tensor) -> Batch:
+    return Batch(torch.zeros(len(targets), 1), targets, torch.arange(len(targets)))
+
+
+def test_regression_is_the_mean_squared_error_of_each_sample() -> None:
+    outputs, targets = torch.randn(6, 2), torch.randn(6, 2)
+    result = RegressionTask().eval_step(of(outputs), batch_of(targets))
+    assert torch.allclose(result.losses, ((outputs - targets) ** 2).mean(1))
+    assert torch.allclose(RegressionTask().train_step(of(outputs), batch_of(targets)).loss_sum, result.losses.sum())
+
+
+def test_multi_label_is_the_binary_cross_entropy_over_the_classes() -> None:
+    logits, targets = torch.randn(6, 4), torch.randint(0, 2, (6, 4))
+    result = MultiLabelTask().eval_step(of(logits), batch_of(targets))
+    p = logits.sigmoid()
+    expected = -(targets * p.log() + (1 - targets) * (1 - p).log()).mean(1)
+    assert torch.allclose(result.losses, expected, atol=1e-6)
+
+
+def test_segmentation_counts_the_labelled_pixels_only() -> None:
+    logits, targets = torch.randn(3, 4, 5, 6), torch.randint(0, 4, (3, 5, 6))
+    targets[0, :2] = 255
+    targets[2] = 255
+    result = SegmentationTask().eval_step(of(logits), batch_of(targets))
+    assert result.num_items is not None
+    assert result.num_items.tolist() == [18, 30, 0]
+    total = 0.0
+    for b, y, x in (targets != 255).nonzero().tolist():
+        total -= float(logits[b, :, y, x].log_softmax(0)[targets[b, y, x]])
+    output = SegmentationTask().train_step(of(logits), batch_of(targets))
+    assert output.loss_sum.item() == pytest.approx(total, rel=1e-5)
+    assert output.num_items is not None
+    assert int(output.num_items) == 48
+
+
+def test_distillation_adds_the_divergence_from_the_teacher() -> None:
+    student, teacher, batch = make_model(), make_model(), make_batch()
+    with torch.no_grad():
+        teacher.layers[9].weight.mul_(3)
+    task = DistillationTask(teacher, weight=0.3, temperature=2.0)
+    mine, theirs = (model(batch.inputs).detach() for model in (student, teacher))
+    p, q = (theirs / 2).softmax(1), (mine / 2).softmax(1)
+    divergence = 4 * float((p * (p.log() - q.log())).sum())
+    expected = 0.7 * cross_entropy(mine, batch.targets).sum() + 0.3 * divergence
+    output = task.train_step(student, batch)
+    assert output.loss_sum.item() == pytest.approx(expected, rel=1e-10)
+    output.loss_sum.backward()
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_another_teacher_is_another_task() -> None:
+    teacher, other = make_model(), make_model()
+    assert DistillationTask(teacher).fingerprint() == DistillationTask(other).fingerprint()
+    with torch.no_grad():
+        other.layers[9].bias[0] += 1e-9
+    assert DistillationTask(teacher).fingerprint() != DistillationTask(other).fingerprint()
+    assert DistillationTask(teacher).fingerprint() != DistillationTask(teacher, weight=0.1).fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "targets"),
+    [
+        (RegressionTask(), torch.zeros(6, 1), torch.zeros(6)),
+        (MultiLabelTask(), torch.zeros(6, 4), torch.zeros(6)),
+        (SegmentationTask(), torch.zeros(6, 4, 5, 5), torch.zeros(6, 4, 4, dtype=torch.int64)),
+    ],
+)
+def test_other_shapes_are_named_with_both(task: Any, outputs: Tensor, targets: Tensor) -> None:
+    with pytest.raises(ConfigError, match=r"the model gives float32 \[6, .* for targets"):
+        task.train_step(of(outputs), batch_of(targets))

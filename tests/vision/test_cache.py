@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from accel_trainer.core import filesystem
 from accel_trainer.core.errors import OutputError
 from accel_trainer.vision import BadImageConfig, ImageDataset, load_images
 from accel_trainer.vision.data import cache
 from accel_trainer.vision.sources.raw import RawImages
+from tests.faults.disks import DyingDisk, installed
 
 from .make_data import png, random_images, write_image_folder, write_parquet, write_parquet_folder
 
@@ -36,7 +39,9 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that were decoded into, one entry each time."""
     folders: list[Path] = []
     build = cache._build
-    monkeypatch.setattr(cache, "_build", lambda folder, *rest: (folders.append(folder), build(folder, *rest)))
+    monkeypatch.setattr(
+        cache, "_build", lambda folder, *rest, **more: (folders.append(folder), build(folder, *rest, **more))
+    )
     return folders
 
 
@@ -200,30 +205,57 @@ def load_in_process(root: Path, results: Queue[str]) -> None:
     results.put(load(root).fingerprint)
 
 
-def load_and_die(root: Path) -> None:
-    """Die by SIGKILL between two files of the cache."""
-    create_file, written = cache.create_file, []
+def load_and_die(root: Path, num_changes: int) -> None:
+    with installed(DyingDisk(num_changes)):
+        load_images(str(root), cache_dir=root.parent / "cache", bad_images=SKIP)
 
-    def create_or_die(path: Path, chunks: object) -> None:
-        if len(written) == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        written.append(path)
-        create_file(path, chunks)  # type: ignore[arg-type]
 
-    cache.create_file = create_or_die  # type: ignore[assignment]
-    load(root)
+SKIP = BadImageConfig(policy="skip", max_fraction=0.5)
 
 
 @FORKS
-def test_a_killed_writer_leaves_nothing_that_the_next_one_trips_over(root: Path) -> None:
-    writer = multiprocessing.get_context("fork").Process(target=load_and_die, args=(root,))
-    writer.start()
-    writer.join(30)
-    assert writer.exitcode == -signal.SIGKILL
-    cache_dir = root.parent / "cache"
-    assert [path for path in cache_dir.iterdir() if path.name.startswith(".tmp-")]
-    assert len(load(root).train) == 12
-    assert not [path for path in cache_dir.iterdir() if path.name.startswith(".tmp-")]
+def test_a_build_that_is_killed_anywhere_continues_with_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_CHUNK_IMAGES", 4)
+    root = tmp_path / "images"
+    images = [png(image) for image in random_images(23)]
+    for bad in (5, 8, 22):
+        images[bad] = images[bad][:40]
+    write_parquet(root / "train.parquet", images, [index % 3 for index in range(23)])
+    write_parquet(root / "test.parquet", images[:5], [0, 1, 2, 0, 1])
+    whole = load_images(str(root), cache_dir=tmp_path / "whole", bad_images=SKIP)
+    (expected,) = (path for path in (tmp_path / "whole").iterdir() if path.is_dir())
+    decoded: list[int] = []
+    usable = BadImageConfig.usable
+
+    def count(self: BadImageConfig, split: Any, left_out: Any, *, start: int = 0) -> Any:
+        for index, image in usable(self, split, left_out, start=start):
+            decoded.append(index)
+            yield index, image
+
+    monkeypatch.setattr(BadImageConfig, "usable", count)
+    repeated = []
+    for num_changes in range(100):
+        writer = multiprocessing.get_context("fork").Process(target=load_and_die, args=(root, num_changes))
+        writer.start()
+        writer.join(30)
+        if writer.exitcode == 0:
+            break
+        assert writer.exitcode == -signal.SIGKILL
+        decoded.clear()
+        found = load_images(str(root), cache_dir=tmp_path / "cache", bad_images=SKIP)
+        repeated.append(len(decoded))
+        assert found.fingerprint == whole.fingerprint
+        assert found.train.left_out == whole.train.left_out
+        folder = only_folder(root)
+        assert {path.name for path in expected.iterdir()} == {path.name for path in folder.iterdir()}
+        assert all((folder / path.name).read_bytes() == path.read_bytes() for path in expected.iterdir())
+        shutil.rmtree(tmp_path / "cache")
+    assert len(repeated) >= 30
+    assert repeated[0] == 26, "all, and the first for its size"
+    assert repeated[-1] == 0, "it was done"
+    assert sorted(repeated, reverse=True) == repeated
 
 
 @FORKS
@@ -233,10 +265,10 @@ def test_processes_that_load_at_once_get_the_same_and_decode_once(root: Path, mo
     builders: Queue[int] = context.Queue()
     build = cache._build
 
-    def build_slowly(folder: Path, raw: RawImages, bad_images: BadImageConfig) -> None:
+    def build_slowly(folder: Path, raw: RawImages, bad_images: BadImageConfig, *, is_sole_writer: bool) -> None:
         builders.put(os.getpid())
         time.sleep(0.3)  # long enough for all others to arrive
-        build(folder, raw, bad_images)
+        build(folder, raw, bad_images, is_sole_writer=is_sole_writer)
 
     monkeypatch.setattr(cache, "_build", build_slowly)
     processes = [context.Process(target=load_in_process, args=(root, results)) for _ in range(4)]
@@ -298,10 +330,10 @@ def test_a_full_disk_is_reported_before_and_while_decoding(root: Path, monkeypat
         with pytest.raises(OutputError, match=r"CACHE_TOO_LARGE.*choose another cache folder"):
             load(root)
 
-    def full(path: Path, chunks: object) -> None:
+    def full(path: Path, descriptor: int, data: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache, "create_file", full)
+    monkeypatch.setattr(filesystem.disk, "write", full)
     with pytest.raises(OutputError, match=r"CACHE_NOT_WRITABLE.*No space left on device.*free some space"):
         load(root)
     assert not [path for path in (root.parent / "cache").iterdir() if path.name != ".lock"]

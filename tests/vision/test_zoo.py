@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from accel_trainer.checkpoint.state_dict import TrainingState, load_weights
 from accel_trainer.core.errors import ConfigError
+from accel_trainer.optim.optimizers import OptimizerConfig, build_optimizer
 from accel_trainer.vision import MODEL_NAMES, ModelConfig, build_model
 
 # Parameters in thousands: He et al. 2015 table 6 (0.27, 0.46, 0.66, 0.85, 1.7 M), ResNet-18 11.17 M and
@@ -22,6 +30,7 @@ PARAMETERS = {
     "resnet18": 11_173_962,
     "resnet34": 21_282_122,
     "resnet50": 23_520_842,
+    "resnet101": 42_512_970,
     "wrn16_4": 2_748_890,
     "wrn28_10": 36_479_194,
 }
@@ -111,7 +120,8 @@ def scale_of_logits(name: str) -> float:
     torch.manual_seed(0)
     model = build_model(ModelConfig(name=name, width=8), in_channels=3, num_classes=10)
     from_head: list[Tensor] = []
-    model.head.register_forward_hook(lambda module, inputs, output: from_head.append(output))  # type: ignore[operator]
+    head = model.fc if name.startswith("resnet2") else model.head
+    head.register_forward_hook(lambda module, inputs, output: from_head.append(output))  # type: ignore[operator]
     ratio = model(torch.randn(4, 3, 16, 16)).detach() / from_head[0].detach()
     torch.testing.assert_close(ratio, ratio[0, 0].expand(4, 10))
     return float(ratio[0, 0])
@@ -145,8 +155,145 @@ def test_an_unknown_model_is_answered_with_the_nearest_name() -> None:
         ({"dropout": 1.0}, "--model.dropout is 1.0"),
         ({"dropout": float("nan")}, "--model.dropout is nan"),
         ({"norm": "layer"}, "--model.norm is 'layer'"),
+        ({"stem": "large"}, "--model.stem is 'large'"),
+        ({"name": "resnet20", "stem": "imagenet"}, "resnet20 has no --model.stem imagenet.*resnet101"),
     ],
 )
 def test_values_out_of_range_are_named(values: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ModelConfig(**values)  # type: ignore[arg-type]
+
+
+# --- the nets of torchvision ---
+
+# Name: blocks of the stages, whether they are bottlenecks; 10^9 multiply-adds at 224 pixels and 10^6 parameters with
+# 1,000 classes, as torchvision's table of weights lists them.
+LARGE = {
+    "resnet18": ((2, 2, 2, 2), False, 1.81, 11.7),
+    "resnet34": ((3, 4, 6, 3), False, 3.66, 21.8),
+    "resnet50": ((3, 4, 6, 3), True, 4.09, 25.6),
+    "resnet101": ((3, 4, 23, 3), True, 7.80, 44.5),
+}
+
+
+def build_large(name: str, *, image_size: int = 224, **values: Any) -> nn.Module:
+    with torch.device("meta"):
+        config = ModelConfig(name=name, **values)
+        return build_model(config, in_channels=3, num_classes=1000, image_size=(image_size, image_size))
+
+
+def norm_shapes(name: str, channels: int) -> Iterator[tuple[str, list[int]]]:
+    for part in ("weight", "bias", "running_mean", "running_var"):
+        yield f"{name}.{part}", [channels]
+    yield f"{name}.num_batches_tracked", []
+
+
+def torchvision_shapes(stages: Sequence[int], *, is_bottleneck: bool) -> Iterator[tuple[str, list[int]]]:
+    """Yield the names and shapes of torchvision's state dict, in its order, by the rule that its code follows."""
+    yield "conv1.weight", [64, 3, 7, 7]
+    yield from norm_shapes("bn1", 64)
+    channels = 64
+    for stage, num_blocks in enumerate(stages, 1):
+        width = 64 * 2 ** (stage - 1)
+        out = width * 4 if is_bottleneck else width
+        for number in range(num_blocks):
+            block, filters = f"layer{stage}.{number}", [(width, channels, 3), (width, width, 3)]
+            if is_bottleneck:
+                filters = [(width, channels, 1), (width, width, 3), (out, width, 1)]
+            for index, (after, before, kernel) in enumerate(filters, 1):
+                yield f"{block}.conv{index}.weight", [after, before, kernel, kernel]
+                yield from norm_shapes(f"{block}.bn{index}", after)
+            if number == 0 and (stage > 1 or channels != out):
+                yield f"{block}.downsample.0.weight", [out, channels, 1, 1]
+                yield from norm_shapes(f"{block}.downsample.1", out)
+            channels = out
+    yield "fc.weight", [1000, channels]
+    yield "fc.bias", [1000]
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_names_and_shapes_of_large_nets_are_those_of_torchvision(name: str) -> None:
+    stages, is_bottleneck, _, millions = LARGE[name]
+    model = build_large(name)
+    shapes = [(key, list(tensor.shape)) for key, tensor in model.state_dict().items()]
+    assert shapes == list(torchvision_shapes(stages, is_bottleneck=is_bottleneck))
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(millions, abs=0.06)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_nets_do_the_work_of_their_papers_at_224_pixels(name: str) -> None:
+    model = build_large(name).eval()
+    with FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, 3, 224, 224, device="meta"))
+    assert counter.get_total_flops() / 2e9 == pytest.approx(LARGE[name][2], abs=0.01)
+
+
+def test_the_stem_for_large_images_begins_at_64_pixels_on_the_shorter_side() -> None:
+    def first(height: int, width: int, stem: Any = "auto") -> list[int]:
+        config = ModelConfig(name="resnet18", width=4, stem=stem)
+        model = build_model(config, in_channels=3, num_classes=10, image_size=(height, width))
+        return list(model.state_dict()["conv1.weight"].shape)
+
+    assert first(64, 64) == first(300, 64) == first(32, 32, "imagenet") == [4, 3, 7, 7]
+    assert first(63, 63) == first(63, 300) == first(224, 224, "cifar") == [4, 3, 3, 3]
+    small = build_model(ModelConfig(name="resnet20"), in_channels=3, num_classes=10, image_size=(224, 224))
+    assert list(small.state_dict()["conv1.weight"].shape) == [16, 3, 3, 3]
+
+
+def former_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of a ResNet by their names in version 0.1.0, written down once more."""
+    weights: dict[str, Tensor] = {}
+    numbers: dict[tuple[str, str], int] = {}
+    for key, tensor in model.state_dict().items():
+        match = re.fullmatch(r"layer(\d+)\.(\d+)\.(conv|bn|downsample)(.*)", key)
+        if match is None:
+            weights[re.sub("^fc", "head", re.sub("^bn1", "stem.1", re.sub("^conv1", "stem.0", key)))] = tensor
+            continue
+        number = numbers.setdefault((match[1], match[2]), len(numbers))
+        place = f"blocks.{number}"
+        if match[3] == "downsample":
+            weights[f"{place}.shortcut{match[4]}"] = tensor
+        else:
+            index, _, rest = match[4].partition(".")
+            weights[f"{place}.residual.{3 * int(index) - 3 + (match[3] == 'bn')}.{rest}"] = tensor
+    return weights
+
+
+@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50"])
+def test_weights_with_the_names_of_version_0_1_0_are_loaded(name: str) -> None:
+    def build() -> nn.Module:
+        return build_model(ModelConfig(name=name, width=4), in_channels=3, num_classes=10)
+
+    model, other = build(), build()
+    former = former_weights(model)
+    assert "blocks.0.residual.0.weight" in former
+    assert not former.keys() & model.state_dict().keys()
+    load_weights(other, former)
+    assert all(torch.equal(tensor, model.state_dict()[key]) for key, tensor in other.state_dict().items())
+    load_weights(other, model.state_dict())
+
+
+def test_a_checkpoint_with_the_names_of_version_0_1_0_is_restored_with_its_optimizer() -> None:
+    def build(seed: int) -> TrainingState:
+        torch.manual_seed(seed)
+        model = build_model(ModelConfig(name="resnet18", width=4), in_channels=3, num_classes=10)
+        state = TrainingState(model, build_optimizer(model, OptimizerConfig()), copy.deepcopy(model), None)
+        model(torch.randn(4, 3, 16, 16)).sum().backward()
+        state.optimizer.step()
+        return state
+
+    old, new = build(0), build(1)
+    pieces = old.pieces()
+    names = dict(zip(old.model.state_dict(), former_weights(old.model), strict=True))  # in the same order
+    for group in pieces["optimizer"]["param_groups"]:
+        group["param_names"] = [names[name] for name in group["param_names"]]
+    assert any(name.startswith("blocks.7.residual.3") for name in pieces["optimizer"]["param_groups"][0]["param_names"])
+    assert old.ema is not None
+    new.restore({**pieces, "model": former_weights(old.model), "ema": former_weights(old.ema)})
+    for name in ("model", "ema"):
+        theirs = new.pieces()[name]
+        assert all(torch.equal(tensor, theirs[key]) for key, tensor in old.pieces()[name].items())
+    names_now = [group["param_names"] for group in new.optimizer.param_groups]
+    assert names_now == [group["param_names"] for group in old.optimizer.param_groups]
+    moments = [state.optimizer.state_dict()["state"] for state in (old, new)]
+    assert all(torch.equal(moments[0][at]["momentum_buffer"], moments[1][at]["momentum_buffer"]) for at in moments[0])

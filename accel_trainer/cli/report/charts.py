@@ -149,19 +149,21 @@ def draw_confusion(name: str, counts: Sequence[Sequence[int]], class_names: Sequ
 
 
 def draw_class_accuracy(name: str, values: Sequence[float | None], class_names: Sequence[str]) -> Chart:
-    """Return a bar per class, the hardest on top; of many classes only the hardest."""
+    """Return a bar per class, the hardest on top; of many classes only the hardest and the easiest."""
     known = [(value, label) for value, label in zip(values, class_names, strict=True) if value is not None]
-    hardest = sorted(known)[:_MAX_NAMED_CLASSES]
-    title = "The hardest classes" if len(known) > len(hardest) else "Accuracy by class"
+    shown, title = sorted(known), "Accuracy by class"
+    if len(shown) > _MAX_NAMED_CLASSES:
+        half = _MAX_NAMED_CLASSES // 2
+        shown, title = [*shown[:half], *shown[-half:]], "The hardest and the easiest classes"
 
     def draw(axes: Axes, palette: Palette) -> None:
-        positions = range(len(hardest))
-        axes.barh(positions, [value for value, _ in hardest], color=palette.series[0], height=0.62)
-        axes.set_yticks(positions, [label for _, label in hardest])
+        positions = range(len(shown))
+        axes.barh(positions, [value for value, _ in shown], color=palette.series[0], height=0.62)
+        axes.set_yticks(positions, [label for _, label in shown])
         axes.invert_yaxis()
         axes.set_xlim(0, 1.12)
         _clear(axes)
-        for position, (value, _) in zip(positions, hardest, strict=True):
+        for position, (value, _) in zip(positions, shown, strict=True):
             axes.text(value + 0.015, position, f"{value:.1%}", va="center", color=palette.muted)
 
     return draw_chart(name, title=title, size=_SQUARE, draw=draw)

@@ -1,102 +1,104 @@
 """Images for a report: the most confident mistakes, and augmented training images.
 
-Shapes: N images, B batch, C channels, H height, W width, K classes.
+Shapes: B batch, C channels, H height, W width.
 """
 
 from __future__ import annotations
 
-import base64
-import io
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from ...checkpoint.serialization import read_json_object
 from ...core.batch_plan import BatchConfig
-from ...core.errors import ConfigError, UserError
-from ...vision import AugmentConfig, ImageDataset, ImageEvalLoader, ImageLoader
-from ...vision.data.images import ImageSplit
-from ...vision.pretrained import from_pretrained
+from ...core.errors import ConfigError
+from ...core.types import Loader
+from ...vision import (
+    AugmentConfig,
+    EvalTransform,
+    ImageDataset,
+    ImageLoader,
+    Normalization,
+    PhotoAugmentConfig,
+    PhotoConfig,
+    PhotoLoader,
+    Photos,
+    load_images,
+    load_photos,
+)
+from ...vision.data.bad_images import WHATEVER_WAS_KEPT
+from ...vision.mistakes import MISTAKES_FILE, encode_png
 from ..runs.run_reader import RunReader
 
 _NUM_PICTURES = 16
-MAX_EXAMINED = 2_000  # test images; takes seconds on a CPU
+_MAX_SIDE = 128  # pixels
+_PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/]+=*")
 
 Picture = Mapping[str, Any]
 
 
-@torch.inference_mode()
-def find_mistakes(run: RunReader, images: ImageDataset) -> list[Picture]:
-    """Return the exported model's mistakes on test images, the most confident first.
-
-    Examines at most `MAX_EXAMINED` images, spread evenly over the data, which may be sorted by class. Returns nothing
-    without an export.
-    """
+def read_mistakes(run: RunReader) -> list[Picture]:
+    """Return the worst mistakes that the run has stored of its last evaluation, the most confident first."""
     try:
-        model = from_pretrained(run.folder)
-    except UserError:
+        stored = read_json_object(run.folder / MISTAKES_FILE)["mistakes"]
+    except FileNotFoundError:
         return []
-    num_examined = min(len(images.test), MAX_EXAMINED)
-    examined = torch.arange(num_examined) * len(images.test) // num_examined  # ids [N]
-    split = ImageSplit(
-        images=images.test.images[examined], labels=images.test.labels[examined], num_classes=images.num_classes
-    )
-    loader = ImageEvalLoader(
-        split,
-        batch_size=250,
-        num_processes=1,
-        process_index=0,
-        normalization=images.normalization,
-        device=torch.device("cpu"),
-    )
-    probabilities = torch.cat([model(batch.inputs).softmax(1) for batch in loader.batches()])  # [N, K]
-    confidences, predictions = probabilities.max(1)
-    wrong = (predictions != split.labels).nonzero()[:, 0]
-    surest = wrong[confidences[wrong].argsort(descending=True)][:_NUM_PICTURES]
-    names = images.class_names
     return [
         {
-            "src": _encode(split.images[index]),
-            "label": names[int(predictions[index])],
-            "truth": names[int(split.labels[index])],
-            "confidence": f"{float(confidences[index]):.0%}",
+            "src": mistake["picture"] if _PICTURE.fullmatch(mistake["picture"]) else "",
+            "label": str(mistake["prediction"]),
+            "truth": str(mistake["label"]),
+            "confidence": f"{float(mistake['probability']):.0%}",
+            "name": str(mistake["name"]),
         }
-        for index in surest.tolist()
+        for mistake in stored[:_NUM_PICTURES]
     ]
 
 
-def draw_samples(run: RunReader, images: ImageDataset) -> list[Picture]:
+def load_data(run: RunReader, dataset: str, *, cache_dir: Path) -> ImageDataset | Photos:
+    """Load a data set as the run did. Raises UserError."""
+    settings = run.config.get("photos")
+    if settings is None:
+        return load_images(dataset, cache_dir=cache_dir, bad_images=WHATEVER_WAS_KEPT)
+    photos = PhotoConfig(**settings)
+    return load_photos(
+        dataset, image_column=photos.image_column, label_column=photos.label_column, val_fraction=photos.val_fraction,
+        cache_dir=cache_dir,
+    )  # fmt: skip
+
+
+def draw_samples(run: RunReader, data: ImageDataset | Photos) -> list[Picture]:
     """Return the first training images of the first epoch, with their augmentation."""
     try:
-        augment = AugmentConfig(**run.config.get("augment") or {})
+        loader, normalization = _build_loader(run, data)
     except (TypeError, ConfigError):  # a config of another version
         return []
-    loader = ImageLoader(
-        images.train,
-        plan=BatchConfig(per_device_batch_size=_NUM_PICTURES).plan(len(images.train), num_processes=1),
-        process_index=0,
-        seed=run.config.get("seed") or 0,
-        augment=augment,
-        normalization=images.normalization,
-        device=torch.device("cpu"),
-    )
     batch = next(loader.step_batches(0, 0)).micro_batches[0]
-    mean = torch.tensor(images.normalization.mean)[:, None, None]
-    std = torch.tensor(images.normalization.std)[:, None, None]
+    mean, std = (torch.tensor(values)[:, None, None] for values in (normalization.mean, normalization.std))
     pixels = ((batch.inputs * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)  # [B, C, H, W]
     targets = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)
     return [
-        {"src": _encode(image), "label": images.class_names[target]}
+        {"src": encode_png(image.permute(1, 2, 0), max_side=_MAX_SIDE), "label": data.class_names[target]}
         for image, target in zip(pixels, targets.tolist(), strict=True)
     ]
 
 
-def _encode(image: Tensor) -> str:
-    """Return uint8 [C, H, W] as a data URL of a PNG."""
-    from PIL import Image
-
-    pixels = image.permute(1, 2, 0).numpy()
-    data = io.BytesIO()
-    Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels).save(data, "png")
-    return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+def _build_loader(run: RunReader, data: ImageDataset | Photos) -> tuple[Loader, Normalization | EvalTransform]:
+    plan = BatchConfig(per_device_batch_size=_NUM_PICTURES).plan(len(data.train), num_processes=1)
+    stored, seed, cpu = run.config.get("augment") or {}, run.config.get("seed") or 0, torch.device("cpu")
+    augment: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+    if isinstance(data, Photos):
+        transform = PhotoConfig(**run.config.get("photos") or {}).eval_transform()
+        photo_loader = PhotoLoader(
+            data.train, plan=plan, augment=PhotoAugmentConfig(**augment), transform=transform,
+            num_classes=data.num_classes, seed=seed, device=cpu,
+        )  # fmt: skip
+        return photo_loader, transform
+    loader = ImageLoader(
+        data.train, plan=plan, process_index=0, seed=seed, augment=AugmentConfig(**augment),
+        normalization=data.normalization, device=cpu,
+    )  # fmt: skip
+    return loader, data.normalization

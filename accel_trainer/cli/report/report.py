@@ -16,14 +16,14 @@ from typing import Any
 from ...checkpoint.serialization import read_json_object
 from ...core import filesystem
 from ...core.errors import OutputError
-from ...vision import ImageDataset, load_images
-from ...vision.data.bad_images import WHATEVER_WAS_KEPT
+from ...core.run_dir import expand_home
+from ...vision import ImageDataset, Photos
 from ..parser import CommandParser
 from ..runs.run_reader import RunReader, read_run, reading
 from ..runs.settings import changed_settings, differing_settings, flatten
 from ..runs.tables import format_duration, format_number
 from .figures import DARK, LIGHT, NUM_SERIES, Chart
-from .pictures import MAX_EXAMINED, draw_samples, find_mistakes
+from .pictures import draw_samples, load_data, read_mistakes
 
 _EXAMPLE = "example: accel-trainer report runs/first runs/second --to report.html"
 
@@ -33,32 +33,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="accel-trainer report", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder")
     parser.add_argument("--to", type=Path, default=Path("report.html"), help="the file to write; default: report.html")
-    parser.add_argument("--dataset", help="data for images of mistakes and training samples; default: none")
+    parser.add_argument("--dataset", help="data for images of training samples; default: none")
     parser.add_argument(
         "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="cache of decoded images"
     )
     options = parser.parse_args(argv)
-    path, images = options.to, None
+    path, data = options.to, None
     charts = path.with_suffix("")
-    if options.dataset is not None:
-        images = load_images(options.dataset, cache_dir=options.cache_dir, bad_images=WHATEVER_WAS_KEPT)
     with reading(*options.run):
-        page, files = render([read_run(folder) for folder in options.run], images)
+        runs = [read_run(folder) for folder in options.run]
+        if options.dataset is not None:
+            data = load_data(runs[0], options.dataset, cache_dir=expand_home(options.cache_dir))
+        page, files = render(runs, data)
     try:
         filesystem.write_file_atomic(path, page.encode())
         filesystem.make_directory(charts)
-        for name, data in files.items():
-            filesystem.write_file_atomic(charts / name, data)
+        for name, png in files.items():
+            filesystem.write_file_atomic(charts / name, png)
     except OSError as error:
         raise OutputError("REPORT", f"{path} cannot be written ({error.strerror}): choose another --to") from error
     print(f"{path}\n{charts}{os.sep}  {len(files)} charts")
     return 0
 
 
-def render(runs: Sequence[RunReader], images: ImageDataset | None = None) -> tuple[str, dict[str, bytes]]:
+def render(runs: Sequence[RunReader], data: ImageDataset | Photos | None = None) -> tuple[str, dict[str, bytes]]:
     """Return the report as an HTML page, and its charts as PNG by file name.
 
-    Reads only the run folders. With `images`, the data of the runs, the page shows some of them.
+    Reads only the run folders. With `data`, that of the runs, the page shows some training images.
     """
     try:
         import jinja2
@@ -74,7 +75,7 @@ def render(runs: Sequence[RunReader], images: ImageDataset | None = None) -> tup
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string(template).render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
-        runs=[_describe(run, images) | {"classes": charts} for run, charts in zip(runs, classes, strict=True)],
+        runs=[_describe(run, data) | {"classes": charts} for run, charts in zip(runs, classes, strict=True)],
         curves=curves,
         differences=differing_settings(runs),
         palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
@@ -87,7 +88,7 @@ def render(runs: Sequence[RunReader], images: ImageDataset | None = None) -> tup
     return page, files
 
 
-def _describe(run: RunReader, images: ImageDataset | None) -> dict[str, Any]:
+def _describe(run: RunReader, data: ImageDataset | Photos | None) -> dict[str, Any]:
     """Return what the page shows for one run."""
     return {
         "name": run.name,
@@ -97,9 +98,8 @@ def _describe(run: RunReader, images: ImageDataset | None) -> dict[str, Any]:
         "facts": _facts(run),
         "restarts": run.restarts,
         "num_killed": run.num_killed,
-        "mistakes": [] if images is None else find_mistakes(run, images),
-        "num_examined": None if images is None or len(images.test) <= MAX_EXAMINED else f"{MAX_EXAMINED:,}",
-        "samples": [] if images is None else draw_samples(run, images),
+        "mistakes": read_mistakes(run),
+        "samples": [] if data is None else draw_samples(run, data),
         "changed": changed_settings(run),
         "config": list(flatten(run.config).items()),
         "origins": run.environment.get("config_origins", {}),

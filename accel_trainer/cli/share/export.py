@@ -10,12 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.serialization import read_json_object
+import safetensors.torch
+import torch
+
+from ...checkpoint.serialization import read_json_object, unpack_tensors
+from ...checkpoint.state_dict import rename_weights
 from ...core import filesystem
-from ...core.errors import OutputError
+from ...core.errors import CheckpointError, OutputError
 from ...core.run_dir import prepare_directory
 from ...training.metrics import is_number
-from ...vision.pretrained import find_export, read_export_config
+from ...vision.pretrained import ExportConfig, find_export, read_export_config
 from ..parser import CommandParser
 from ..report.card import write_card
 from ..runs.run_reader import RunReader, read_run
@@ -63,12 +67,14 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
     described = read_export_config(source)
     metrics = reported_metrics(run)
     config = read_json_object(source / "config.json") | {"evaluation": _evaluation(run)}
-    weights = filesystem.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
-    config.setdefault("sha256", hashlib.sha256(weights).hexdigest())  # older versions did not record it
+    stored = filesystem.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
+    weights = _with_current_names(stored, described)
+    if config.get("sha256") in (None, _sha256(stored)):  # another hash stays: `verify` then finds the damage
+        config["sha256"] = _sha256(weights)
     files = {}
     if with_onnx:
         files["model.onnx"] = write_onnx(source)
-        config["onnx_sha256"] = hashlib.sha256(files["model.onnx"]).hexdigest()
+        config["onnx_sha256"] = _sha256(files["model.onnx"])
     files |= {
         "model.safetensors": weights,
         "config.json": json.dumps(config, indent=1).encode(),
@@ -81,6 +87,21 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
             filesystem.write_file_atomic(folder / name, data)
     except OSError as error:
         raise OutputError("EXPORT", f"{folder} cannot be written ({error.strerror}): choose another") from error
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _with_current_names(stored: bytes, described: ExportConfig) -> bytes:
+    """Return the file of weights by the names of today, which are those of `model.py`."""
+    try:
+        weights = unpack_tensors(stored)
+    except ValueError as error:
+        raise CheckpointError("EXPORT", f"the exported weights cannot be read ({error}): export them again") from error
+    with torch.device("meta"):
+        renamed = rename_weights(described.build_model(), weights)
+    return stored if renamed.keys() == weights.keys() else safetensors.torch.save(renamed)
 
 
 def reported_metrics(run: RunReader) -> dict[str, float]:
@@ -114,4 +135,6 @@ def reported_metrics(run: RunReader) -> dict[str, float]:
 def _evaluation(run: RunReader) -> dict[str, Any]:
     """Return the evaluation settings that change the numbers."""
     precision = run.environment.get("mixed_precision") or (run.config.get("runtime") or {}).get("mixed_precision")
-    return {"mixed_precision": precision or "no", "tta": (run.config.get("task") or {}).get("tta", "none")}
+    settings = {"mixed_precision": precision or "no", "tta": (run.config.get("task") or {}).get("tta", "none")}
+    photos = run.config.get("photos")  # which of them are for validation
+    return settings if photos is None else {**settings, "photos": photos}

@@ -1,12 +1,14 @@
 """Evaluates an exported model with only torch and safetensors. Runs as a script in a separate process.
 
-Usage: plain_evaluation.py EXPORT DATA, where DATA is a safetensors file of uint8 images [N, C, H, W] and labels [N].
+Usage: plain_evaluation.py EXPORT DATA, where DATA is a folder of safetensors files, each of uint8 images [N, C, H, W]
+and their labels [N].
 """
 
 import contextlib
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +32,9 @@ def evaluate(folder: Path, data: Path) -> dict[str, float]:
     model.load_state_dict(load_file(folder / "model.safetensors"))
     mean, std = (torch.tensor(config["normalization"][name])[:, None, None] for name in ("mean", "std"))
     precision = _PRECISIONS.get(config["evaluation"]["mixed_precision"])
-    tensors = load_file(data)
-    loss_sum, num_correct, num_in_top5 = 0.0, 0, 0
+    loss_sum, num_correct, num_in_top5, total = 0.0, 0, 0, 0
     with torch.inference_mode():
-        for images, labels in zip(*(tensors[name].split(_BATCH_SIZE) for name in ("images", "labels")), strict=True):
+        for images, labels in _batches(data):
             inputs = ((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
             rounded = torch.autocast("cpu", getattr(torch, precision)) if precision else contextlib.nullcontext()
             with rounded:
@@ -43,8 +44,16 @@ def evaluate(folder: Path, data: Path) -> dict[str, float]:
             loss_sum += float(F.cross_entropy(logits, labels, reduction="sum"))
             num_correct += int(ranked[:, 0].sum())
             num_in_top5 += int(ranked.sum())
-    total = len(tensors["labels"])
+            total += len(labels)
     return {"loss": loss_sum / total, "accuracy": num_correct / total, "top5_accuracy": num_in_top5 / total}
+
+
+def _batches(data: Path) -> Iterator[tuple[Any, Any]]:
+    from safetensors.torch import load_file
+
+    for file in sorted(data.iterdir()):
+        tensors = load_file(file)
+        yield from zip(*(tensors[name].split(_BATCH_SIZE) for name in ("images", "labels")), strict=True)
 
 
 def _views(images: Any, tta: str) -> list[Any]:

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ...vision.models import blocks
+from ...vision.models.timm_nets import PREFIX
 from ...vision.models.zoo import model_call
 from ...vision.pretrained import ExportConfig
 
@@ -19,18 +20,32 @@ _HEADER = '"""The architecture of model.safetensors beside this file. Needs only
 
 def write_source(config: ExportConfig) -> str:
     """Return a Python file with `build_model() -> nn.Module`."""
-    call = model_call(config.model, in_channels=config.in_channels, num_classes=len(config.class_names))
+    if config.model.name.startswith(PREFIX):
+        arguments = [repr(config.model.name.removeprefix(PREFIX)), "pretrained=False"]
+        arguments += [f"num_classes={len(config.class_names)}", f"in_chans={config.in_channels}"]
+        header = _HEADER.replace("only torch", "torch and timm")
+        return f"{header}\nimport timm\nfrom torch import nn\n\n\n{_build_function('timm.create_model', arguments)}"
+    call = model_call(
+        config.model,
+        in_channels=config.in_channels,
+        num_classes=len(config.class_names),
+        image_size=config.image_size,
+    )
     modules = [blocks, sys.modules[call.func.__module__]]
     imports, bodies = zip(*(_split(module) for module in modules), strict=True)
     future, *others = sorted({line for lines in imports for line in lines}, key=_import_order)
     arguments = [_spell(value) for value in call.args]
     arguments += [f"{name}={_spell(value)}" for name, value in call.keywords.items()]
-    build = (
+    build = _build_function(call.func.__name__, arguments)
+    return "\n".join([_HEADER, future, "", *others, "\n", *bodies, build])
+
+
+def _build_function(called: str, arguments: Sequence[str]) -> str:
+    return (
         "def build_model() -> nn.Module:\n"
         '    """Build the model with random weights."""\n'
-        f"    return {call.func.__name__}({', '.join(arguments)})\n"
+        f"    return {called}({', '.join(arguments)})\n"
     )
-    return "\n".join([_HEADER, future, "", *others, "\n", *bodies, build])
 
 
 def _split(module: ModuleType) -> tuple[list[str], str]:

@@ -1,18 +1,32 @@
-"""`accel-trainer predict MODEL IMAGE ...`: the predicted classes of images, with confidence."""
+"""`accel-trainer predict MODEL IMAGE ...`: the predicted classes of images and of folders of them, with confidence.
+
+Images of any size go through the transform that is stored with the model. One that cannot be read is reported, the
+others are predicted, and the exit code is 65.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...core.errors import DataError
+from ...core.errors import ConfigError, DataError, ExitCode
+from ...distributed.accelerator import RuntimeConfig, place_model, start_accelerator
+from ...distributed.machine import available_cpus
 from ...vision.pretrained import ExportConfig, find_export, from_pretrained, read_export_config
 from ..parser import CommandParser
+from ..threads import in_order
 
-_EXAMPLE = "example: accel-trainer predict runs/first cat.png dog.jpg --top 3"
+_EXAMPLE = "example: accel-trainer predict runs/first photos/ cat.png --top 3"
+
+Prediction = tuple[Path, list[tuple[str, float]] | DataError]
+"""An image, and its classes with their probabilities, or why there are none."""
 
 
 @torch.inference_mode()
@@ -20,24 +34,91 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print a line per image: its path, then labels with their confidence."""
     parser = CommandParser(prog="accel-trainer predict", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("model", type=Path, help="an export, a finished run, or ORG/NAME on the hub")
-    parser.add_argument("image", type=Path, nargs="+", help="an image in any format that pillow reads")
+    parser.add_argument("image", type=Path, nargs="+", help="an image in any format that pillow reads, or a folder")
     parser.add_argument("--top", type=int, default=1, help="labels to print for each; default: 1")
+    parser.add_argument("--batch-size", type=int, default=64, help="images in a forward; default: 64")
+    parser.add_argument("--num-workers", type=int, help="threads that decode; default: as many as there are CPUs")
+    parser.add_argument("--jsonl", action="store_true", help="print a JSON object per image")
     options = parser.parse_args(argv)
+    if options.batch_size < 1:
+        raise ConfigError("USAGE", f"--batch-size is {options.batch_size}: set it to 1 or more")
+    paths = [path for given in options.image for path in find_images(given)]
     folder = find_export(options.model)
-    config, model = read_export_config(folder), from_pretrained(folder)
-    for path in options.image:
-        probabilities = model(read_image(path, config)[None])[0].softmax(0)
-        top = probabilities.topk(min(max(1, options.top), len(config.class_names)))
-        labels = [
-            f"{config.class_names[index]} {confidence:.1%}"
-            for confidence, index in zip(top.values.tolist(), top.indices.tolist(), strict=True)
-        ]
-        print("  ".join([str(path), *labels]))
-    return 0
+    config, runtime = read_export_config(folder), RuntimeConfig()
+    accelerator = start_accelerator(runtime)
+    model = place_model(from_pretrained(folder), accelerator, runtime, lambda module: None)
+    num_failed = 0
+    with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
+        batch_size = options.batch_size if config.image_size is not None else 1  # of images that may differ in size
+        results = predict(
+            model, config, paths, top=options.top, batch_size=batch_size, threads=threads, device=accelerator.device
+        )
+        for path, found in results:
+            if isinstance(found, DataError):
+                num_failed += 1
+                print(f"accel_trainer: {found}", file=sys.stderr)
+            if options.jsonl:
+                print(_json(path, found))
+            elif not isinstance(found, DataError):
+                print("  ".join([str(path), *(f"{label} {confidence:.1%}" for label, confidence in found)]))
+    return ExitCode.DATA if num_failed else ExitCode.DONE
+
+
+def find_images(path: Path) -> list[Path]:
+    """Return the path of an image, or of all images below a folder, sorted. Raises DataError if there are none."""
+    if not path.is_dir():
+        return [path]
+    from PIL import Image
+
+    suffixes = Image.registered_extensions()
+    found = sorted(
+        file
+        for file in path.rglob("*")
+        if file.suffix.lower() in suffixes and file.is_file() and not file.name.startswith(".")
+    )
+    if not found:
+        raise DataError("IMAGE", f"{path} has no images: give another folder")
+    return found
+
+
+def predict(
+    model: nn.Module, config: ExportConfig, paths: Iterable[Path], *, top: int, batch_size: int,
+    threads: ThreadPoolExecutor, device: torch.device,
+) -> Iterator[Prediction]:  # fmt: skip
+    """Yield the images in order, each with its `top` classes, or with the error of one that cannot be read."""
+
+    def load(path: Path) -> tuple[Path, Tensor | DataError]:
+        try:
+            return path, read_image(path, config)
+        except DataError as error:
+            return path, error
+
+    loaded = in_order(threads, load, paths)
+    while batch := list(islice(loaded, batch_size)):
+        images = [image for _, image in batch if isinstance(image, Tensor)]
+        logits = model(torch.stack(images).to(device)).float() if images else torch.empty(0, len(config.class_names))
+        found = logits.softmax(1).cpu().topk(min(max(1, top), len(config.class_names)))
+        rows = iter(zip(found.values.tolist(), found.indices.tolist(), strict=True))
+        for path, image in batch:
+            if isinstance(image, DataError):
+                yield path, image
+            else:
+                yield path, [(config.class_names[at], value) for value, at in zip(*next(rows), strict=True)]
 
 
 def read_image(path: Path, config: ExportConfig) -> Tensor:
     """Return an image as model input: normalised, float32 [C, H, W]."""
+    if config.transform is not None:
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise DataError("IMAGE", f"{path} cannot be read as an image ({error.strerror})") from error
+        return config.transform.normalize(config.transform(data, str(path))[None])[0]
+    return _read_resized(path, config)
+
+
+def _read_resized(path: Path, config: ExportConfig) -> Tensor:
+    """Return the whole image, resized to the size of the images that the model was trained on."""
     import numpy as np
     from PIL import Image
 
@@ -52,3 +133,10 @@ def read_image(path: Path, config: ExportConfig) -> Tensor:
     pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).permute(2, 0, 1) / 255
     mean, std = (torch.tensor(values)[:, None, None] for values in vars(config.normalization).values())
     return (pixels - mean) / std
+
+
+def _json(path: Path, found: list[tuple[str, float]] | DataError) -> str:
+    if isinstance(found, DataError):
+        return json.dumps({"path": str(path), "error": str(found)})
+    classes = [{"label": label, "probability": probability} for label, probability in found]
+    return json.dumps({"path": str(path), "predictions": classes})

@@ -10,25 +10,34 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save as save_safetensors
+from torch import Tensor
 
 from ...checkpoint.serialization import read_json_object
 from ...core import filesystem
 from ...core.errors import CheckpointError, DataError, ExitCode
-from ...vision import load_images
+from ...core.run_dir import expand_home
+from ...distributed.machine import available_cpus
+from ...vision import EvalTransform, PhotoSplit, load_images
 from ...vision.data.bad_images import WHATEVER_WAS_KEPT
-from ...vision.pretrained import find_export
+from ...vision.pretrained import find_export, read_export_config
 from ..parser import CommandParser
 from ..runs.run_reader import read_run
 from ..runs.tables import format_number, is_fraction
+from ..threads import in_order
+from .evaluation_data import DataChoice, load_chosen_photos
 from .export import export
 
 _SCRIPT = Path(__file__).with_name("plain_evaluation.py")
 _FAILED = 1
+_PHOTOS_PER_FILE = 2_000
 _MAX_WEIGHTS_BYTES = 1 << 36
 _EXAMPLE = "example: accel-trainer verify model --dataset cifar10"
 
@@ -52,8 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             folder, dataset = Path(scratch) / "export", dataset or run.config.get("dataset")
             export(run, folder)
         reported = read_reported(folder)
-        data = _write_test_images(
-            dataset or reported["dataset"], reported["fingerprint"], options.cache_dir, Path(scratch)
+        data = Path(scratch) / "images"
+        filesystem.make_directory(data)
+        _write_test_images(
+            data, find_export(folder), dataset or reported["dataset"], reported["fingerprint"], options.cache_dir
         )
         measured = evaluate_apart(find_export(folder), data, python=options.python)
         has_weights = _check_weights(folder)
@@ -75,18 +86,35 @@ def read_reported(folder: Path) -> dict[str, Any]:
     return {"metrics": metrics, "dataset": first.dataset_type, "fingerprint": first.dataset_revision}
 
 
-def _write_test_images(dataset: str, fingerprint: str | None, cache_dir: Path, scratch: Path) -> Path:
-    images = load_images(dataset, cache_dir=cache_dir, bad_images=WHATEVER_WAS_KEPT)
-    if fingerprint not in (None, images.fingerprint):
+def _write_test_images(folder: Path, export: Path, dataset: str, fingerprint: str | None, cache_dir: Path) -> None:
+    """Write the evaluated images, as the model sees them before they are normalised, to files of bounded size."""
+    config = read_export_config(export)
+    if config.transform is not None:
+        of_run = read_json_object(export / "config.json").get("evaluation", {}).get("photos") or {}
+        choice = DataChoice(dataset=dataset, split=None, of_run=of_run, cache_dir=expand_home(cache_dir))
+        photos, _, _, found = load_chosen_photos(choice)
+        parts: Iterable[tuple[Tensor, Tensor]] = _decoded(photos, config.transform)
+    else:
+        images = load_images(dataset, cache_dir=cache_dir, bad_images=WHATEVER_WAS_KEPT)
+        parts, found = [(images.test.images, images.test.labels)], images.fingerprint
+    if fingerprint not in (None, found):
         raise DataError(
             "DATA_CHANGED",
             f"{dataset} is not the data of the reported numbers ({str(fingerprint)[:12]}, here "
-            f"{images.fingerprint[:12]}): pass the right one with --dataset",
+            f"{str(found)[:12]}): pass the right one with --dataset",
         )
-    tensors = {"images": images.test.images.contiguous(), "labels": images.test.labels.contiguous()}
-    path = scratch / "test.safetensors"
-    filesystem.write_file_atomic(path, save_safetensors(tensors))
-    return path
+    for number, (pixels, labels) in enumerate(parts):
+        data = save_safetensors({"images": pixels.contiguous(), "labels": labels.contiguous()})
+        filesystem.write_file_atomic(folder / f"{number:05}.safetensors", data)
+
+
+def _decoded(photos: PhotoSplit, transform: EvalTransform) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield uint8 [B, 3, S, S] and labels [B]."""
+    labels = torch.from_numpy(photos.labels)
+    with ThreadPoolExecutor(available_cpus()) as threads:
+        pixels = in_order(threads, lambda at: transform(photos.encoded_at(at), photos.name_of(at)), range(len(photos)))
+        for part in labels.split(_PHOTOS_PER_FILE):
+            yield torch.stack(list(islice(pixels, len(part)))).permute(0, 3, 1, 2), part
 
 
 def evaluate_apart(folder: Path, data: Path, *, python: str = sys.executable) -> dict[str, float]:

@@ -5,6 +5,7 @@ Shapes: N samples, C channels, H height, W width.
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -109,5 +110,5 @@ def _opened(encoded: bytes | Path, name: str) -> Iterator[Image]:
         Image.DecompressionBombError,
         Image.DecompressionBombWarning,
     ) as error:
-        reason = str(error).replace("\n", " ")
+        reason = re.sub(r" <_io\.BytesIO.*?>", "", str(error))  # an address would differ each time
         raise DataError("DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace or remove it") from error

@@ -89,6 +89,11 @@ class ImageDataset:
         return len(self.class_names)
 
     @property
+    def image_size(self) -> tuple[int, int]:
+        """The height and width of all images."""
+        return tuple(self.train.images.shape[2:])  # type: ignore[return-value]  # there are two
+
+    @property
     def num_channels(self) -> int:
         """The number of channels, C: 3 for colour, 1 for greyscale."""
         return self.train.images.shape[1]

@@ -211,3 +211,11 @@ class ImageEvalLoader:
             images, labels = pixels.images[part.start : part.stop], pixels.labels[part.start : part.stop]
             yield pixels.batch(pixels.normalized(images), labels, ids)
         pixels.check_files()
+
+    def picture_of(self, sample_id: int) -> Tensor:
+        """Return an image, uint8 [H, W, C] on the CPU."""
+        return self._pixels.images[sample_id].cpu()
+
+    def name_of(self, sample_id: int) -> str:
+        """Return the place of an image: the cache keeps no names."""
+        return f"test image {sample_id}"

@@ -203,6 +203,14 @@ class PhotoEvalLoader:
             batch = self._copy(read)
             yield Batch(self._normalize(batch.inputs), batch.targets, batch.sample_ids)
 
+    def picture_of(self, sample_id: int) -> Tensor:
+        """Return what the model sees of a photo, uint8 [S, S, 3]."""
+        return self._transform(self._reader.split.encoded_at(sample_id), self.name_of(sample_id))
+
+    def name_of(self, sample_id: int) -> str:
+        """Return where a photo is."""
+        return self._reader.split.name_of(sample_id)
+
 
 class PhotoDataset:
     """A split as a map-style dataset of `(transform(photo), label)`, for `build_dataset_loaders` and any DataLoader.

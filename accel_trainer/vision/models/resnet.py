@@ -1,4 +1,4 @@
-"""Residual networks for small images: the CIFAR family of He et al. 2015, and ResNet-18, 34 and 50.
+"""Residual networks: the CIFAR family of He et al. 2015, and ResNet-18, 34, 50 and 101 with torchvision's names.
 
 Shapes: B batch (may be 0), C channels, H height, W width, K classes.
 """
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .blocks import BlockSequence, Norm, convolution, initialize, make_norm
 
 Shortcut = Literal["pad", "projection"]
+Stem = Literal["cifar", "imagenet"]
 
 
 class PadShortcut(nn.Module):
@@ -43,18 +44,17 @@ class BasicBlock(nn.Module):
 
     def __init__(self, in_channels: int, width: int, *, stride: int, norm: Norm, shortcut: Shortcut) -> None:
         super().__init__()
-        self.residual = nn.Sequential(
-            convolution(in_channels, width, kernel=3, stride=stride),
-            make_norm(norm, width),
-            nn.ReLU(inplace=True),
-            convolution(width, width, kernel=3),
-            make_norm(norm, width),
-        )
-        self.shortcut = _shortcut(shortcut, in_channels, width, stride=stride, norm=norm)
+        self.conv1 = convolution(in_channels, width, kernel=3, stride=stride)
+        self.bn1 = make_norm(norm, width)
+        self.conv2 = convolution(width, width, kernel=3)
+        self.bn2 = make_norm(norm, width)
+        self.downsample = _shortcut(shortcut, in_channels, width, stride=stride, norm=norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, width, H / stride, W / stride]."""
-        return F.relu(self.residual(x) + self.shortcut(x), inplace=True)
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = self.bn2(self.conv2(y))
+        return F.relu(y + self.downsample(x), inplace=True)
 
 
 class BottleneckBlock(nn.Module):
@@ -65,25 +65,28 @@ class BottleneckBlock(nn.Module):
     def __init__(self, in_channels: int, width: int, *, stride: int, norm: Norm, shortcut: Shortcut) -> None:
         super().__init__()
         out_channels = width * self.expansion
-        self.residual = nn.Sequential(
-            convolution(in_channels, width, kernel=1),
-            make_norm(norm, width),
-            nn.ReLU(inplace=True),
-            convolution(width, width, kernel=3, stride=stride),
-            make_norm(norm, width),
-            nn.ReLU(inplace=True),
-            convolution(width, out_channels, kernel=1),
-            make_norm(norm, out_channels),
-        )
-        self.shortcut = _shortcut(shortcut, in_channels, out_channels, stride=stride, norm=norm)
+        self.conv1 = convolution(in_channels, width, kernel=1)
+        self.bn1 = make_norm(norm, width)
+        self.conv2 = convolution(width, width, kernel=3, stride=stride)
+        self.bn2 = make_norm(norm, width)
+        self.conv3 = convolution(width, out_channels, kernel=1)
+        self.bn3 = make_norm(norm, out_channels)
+        self.downsample = _shortcut(shortcut, in_channels, out_channels, stride=stride, norm=norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, 4 * width, H / stride, W / stride]."""
-        return F.relu(self.residual(x) + self.shortcut(x), inplace=True)
+        y = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        y = F.relu(self.bn2(self.conv2(y)), inplace=True)
+        y = self.bn3(self.conv3(y))
+        return F.relu(y + self.downsample(x), inplace=True)
 
 
 class ResNet(nn.Module):
-    """A 3x3 stem, stages that halve H and W and double the channels, mean over H and W, a linear head."""
+    """A stem, stages that halve H and W and double the channels, mean over H and W, a linear head.
+
+    The `cifar` stem is a 3x3 convolution that keeps H and W; the `imagenet` stem, a strided 7x7 convolution and a
+    maximum, divides them by 4.
+    """
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class ResNet(nn.Module):
         *,
         block: type[BasicBlock] | type[BottleneckBlock],
         width: int,
+        stem: Stem,
         shortcut: Shortcut,
         norm: Norm,
         dropout: float,
@@ -99,23 +103,41 @@ class ResNet(nn.Module):
         num_classes: int,
     ) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            convolution(in_channels, width, kernel=3), make_norm(norm, width), nn.ReLU(inplace=True)
-        )
-        blocks: list[nn.Module] = []
+        is_large = stem == "imagenet"
+        self.conv1 = convolution(in_channels, width, kernel=7 if is_large else 3, stride=2 if is_large else 1)
+        self.bn1 = make_norm(norm, width)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if is_large else nn.Identity()
         channels = width
+        self._num_stages = len(blocks_per_stage)
         for stage, num_blocks in enumerate(blocks_per_stage):
+            blocks: list[nn.Module] = []
             for position in range(num_blocks):
                 stride = 2 if stage > 0 and position == 0 else 1
                 blocks.append(block(channels, width * 2**stage, stride=stride, norm=norm, shortcut=shortcut))
                 channels = width * 2**stage * block.expansion
-        self.blocks = BlockSequence(blocks, recompute=recompute)
+            self.add_module(f"layer{stage + 1}", BlockSequence(blocks, recompute=recompute))
         self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(channels, num_classes)
+        self.fc = nn.Linear(channels, num_classes)
         initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images [B, C, H, W] to logits [B, K]."""
-        features: Tensor = self.blocks(self.stem(images))
-        logits: Tensor = self.head(self.dropout(features.mean((2, 3))))
+        x = self.maxpool(F.relu(self.bn1(self.conv1(images)), inplace=True))
+        for stage in self._stages():
+            x = stage(x)
+        logits: Tensor = self.fc(self.dropout(x.mean((2, 3))))
         return logits
+
+    def _stages(self) -> list[BlockSequence]:
+        return [getattr(self, f"layer{number}") for number in range(1, self._num_stages + 1)]
+
+    @property
+    def former_names(self) -> dict[str, str]:
+        """The modules' names in version 0.1.0, with those of today: older checkpoints and exports are renamed."""
+        names = {"stem.0": "conv1", "stem.1": "bn1", "head": "fc"}
+        parts = {"residual.0": "conv1", "residual.1": "bn1", "residual.3": "conv2", "residual.4": "bn2"}
+        parts |= {"residual.6": "conv3", "residual.7": "bn3", "shortcut": "downsample"}
+        places = [f"layer{number}.{at}" for number, stage in enumerate(self._stages(), 1) for at in range(len(stage))]
+        for number, place in enumerate(places):
+            names |= {f"blocks.{number}.{old}": f"{place}.{new}" for old, new in parts.items()}
+        return names

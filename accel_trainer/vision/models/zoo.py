@@ -5,10 +5,11 @@ Shapes: B batch, C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import tyro
 from torch import nn
@@ -16,8 +17,9 @@ from torch import nn
 from ...core.errors import ConfigError
 from .airbench import Airbench
 from .blocks import Norm
-from .resnet import BasicBlock, BottleneckBlock, ResNet
+from .resnet import BasicBlock, BottleneckBlock, ResNet, Stem
 from .resnet9 import ResNet9
+from .timm_nets import PREFIX, build_timm_net
 from .wide_resnet import WideResNet
 
 _CIFAR_BLOCKS = {f"resnet{depth}": (depth - 2) // 6 for depth in (8, 20, 32, 44, 56, 110)}
@@ -25,7 +27,9 @@ _IMAGENET_STAGES: dict[str, tuple[tuple[int, ...], type[BasicBlock] | type[Bottl
     "resnet18": ((2, 2, 2, 2), BasicBlock),
     "resnet34": ((3, 4, 6, 3), BasicBlock),
     "resnet50": ((3, 4, 6, 3), BottleneckBlock),
+    "resnet101": ((3, 4, 23, 3), BottleneckBlock),
 }
+_LARGE_IMAGES = 64  # pixels of the shorter side from which a net has the stem for large images
 _WIDE = {f"wrn{d}_{f}": (d, f) for d, f in ((16, 2), (16, 4), (16, 8), (28, 2), (28, 10), (40, 2), (40, 4))}
 # Channels of the groups as multiples of the first, default width, whether residual, momentum of the norms.
 _AIRBENCH: dict[str, tuple[tuple[int, ...], int, bool, float]] = {
@@ -41,9 +45,13 @@ class ModelConfig:
     """Which model to train."""
 
     name: Annotated[str, tyro.conf.arg(aliases=["--model"])] = "resnet20"
-    """Architecture, one of `MODEL_NAMES`."""
+    """Architecture: one of `MODEL_NAMES`, or `timm/NAME`, with pretrained weights if NAME has a tag, as in
+    `timm/resnet50.a1_in1k`."""
     width: int | None = None
     """Channels of the first trained layer; every other layer scales with it. None: as in the paper."""
+    stem: Literal["auto", "cifar", "imagenet"] = "auto"
+    """First layers of `resnet18` to `resnet101`: `cifar` keeps the size of the images, `imagenet` divides it by 4 (a
+    fifteenth of the work). `auto`: `imagenet` for images of 64 pixels or more on their shorter side."""
     norm: Norm = "batch"
     """`batch`, or `group` (over groups of channels), which does not depend on the micro-batch."""
     dropout: float = 0.0
@@ -52,16 +60,28 @@ class ModelConfig:
     """Recompute activations in backward instead of storing them: less memory, more time."""
 
     def __post_init__(self) -> None:
-        if self.name not in MODEL_NAMES:
+        if self.name.startswith(PREFIX):
+            self._check_timm()
+        elif self.name not in MODEL_NAMES:
             near = get_close_matches(self.name, MODEL_NAMES, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}")
         if self.width is not None and self.width < 1:
             raise ConfigError("MODEL_WIDTH", f"--model.width is {self.width}: set it to 1 or more")
+        if self.stem not in ("auto", "cifar", "imagenet"):
+            raise ConfigError("MODEL_STEM", f"--model.stem is {self.stem!r}: set it to auto, cifar or imagenet")
+        if self.stem == "imagenet" and self.name not in _IMAGENET_STAGES:
+            nets = ", ".join(_IMAGENET_STAGES)
+            raise ConfigError("MODEL_STEM", f"{self.name} has no --model.stem imagenet: set --model to one of {nets}")
         if self.norm not in ("batch", "group"):
             raise ConfigError("MODEL_NORM", f"--model.norm is {self.norm!r}: set it to batch or group")
         if not 0 <= self.dropout < 1:
             raise ConfigError("MODEL_DROPOUT", f"--model.dropout is {self.dropout}: set it to 0 or more and below 1")
+
+    def _check_timm(self) -> None:
+        given = {"width": self.width is not None, "stem": self.stem != "auto", "norm": self.norm != "batch"}
+        for name in (name for name, is_given in given.items() if is_given):
+            raise ConfigError("MODEL_NAME", f"--model.{name} has no effect on {self.name}: leave it out")
 
 
 class _Shared(TypedDict):
@@ -74,13 +94,30 @@ class _Shared(TypedDict):
     num_classes: int
 
 
-def build_model(config: ModelConfig, *, in_channels: int, num_classes: int) -> nn.Module:
-    """Build the model that maps [B, C, H, W], C = `in_channels`, to logits [B, K], K = `num_classes`."""
-    model: nn.Module = model_call(config, in_channels=in_channels, num_classes=num_classes)()
+def build_model(
+    config: ModelConfig, *, in_channels: int, num_classes: int, image_size: Sequence[int] | None = None,
+    pretrained: bool = True,
+) -> nn.Module:  # fmt: skip
+    """Build the model that maps [B, C, H, W], C = `in_channels`, to logits [B, K], K = `num_classes`.
+
+    `image_size` is the H and W that the `auto` stem depends on; None: the stem for small images. `pretrained`: whether
+    a net of timm gets the weights that its name says; a run that is resumed needs none.
+
+    Raises:
+        ConfigError: a net of timm cannot be built, or its weights cannot be downloaded.
+    """
+    if config.name.startswith(PREFIX):
+        return build_timm_net(
+            config.name, in_channels=in_channels, num_classes=num_classes, dropout=config.dropout,
+            recompute=config.activation_checkpointing, pretrained=pretrained,
+        )  # fmt: skip
+    model: nn.Module = model_call(config, in_channels=in_channels, num_classes=num_classes, image_size=image_size)()
     return model
 
 
-def model_call(config: ModelConfig, *, in_channels: int, num_classes: int) -> partial[Any]:
+def model_call(
+    config: ModelConfig, *, in_channels: int, num_classes: int, image_size: Sequence[int] | None
+) -> partial[Any]:
     """Return a partial call that builds the model."""
     shared: _Shared = {
         "norm": config.norm,
@@ -100,6 +137,13 @@ def model_call(config: ModelConfig, *, in_channels: int, num_classes: int) -> pa
         return partial(WideResNet, depth=depth, factor=factor, width=config.width or 16, **shared)
     if config.name in _IMAGENET_STAGES:
         stages, block = _IMAGENET_STAGES[config.name]
-        return partial(ResNet, stages, block=block, width=config.width or 64, shortcut="projection", **shared)
+        stem, width = _choose_stem(config, image_size), config.width or 64
+        return partial(ResNet, stages, block=block, width=width, stem=stem, shortcut="projection", **shared)
     stages = (_CIFAR_BLOCKS[config.name],) * 3
-    return partial(ResNet, stages, block=BasicBlock, width=config.width or 16, shortcut="pad", **shared)
+    return partial(ResNet, stages, block=BasicBlock, width=config.width or 16, stem="cifar", shortcut="pad", **shared)
+
+
+def _choose_stem(config: ModelConfig, image_size: Sequence[int] | None) -> Stem:
+    if config.stem != "auto":
+        return config.stem
+    return "imagenet" if image_size is not None and min(image_size) >= _LARGE_IMAGES else "cifar"

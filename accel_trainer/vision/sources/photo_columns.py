@@ -5,6 +5,7 @@ Shapes: N samples, K classes.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 
 from ...core.errors import ConfigError, DataError
 
+CHECKSUM = "image_sha256"
+"""The column that `accel-trainer pack` adds: the hash of each photo's bytes, compared whenever it is read."""
+
 
 class ImageColumn:
     """The encoded images of a column, read from the memory-mapped Arrow file, or from the files whose paths it has."""
@@ -24,7 +28,8 @@ class ImageColumn:
         from datasets import Image
 
         try:
-            flat = dataset.select_columns([column]).cast_column(column, Image(decode=False)).flatten()
+            columns = [column, CHECKSUM] if CHECKSUM in dataset.column_names else [column]
+            flat = dataset.select_columns(columns).cast_column(column, Image(decode=False)).flatten()
         except (pa.ArrowException, ValueError, TypeError) as error:
             reason = next(iter(str(error).splitlines()), "")
             raise DataError(
@@ -41,12 +46,17 @@ class ImageColumn:
         self._bytes, self._paths = (self._dataset.data.column(index) for index in (0, 1))
         indices = self._dataset._indices  # of a selection, a shuffle or a filter
         self._rows = None if indices is None else indices.column(0).to_numpy()
+        has_checksums = CHECKSUM in self._dataset.column_names
+        self._checksums = self._dataset.data.column(CHECKSUM) if has_checksums else None
 
     def encoded_at(self, index: int) -> bytes:
-        """Return the bytes of an image file. Raises DataError if there are none."""
+        """Return the bytes of an image file. Raises DataError if there are none, or not those that were packed."""
         row = self._row(index)
         encoded = self._bytes[row].as_py()
         if encoded is not None:
+            if self._checksums is not None and hashlib.sha256(encoded).hexdigest() != self._checksums[row].as_py():
+                fact = f"{self.name_of(index)} is not what was packed: its sha256 differs"
+                raise DataError("DATA_DAMAGED", f"{fact}: pack the data again, which replaces damaged files")
             return bytes(encoded)
         path = self._paths[row].as_py()
         if path is None:
@@ -60,6 +70,11 @@ class ImageColumn:
         """Return the path of an image, or its row."""
         path = self._paths[self._row(index)].as_py()
         return f"row {index} of {self._name}" if path is None else f"{path} (row {index} of {self._name})"
+
+    def stored_name(self, index: int) -> str | None:
+        """Return the path of an image, below the folder if it lies in one; None: it has none."""
+        path = self._paths[self._row(index)].as_py()
+        return None if path is None else str(path).removeprefix(self._prefix).replace(os.sep, "/")
 
     def name_hashes(self) -> NDArray[np.float64]:
         """Return a number in 0..1 for each image, float64 [N]: a hash of its path below the folder, or of its row."""

@@ -15,11 +15,13 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 import tyro
 from numpy.typing import NDArray
+from torch import nn
 
 from ...core.errors import ConfigError, DataError
 from ...data.fingerprint import SAMPLED
 from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
+from ..models.timm_nets import input_settings
 from .photo_columns import ImageColumn, find_image_column, find_label_column, read_labels
 from .photo_files import VAL_NAMES, open_dataset
 
@@ -39,16 +41,20 @@ class PhotoConfig:
     """The fraction (0..1) of the photos to evaluate on, for data without a validation split."""
     image_size: Annotated[int, tyro.conf.arg(aliases=["--image-size"])] = 224
     """Height and width in pixels of what the model sees."""
-    crop_ratio: float = 0.875
-    """The side of the evaluated square, in the middle, as a fraction (0..1) of a photo's shorter side."""
+    crop_ratio: float | None = None
+    """The side of the evaluated square, in the middle, as a fraction (0..1) of a photo's shorter side; None: as for
+    the weights of a net of timm, else 0.875."""
 
     def __post_init__(self) -> None:
         _check_fraction(self.val_fraction)
         self.eval_transform()
 
-    def eval_transform(self) -> EvalTransform:
-        """Return how photos are evaluated."""
-        return EvalTransform(size=self.image_size, crop_ratio=self.crop_ratio)
+    def eval_transform(self, model: nn.Module | None = None) -> EvalTransform:
+        """Return how photos are evaluated: by a net of timm as in its pretraining, but for the size."""
+        settings = dict(input_settings(model)) if model is not None else {}
+        if self.crop_ratio is not None:
+            settings["crop_ratio"] = self.crop_ratio
+        return EvalTransform(size=self.image_size, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +114,7 @@ def load_photos(
     _check_fraction(val_fraction)
     is_path = isinstance(source, str | Path)
     name = str(source) if is_path else "the data set"
-    train, val = _train_and_val(open_dataset(source, cache_dir=cache_dir) if is_path else source, name)
+    train, val = train_and_val(open_dataset(source, cache_dir=cache_dir) if is_path else source, name)
     if val is None and val_fraction == 0:
         raise DataError("DATA_NO_VAL", f"{name} has no validation split: set one aside with --val-fraction 0.1")
     if val is not None and val_fraction > 0:
@@ -132,9 +138,13 @@ def load_photos(
         if not len(part):
             raise DataError("DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction")
     columns = (image_column, label_column)
-    fingerprint = _fingerprint(parts, columns, class_names)
     return Photos(
-        train=parts[0], val=parts[1], class_names=class_names, fingerprint=fingerprint, name=name, notes=notes
+        train=parts[0],
+        val=parts[1],
+        class_names=class_names,
+        fingerprint=fingerprint_photos(parts, columns, class_names),
+        name=name,
+        notes=notes,
     )
 
 
@@ -143,7 +153,8 @@ def _check_fraction(val_fraction: float) -> None:
         raise ConfigError("VAL_FRACTION", f"--val-fraction is {val_fraction}: set it to at least 0 and below 1")
 
 
-def _train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
+def train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
+    """Return the splits of a `Dataset` or `DatasetDict` to train and to evaluate on; None: it has only one."""
     from datasets import Dataset
 
     splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
@@ -198,7 +209,8 @@ def _listed(labels: NDArray[np.int64], class_names: tuple[str, ...]) -> str:
     return ", ".join(names) + (f" and {len(labels) - 5} other classes" if len(labels) > 5 else "")
 
 
-def _fingerprint(parts: list[PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]) -> str:
+def fingerprint_photos(parts: list[PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]) -> str:
+    """Return a hash of all labels, the names of the columns and classes, the decoder, and some photos of each part."""
     digest = hashlib.sha256(repr((decoder_version(), columns, class_names)).encode())
     for part in parts:
         digest.update(f"{len(part)} ".encode() + part.labels.tobytes())

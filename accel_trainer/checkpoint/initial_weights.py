@@ -1,0 +1,78 @@
+"""Starts a new run with weights from elsewhere, and reports which were used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from ..core import filesystem
+from ..core.errors import CheckpointError, ConfigError
+from .format import decode_files, read_checkpoint
+from .retention import load_checkpoint
+from .serialization import unpack_tensors
+from .state_dict import check_weights, rename_weights
+
+_MAX_WEIGHTS_BYTES = 2**36
+
+
+class InitialWeights(NamedTuple):
+    """The names of the tensors that a new run took from a file, those of the file left out, and those of its own."""
+
+    loaded: list[str]
+    left_out: list[str]
+    new: list[str]
+
+    def describe(self, path: Path) -> str:
+        """Return a line, with a few names."""
+        parts = [f"{path}: {len(self.loaded)} tensors loaded"]
+        for word, names in (("left out", self.left_out), ("new", self.new)):
+            if names:
+                parts.append(f"{word}: {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if names[4:] else ""))
+        return "; ".join(parts)
+
+
+def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> InitialWeights:
+    """Load the weights in a safetensors file, a checkpoint, or a run's newest one (the EMA if there is one).
+
+    Tensors whose name the regular expression `skip` finds are left out, of the file and of the model. So is the head,
+    the module of the model's last parameter, if its size differs. All others must match.
+
+    Raises:
+        CheckpointError: there are none, or they do not fit.
+        ConfigError: `skip` is no regular expression, or finds no name.
+    """
+    theirs, mine = rename_weights(model, _read_weights(path)), model.state_dict()
+    names = [*theirs, *(name for name in mine if name not in theirs)]
+    skipped = {name for name in names if re.search(skip, name)} if skip is not None else set()
+    if skip is not None and not skipped:
+        fact = f"--init-skip {skip!r} finds none of the tensors ({', '.join([names[0], names[-1]])})"
+        raise ConfigError("INIT_FROM", f"{fact}: correct it or leave it out")
+    head = list(dict(model.named_parameters()))[-1].rpartition(".")[0]
+    in_head = [name for name in mine if name.rpartition(".")[0] == head and name in theirs]
+    if any(mine[name].shape != theirs[name].shape for name in in_head):
+        skipped.update(in_head)
+    kept, expected = ({k: v for k, v in tensors.items() if k not in skipped} for tensors in (theirs, mine))
+    check_weights("model", expected, kept)
+    model.load_state_dict(kept, strict=False)
+    return InitialWeights(list(kept), [n for n in theirs if n in skipped], [n for n in mine if n in skipped])
+
+
+def _read_weights(path: Path) -> Mapping[str, Tensor]:
+    if not path.exists():
+        raise CheckpointError("INIT_FROM", f"--init-from {path} does not exist: check the path")
+    try:
+        if path.is_file():
+            return unpack_tensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
+        is_run = (path / "checkpoints").is_dir()
+        loaded = load_checkpoint(path / "checkpoints") if is_run else decode_files(read_checkpoint(path))
+        if loaded is None:
+            raise CheckpointError("CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path")
+        weights: Mapping[str, Tensor] = loaded.pieces.get("ema", loaded.pieces["model"])
+    except (OSError, ValueError) as error:
+        fix = "give a safetensors file, a checkpoint or a run"
+        raise CheckpointError("INIT_FROM", f"--init-from {path} cannot be read ({error}): {fix}") from error
+    return weights

@@ -1,0 +1,1 @@
+"""Commands that use data sets of photos: data, pack."""

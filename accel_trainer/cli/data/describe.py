@@ -1,0 +1,165 @@
+"""`accel-trainer data SOURCE`: what a data set of photos has: classes, sizes, formats, duplicates, broken files.
+
+SOURCE is read as `recipes/images.py --dataset` reads it, and every photo is decoded. The exit code is 65 if a run would
+stop, because of a broken photo or of how the data is arranged, else 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from statistics import median_low
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from ...core import filesystem
+from ...core.errors import ConfigError, DataError, ExitCode, OutputError, UserError
+from ...distributed.machine import available_cpus
+from ...vision import EvalTransform, PhotoSplit, load_photos
+from ...vision.data.photo_decode import decode_photo
+from ...vision.sources.photo_splits import PhotoSplits, load_splits
+from ..parser import CommandParser
+from ..runs.tables import format_table
+from ..threads import in_order
+from .page import draw_page
+
+_NUM_CLASSES = 10  # of the largest and of the smallest that are shown
+_NUM_LISTED = 5
+_EXAMPLE = "example: accel-trainer data photos --val-fraction 0.1 --html photos.html --image-size 128"
+
+
+@dataclass(frozen=True)
+class Photo:
+    """What is known of a photo: its upright size, its format and mode, a hash of its bytes; or why it is broken."""
+
+    name: str
+    height: int
+    width: int
+    kind: str
+    sha256: bytes
+    problem: str | None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the description; return 65 if a run would stop."""
+    parser = CommandParser(prog="accel-trainer data", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME")
+    parser.add_argument("--image-column", help="the column of the photos, if there are several")
+    parser.add_argument("--label-column", help="the column of the classes, if there are several")
+    parser.add_argument("--val-fraction", type=float, default=0.0, help="as the run gets it")
+    parser.add_argument("--num-workers", type=int, help="threads; default: as many as there are CPUs")
+    parser.add_argument("--html", type=Path, help="write a page of photos as the model sees them; it works offline")
+    parser.add_argument("--image-size", type=int, default=224, help="of the photos on that page; default: 224")
+    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="where datasets writes")
+    options = parser.parse_args(argv)
+    transform = EvalTransform(size=options.image_size)
+    if options.html is not None and not options.html.absolute().parent.is_dir():
+        raise ConfigError("USAGE", f"--html {options.html} is in a folder that does not exist: choose another")
+    columns = {"image_column": options.image_column, "label_column": options.label_column}
+    found = load_splits(options.source, **columns, cache_dir=options.cache_dir)
+    torch.set_num_threads(1)
+    with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
+        photos = {name: list(_examine(name, split, threads)) for name, split in found.splits.items()}
+    print("\n\n".join(describe(options.source, found, photos)))
+    if options.html is not None:
+        page = draw_page(options.source, found, transform)
+        try:
+            filesystem.write_file_atomic(options.html, page.encode())
+        except OSError as error:
+            raise OutputError("PAGE", f"{options.html} cannot be written ({error.strerror}): choose another") from error
+        print(f"\n{options.html}")
+    try:
+        load_photos(options.source, **columns, val_fraction=options.val_fraction, cache_dir=options.cache_dir)
+    except UserError as error:
+        print(f"\na run would stop: {error}")
+        return int(error.exit_code)
+    is_broken = any(photo.problem for split in photos.values() for photo in split)
+    return ExitCode.DATA if is_broken else ExitCode.DONE
+
+
+def _examine(name: str, split: PhotoSplit, threads: ThreadPoolExecutor) -> Iterator[Photo]:
+    numbers = tqdm(range(len(split)), desc=f"reading {name}", unit="photo", disable=None)
+    return in_order(threads, partial(examine_photo, split), numbers)
+
+
+def examine_photo(split: PhotoSplit, index: int) -> Photo:
+    """Decode a photo and return what is known of it."""
+    name = split.name_of(index)
+    try:
+        data = split.encoded_at(index)
+        pixels = decode_photo(data, name)
+    except DataError as error:
+        return Photo(name, 0, 0, "", b"", str(error.args[0]))
+    from PIL import Image
+
+    with Image.open(BytesIO(data)) as image:
+        kind = f"{image.format} {image.mode}"
+    return Photo(name, pixels.shape[0], pixels.shape[1], kind, hashlib.sha256(data).digest(), None)
+
+
+def describe(source: str, found: PhotoSplits, photos: Mapping[str, Sequence[Photo]]) -> Iterator[str]:
+    """Yield paragraphs."""
+    everything = [photo for split in photos.values() for photo in split]
+    whole = [photo for photo in everything if photo.problem is None]
+    yield f"{source}: {len(everything):,} photos of {len(found.class_names):,} classes"
+    yield format_table(["class", *photos], _class_rows(found))
+    if whole:
+        yield _describe_sizes(whole)
+    yield _describe_duplicates(photos)
+    broken = [photo.problem for photo in everything if photo.problem]
+    if broken:
+        yield "\n".join([f"{len(broken):,} broken:", *_listed([str(problem) for problem in broken])])
+
+
+def _class_rows(found: PhotoSplits) -> list[list[str]]:
+    """Return a row per class with its photos in each split, the largest first; of many the largest and smallest."""
+    counts = np.stack([np.bincount(s.labels, minlength=len(found.class_names)) for s in found.splits.values()], axis=1)
+    order = np.argsort(-counts.sum(1), kind="stable").tolist()
+    rows = [[found.class_names[at], *(f"{count:,}" for count in counts[at])] for at in order]
+    totals = ["(all)", *(f"{count:,}" for count in counts.sum(0))]
+    if len(rows) <= 2 * _NUM_CLASSES:
+        return [*rows, totals]
+    between = [f"({len(rows) - 2 * _NUM_CLASSES:,} more classes)"] + [""] * counts.shape[1]
+    return [*rows[:_NUM_CLASSES], between, *rows[-_NUM_CLASSES:], totals]
+
+
+def _describe_sizes(photos: Sequence[Photo]) -> str:
+    shorter = [min(photo.height, photo.width) for photo in photos]
+    sizes = Counter((photo.width, photo.height) for photo in photos)
+    (width, height), count = sizes.most_common(1)[0]
+    kinds = ", ".join(f"{number:,} {kind}" for kind, number in Counter(photo.kind for photo in photos).most_common())
+    return (
+        f"shorter side: {min(shorter):,} to {max(shorter):,} pixels, median {median_low(shorter):,}\n"
+        f"sizes: {len(sizes):,}, most often {width:,}x{height:,} ({count:,} times)\n"
+        f"formats: {kinds}"
+    )
+
+
+def _describe_duplicates(photos: Mapping[str, Sequence[Photo]]) -> str:
+    """Say which photos have the same bytes; those in two splits make an evaluation look better than it is."""
+    places: dict[bytes, list[tuple[str, str]]] = defaultdict(list)
+    for split, members in photos.items():
+        for photo in members:
+            if photo.problem is None:
+                places[photo.sha256].append((split, photo.name))
+    groups = [group for group in places.values() if len(group) > 1]
+    if not groups:
+        return "duplicates: none"
+    leaks = [group for group in groups if len({split for split, _ in group}) > 1]
+    num_more = sum(len(group) - 1 for group in groups)
+    lines = [f"duplicates: {num_more:,} photos have the bytes of another, {len(leaks):,} of them in another split"]
+    shown = [" = ".join(name for _, name in group[:3]) for group in [*leaks, *(g for g in groups if g not in leaks)]]
+    return "\n".join([*lines, *_listed(shown)])
+
+
+def _listed(lines: Sequence[str]) -> list[str]:
+    more = [f"  and {len(lines) - _NUM_LISTED:,} more"] if len(lines) > _NUM_LISTED else []
+    return [*(f"  {line}" for line in lines[:_NUM_LISTED]), *more]

@@ -1,0 +1,193 @@
+"""`accel-trainer pack SOURCE OUT`: photos made smaller once and stored in a few files, which anybody can read.
+
+OUT is what `datasets.load_from_disk` and `recipes/images.py --dataset OUT` read: Arrow files with the splits, class
+names and file names of SOURCE, and a SHA-256 for each photo, which a run compares whenever it reads one. A photo that
+is already small keeps its bytes. Killed and started again, the command continues, with the same bytes in the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from ...checkpoint.serialization import read_json_object
+from ...core import filesystem, platform
+from ...core.errors import ConfigError, DataError, OutputError
+from ...core.run_dir import prepare_directory, writes_to
+from ...distributed.machine import available_cpus
+from ...vision.data.photo_decode import decoder_version
+from ...vision.sources.photo_columns import CHECKSUM
+from ...vision.sources.photo_splits import PhotoSplits, load_splits
+from ..parser import CommandParser
+from ..threads import in_order
+from .reencode import reencode
+from .shards import Shard, describe_shards, plan_shards, write_shard
+
+_SETTINGS, _SUMS, _COMMIT, _LOCK = "pack.json", "SHA256SUMS", "dataset_dict.json", ".lock"
+_FORMAT = 1
+_EXAMPLE = "example: accel-trainer pack photos packed --short-side 256 --num-workers 8"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Pack a data set, or continue; print what was written."""
+    parser = CommandParser(prog="accel-trainer pack", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME")
+    parser.add_argument("out", type=Path, help="the folder to write")
+    parser.add_argument("--short-side", type=int, default=256, help="pixels of the shorter side; default: 256")
+    parser.add_argument("--quality", type=int, default=92, help="JPEG quality, 1 to 100; default: 92")
+    parser.add_argument("--num-workers", type=int, help="threads; default: as many as there are CPUs")
+    parser.add_argument("--shard-size", type=int, default=4096, help="photos in a file; default: 4096")
+    parser.add_argument("--image-column", help="the column of the photos, if there are several")
+    parser.add_argument("--label-column", help="the column of the classes, if there are several")
+    parser.add_argument(
+        "--on-bad-image", choices=("error", "skip"), default="error",
+        help="what to do with a photo that cannot be decoded: stop at the first, or leave all out; default: error",
+    )  # fmt: skip
+    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="where datasets writes")
+    options = parser.parse_args(argv)
+    for name, least, most in (("short_side", 1, 1 << 16), ("quality", 1, 100), ("shard_size", 1, 1 << 20)):
+        if not least <= getattr(options, name) <= most:
+            flag, value = f"--{name.replace('_', '-')}", getattr(options, name)
+            raise ConfigError("USAGE", f"{flag} is {value}: set it to {least} to {most}")
+    torch.set_num_threads(1)  # the threads below are as many as there are CPUs
+    source = load_splits(
+        options.source, image_column=options.image_column, label_column=options.label_column,
+        cache_dir=options.cache_dir,
+    )  # fmt: skip
+    settings = {
+        "format": _FORMAT, "source": source.fingerprint, "short_side": options.short_side, "quality": options.quality,
+        "shard_size": options.shard_size, "on_bad_image": options.on_bad_image, "versions": _versions(),
+    }  # fmt: skip
+    out = prepare_directory(options.out)
+    with writes_to(out), _locked(out):
+        _claim(out, settings)
+        pack(source, out, settings, num_workers=max(1, options.num_workers or available_cpus()))
+    return 0
+
+
+def pack(source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_workers: int) -> None:
+    """Write the shards that are not there or damaged, then the files that make `out` a data set."""
+    from datasets import load_from_disk
+
+    known = _read_sums(out)
+    sums: dict[str, str] = {}
+    left_out: list[DataError] = []
+    with ThreadPoolExecutor(num_workers) as threads:
+        for split, photos in source.splits.items():
+            filesystem.make_directory(out / split)
+            filesystem.sweep(out / split)
+            shards = list(plan_shards(split, len(photos), settings["shard_size"]))
+            with tqdm(desc=f"packing {split}", total=len(photos), unit="photo", disable=None) as bar:
+                for shard in shards:
+                    path = out / split / shard.name
+                    digest = _sha256(path) if path.exists() else None
+                    if digest is None or digest != known.get(f"{split}/{shard.name}", digest):
+                        digest = write_shard(path, _records(source, shard, settings, threads, left_out, bar))
+                    sums[f"{split}/{shard.name}"] = digest
+                    bar.update(shard.rows.stop - bar.n)
+            for name, content in describe_shards(shards, source.class_names, source.fingerprint).items():
+                filesystem.write_file_atomic(out / split / name, _json(content))
+    filesystem.write_file_atomic(out / _SUMS, "".join(f"{sums[name]}  {name}\n" for name in sums).encode())
+    filesystem.write_file_atomic(out / _COMMIT, _json({"splits": list(source.splits)}))
+    if left_out:
+        print(f"left out now: {len(left_out)} photos, the first because {left_out[0].args[0]}")
+    num_bytes = sum((out / name).stat().st_size for name in sums)
+    counts = ", ".join(f"{split.num_rows:,} {name}" for name, split in load_from_disk(str(out)).items())
+    print(f"{out}: {counts} photos of {len(source.class_names)} classes, {num_bytes:,} bytes in {len(sums)} files")
+
+
+def _versions() -> dict[str, str]:
+    import pyarrow
+
+    return {"decoder": decoder_version(), "torch": torch.__version__, "pyarrow": pyarrow.__version__}
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    descriptor = filesystem.open_regular(out / _LOCK, os.O_RDWR | os.O_CREAT)
+    try:
+        platform.take_lock(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        raise OutputError("LOCKED", f"{out} is in use by another pack: wait for it, or choose another OUT") from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _claim(out: Path, settings: dict[str, Any]) -> None:
+    """Store the settings in an empty folder. Raises OutputError for a folder that is something else."""
+    filesystem.sweep(out)
+    path, fix = out / _SETTINGS, "choose another OUT, or delete it"
+    if not path.exists():
+        if others := sorted(entry.name for entry in out.iterdir() if entry.name != _LOCK):
+            raise OutputError("PACK_OUT", f"{out} holds {others[0]}, which pack has not written: {fix}")
+        filesystem.write_file_atomic(path, _json(settings))
+        return
+    try:
+        stored = read_json_object(path)
+    except (OSError, ValueError) as error:
+        raise OutputError("PACK_OUT", f"{path} cannot be read ({error}): {fix}") from error
+    names = [name for name in settings if settings[name] != stored.get(name)]
+    if names:
+        listed = "; ".join(f"{name}: {stored.get(name)} -> {settings[name]}" for name in names)
+        raise OutputError("PACK_OUT", f"{out} was packed from other data or with other settings ({listed}): {fix}")
+
+
+def _read_sums(out: Path) -> dict[str, str]:
+    """Return the hashes of the files by name, if they were all written once."""
+    try:
+        lines = filesystem.read_file(out / _SUMS, max_bytes=1 << 26).decode().splitlines()
+    except FileNotFoundError:
+        return {}
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with filesystem.open_file(path) as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _records(
+    source: PhotoSplits, shard: Shard, settings: dict[str, Any], threads: ThreadPoolExecutor,
+    left_out: list[DataError], bar: Any,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Yield the rows of a shard, in order."""
+    photos = source.splits[shard.split]
+
+    def record(index: int) -> dict[str, Any] | DataError:
+        try:
+            data = reencode(
+                photos.encoded_at(index), photos.name_of(index),
+                short_side=settings["short_side"], quality=settings["quality"],
+            )  # fmt: skip
+        except DataError as error:
+            return error
+        image = {"bytes": data, "path": source.stored_name(shard.split, index)}
+        return {"image": image, "label": int(photos.labels[index]), CHECKSUM: hashlib.sha256(data).hexdigest()}
+
+    for row in in_order(threads, record, shard.rows):
+        bar.update()
+        if isinstance(row, dict):
+            yield row
+        elif settings["on_bad_image"] == "skip":
+            left_out.append(row)
+        else:
+            raise DataError(row.code, f"{row.args[0]}, or leave such photos out with --on-bad-image skip")
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, indent=1).encode() + b"\n"

@@ -1,0 +1,49 @@
+"""Makes a photo smaller: once, before it is packed.
+
+Shapes: H height, W width.
+"""
+
+from __future__ import annotations
+
+from io import BytesIO
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from ...vision.data.photo_decode import decode_photo, read_header
+
+_MAX_SHRINK = 8
+
+
+def reencode(data: bytes, name: str, *, short_side: int, quality: int) -> bytes:
+    """Return a photo as JPEG whose shorter side has `short_side` pixels; one that is not larger keeps its bytes.
+
+    Raises DataError that says `name` if the photo cannot be decoded.
+    """
+    header = read_header(data, name)
+    shorter = min(header.height, header.width)
+    if shorter <= short_side:
+        decode_photo(data, name, header=header)  # a broken one is found now, not in the middle of a run
+        return data
+    shrink = 1
+    while shrink < _MAX_SHRINK and shorter >= 4 * shrink * short_side:
+        shrink *= 2
+    pixels = decode_photo(data, name, header=header, shrink=shrink)
+    size = tuple(max(1, round(side * short_side / shorter)) for side in (header.height, header.width))
+    images = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    resized = F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False)
+    return _encode(resized[0].permute(1, 2, 0).contiguous().numpy(), quality)
+
+
+def _encode(pixels: NDArray[np.uint8], quality: int) -> bytes:
+    try:
+        import simplejpeg
+    except ImportError:
+        from PIL import Image
+
+        file = BytesIO()
+        Image.fromarray(pixels).save(file, "jpeg", quality=quality, subsampling="4:2:0")
+        return file.getvalue()
+    return bytes(simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420"))

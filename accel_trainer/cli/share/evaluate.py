@@ -1,0 +1,158 @@
+"""`accel-trainer evaluate MODEL`: loss and accuracy of a stored model on any labelled images.
+
+MODEL is a run, one of its checkpoints, an export, or ORG/NAME on the hub. The images go through the transform that is
+stored with the model. With the data and the batch size of the run, the numbers are those of its own evaluation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ...checkpoint.format import decode_files, read_checkpoint
+from ...checkpoint.serialization import read_json_object
+from ...checkpoint.state_dict import load_weights
+from ...core.errors import CheckpointError, ConfigError
+from ...core.run_dir import expand_home
+from ...core.types import Metric
+from ...distributed.accelerator import RuntimeConfig, place_model, start_accelerator
+from ...distributed.machine import available_cpus
+from ...training.evaluator import Evaluator
+from ...training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
+from ...training.tasks import ClassificationConfig, ClassificationTask
+from ...vision.pretrained import ExportConfig, find_export, from_pretrained, read_export_config
+from ..parser import CommandParser
+from ..runs.run_reader import RunReader, read_run
+from ..runs.tables import format_number, format_table
+from .evaluation_data import DataChoice, build_eval_loader
+
+_EXAMPLE = "example: accel-trainer evaluate runs/first --dataset other_photos"
+_BATCH_SIZE = 500
+_NUM_CLASSES = 10  # of the best and of the worst that are shown
+_KEPT = ("mixed_precision", "num_threads", "channels_last", "deterministic", "tf32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """A model on the CPU, what it expects, which weights these are, and the run that they are of, if it is there."""
+
+    model: nn.Module
+    config: ExportConfig
+    weights: str
+    run: RunReader | None
+    evaluation: Mapping[str, Any]
+    """The settings that change the numbers, as an export without its run records them."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the metrics, and the best and worst classes."""
+    parser = CommandParser(prog="accel-trainer evaluate", description=__doc__, epilog=_EXAMPLE)
+    parser.add_argument("model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub")
+    parser.add_argument("--dataset", help="name or folder; default: the data of the run")
+    parser.add_argument("--split", help="default: the one that a run would evaluate on, or the only one")
+    parser.add_argument("--image-column", help="the column of the photos, if there are several")
+    parser.add_argument("--label-column", help="the column of the classes, if there are several")
+    parser.add_argument("--weights", choices=("model", "ema"), help="of a checkpoint; default: ema if it has them")
+    parser.add_argument("--batch-size", type=int, help="default: that of the run")
+    parser.add_argument("--num-workers", type=int, help="threads that decode; default: as many as there are CPUs")
+    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="cache of decoded data")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with the confusion matrix")
+    options = parser.parse_args(argv)
+    if options.batch_size is not None and options.batch_size < 1:
+        raise ConfigError("USAGE", f"--batch-size is {options.batch_size}: set it to 1 or more")
+    stored = load_model(options.model, weights=options.weights)
+    settings = stored.run.config if stored.run is not None else {}
+    dataset = options.dataset or settings.get("dataset")
+    if dataset is None:
+        raise ConfigError("USAGE", f"{options.model} does not say what it was evaluated on: set --dataset")
+    choice = DataChoice(
+        dataset=dataset, split=options.split, image_column=options.image_column, label_column=options.label_column,
+        of_run=(settings.get("photos") or {}) if dataset == settings.get("dataset") else None,
+        cache_dir=expand_home(options.cache_dir),
+    )  # fmt: skip
+    batch_size = options.batch_size or (settings.get("batch") or {}).get("eval_batch_size") or _BATCH_SIZE
+    num_workers = available_cpus() if options.num_workers is None else options.num_workers
+    metrics, described = evaluate(stored, choice, batch_size=batch_size, num_workers=num_workers)
+    described = {"model": str(options.model), "weights": stored.weights, **described}
+    if options.json:
+        print(json.dumps({**described, "class_names": stored.config.class_names, "metrics": metrics}))
+        return 0
+    print("{model}, {weights}, on {dataset} ({split}, {num_samples:,} images)".format(**described))
+    print(format_table(["metric", "value"], [[name, format_number(name, metrics[name])] for name in _NAMES]))
+    print(format_table(["class", "images", "accuracy"], _class_rows(metrics, stored.config.class_names)))
+    return 0
+
+
+_NAMES = ("loss", "accuracy", "top5_accuracy")
+
+
+def load_model(path: Path, *, weights: str | None) -> StoredModel:
+    """Return the model at `path`; `weights` chooses those of a checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+        ConfigError: `weights` are not there.
+    """
+    is_checkpoint = (path / "manifest.json").is_file()
+    folder = path.resolve().parent.parent if is_checkpoint else path
+    export = find_export(folder)
+    config, content = read_export_config(export), read_json_object(export / "config.json")
+    run = read_run(folder) if (folder / "config.yaml").is_file() else None
+    evaluation = content.get("evaluation") or {}
+    if not is_checkpoint:
+        if weights is not None:
+            raise ConfigError("USAGE", f"--weights {weights} is for a checkpoint, {path} is none: leave it out")
+        name = str(content.get("weights", "exported weights"))
+        return StoredModel(model=from_pretrained(export), config=config, weights=name, run=run, evaluation=evaluation)
+    checkpoint = decode_files(read_checkpoint(path))
+    chosen = weights or ("ema" if "ema" in checkpoint.pieces else "model")
+    if chosen not in checkpoint.pieces:
+        raise CheckpointError("CKPT_MISSING", f"{path} has no {chosen} weights: set --weights to model")
+    model = config.build_model()
+    load_weights(model, checkpoint.pieces[chosen])
+    name = f"{chosen} of {checkpoint.name}"
+    return StoredModel(model=model, config=config, weights=name, run=run, evaluation=evaluation)
+
+
+def evaluate(
+    stored: StoredModel, choice: DataChoice, *, batch_size: int, num_workers: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metrics, and what they were measured on."""
+    runtime, tta = _settings(stored)
+    accelerator = start_accelerator(runtime)
+    loader, split = build_eval_loader(
+        choice, stored.config, batch_size=batch_size, num_workers=num_workers, device=accelerator.device
+    )
+    model = place_model(stored.model, accelerator, runtime, lambda module: None)
+    num_classes = len(stored.config.class_names)
+    metrics: list[Metric] = [MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(num_classes)]
+    task = ClassificationTask(ClassificationConfig(tta=tta))
+    results = Evaluator(loader, task=task, metrics=metrics, accelerator=accelerator).run(model)
+    return results, {"dataset": choice.dataset, "split": split, "num_samples": loader.num_samples}
+
+
+def _settings(stored: StoredModel) -> tuple[RuntimeConfig, Any]:
+    """Return the run's precision, threads and layout, and its test-time augmentation."""
+    recorded = stored.evaluation
+    if stored.run is None:
+        return RuntimeConfig(mixed_precision=recorded.get("mixed_precision")), recorded.get("tta", "none")
+    runtime = stored.run.config.get("runtime") or {}
+    kept = {name: runtime[name] for name in _KEPT if name in runtime}
+    kept["mixed_precision"] = stored.run.environment.get("mixed_precision") or kept.get("mixed_precision")
+    return RuntimeConfig(**kept), (stored.run.config.get("task") or {}).get("tta", "none")
+
+
+def _class_rows(metrics: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
+    """Return a row per class, the worst first; of many classes the worst and the best."""
+    counts = [sum(row) for row in metrics["confusion_matrix"]]
+    seen = [(accuracy, names[at], at) for at, accuracy in enumerate(metrics["per_class_accuracy"]) if counts[at]]
+    rows = [[name, f"{counts[at]:,}", f"{accuracy:.1%}"] for accuracy, name, at in sorted(seen)]
+    if len(rows) <= 2 * _NUM_CLASSES:
+        return rows
+    between = [f"({len(rows) - 2 * _NUM_CLASSES:,} more classes)", "", ""]
+    return [*rows[:_NUM_CLASSES], between, *rows[-_NUM_CLASSES:]]

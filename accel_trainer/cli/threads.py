@@ -1,0 +1,28 @@
+"""Computes with threads, in order, a bounded number of items ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+_NUM_AHEAD = 128
+
+
+def in_order(threads: ThreadPoolExecutor, function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+    """Yield `function(item)` for each item, in order. An error of `function` is raised at its place."""
+    waiting: deque[Future[T]] = deque()
+    try:
+        for item in items:
+            waiting.append(threads.submit(function, item))
+            if len(waiting) >= _NUM_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        for future in waiting:
+            future.cancel()

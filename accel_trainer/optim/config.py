@@ -1,0 +1,87 @@
+"""Which optimizer trains which parameters, and how fast."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Annotated, Literal
+
+import torch
+import tyro
+from torch.optim import SGD, AdamW, Optimizer
+
+from ..core.config import AT_LEAST_ONE, BELOW_ONE, INSIDE_ONE, NOT_NEGATIVE, POSITIVE, check_pattern
+from ..core.errors import ConfigError
+from .muon import Muon
+
+_OWN: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW, "muon": Muon}
+_LEARNING_RATES = {"sgd": 0.1, "muon": 0.1, "adamw": 1e-3}
+_UNSUITABLE = {"LBFGS": "it needs several forwards for a step", "SparseAdam": "it needs sparse gradients"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """The optimizer and its learning rate."""
+
+    name: str = "sgd"
+    """`sgd` with momentum, `adamw`, `muon` (Muon for the filters of convolutions and `sgd` for the rest), or a class of
+    torch.optim such as `RMSprop`, which gets those of the settings below that it has."""
+    learning_rate: Annotated[float | None, tyro.conf.arg(aliases=["--lr"])] = None
+    """Peak learning rate, before the scaling below; None: 0.1 for sgd and muon, 0.001 for adamw, else torch's."""
+    learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """How the learning rate follows global batch size / `base_batch_size`."""
+    base_batch_size: int = 256
+    """The global batch size that `learning_rate` was tuned at; used only for the scaling."""
+    bias_learning_rate_scale: float = 1.0
+    """Factor on the learning rate of vectors and scalars. Their weight decay is divided by it: it acts as before."""
+    linear_learning_rate_scale: float = 1.0
+    """The same for the matrices of linear layers, such as the head."""
+    momentum: float = 0.9
+    """Momentum of `sgd`."""
+    filter_momentum: float = 0.6
+    """Momentum of the filters under `muon`."""
+    nesterov: bool = True
+    """Nesterov's momentum, for `sgd`."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decay rates of the moments of `adamw`."""
+    eps: float = 1e-8
+    """Added to the denominator of `adamw`."""
+    weight_decay: float = 5e-4
+    """Coupled (L2) for `sgd`, decoupled for `adamw`."""
+    decay_norms_and_biases: bool = False
+    """Whether vectors and scalars (norm scales, biases) decay too."""
+    layer_decay: float | None = None
+    """Factor on the learning rate from each numbered block of layers to the one before it; None: the same for all."""
+    freeze: Annotated[str | None, tyro.conf.arg(aliases=["--freeze"])] = None
+    """Parameters whose name this regular expression finds are not trained; their BatchNorms keep their statistics."""
+
+    def __post_init__(self) -> None:
+        optimizer_class_of(self.name)
+        NOT_NEGATIVE.check(self, "optimizer", "learning_rate", "eps", "weight_decay")
+        BELOW_ONE.check(self, "optimizer", "momentum", "filter_momentum", "betas")
+        POSITIVE.check(self, "optimizer", "bias_learning_rate_scale", "linear_learning_rate_scale")
+        AT_LEAST_ONE.check(self, "optimizer", "base_batch_size")
+        INSIDE_ONE.check(self, "optimizer", "layer_decay")
+        check_pattern(self, "optimizer", "freeze")
+
+    def with_learning_rate(self) -> OptimizerConfig:
+        """Return the config with a number as `learning_rate`, so that a run records which."""
+        if self.learning_rate is not None:
+            return self
+        default = inspect.signature(optimizer_class_of(self.name)).parameters["lr"].default
+        return replace(self, learning_rate=_LEARNING_RATES.get(self.name, float(default)))
+
+
+def optimizer_class_of(name: str) -> type[Optimizer]:
+    """Return the optimizer of that name. Only torch.optim is searched: no name imports code."""
+    if name in _UNSUITABLE:
+        raise ConfigError("CONFIG", f"--optimizer.name is {name}, but {_UNSUITABLE[name]}: choose another")
+    classes = {key: value for key, value in vars(torch.optim).items() if isinstance(value, type)}
+    del classes["Optimizer"]  # the base class
+    if name in (known := classes | _OWN):
+        return known[name]
+    near = {key.lower(): key for key in known}.get(name.lower()) or next(iter(get_close_matches(name, known)), None)
+    hint = f"did you mean {near}? " if near else ""
+    choices = "it is sgd, adamw, muon or a class of torch.optim, such as RMSprop"
+    raise ConfigError("CONFIG", f"--optimizer.name is {name}, which does not exist: {hint}{choices}")

@@ -1,0 +1,95 @@
+"""Which parameters are trained, in groups of equal settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..core.errors import ConfigError
+from .config import OptimizerConfig
+
+_BLOCK = re.compile(r"(?:[^.]+\.)*?\d+(?=\.)")  # up to the first part of the name that is a number
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Split the trainable parameters into groups of equal settings, by their number of dimensions."""
+    groups: dict[tuple[tuple[str, Any], ...], list[tuple[str, Tensor]]] = {}
+    depths = layer_depths(name for name, _ in model.named_parameters())
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            settings = _settings(parameter.ndim, config)
+            if config.layer_decay is not None:
+                scale = config.layer_decay ** (max(depths.values()) - depths[name])
+                settings["learning_rate_scale"] = settings.get("learning_rate_scale", 1.0) * scale
+            groups.setdefault(tuple(settings.items()), []).append((name, parameter))
+    return [
+        {"params": [p for _, p in named], "param_names": [n for n, _ in named], **dict(settings)}
+        for settings, named in groups.items()
+    ]
+
+
+def _settings(num_dimensions: int, config: OptimizerConfig) -> dict[str, Any]:
+    """Return what the group of a parameter sets differently from the optimizer."""
+    if config.name == "muon" and num_dimensions > 2:
+        return {"weight_decay": 0.0, "momentum": 0.0, "nesterov": False, "filter_momentum": config.filter_momentum}
+    scales = {
+        0: config.bias_learning_rate_scale,
+        1: config.bias_learning_rate_scale,
+        2: config.linear_learning_rate_scale,
+    }
+    scale = scales.get(num_dimensions, 1.0)
+    decays = num_dimensions > 1 or config.decay_norms_and_biases
+    return {"weight_decay": config.weight_decay / scale if decays else 0.0, "learning_rate_scale": scale}
+
+
+def layer_depths(names: Iterable[str]) -> dict[str, int]:
+    """Return the depth of each parameter, from 0 at the input, by the numbered blocks of its name.
+
+    `layer1.0.conv1.weight` is in the block `layer1.0`, `blocks.3.attn.qkv.bias` in `blocks.3`. Names without a number
+    are in the stem if they come before the first block, in the head if they come after it. (As fine-tuning of vision
+    transformers does since BEiT, arXiv 2106.08254.)
+    """
+    blocks: dict[str, int] = {}
+    depths: dict[str, int | None] = {}
+    for name in names:
+        block = _BLOCK.match(name)
+        if block:
+            depths[name] = blocks.setdefault(block[0], len(blocks) + 1)
+        else:
+            depths[name] = None if blocks else 0
+    return {name: len(blocks) + 1 if depth is None else depth for name, depth in depths.items()}
+
+
+def freeze(model: nn.Module, pattern: str) -> None:
+    """Stop the training of the parameters whose name the regular expression `pattern` finds.
+
+    Raises:
+        ConfigError: it finds none of them, or all.
+    """
+    parameters = dict(model.named_parameters())
+    found = [name for name in parameters if re.search(pattern, name)]
+    if not found or len(found) == len(parameters):
+        which, names = "all" if found else "none", ", ".join([*list(parameters)[:2], list(parameters)[-1]])
+        fact = f"--freeze {pattern!r} finds {which} of the {len(parameters)} parameters ({names})"
+        raise ConfigError("FREEZE", f"{fact}: let it find some of them")
+    for name in found:
+        parameters[name].requires_grad_(False)
+
+
+def describe_parameters(model: nn.Module) -> str:
+    """Return the number of parameters, and how many of them are frozen."""
+    total = sum(p.numel() for p in model.parameters())
+    frozen = total - sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return f"{total:,} parameters" + f", {frozen:,} of them frozen" * (frozen > 0)
+
+
+def set_training_mode(model: nn.Module) -> None:
+    """Put `model` into training mode, except for norms whose parameters are all frozen: they keep their statistics."""
+    model.train()
+    for module in model.modules():
+        parameters = list(module.parameters(recurse=False))
+        if hasattr(module, "running_mean") and parameters and not any(p.requires_grad for p in parameters):
+            module.eval()

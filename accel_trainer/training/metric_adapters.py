@@ -1,0 +1,141 @@
+"""Metrics of other libraries, exact for any number of processes.
+
+Legend: B batch, K outputs per sample, T targets per sample, N samples of the evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import ConfigError
+from ..core.types import Batch, EvalOutput
+from .metrics import check_logits, describe_tensor
+
+
+@dataclass(frozen=True)
+class TorchMetric:
+    """A metric of torchmetrics whose state is sums, as `name`: accuracy, F1, IoU, or AUROC with `thresholds`.
+
+    `arguments` gives what its `update` takes; None: the outputs and the targets.
+    """
+
+    name: str
+    metric: Any
+    arguments: Callable[[Batch, EvalOutput], tuple[Any, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        self.metric.sync_on_compute = False  # the evaluator adds up the sums of the processes
+        reductions = {name: getattr(how, "__name__", how) for name, how in self.metric._reductions.items()}
+        for name, value in self.metric.metric_state.items():
+            if not isinstance(value, Tensor) or reductions[name] != "dim_zero_sum":
+                fact = f"{type(self.metric).__name__} keeps {name}, which is no sum"
+                fix = "give it thresholds=100 if it takes them, or compute it by a WholeSetMetric"
+                raise ConfigError("METRIC", f"{fact}: {fix}")
+
+    @property
+    def higher_is_better(self) -> Mapping[str, bool]:
+        """As torchmetrics says."""
+        is_better = self.metric.higher_is_better
+        return {} if is_better is None else {self.name: is_better}
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return the metric's state as one vector of zeros."""
+        return torch.zeros_like(self._state(), device=device)
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        """Add the state that the metric has after this batch only."""
+        self.metric.to(sums.device).reset()
+        self.metric.update(*(self.arguments(batch, output) if self.arguments else (output.outputs, batch.targets)))
+        sums.add_(self._state())
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        """Return the metric of all samples."""
+        self.metric.to(sums.device).reset()
+        states = self.metric.metric_state
+        for (name, state), part in zip(states.items(), sums.split([s.numel() for s in states.values()]), strict=True):
+            setattr(self.metric, name, part.view(state.shape).to(state.dtype))
+        self.metric._update_count = 1  # or it warns that it has not been updated (torchmetrics 1.9)
+        return {self.name: self.metric.compute()}
+
+    def _state(self) -> Tensor:
+        return torch.cat([state.double().reshape(-1) for state in self.metric.metric_state.values()])
+
+
+@dataclass(frozen=True)
+class WholeSetMetric:
+    """Numbers that `function(outputs [N, K], targets [N] or [N, T])` computes from the whole evaluation set.
+
+    Each process writes its rows at the samples' ids of an array over all N samples, which the merge adds up: nothing
+    is padded, gathered twice or out of order. That takes 8 * N * (K + T) bytes on every process. Outputs come as
+    float64, targets in the dtype that they had. `function` runs on every process.
+    """
+
+    function: Callable[[Tensor, Tensor], Mapping[str, Any]]
+    num_samples: int
+    num_outputs: int
+    num_targets: int = 1
+    higher_is_better: Mapping[str, bool] = field(default_factory=dict)
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return [N, K + T + 1]: outputs, targets, and whether these are integers."""
+        size = self.num_samples, self.num_outputs + self.num_targets + 1
+        return torch.zeros(size, dtype=torch.float64, device=device)
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        """Place the batch at its sample ids. Raises ConfigError for other numbers of outputs or targets."""
+        outputs, targets = (tensor.reshape(len(batch), -1) for tensor in (output.outputs, batch.targets))
+        if (outputs.shape[1], targets.shape[1]) != (self.num_outputs, self.num_targets):
+            fact = f"outputs {describe_tensor(output.outputs)} and targets {describe_tensor(batch.targets)}"
+            fix = f"set num_outputs={outputs.shape[1]}, num_targets={targets.shape[1]}"
+            raise ConfigError("SHAPES", f"the evaluation has {fact}, which is not what the metric was made for: {fix}")
+        is_integer = torch.full_like(outputs[:, :1], not batch.targets.is_floating_point(), dtype=torch.float64)
+        sums.index_add_(0, batch.sample_ids, torch.cat([outputs.double(), targets.double(), is_integer], 1))
+
+    def compute(self, sums: Tensor) -> Mapping[str, Any]:
+        """Return what the function computes."""
+        outputs, targets, is_integer = sums.split([self.num_outputs, self.num_targets, 1], 1)
+        targets = targets.squeeze(1) if self.num_targets == 1 else targets
+        return self.function(outputs, targets.long() if is_integer.all() else targets)
+
+
+@dataclass(frozen=True)
+class EvaluateMetric:
+    """Any metric of the `evaluate` library over all predictions, exact for any number of processes.
+
+    `metric` is what `evaluate.load` returned; a path to a local module works offline. Each process
+    writes its predictions at the samples' ids of an array over all N samples, which the merge adds
+    up: nothing is padded, gathered twice or out of order. Its `compute` runs on every process.
+
+    The library does not say which of its numbers are better when they are higher: name those that a
+    run may be judged by in `higher_is_better`, such as `{"f1": True}`.
+    """
+
+    metric: Any
+    num_samples: int
+    compute_arguments: Mapping[str, Any] | None = None
+    higher_is_better: Mapping[str, bool] = field(default_factory=dict)
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return [2, N]: predictions, labels."""
+        return torch.zeros(2, self.num_samples, dtype=torch.float64, device=device)
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        """Place the predicted classes of logits [B, K] and the labels [B] at their sample ids.
+
+        Raises ConfigError for other shapes.
+        """
+        check_logits(output.outputs, batch.targets, in_loss=False)
+        sums[0].index_add_(0, batch.sample_ids, output.outputs.argmax(1).double())
+        sums[1].index_add_(0, batch.sample_ids, batch.targets.double())
+
+    def compute(self, sums: Tensor) -> Mapping[str, Any]:
+        """Return what the metric computes."""
+        predictions, references = sums.long().numpy()
+        arguments = dict(self.compute_arguments or {})
+        result: Mapping[str, Any] = self.metric.compute(predictions=predictions, references=references, **arguments)
+        return result

@@ -1,0 +1,108 @@
+"""The worst mistakes of a run's last evaluation, with small pictures, in `mistakes.json` of the run folder.
+
+Legend: N samples of the evaluation, B batch, K classes, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from ..core import filesystem
+from ..core.callback import Callback, RunResult, TrainerView
+from ..core.run_dir import writes_to
+from ..core.types import Batch, EvalOutput
+from ..training.metrics import check_logits
+
+MISTAKES_FILE = "mistakes.json"
+_NUM_KEPT = 24
+_MAX_SIDE = 96  # pixels of a stored picture
+
+
+class PictureLoader(Protocol):
+    """An evaluation loader whose samples can be shown."""
+
+    num_samples: int
+
+    def picture_of(self, sample_id: int) -> Tensor:
+        """Return what the model sees of a sample before it is normalised, uint8 [H, W, C]."""
+
+    def name_of(self, sample_id: int) -> str:
+        """Return where the sample comes from."""
+
+
+class WorstMistakes(Callback):
+    """Finds the mistakes that a classifier is most sure of, among all samples, and stores those of the last evaluation.
+
+    It is a metric and a callback: give it to a trainer as both. As a metric it is `worst_mistakes`: the id, label,
+    prediction and probability of each.
+    """
+
+    higher_is_better: ClassVar[Mapping[str, bool]] = {}
+
+    def __init__(self, run_folder: Path, loader: PictureLoader, class_names: Sequence[str]) -> None:
+        self._folder, self._loader, self._class_names = run_folder, loader, class_names
+
+    def empty(self, device: torch.device) -> Tensor:
+        """Return [3, N]: probability of a wrong prediction (0 if it is right), prediction, label."""
+        return torch.zeros(3, self._loader.num_samples, dtype=torch.float64, device=device)
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        """Place the mistakes among logits [B, K] for labels [B] at their sample ids."""
+        check_logits(output.outputs, batch.targets, in_loss=False)
+        probabilities, predictions = output.outputs.float().softmax(1).max(1)
+        is_wrong = predictions != batch.targets
+        for row, values in enumerate((probabilities, predictions, batch.targets)):
+            sums[row].index_add_(0, batch.sample_ids, values.double() * is_wrong)
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        """Return the worst, the surest first; of equally sure ones that with the lower id."""
+        ids = sums[0].argsort(descending=True, stable=True)[:_NUM_KEPT]
+        rows = zip(ids.tolist(), *sums[:, ids].tolist(), strict=True)
+        return {
+            "worst_mistakes": [
+                {"id": at, "label": int(label), "prediction": int(prediction), "probability": probability}
+                for at, probability, prediction, label in rows
+                if probability > 0
+            ]
+        }
+
+    def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
+        """Write the mistakes of the last evaluation, of the averaged weights if there are any."""
+        groups = [group for group in ("eval_ema", "eval") if f"{group}/worst_mistakes" in result.metrics]
+        if not groups or not trainer.accelerator.is_main_process:
+            return
+        mistakes = [
+            {
+                "id": mistake["id"],
+                "name": self._loader.name_of(mistake["id"]),
+                "label": self._class_names[mistake["label"]],
+                "prediction": self._class_names[mistake["prediction"]],
+                "probability": mistake["probability"],
+                "picture": encode_png(self._loader.picture_of(mistake["id"]), max_side=_MAX_SIDE),
+            }
+            for mistake in result.metrics[f"{groups[0]}/worst_mistakes"]
+        ]
+        content = {"optimizer_step": result.position.optimizer_step, "weights": groups[0], "mistakes": mistakes}
+        with writes_to(self._folder):
+            filesystem.write_file_atomic(self._folder / MISTAKES_FILE, json.dumps(content, indent=1).encode())
+
+
+def encode_png(pixels: Tensor, *, max_side: int | None = None) -> str:
+    """Return uint8 [H, W, C] as a data URL of a PNG; None: of any size."""
+    from PIL import Image
+
+    array = pixels.numpy()
+    picture = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
+    if max_side is not None:
+        picture.thumbnail((max_side, max_side))
+    data = io.BytesIO()
+    picture.save(data, "png")
+    return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"

@@ -1,0 +1,71 @@
+"""All splits of a data set of photos, as they are stored: for commands that do not train.
+
+Shapes: N samples, K classes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...core.errors import DataError
+from .photo_columns import ImageColumn, find_image_column, find_label_column, read_labels
+from .photo_files import open_dataset
+from .photos import PhotoSplit, fingerprint_photos, train_and_val
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PhotoSplits:
+    """The photos of each split, by its name; the one to train on is the first."""
+
+    splits: Mapping[str, PhotoSplit]
+    images: Mapping[str, ImageColumn]
+    class_names: tuple[str, ...]
+    fingerprint: str
+
+    def stored_name(self, split: str, index: int) -> str | None:
+        """Return the path of a photo below the folder, or in the archive, that it comes from; None: it has none."""
+        return self.images[split].stored_name(index)
+
+
+def load_splits(
+    source: str, *, image_column: str | None = None, label_column: str | None = None, cache_dir: Path | None = None
+) -> PhotoSplits:
+    """Return every split of a folder or a name on the hub; the arguments are those of `load_photos`.
+
+    A split whose labels cannot be used, such as a test split without any, is left out with a warning, unless it is one
+    that a run uses.
+
+    Raises:
+        ConfigError: a wrong column.
+        DataError: no photos, or no labels.
+    """
+    dataset = open_dataset(source, cache_dir=cache_dir)
+    train, val = train_and_val(dataset, source)
+    found: dict[str, Any] = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
+    needed = {name: split for name, split in found.items() if split is train or split is val}
+    image_column = find_image_column(train, image_column, source)
+    label_column = find_label_column(train, label_column, source)
+    chosen = needed | found
+    try:
+        class_names, labels = read_labels(list(chosen.values()), label_column, source)
+    except DataError as error:
+        if needed.keys() == chosen.keys():
+            raise
+        class_names, labels = read_labels(list(needed.values()), label_column, source)
+        _logger.warning("left out: %s (%s)", ", ".join(chosen.keys() - needed.keys()), error.args[0])
+        chosen = needed
+    root = Path(source).absolute()
+    images = {name: ImageColumn(split, image_column, name=source, root=root) for name, split in chosen.items()}
+    splits = {
+        name: PhotoSplit(labels=numbers, encoded_at=images[name].encoded_at, name_of=images[name].name_of)
+        for name, numbers in zip(chosen, labels, strict=True)
+    }
+    used = [split for split in splits.values() if len(split)]
+    fingerprint = fingerprint_photos(used, (image_column, label_column), class_names)
+    return PhotoSplits(splits=splits, images=images, class_names=class_names, fingerprint=fingerprint)

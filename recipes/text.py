@@ -1,0 +1,79 @@
+"""Tell the documentation of numpy, torch and scikit-learn apart: a small transformer on texts of any length.
+
+python recipes/text.py --optimizer.name adamw --epochs 10    # needs transformers; downloads nothing
+"""
+
+import inspect
+
+import numpy as np
+import sklearn.metrics
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from torch import nn
+from transformers import (
+    DataCollatorWithPadding,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
+
+from accel_trainer import (
+    Batch,
+    ClassificationTask,
+    EvalOutput,
+    MeanLoss,
+    RecipeConfig,
+    RunResult,
+    StepOutput,
+    TopKAccuracy,
+    build_dataset_loaders,
+    build_trainer,
+    main,
+    start_run,
+)
+
+LIBRARIES, VOCABULARY, MAX_TOKENS = (np, torch, sklearn.metrics), 2000, 64
+
+
+class TextTask(ClassificationTask):
+    """Classification by a model of transformers, which takes a dict and returns an object with `logits`."""
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return the cross-entropy summed over the batch."""
+        return self.loss(model(**batch.inputs).logits, batch)
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        """Return the cross-entropies [B] and the logits [B, K]."""
+        logits = model(**batch.inputs).logits
+        return EvalOutput(nn.functional.cross_entropy(logits, batch.targets, reduction="none"), logits)
+
+
+def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """Return a tokenizer for the most frequent words of `texts`."""
+    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(vocab_size=VOCABULARY, special_tokens=["[PAD]", "[UNK]"])
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", model_max_length=MAX_TOKENS)
+
+
+def train(config: RecipeConfig) -> RunResult:
+    """Train, evaluate and export. Runs in every process."""
+    members = [(label, value) for label, library in enumerate(LIBRARIES) for value in vars(library).values()]
+    texts = sorted({(inspect.getdoc(value) or "", label) for label, value in members if callable(value)})
+    tokenizer = make_tokenizer([text for text, _ in texts[::2]])
+    samples = [{**tokenizer(text, truncation=True), "labels": label} for text, label in texts]
+    no_dropout = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
+    small = {"vocab_size": VOCABULARY, "dim": 64, "hidden_dim": 128, "n_layers": 2, "n_heads": 4}
+    size = DistilBertConfig(**small, **no_dropout, num_labels=len(LIBRARIES))
+    with start_run(config, recipe="text") as run:
+        loader, eval_loader = build_dataset_loaders(
+            samples[::2], samples[1::2], run.config.batch,
+            seed=config.seed, accelerator=run.accelerator, collate=DataCollatorWithPadding(tokenizer),
+        )  # fmt: skip
+        model, task, metrics = DistilBertForSequenceClassification(size), TextTask(), [TopKAccuracy(), MeanLoss()]
+        return build_trainer(run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics).fit()
+
+
+if __name__ == "__main__":
+    main(train, RecipeConfig, description=__doc__.splitlines()[0])

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from accel_trainer.vision import EvalTransform, PhotoSplit
+from accel_trainer.vision.sources.photo_splits import load_splits
+from tests.vision.make_photos import encoded, photo, write_classes
+
+from .conftest import run_command
+
+pytestmark = pytest.mark.usefixtures("quiet_datasets")
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    root = tmp_path / "photos"
+    write_classes(root / "train", ["ant", "bee"], per_class=4)
+    write_classes(root / "val", ["ant", "bee"], per_class=1)
+    for path in (root / "val").rglob("*.jpg"):
+        path.write_bytes(encoded(photo(64, 48, seed=99 + len(path.parts[-2]) + ord(path.parts[-2][0]))))
+    (root / "train" / "bee" / "grey.png").write_bytes(encoded(photo(20, 90).convert("L"), "png"))
+    return root
+
+
+def data(
+    capsys: pytest.CaptureFixture[str], source: Path, *flags: object, cache: Path | None = None
+) -> tuple[int, str, str]:
+    return run_command(capsys, ["data", source, "--cache-dir", cache or source.parent / "cache", *flags])
+
+
+def test_a_whole_data_set_is_described(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = data(capsys, photos)
+    assert (code, err) == (0, "")
+    assert f"{photos}: 11 photos of 2 classes" in out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["class", "train", "validation"] in lines
+    assert ["bee", "5", "1"] in lines
+    assert ["ant", "4", "1"] in lines
+    assert ["(all)", "9", "2"] in lines
+    assert "shorter side: 20 to 48 pixels, median 30" in out
+    assert "formats: 10 JPEG RGB, 1 PNG L" in out
+    assert "duplicates: none" in out
+
+
+def test_copies_are_found_by_content_first_those_that_leak_into_the_evaluation(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(photos / "train" / "ant" / "0.jpg", photos / "train" / "ant" / "again.jpg")
+    shutil.copy(photos / "train" / "bee" / "1.jpg", photos / "val" / "bee" / "leak.jpg")
+    _, out, _ = data(capsys, photos)
+    assert "duplicates: 2 photos have the bytes of another, 1 of them in another split" in out
+    listed = [line for line in out.splitlines() if " = " in line]
+    assert ["leak.jpg" in line for line in listed] == [True, False]
+
+
+def test_broken_photos_are_named_and_the_exit_code_says_that_a_run_would_stop(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = photos / "train" / "bee" / "2.jpg"
+    broken.write_bytes(broken.read_bytes()[:200])
+    code, out, _ = data(capsys, photos)
+    assert code == 65
+    assert "1 broken:" in out
+    assert "bee/2.jpg" in out
+    assert "formats: 9 JPEG RGB, 1 PNG L" in out
+
+
+def test_what_a_run_would_refuse_is_said_with_its_exit_code(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(photos / "val")
+    code, out, _ = data(capsys, photos)
+    assert code == 65
+    assert "a run would stop: error[DATA_NO_VAL]" in out
+    assert "--val-fraction 0.1" in out
+    code, out, _ = data(capsys, photos, "--val-fraction", "0.5")
+    assert code == 0
+    assert "would stop" not in out
+
+
+def test_a_folder_that_is_no_data_set_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("Once")
+    code, out, err = data(capsys, tmp_path / "thesis")
+    assert (code, out, len(err.splitlines())) == (65, "", 1)
+
+
+def test_of_many_classes_the_largest_and_the_smallest_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "photos"
+    write_classes(root, [f"{number:02}" for number in range(25)], per_class=1)
+    (root / "07" / "more.jpg").write_bytes(encoded(photo(33, 33)))
+    _, out, _ = data(capsys, root, "--val-fraction", "0.3")
+    rows = [line.split() for line in out.split("\n\n")[1].splitlines()]
+    assert len(rows) == 1 + 10 + 1 + 10 + 1
+    assert rows[1] == ["07", "2"]
+    assert rows[11][:3] == ["(5", "more", "classes)"]
+
+
+def test_the_page_shows_what_the_model_sees_and_needs_no_other_file(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "train" / "bee").rename(photos / "train" / "<bee>")
+    (photos / "val" / "bee").rename(photos / "val" / "<bee>")
+    path = tmp_path / "page.html"
+    code, out, _ = data(capsys, photos, "--html", path, "--image-size", "32")
+    assert code == 0
+    assert str(path) in out
+    page = path.read_text()
+    assert not re.search(r"<script|https?://", page)
+    assert "&lt;bee&gt;" in page
+    assert "<bee>" not in page
+    pictures = [
+        np.array(Image.open(io.BytesIO(base64.b64decode(data)))) for data in re.findall(r'base64,([^"]+)"', page)
+    ]
+    assert [picture.shape for picture in pictures] == [(32, 32, 3)] * 9
+    split: PhotoSplit = load_splits(str(photos), cache_dir=tmp_path / "cache").splits["train"]
+    seen = EvalTransform(size=32)(split.encoded_at(4), "photo").numpy()
+    near = [at for at, picture in enumerate(pictures) if np.abs(picture.astype(int) - seen).mean() < 8]
+    assert near == [4]
+
+
+def test_a_page_in_a_folder_that_is_not_there_is_refused_before_any_work(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = data(capsys, photos, "--html", tmp_path / "nowhere" / "page.html")
+    assert (code, out) == (64, "")
+    assert "in a folder that does not exist" in err

@@ -1,0 +1,237 @@
+"""Runs whose optimizer, schedule or initial weights are the user's own."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+
+from accel_trainer import ConfigError, DistillationTask, OptimizerConfig, ScheduleConfig, schedule_from_torch
+from accel_trainer.core.errors import CheckpointError
+from accel_trainer.optim.parameter_groups import layer_depths, parameter_groups
+
+from .. import processes, workload
+from ..variants import slow_but
+
+NUM_STEPS = 10  # of 72 samples, 16 a step, in 2 epochs
+
+
+def exported(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "export" / "model.safetensors")
+
+
+def learning_rates(folder: Path) -> list[float]:
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row["optim/learning_rate"] for row in rows if row["event"] == "train"]
+
+
+def train(folder: Path, *, max_steps: int | None = None, name: str = "sgd", own: str | None = None) -> None:
+    config = workload.make_config(folder, optimizer=OptimizerConfig(name=name))
+    config = replace(config, trainer=replace(config.trainer, max_steps=max_steps, log_every_n_steps=1))
+    if own is None:
+        workload.train(config)
+    else:
+        config = replace(config, optimizer=OptimizerConfig(), schedule=ScheduleConfig())
+        workload.train(config, optimizer=OPTIMIZERS[own], schedule=lambda step: 0.01 * 0.9**step)
+
+
+def two_groups(model: nn.Module) -> Optimizer:
+    """A learning rate of its own for the head."""
+    *body, weight, bias = model.parameters()
+    return torch.optim.RMSprop([{"params": body}, {"params": [weight, bias], "lr": 0.1}], lr=0.01)
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {"two groups": two_groups}
+NAMES = [
+    name
+    for name, value in vars(torch.optim).items()
+    if isinstance(value, type) and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
+]
+
+
+@pytest.mark.parametrize("name", slow_but(["RMSprop", "NAdam"], NAMES))
+def test_a_run_with_an_optimizer_of_torch_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
+    check_resume(tmp_path, {"name": name})
+
+
+def test_a_run_with_the_users_optimizer_and_schedule_resumes_bit_for_bit(tmp_path: Path) -> None:
+    check_resume(tmp_path, {"own": "two groups"})
+    assert learning_rates(tmp_path / "whole") == pytest.approx([0.01 * 0.9**step for step in range(NUM_STEPS)])
+
+
+def check_resume(folder: Path, options: dict[str, Any]) -> None:
+    processes.run(in_parts, folder, options, folder=folder / "logs")
+    whole, parts = (exported(folder / name) for name in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+def in_parts(folder: Path, options: dict[str, Any]) -> None:
+    train(folder / "whole", **options)
+    for max_steps in (3, 7, None):
+        train(folder / "parts", max_steps=max_steps, **options)
+
+
+def test_groups_keep_the_ratio_of_their_learning_rates(tmp_path: Path) -> None:
+    """A head with ten times the learning rate takes, in its first step, the step of that learning rate."""
+    config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig(), schedule=ScheduleConfig())
+    config = replace(config, trainer=replace(config.trainer, max_steps=1))
+    seen: list[float] = []
+
+    class Observed(torch.optim.RMSprop):
+        def step(self, closure: Any = None) -> Any:
+            seen.extend(group["lr"] for group in self.param_groups)
+            return super().step(closure)
+
+    def build(model: nn.Module) -> Optimizer:
+        *body, weight, bias = model.parameters()
+        return Observed([{"params": body}, {"params": [weight, bias], "lr": 0.1}], lr=0.01)
+
+    workload.train(config, optimizer=build, schedule=lambda step: 0.02)
+    assert seen == pytest.approx([0.02, 0.2])
+
+
+def test_a_scheduler_of_torch_gives_the_learning_rate_of_every_step() -> None:
+    def one_cycle(optimizer: Optimizer) -> OneCycleLR:
+        return OneCycleLR(optimizer, max_lr=0.4, total_steps=20)
+
+    theirs = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
+    scheduler, expected = one_cycle(theirs), []
+    for _ in range(20):
+        expected.append(theirs.param_groups[0]["lr"])
+        theirs.step()
+        if len(expected) < 20:
+            scheduler.step()
+    schedule = schedule_from_torch(one_cycle, learning_rate=0.1)
+    assert schedule(13) == expected[13], "in any order, as after a resume"
+    assert [schedule(step) for step in range(20)] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "own", "message"),
+    [
+        ({"optimizer": OptimizerConfig(momentum=0.5)}, "optimizer", "optimizer.momentum has no effect"),
+        ({"optimizer": OptimizerConfig(learning_rate=0.3)}, "optimizer", "optimizer.learning_rate has no effect"),
+        ({"optimizer": OptimizerConfig(learning_rate=0.3)}, "schedule", "optimizer.learning_rate has no effect"),
+        ({"schedule": ScheduleConfig(shape="linear")}, "schedule", "schedule.shape has no effect"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(tmp_path: Path, changes: dict[str, Any], own: str, message: str) -> None:
+    defaults = {"optimizer": OptimizerConfig(), "schedule": ScheduleConfig()}
+    config = replace(workload.make_config(tmp_path / "run"), **defaults | changes)
+    given: dict[str, Any] = {"optimizer": two_groups} if own == "optimizer" else {"schedule": lambda step: 0.1}
+    with pytest.raises(ConfigError, match=message):
+        workload.train(config, **given)
+
+
+def test_adamw_has_a_learning_rate_of_its_own_and_the_run_records_it(tmp_path: Path) -> None:
+    config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig(name="adamw"))
+    workload.train(replace(config, trainer=replace(config.trainer, max_steps=1)))
+    assert "learning_rate: 0.001" in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_a_run_does_not_continue_with_another_teacher(tmp_path: Path) -> None:
+    config = workload.make_config(tmp_path / "run")
+    for max_steps, teacher_seed in ((2, 0), (4, 0), (6, 1)):
+        torch.manual_seed(teacher_seed)
+        task = DistillationTask(workload.SmallNet(norm="group"))
+        trainer = replace(config.trainer, max_steps=max_steps)
+        with pytest.raises(CheckpointError, match="TASK_CHANGED") if teacher_seed else nullcontext():
+            workload.train(replace(config, trainer=trainer), task=task)
+
+
+# --- frozen parts ---
+
+
+def test_frozen_parts_keep_their_weights_statistics_and_have_no_state(tmp_path: Path) -> None:
+    optimizer = OptimizerConfig(learning_rate=0.05, freeze=r"^layers\.[01]\.")
+    config = workload.make_config(tmp_path / "run", optimizer=optimizer)
+    workload.train(config, norm="batch")
+    torch.manual_seed(3)
+    initial = workload.SmallNet(norm="batch").state_dict()
+    newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
+    for piece in ("model", "ema"):
+        trained = load_file(newest / f"{piece}.safetensors")
+        changed = {name for name in initial if not torch.equal(initial[name], trained[name])}
+        assert changed == {name for name in initial if not name.startswith(("layers.0.", "layers.1."))}, piece
+    state = load_file(newest / "optimizer.safetensors")
+    assert len(state) == len([name for name, _ in workload.SmallNet(norm="batch").named_parameters()]) - 3
+
+
+def test_layer_decay_gives_each_block_its_learning_rate() -> None:
+    model = workload.SmallNet(norm="batch")
+    names = [name for name, _ in model.named_parameters()]
+    assert layer_depths(["stem.weight", "blocks.0.norm1.weight", "blocks.11.fc.bias", "head.bias"]) == {
+        "stem.weight": 0,
+        "blocks.0.norm1.weight": 1,
+        "blocks.11.fc.bias": 2,
+        "head.bias": 3,
+    }
+    groups = parameter_groups(model, OptimizerConfig(layer_decay=0.5))
+    scales = {name: group["learning_rate_scale"] for group in groups for name in group["param_names"]}
+    assert sorted(scales) == sorted(names)
+    blocks = sorted({int(name.split(".")[1]) for name in names})
+    for name in names:
+        deeper = len([block for block in blocks if block > int(name.split(".")[1])])
+        assert math.isclose(scales[name], 0.5**deeper)
+
+
+# --- weights from elsewhere ---
+
+
+def start_from(folder: Path, weights: dict[str, Tensor], skip: str | None, caplog: pytest.LogCaptureFixture) -> str:
+    save_file(weights, folder / "weights.safetensors")
+    config = workload.make_config(folder / "run")
+    place = replace(config.run, init_from=folder / "weights.safetensors", init_skip=skip)
+    with caplog.at_level("INFO"):
+        workload.train(replace(config, run=place, trainer=replace(config.trainer, num_epochs=0)))
+    return next(line for line in caplog.messages if "tensors loaded" in line)
+
+
+def other_weights() -> dict[str, Tensor]:
+    torch.manual_seed(99)
+    return {name: tensor.contiguous() for name, tensor in workload.SmallNet(norm="group").state_dict().items()}
+
+
+def test_a_head_of_another_size_is_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    weights = other_weights() | {"layers.9.weight": torch.zeros(7, 32), "layers.9.bias": torch.zeros(7)}
+    line = start_from(tmp_path, weights, None, caplog)
+    assert "6 tensors loaded; left out: layers.9.bias, layers.9.weight; new: layers.9.weight, layers.9.bias" in line
+    trained = exported(tmp_path / "run")
+    assert torch.equal(trained["layers.0.weight"], weights["layers.0.weight"])
+    assert trained["layers.9.weight"].shape == (workload.NUM_CLASSES, 32)
+
+
+def test_skipped_tensors_keep_the_weights_of_the_seed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    weights = other_weights()
+    del weights["layers.3.weight"]
+    line = start_from(tmp_path, weights, r"layers\.[03]\.", caplog)
+    assert "left out: layers.0.weight; new: layers.0.weight, layers.3.weight" in line
+    torch.manual_seed(3)
+    initial, trained = workload.SmallNet(norm="group").state_dict(), exported(tmp_path / "run")
+    assert torch.equal(trained["layers.0.weight"], initial["layers.0.weight"])
+    assert torch.equal(trained["layers.9.weight"], weights["layers.9.weight"])
+
+
+@pytest.mark.parametrize("skip", [None, "layers.9"])
+def test_other_shapes_are_refused(tmp_path: Path, skip: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    weights = other_weights()
+    weights["layers.0.weight"] = weights["layers.0.weight"][:, :2].contiguous()
+    with pytest.raises(CheckpointError, match=r"layers.0.weight is torch.float32 \[8, 2, 3, 3\], here"):
+        start_from(tmp_path, weights, skip, caplog)
+
+
+def test_a_pattern_that_skips_nothing_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    weights = other_weights()
+    with pytest.raises(ConfigError, match="--init-skip 'fc' finds none of the tensors"):
+        start_from(tmp_path, weights, "fc", caplog)

@@ -1,0 +1,91 @@
+"""Recipes for other things than pictures with one label: text, characters, pixels."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from accel_trainer import (
+    BatchConfig,
+    CheckpointConfig,
+    OptimizerConfig,
+    RecipeConfig,
+    RunConfig,
+    RuntimeConfig,
+    TrainerConfig,
+)
+
+from . import processes
+from .variants import slow_but
+
+ROOT = Path(__file__).parents[1]
+NAMES = ("characters", "segmentation", "text")
+NUM_STEPS = 10
+
+
+def recipe(name: str) -> ModuleType:
+    if name == "text":
+        pytest.importorskip("transformers")
+    return importlib.import_module(f"recipes.{name}")
+
+
+def train(name: str, folder: Path, *stops: int, micro: int = 16, dtype: str = "float32") -> None:
+    """Train ten steps of 16 samples, with a stop after each of `stops`."""
+    torch.set_default_dtype(getattr(torch, dtype))
+    for max_steps in (*stops, NUM_STEPS):
+        config = RecipeConfig(
+            batch=BatchConfig(global_batch_size=16, per_device_batch_size=micro, eval_batch_size=100),
+            trainer=TrainerConfig(num_epochs=1, max_steps=max_steps, log_every_n_steps=5),
+            optimizer=OptimizerConfig(name="adamw", learning_rate=0.002),
+            checkpoint=CheckpointConfig(every_n_steps=5),
+            runtime=RuntimeConfig(num_threads=1, timeout_s=300),
+            run=RunConfig(output_dir=folder),
+        )
+        recipe(name).train(replace(config))
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "export" / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_is_short(name: str) -> None:
+    assert len((ROOT / "recipes" / f"{name}.py").read_text().splitlines()) <= 80
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_resumed_recipe_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
+    recipe(name)
+    jobs = [
+        processes.start(train, name, tmp_path / which, *stops, num_processes=1, folder=tmp_path / f"logs-{which}")
+        for which, stops in (("whole", ()), ("parts", (3, 8)))
+    ]
+    for job in jobs:
+        assert job.wait() == [0], job.output()
+    whole, parts = (weights(tmp_path / which) for which in ("whole", "parts"))
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+@pytest.mark.parametrize("name", slow_but(["characters"], NAMES))
+def test_two_processes_train_the_same_model(tmp_path: Path, name: str) -> None:
+    recipe(name)
+    for num_processes in (1, 2):
+        folder = tmp_path / str(num_processes)
+        logs = tmp_path / f"logs-{num_processes}"
+        processes.run(in_float64, name, folder, 16 // num_processes, num_processes=num_processes, folder=logs)
+    one, two = (weights(tmp_path / str(num)) for num in (1, 2))
+    assert max(float((one[key] - two[key]).abs().max()) for key in one) <= 1e-10
+    results = [json.loads((tmp_path / str(num) / "result.json").read_text())["metrics"] for num in (1, 2)]
+    assert results[0]["eval/loss"] == pytest.approx(results[1]["eval/loss"], abs=1e-10)
+
+
+def in_float64(name: str, folder: Path, micro: int) -> None:
+    train(name, folder, micro=micro, dtype="float64")

@@ -1,0 +1,154 @@
+"""A loss that is a mean over items, such as tokens, is the same for any split into micro-batches and processes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from accel_trainer import (
+    Batch,
+    BatchConfig,
+    EvalOutput,
+    MeanLoss,
+    OptimizerConfig,
+    RunConfig,
+    StepOutput,
+    TrainerConfig,
+    build_dataset_loaders,
+    build_trainer,
+    start_run,
+)
+from accel_trainer.core.rng import epoch_permutation
+
+from .. import processes, workload
+
+NUM_TEXTS, VOCABULARY, IGNORED, EPOCHS, LEARNING_RATE = 40, 11, -100, 2, 0.1
+
+
+class Texts:
+    """Token ids of very different lengths; the first has nothing to predict."""
+
+    def __len__(self) -> int:
+        return NUM_TEXTS
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        tokens = torch.randint(1, VOCABULARY, (3 + index % 17,), generator=generator)
+        return {"input_ids": tokens, "labels": torch.full_like(tokens, IGNORED) if index == 0 else tokens}
+
+
+def collate(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Pad to the longest of the micro-batch, as transformers' collators do."""
+    return {
+        "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
+        "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=IGNORED),
+    }
+
+
+class LanguageModel(nn.Module):
+    """Predicts each token from the two before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(16, VOCABULARY)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        embedded = F.pad(self.embedding(input_ids), (0, 0, 2, 0))
+        return self.head(torch.cat([embedded[:, :-2], embedded[:, 1:-1]], -1))
+
+
+class NextToken:
+    """Cross-entropy per token that is not ignored."""
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        losses, counted = token_losses(model, batch)
+        return StepOutput(losses.sum(), num_items=counted.sum())
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        losses, counted = token_losses(model, batch)
+        return EvalOutput(losses.sum(1), losses, num_items=counted.sum(1))
+
+
+def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    logits = model(**batch.inputs)
+    losses = F.cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORED, reduction="none")
+    return losses, batch.targets != IGNORED
+
+
+def train(folder: Path, micro: int, accumulation: int, max_steps: int | None = None, dtype: str = "float64") -> None:
+    config = replace(
+        workload.make_config(folder),
+        batch=BatchConfig(per_device_batch_size=micro, accumulation_steps=accumulation, eval_batch_size=8),
+        trainer=TrainerConfig(num_epochs=EPOCHS, max_steps=max_steps, log_every_n_steps=1),
+        optimizer=OptimizerConfig(learning_rate=LEARNING_RATE, momentum=0.0, weight_decay=0.0),
+        run=RunConfig(output_dir=folder),
+    )
+    config = replace(config, schedule=replace(config.schedule, shape="constant", warmup_epochs=0))
+    with start_run(config, recipe="texts") as run:
+        loader, eval_loader = build_dataset_loaders(
+            Texts(), Texts(), run.config.batch, seed=3, accelerator=run.accelerator, collate=collate
+        )
+        model = LanguageModel().to(getattr(torch, dtype))
+        build_trainer(
+            run, model=model, task=NextToken(), loader=loader, eval_loader=eval_loader, metrics=[MeanLoss()]
+        ).fit()
+
+
+def train_by_hand() -> tuple[dict[str, Tensor], list[float], float]:
+    """The same run as a plain loop over whole batches of 16: weights, loss of each step, mean loss at the end."""
+    torch.manual_seed(3)
+    model, task, losses = LanguageModel().double(), NextToken(), []
+
+    def batch_of(ids: Tensor) -> Batch:
+        made = collate([Texts()[int(i)] for i in ids])
+        return Batch({"input_ids": made["input_ids"]}, made["labels"], ids)
+
+    for epoch in range(EPOCHS):
+        for ids in epoch_permutation(NUM_TEXTS, seed=3, epoch=epoch).split(16):
+            output = task.train_step(model, batch_of(ids))
+            loss = output.loss_sum / output.num_items
+            losses.append(loss.item())
+            for parameter, gradient in zip(
+                model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+            ):
+                parameter.data.sub_(LEARNING_RATE * gradient)
+    whole = task.eval_step(model, batch_of(torch.arange(NUM_TEXTS)))
+    return model.state_dict(), losses, (whole.losses.sum() / whole.num_items.sum()).item()
+
+
+def rows(folder: Path, event: str, name: str) -> list[float]:
+    lines: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [row[name] for row in lines if row["event"] == event]
+
+
+def final(folder: Path) -> Path:
+    return max((folder / "checkpoints").glob("step-*")) / "model.safetensors"
+
+
+@pytest.mark.parametrize(("num_processes", "micro", "accumulation"), [(1, 16, 1), (1, 4, 4), (2, 8, 1), (2, 2, 4)])
+def test_a_padded_language_model_trains_as_in_one_batch(
+    tmp_path: Path, num_processes: int, micro: int, accumulation: int
+) -> None:
+    processes.run(train, tmp_path / "run", micro, accumulation, num_processes=num_processes, folder=tmp_path / "logs")
+    weights, losses, eval_loss = train_by_hand()
+    trained = load_file(final(tmp_path / "run"))
+    for name, expected in weights.items():
+        assert (trained[name] - expected).abs().max() <= 1e-10, name
+    assert rows(tmp_path / "run", "train", "train/loss") == pytest.approx(losses, abs=1e-10)
+    assert rows(tmp_path / "run", "eval", "eval/loss")[-1] == pytest.approx(eval_loss, abs=1e-10)
+
+
+def test_a_resumed_language_model_ends_with_the_same_bytes(tmp_path: Path) -> None:
+    processes.run(train, tmp_path / "whole", 4, 2, folder=tmp_path / "logs-whole")
+    for max_steps in (1, 4, None):
+        processes.run(train, tmp_path / "parts", 4, 2, max_steps, folder=tmp_path / f"logs-{max_steps}")
+    assert final(tmp_path / "parts").read_bytes() == final(tmp_path / "whole").read_bytes()

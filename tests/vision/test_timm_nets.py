@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from accel_trainer import (
+    BatchConfig,
+    ConfigError,
+    OptimizerConfig,
+    RunConfig,
+    RuntimeConfig,
+    TrainerConfig,
+)
+from accel_trainer.vision import ModelConfig, PhotoConfig, build_model
+from recipes import images
+
+from .. import processes
+from ..timm_here import import_timm
+from ..variants import slow_but
+
+# Convolutions, attention, both; norms over batches, layers, groups and none at all.
+NAMES = [
+    "resnet18", "resnet50d", "seresnet50", "regnetx_002", "mobilenetv3_small_050", "efficientnet_b0",
+    "convnext_atto", "convnextv2_atto", "vit_tiny_patch16_224", "deit_tiny_patch16_224", "mixer_s32_224",
+    "densenet121", "vgg11", "dla34", "ghostnet_100", "mobilevit_xxs", "edgenext_xx_small", "lcnet_050",
+    "mnasnet_small", "resmlp_12_224",
+]  # fmt: skip
+FIXED_SIZE = ("vit_tiny_patch16_224", "deit_tiny_patch16_224", "mixer_s32_224", "resmlp_12_224")
+
+
+@pytest.fixture(autouse=True)
+def timm() -> object:
+    return import_timm()
+
+
+def make_photos(folder: Path) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    for index in range(12):
+        for split in ("train", "val"):
+            path = folder / split / "ab"[index % 2] / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = torch.randint(256, (40 + index, 50, 3), generator=generator, dtype=torch.uint8)
+            Image.fromarray(pixels.numpy()).save(path)
+    return folder
+
+
+def train(name: str, photos: Path, folder: Path, *stops: int, micro: int = 4, freeze: str | None = None) -> None:
+    """Train a net of timm for six steps of four photos, with a stop after each of `stops`."""
+    import_timm()
+    size = 224 if name in FIXED_SIZE else 64
+    for max_steps in (*stops, 6):
+        config = images.Config(
+            dataset=str(photos),
+            photos=PhotoConfig(image_size=size),
+            model=ModelConfig(name=f"timm/{name}"),
+            optimizer=OptimizerConfig(learning_rate=0.001, freeze=freeze),
+            batch=BatchConfig(global_batch_size=4, per_device_batch_size=micro, eval_batch_size=6),
+            trainer=TrainerConfig(num_epochs=2, max_steps=max_steps),
+            runtime=RuntimeConfig(num_threads=1, timeout_s=600),
+            run=RunConfig(output_dir=folder, cache_dir=folder.parent / "cache"),
+        )
+        images.train(config)
+
+
+def exported(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "export" / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", slow_but(["resnet18"], NAMES))
+def test_a_net_of_timm_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
+    photos = make_photos(tmp_path / "photos")
+    for which, stops in (("whole", ()), ("parts", (3,))):
+        processes.run(train, name, photos, tmp_path / which, *stops, folder=tmp_path / f"logs-{which}")
+    whole, parts = (exported(tmp_path / which) for which in ("whole", "parts"))
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_net_of_timm_trains_on_two_processes(tmp_path: Path, name: str) -> None:
+    photos = make_photos(tmp_path / "photos")
+    processes.run(two_processes, name, photos, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+    assert exported(tmp_path / "run")
+
+
+def two_processes(name: str, photos: Path, folder: Path) -> None:
+    train(name, photos, folder, micro=2)
+
+
+def test_weights_from_a_file_and_a_frozen_body(tmp_path: Path, timm: object) -> None:
+    photos = make_photos(tmp_path / "photos")
+    torch.manual_seed(5)
+    weights = build_model(ModelConfig(name="timm/resnet18"), in_channels=3, num_classes=7).state_dict()
+    save_file(weights, tmp_path / "weights.safetensors")
+    processes.run(fine_tune, photos, tmp_path, folder=tmp_path / "logs")
+    trained = exported(tmp_path / "run")
+    changed = {name for name in weights if not torch.equal(weights[name], trained[name])}
+    assert {name.partition(".")[0] for name in changed} == {"layer3", "layer4", "fc"}
+    assert trained["fc.weight"].shape == (2, 512)
+
+
+def fine_tune(photos: Path, folder: Path) -> None:
+    import_timm()
+    config = images.Config(
+        dataset=str(photos),
+        photos=PhotoConfig(image_size=64),
+        model=ModelConfig(name="timm/resnet18"),
+        optimizer=OptimizerConfig(learning_rate=0.01, freeze="^(conv1|bn1|layer[12])", layer_decay=0.75),
+        trainer=TrainerConfig(num_epochs=1),
+        batch=BatchConfig(per_device_batch_size=4),
+        run=RunConfig(output_dir=folder / "run", cache_dir=folder / "cache", init_from=folder / "weights.safetensors"),
+    )
+    images.train(config)
+
+
+def test_photos_are_evaluated_as_in_the_pretraining() -> None:
+    model = build_model(ModelConfig(name="timm/vit_tiny_patch16_224"), in_channels=3, num_classes=2)
+    transform = PhotoConfig(image_size=224).eval_transform(model)
+    assert (transform.mean, transform.std, transform.crop_ratio) == ((0.5,) * 3, (0.5,) * 3, 0.9)
+    assert transform.interpolation == "bicubic"
+    assert PhotoConfig(crop_ratio=0.5).eval_transform(model).crop_ratio == 0.5
+    assert PhotoConfig().eval_transform(nn.Linear(1, 1)).crop_ratio == 0.875
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"name": "timm/resnet19"}, "timm has no 'resnet19': did you mean timm/resnet1"),
+        ({"name": "timm/resnet18", "width": 8}, "--model.width has no effect on timm/resnet18"),
+        ({"name": "timm/resnet18.no_such_tag"}, "timm"),
+    ],
+)
+def test_a_net_that_does_not_exist_is_one_line(config: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_model(ModelConfig(**config), in_channels=3, num_classes=2)  # type: ignore[arg-type]
+
+
+def test_weights_that_cannot_be_downloaded_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="the weights of timm/resnet18.a1_in1k cannot be downloaded"):
+        build_model(ModelConfig(name="timm/resnet18.a1_in1k"), in_channels=3, num_classes=2)
