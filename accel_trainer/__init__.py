@@ -16,6 +16,7 @@ from .core.errors import (
 from .core.train_state import TrainState
 from .core.types import Batch, EvalLoader, EvalOutput, Loader, Metric, StepBatch, StepOutput, StepReport, Task
 from .data.dataloader import DatasetEvalLoader, DatasetLoader, build_dataset_loaders
+from .data.stream import StreamEvalLoader, StreamLoader, build_stream_loaders
 from .data.workers import SampleReader
 from .distributed.accelerator import RuntimeConfig
 from .distributed.collectives import (
@@ -58,9 +59,10 @@ __all__ = [
     "EvaluateMetric", "Evaluator", "ExitCode", "Loader", "MeanLoss", "Metric", "MultiLabelTask",
     "OptimizerConfig", "OutputError", "ProcessError", "RecipeConfig", "RegressionTask", "Run", "RunConfig",
     "RunResult", "RuntimeConfig", "SampleReader", "Schedule", "ScheduleConfig", "SegmentationTask",
-    "StepBatch", "StepOutput", "StepReport", "Task", "TopKAccuracy", "TorchMetric", "TrainState", "Trainer",
-    "TrainerConfig", "UserError", "WholeSetMetric", "all_gather", "all_reduce", "barrier", "broadcast",
-    "build_dataset_loaders", "build_optimizer", "build_schedule", "build_trainer", "launch", "load_config",
-    "main", "main_process_first", "parse_config", "reduce_mean", "reduce_sum", "save_config", "scatter",
-    "schedule_from_torch", "start_run",
+    "StepBatch", "StepOutput", "StepReport", "StreamEvalLoader", "StreamLoader", "Task", "TopKAccuracy",
+    "TorchMetric", "TrainState", "Trainer", "TrainerConfig", "UserError", "WholeSetMetric", "all_gather",
+    "all_reduce", "barrier", "broadcast", "build_dataset_loaders", "build_optimizer", "build_schedule",
+    "build_stream_loaders", "build_trainer", "launch", "load_config", "main", "main_process_first",
+    "parse_config", "reduce_mean", "reduce_sum", "save_config", "scatter", "schedule_from_torch",
+    "start_run",
 ]  # fmt: skip

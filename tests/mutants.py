@@ -289,8 +289,8 @@ MUTANTS = [
     Mutant(
         "a change of the order's seed is allowed on resume",
         "accel_trainer/run/config.py",
-        '    "run.": "where',
-        '    "seed": "",\n    "run.": "where',
+        '    "run.", "checkpoint.", ',
+        '    "seed", "run.", "checkpoint.", ',
         ("tests/run/test_session.py::test_a_changed_config_is_listed_old_to_new_with_the_flag_that_allows_it",
          "tests/run/test_session.py"),
     ),

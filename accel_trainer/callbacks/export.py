@@ -18,15 +18,12 @@ from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import CheckpointError
 from ..core.run_dir import writes_to
 
-_MAX_CONFIG_BYTES = 2**26
-_MAX_WEIGHTS_BYTES = 2**40
-
 
 class Exporter(Callback):
     """Writes `export/model.safetensors` and `export/config.json` on the main process once a run has ended.
 
     `config` is what is needed to build the model; `weights` are exported from the last step if no evaluation was the
-    best. An export that is complete and up to date stays as it is.
+    best.
     """
 
     def __init__(self, run_folder: Path, *, weights: Literal["model", "ema"], config: Mapping[str, Any]) -> None:
@@ -53,8 +50,6 @@ class Exporter(Callback):
         return True
 
     def _export(self, source: str, checkpoint: str, weights: str) -> None:
-        if self._is_exported(source):
-            return
         loaded = load_checkpoint(self._run_folder / "checkpoints", checkpoint)
         assert loaded is not None
         tensors: Mapping[str, Tensor] = loaded.pieces[weights]
@@ -62,13 +57,3 @@ class Exporter(Callback):
         filesystem.write_file_atomic(self._folder / "model.safetensors", data)
         config = {**self._config, "weights": source, "sha256": hashlib.sha256(data).hexdigest()}
         filesystem.write_file_atomic(self._folder / "config.json", json.dumps(config, indent=1).encode())
-
-    def _is_exported(self, source: str) -> bool:
-        """Whether the weights of `source` are there, undamaged and with this config."""
-        try:
-            stored = json.loads(filesystem.read_file(self._folder / "config.json", max_bytes=_MAX_CONFIG_BYTES))
-            data = filesystem.read_file(self._folder / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
-        except (OSError, ValueError):
-            return False
-        expected = {**self._config, "weights": source, "sha256": hashlib.sha256(data).hexdigest()}
-        return bool(stored == json.loads(json.dumps(expected)))

@@ -175,11 +175,10 @@ class Meters:
         columns |= {name: [report.sums[name] for report in reports] for name in reports[0].sums}
         columns |= {_ITEMS: items} if (items := [r.num_items for r in reports if r.num_items is not None]) else {}
         if norms := [report.grad_norm for report in reports if report.grad_norm is not None]:
-            columns["grad_norm"] = norms
+            # Every process has the same norm: count it once.
+            columns["grad_norm"] = norms if self._accelerator.is_main_process else [torch.zeros_like(norms[0])]
         for name, column in columns.items():
             total = torch.stack(column).to(self._device).double().sum()
-            if name == "grad_norm" and not self._accelerator.is_main_process:
-                total.zero_()  # every process has the same norm: count it once
             self._local[name] = self._local[name] + total if name in self._local else total
         self._counts["num_items"] += sum(report.num_samples for report in reports)
         self._counts["num_updates"] += len(reports)

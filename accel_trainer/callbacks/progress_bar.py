@@ -30,7 +30,7 @@ class ProgressBar(Callback):
 
     def __init__(self, config: TrainerConfig, *, banner: str, is_quiet: bool = False) -> None:
         self._config, self._banner, self._is_quiet = config, banner, is_quiet
-        self._bar: tqdm[Any] | None = None
+        self._bar: tqdm[Any] = tqdm(disable=True)
         self._terminal = ExitStack()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
@@ -49,12 +49,12 @@ class ProgressBar(Callback):
         if sys.stderr.isatty() and not self._is_quiet:
             self._terminal.enter_context(logging_redirect_tqdm())  # a warning gets a line of its own
             steps = {"total": self._num_steps, "initial": self._first_step}
-            self._bar = tqdm(**steps, bar_format=_BAR, dynamic_ncols=True, file=sys.stderr)
+            bar = tqdm(**steps, bar_format=_BAR, dynamic_ncols=True, file=sys.stderr)
+            self._bar = self._terminal.enter_context(bar)
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Move the bar."""
-        if self._bar is not None:
-            self._bar.update()
+        self._bar.update()
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Show a row of numbers."""
@@ -66,7 +66,7 @@ class ProgressBar(Callback):
             numbers += f"  memory {peak_memory_bytes(self._accelerator) / 2**30:.1f} GiB"
             step_s = (time.monotonic() - self._start_s) / (step - self._first_step)
             left = f"{tqdm.format_interval(step_s * (self._num_steps - step))} left"
-        if self._bar is not None and left:
+        if left and not self._bar.disable:
             self._bar.set_description_str(epoch, refresh=False)
             self._bar.set_postfix_str(f"{left}  {numbers}")
         else:
@@ -74,14 +74,12 @@ class ProgressBar(Callback):
 
     def write(self, text: str) -> None:
         """Show some lines, above the bar if there is one."""
-        if self._bar is not None:
-            say(text, write=self._bar.write)
-        elif not self._is_quiet:
-            say(text)
+        if not self._is_quiet:
+            say(text, write=tqdm.write)
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Show how it ended."""
-        self._close()
+        self._terminal.close()
         step, best = result.position.optimizer_step, result.best
         self.write(f"{result.state}: {result.stop_reason} at step {step}  {_numbers(result.metrics)}")
         if best is not None:
@@ -89,12 +87,6 @@ class ProgressBar(Callback):
 
     def on_error(self, trainer: TrainerView, error: BaseException) -> None:
         """Leave the terminal as it was."""
-        self._close()
-
-    def _close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
         self._terminal.close()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
 
+from ..checkpoint.serialization import read_json_object
 from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.run_dir import writes_to
@@ -38,7 +38,10 @@ class ResultWriter(Callback):
             "num_eval_samples": self._num_eval_samples,
         }
         path = self._folder / "result.json"
-        known = _read(path)
+        try:
+            known = read_json_object(path, max_bytes=_MAX_RESULT_BYTES)
+        except (OSError, ValueError):
+            known = {}
         if json.loads(json.dumps(outcome)) == {name: known.get(name) for name in outcome}:
             return  # it has the times of the attempt that trained
         measured = {
@@ -48,11 +51,3 @@ class ResultWriter(Callback):
         }
         with writes_to(self._folder):
             filesystem.write_file_atomic(path, json.dumps({**outcome, **measured}, indent=1).encode())
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a file; empty if it is missing or cannot be read."""
-    try:
-        return dict(json.loads(filesystem.read_file(path, max_bytes=_MAX_RESULT_BYTES)))
-    except (OSError, ValueError, TypeError):
-        return {}

@@ -45,34 +45,30 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers(Callback):
-    """Keeps a copy of the history in each tracker named, below `trackers/` in the run folder.
+    """Keeps a copy of the history in each tracker named, below `trackers/` in the run folder. For the main process.
 
     Every start makes the copy again from the rows that the checkpoint kept, so that each row is there once, with the
     value of the history. Offline, unless the tracker's own environment variables say otherwise; an online run is
-    continued by an id that is kept in the run folder. `history` is None on processes other than main.
+    continued by an id that is kept in the run folder.
     """
 
     def __init__(
-        self, names: Sequence[str], *, run: Path, history: MetricsFile | None, config: Mapping[str, Any],
-        drain_s: float = 30.0,
-    ) -> None:  # fmt: skip
-        self._names = () if history is None else tuple(names)
-        self._run, self._history, self._config, self._drain_s = run, history, config, drain_s
+        self, names: Sequence[str], *, run: Path, history: MetricsFile, config: Mapping[str, Any], drain_s: float = 30.0
+    ) -> None:
+        self._names, self._run, self._history, self._config, self._drain_s = names, run, history, config, drain_s
         self._rows: SimpleQueue[Row | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._follow, name="trackers", daemon=True)
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Start the trackers; the history has been cut back to the checkpoint."""
-        if self._names and self._history is not None:
-            filesystem.make_directory(self._run / "trackers")
-            for row, _ in self._history.read(0):
-                self._rows.put(row)
-            self._thread.start()
+        filesystem.make_directory(self._run / "trackers")
+        for row, _ in self._history.read(0):
+            self._rows.put(row)
+        self._thread.start()
 
     def show(self, row: Row) -> None:
         """Queue a row for the trackers. A sink of `MetricLogger`."""
-        if self._names:
-            self._rows.put(row)
+        self._rows.put(row)
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Close the trackers."""

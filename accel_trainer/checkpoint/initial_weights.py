@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError
 from .format import decode_files, read_checkpoint
-from .retention import find_checkpoint
+from .retention import load_checkpoint
 from .serialization import unpack_tensors
 from .state_dict import check_weights, rename_weights
 
@@ -68,11 +68,10 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
         if path.is_file():
             return unpack_tensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
         is_run = (path / "checkpoints").is_dir()
-        files = find_checkpoint(path / "checkpoints") if is_run else read_checkpoint(path)
-        if files is None:
+        loaded = load_checkpoint(path / "checkpoints") if is_run else decode_files(read_checkpoint(path))
+        if loaded is None:
             raise CheckpointError("CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path")
-        pieces = decode_files(files).pieces
-        weights: Mapping[str, Tensor] = pieces.get("ema", pieces["model"])
+        weights: Mapping[str, Tensor] = loaded.pieces.get("ema", loaded.pieces["model"])
     except (OSError, ValueError) as error:
         fix = "give a safetensors file, a checkpoint or a run"
         raise CheckpointError("INIT_FROM", f"--init-from {path} cannot be read ({error}): {fix}") from error

@@ -19,7 +19,7 @@ from ..core.errors import CheckpointError, ConfigError, DivergedError
 from ..core.run_dir import free_bytes
 from ..core.train_state import BestCheckpoint, TrainState
 from . import retention
-from .format import PIECE_NAME, checkpoint_name, list_checkpoints, write_checkpoint
+from .format import checkpoint_name, list_checkpoints, write_checkpoint
 from .serialization import Encoded, encode, first_nonfinite
 from .staging import Snapshot
 
@@ -95,16 +95,14 @@ class Checkpointer:
         try:
             filesystem.make_directory(self.directory)
             filesystem.sweep(self.directory)
-            available = free_bytes(self.directory)
+            free = free_bytes(self.directory)
             num_missing = 1 if list_checkpoints(self.directory) else 2
         except OSError as error:
             message = f"{self.directory} cannot be used ({error.strerror}): choose another folder"
             raise CheckpointError("CKPT_PREFLIGHT", message) from error
-        if available < num_missing * needed:
-            fact = (
-                f"{num_missing} more checkpoints must fit, of {needed} bytes each, and {self.directory} has {available}"
-            )
-            raise CheckpointError("CKPT_PREFLIGHT", f"{fact} free: free some space or choose another folder")
+        if free < num_missing * needed:
+            fact = f"{num_missing} more checkpoints must fit, of {needed} bytes each; {self.directory} has {free} free"
+            raise CheckpointError("CKPT_PREFLIGHT", f"{fact}: free some space or choose another folder")
 
     def is_due(self, position: TrainState) -> bool:
         """Whether the config asks for a checkpoint at `position`."""
@@ -119,11 +117,7 @@ class Checkpointer:
         """
         self.num_waits += self._pending is not None and not self._pending.done()
         self.wait()
-        encoded = {}
-        for name, value in pieces.items():
-            if not PIECE_NAME.fullmatch(name):
-                raise CheckpointError("CKPT_TYPE", f"{name!r} cannot name a file: name the piece with a-z, 0-9, _")
-            encoded[name] = encode(value, name=name)
+        encoded = {name: encode(value, name=name) for name, value in pieces.items()}
         copies, wait_for_copies = self._snapshot.take(encoded)
         header = {**self._metadata, **asdict(position)}
         name = checkpoint_name(position)
@@ -166,9 +160,7 @@ class Checkpointer:
     def _commit(self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]) -> None:
         for piece, encoded in pieces.items():
             if (key := first_nonfinite(encoded.tensors)) is not None:
-                fact = (
-                    f"{piece}: {key} is NaN or inf, so {name} is not saved and {self.last_committed} stays the newest"
-                )
+                fact = f"{piece}: {key} is NaN or inf: {name} is not saved and {self.last_committed} stays the newest"
                 raise DivergedError("CKPT_NONFINITE", f"{fact}: lower the learning rate and resume from it")
         path = self.directory / name
         if not retention.has_valid(path, self._metadata):

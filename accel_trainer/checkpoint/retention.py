@@ -20,7 +20,7 @@ from .format import (
     list_checkpoints,
     read_checkpoint,
 )
-from .serialization import MAX_BYTES, dump_json, parse_json
+from .serialization import dump_json, read_json_object
 
 _logger = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ BEST_FILE = "best.json"
 RETRY_DELAYS_S = (0.05, 0.2)
 
 
-def find_checkpoint(directory: Path, name: str | None = None) -> Files | None:
-    """Return the verified bytes of the newest valid checkpoint, or of the one called `name`.
+def find_checkpoint(directory: Path, name: str | None = None) -> tuple[Files, LoadedCheckpoint] | None:
+    """Return the newest valid checkpoint, or the one called `name`, as the bytes of its files and decoded.
 
     A damaged newest one is reported, quarantined and skipped; a damaged `name` is an error. None if there never was a
     checkpoint. Raises CheckpointError if there are checkpoints, but no valid one: only the user may decide to train
@@ -45,7 +45,7 @@ def find_checkpoint(directory: Path, name: str | None = None) -> Files | None:
     damaged = []
     for path in reversed(candidates):
         try:
-            files = _read_patiently(path)
+            found = _read_patiently(path)
         except CheckpointError as error:
             if error.code != "CKPT_DAMAGED":
                 raise
@@ -55,30 +55,30 @@ def find_checkpoint(directory: Path, name: str | None = None) -> Files | None:
         for unusable in damaged:
             _logger.warning("falling back from the damaged %s to %s", unusable.name, path.name)
             quarantine(unusable, "damaged")
-        return files
+        return found
     if has_checkpoints(directory):
-        fix = "restore one from a backup, or move them away to train from scratch"
-        raise CheckpointError("CKPT_NONE_VALID", f"every checkpoint in {directory} is damaged: {fix}")
+        fact = f"every checkpoint in {directory} is damaged"
+        raise CheckpointError("CKPT_NONE_VALID", f"{fact}: restore one, or move them away to train from scratch")
     return None
 
 
 def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoint | None:
     """Return what `find_checkpoint` finds, decoded."""
-    files = find_checkpoint(directory, name)
-    return None if files is None else decode_files(files)
+    found = find_checkpoint(directory, name)
+    return None if found is None else found[1]
 
 
-def _read_patiently(path: Path) -> Files:
-    for delay_s in (*RETRY_DELAYS_S, None):
+def _read_patiently(path: Path) -> tuple[Files, LoadedCheckpoint]:
+    for delay_s in RETRY_DELAYS_S:
         try:
             files = read_checkpoint(path)
-            decode_files(files)
-            break
+            return files, decode_files(files)
         except CheckpointError as error:
-            if error.code != "CKPT_DAMAGED" or delay_s is None:
+            if error.code != "CKPT_DAMAGED":
                 raise
             time.sleep(delay_s)  # until the content of a network file arrives
-    return files
+    files = read_checkpoint(path)
+    return files, decode_files(files)
 
 
 def has_valid(path: Path, metadata: Mapping[str, object]) -> bool:
@@ -95,7 +95,7 @@ def has_valid(path: Path, metadata: Mapping[str, object]) -> bool:
         quarantine(path, "superseded")
         return False
     # The process that renamed it may have died before the name was durable.
-    filesystem.sync_directory(path.parent)
+    filesystem.disk.sync_directory(path.parent)
     return True
 
 
@@ -111,28 +111,18 @@ def quarantine(path: Path, reason: str) -> None:
 
 
 def update_best(directory: Path, best: BestCheckpoint | None) -> None:
-    """Write `best` to best.json, if its checkpoint was committed and the file differs."""
-    if best is None or not is_committed(directory / best.name):
-        return
-    data = dump_json(asdict(best), indent=1)
-    if _read_best(directory) != data:
-        filesystem.write_file_atomic(directory / BEST_FILE, data)
+    """Write `best` to best.json, if its checkpoint was committed."""
+    if best is not None and is_committed(directory / best.name):
+        filesystem.write_file_atomic(directory / BEST_FILE, dump_json(asdict(best), indent=1))
 
 
 def best_name(directory: Path) -> str | None:
     """Return the name of the best checkpoint, if best.json has one."""
     try:
-        name = parse_json(_read_best(directory))["name"]
-    except (ValueError, KeyError, TypeError):
+        name = read_json_object(directory / BEST_FILE)["name"]
+    except (OSError, ValueError, KeyError):
         return None
     return name if isinstance(name, str) and CHECKPOINT_NAME.fullmatch(name) else None
-
-
-def _read_best(directory: Path) -> bytes:
-    try:
-        return filesystem.read_file(directory / BEST_FILE, max_bytes=MAX_BYTES)
-    except OSError:
-        return b""
 
 
 def apply_retention(directory: Path, newest: str, *, keep_last_n: int, keep_every_n_steps: int | None) -> None:

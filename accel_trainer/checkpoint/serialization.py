@@ -132,9 +132,8 @@ def encode(value: object, *, name: str) -> Encoded:
             _check_tensor(tensor, f"{name}.{key}")
         return Encoded(None, dict(value))
     tensors: dict[str, Tensor] = {}
-    tree = _encode(value, name, tensors)
     try:
-        return Encoded(dump_json(tree), tensors)
+        return Encoded(dump_json(_encode(value, name, tensors)), tensors)
     except ValueError as error:
         raise _unstorable(name, f"is too large without its tensors ({error})") from None
 
@@ -205,32 +204,25 @@ def _keep(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the Python value of a parsed JSON value, or let Python raise for a tag that is not ours."""
-    if isinstance(value, list):
-        return [_decode(item, tensors) for item in value]
+    """Return the Python value of a parsed JSON value. Raises ValueError, or what Python raises, for a strange one."""
     if not isinstance(value, dict):
-        return value
-    if not any(key.startswith("$") for key in value):
-        return {key: _decode(item, tensors) for key, item in value.items()}
-    ((tag, argument),) = value.items()
-    return _decode_tag(tag, argument, tensors)
-
-
-def _decode_tag(tag: str, argument: Any, tensors: Mapping[str, Tensor]) -> Any:
-    match tag, argument:
-        case "$tensor", str():
-            return tensors[argument]
-        case "$tuple", [*items]:
+        return [_decode(item, tensors) for item in value] if isinstance(value, list) else value
+    match value:
+        case _ if not any(key.startswith("$") for key in value):
+            return {key: _decode(item, tensors) for key, item in value.items()}
+        case {"$tensor": str(key)}:
+            return tensors[key]
+        case {"$tuple": [*items]}:
             return tuple(_decode(items, tensors))
-        case "$float", "nan" | "inf" | "-inf":
-            return float(argument)
-        case "$int", str():  # of older versions
-            return int(argument, 16)
-        case "$bytes", str():
-            return base64.b64decode(argument, validate=True)
-        case "$dict", [*pairs]:
+        case {"$float": "nan" | "inf" | "-inf" as text}:
+            return float(text)
+        case {"$int": str(digits)}:  # of older versions
+            return int(digits, 16)
+        case {"$bytes": str(text)}:
+            return base64.b64decode(text, validate=True)
+        case {"$dict": [*pairs]}:
             return {_decode(key, tensors): _decode(item, tensors) for key, item in pairs}
-        case "$numpy", [str(key), str(dtype), shape] if _NUMPY_DTYPE.fullmatch(dtype):
+        case {"$numpy": [str(key), str(dtype), shape]} if _NUMPY_DTYPE.fullmatch(dtype):
             array = tensors[key].numpy().view(np.dtype(dtype))
             return array.reshape(shape) if shape is not None else array.reshape(1)[0]
-    raise ValueError(f"unknown tag {tag[:20]!r}")
+    raise ValueError(f"unknown tag {next(iter(value))[:20]!r}")

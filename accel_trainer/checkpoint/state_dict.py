@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from ..core.errors import CheckpointError
 from ..distributed.fsdp import gather_shards, shard_like
 
+_SAME_OPTIONS = "start with the options that it was made with"
 _STATE = ("params", "lr")  # what a group of parameters has beside settings
 
 StateDicts = Mapping[str, Any]
@@ -48,14 +49,12 @@ class TrainingState:
         """Load `pieces`. Raises CheckpointError, before anything changes, if one is missing or does not fit."""
         mine = self.pieces()
         if missing := [name for name in mine if name not in pieces]:
-            fact = f"the checkpoint has no {missing[0]} and this run has"
-            raise CheckpointError("CKPT_MISSING", f"{fact}: start it with the options it was made with")
+            raise CheckpointError("CKPT_MISSING", f"the checkpoint has no {missing[0]}: {_SAME_OPTIONS}")
         weights = {name: rename_weights(self.model, pieces[name]) for name in ("model", "ema") if name in mine}
         for name, renamed in weights.items():
             check_weights(name, mine[name], renamed)
         if self.scaler is not None and pieces["scaler"].keys() != mine["scaler"].keys():
-            fact = "the checkpoint's scaler has other fields than this torch's"
-            raise CheckpointError("CKPT_SCALER", f"{fact}: use the torch it was made with")
+            raise CheckpointError("CKPT_SCALER", "the checkpoint's scaler has other fields: use its version of torch")
         optimizer_state = _fitted_optimizer_state(self.optimizer, self.model, pieces["optimizer"])
         live = self.model.state_dict()
         self.model.load_state_dict({key: shard_like(live[key], whole) for key, whole in weights["model"].items()})
@@ -110,14 +109,12 @@ def _fitted_optimizer_state(optimizer: Optimizer, model: nn.Module, piece: Mappi
     """
     if piece.get("class") != type(optimizer).__name__:
         fact = f"the checkpoint's optimizer is {piece.get('class')}, this run's is {type(optimizer).__name__}"
-        fix = "use the one it was made with, or start from its weights with --init-from"
-        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: {fix}")
+        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: use the former, or start from its weights with --init-from")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     identities = [_group_identity(model, group) for group in optimizer.state_dict()["param_groups"]]
     are_same_groups = identities == [_group_identity(model, group) for group in piece["param_groups"]]
     if not are_same_groups or any(index >= len(parameters) for index in piece["state"]):
-        fact = "the checkpoint's optimizer has other parameters or groups"
-        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: use the options it was made with")
+        raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's optimizer has other parameters: {_SAME_OPTIONS}")
     state = {
         index: {name: _fitted(value, parameters[index], f"{name}[{index}]") for name, value in values.items()}
         for index, values in piece["state"].items()

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+from .config import AT_LEAST_ONE, NOT_NEGATIVE
 from .errors import ConfigError, DataError
 
 
@@ -32,13 +33,10 @@ class BatchPlan:
         if num_samples < max(1, num_processes):
             fact = f"{num_samples} training samples are too few for {num_processes} processes"
             raise DataError("DATA_TOO_SMALL", f"{fact}: add data, or launch fewer processes")
-        for name in ("global_batch_size", "per_device_batch_size", "num_processes"):
-            if getattr(self, name) < 1:
-                raise ConfigError("BATCH_SIZE", f"{name} is {getattr(self, name)}: set it to 1 or more")
+        AT_LEAST_ONE.check(self, "batch", "global_batch_size", "per_device_batch_size", "num_processes")
         if batch_size > num_samples:
             fact = f"global batch {batch_size} is larger than the {num_samples} training samples"
-            fix = "set --global-batch-size (or --batch-size) so that the global batch is at most"
-            raise ConfigError("BATCH_SIZE", f"{fact}: {fix} {num_samples - num_samples % num_processes}")
+            raise ConfigError("BATCH_SIZE", f"{fact}: set it to at most {num_samples - num_samples % num_processes}")
         if batch_size % num_processes:
             fact = f"global batch {batch_size} is not divisible by {num_processes} processes"
             raise ConfigError("BATCH_SIZE", f"{fact}: set --global-batch-size to a multiple of {num_processes}")
@@ -100,8 +98,7 @@ class BatchConfig:
     accumulation_steps: Annotated[int, tyro.conf.arg(aliases=["--accumulate"])] = 1
     """Micro-batches of one optimizer step on each process."""
     fit_batch: Annotated[bool, tyro.conf.arg(aliases=["--fit-batch"])] = False
-    """When memory runs out, retry the step with half the samples per forward and twice the forwards; the split is kept,
-    also at the next start. The global batch stays; BatchNorm and dropout see smaller forwards, as with accumulation."""
+    """When memory runs out, retry with half the samples per forward and twice the forwards, now and after a restart."""
     drop_last: bool = False
     """Leave out the short last step of an epoch; otherwise it is trained, every sample once."""
     eval_batch_size: int = 500
@@ -110,13 +107,9 @@ class BatchConfig:
     """Data workers for each training process, for data that is not already decoded in memory."""
 
     def __post_init__(self) -> None:
-        sizes = {"--batch-size": self.per_device_batch_size, "--global-batch-size": self.global_batch_size}
-        sizes |= {"--accumulate": self.accumulation_steps, "--batch.eval-batch-size": self.eval_batch_size}
-        for flag, value in sizes.items():
-            if value is not None and value < 1:
-                raise ConfigError("BATCH_SIZE", f"{flag} is {value}: set it to 1 or more")
-        if self.num_workers < 0:
-            raise ConfigError("BATCH_SIZE", f"--batch.num-workers is {self.num_workers}: set it to 0 or more")
+        names = ("per_device_batch_size", "global_batch_size", "accumulation_steps", "eval_batch_size")
+        AT_LEAST_ONE.check(self, "batch", *names)
+        NOT_NEGATIVE.check(self, "batch", "num_workers")
 
     def resolved_global_batch_size(self, num_processes: int) -> int:
         """Return the samples of one optimizer step on `num_processes`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -52,11 +51,6 @@ def config_to_dict(config: Any) -> dict[str, Any]:
     """Return the config as nested dicts of plain YAML and JSON values."""
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))  # a Path becomes text
     return plain
-
-
-def config_sha256(config: Any) -> str:
-    """Return a hash of all values, the same in every process and on every machine."""
-    return hashlib.sha256(json.dumps(config_to_dict(config), sort_keys=True).encode()).hexdigest()
 
 
 def diff_config(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

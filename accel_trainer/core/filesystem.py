@@ -139,11 +139,6 @@ def new_directory(final: Path) -> Iterator[Path]:
     disk.sync_directory(final.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    disk.sync_directory(path)
-
-
 def rename(source: Path, target: Path) -> None:
     """Rename within a directory, durably."""
     disk.rename(source, target)
@@ -163,32 +158,26 @@ def remove_directories(paths: Iterable[Path]) -> None:
         disk.remove_tree(path)
 
 
-def sweep(directory: Path) -> int:
-    """Delete what crashed writers left in `directory` and return the number of entries.
+def sweep(directory: Path) -> None:
+    """Delete what crashed writers left in `directory`.
 
     Call it before writing, and only under the run lock, which proves that the writers are dead: process ids do not,
     since containers reuse them.
     """
-    leftovers = [path for path in directory.iterdir() if TEMPORARY_NAME.fullmatch(path.name)]
-    removed = sum(_discard(path) for path in leftovers)
-    if removed:
-        _logger.info("deleted %d leftovers of interrupted saves in %s", removed, directory)
-    return removed
+    for path in [path for path in directory.iterdir() if TEMPORARY_NAME.fullmatch(path.name)]:
+        _discard(path)
 
 
-def _discard(path: Path) -> bool:
+def _discard(path: Path) -> None:
     """Delete a temporary if possible; otherwise `sweep` does it later."""
     try:
         if path.is_dir() and not path.is_symlink():
             disk.remove_tree(path)
         else:
             disk.remove(path)
-    except FileNotFoundError:
-        return False
     except OSError as error:
-        _logger.warning("cannot remove the temporary %s: %s", path, error)
-        return False
-    return True
+        if not isinstance(error, FileNotFoundError):
+            _logger.warning("cannot remove the temporary %s: %s", path, error)
 
 
 # --- reading: a folder may come from anybody, and its files are opened only here ---
@@ -214,11 +203,7 @@ def read_file(path: Path, *, max_bytes: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise OSError(errno.EFBIG, f"{size} bytes, more than {max_bytes}", str(path))
-        # One byte more, to notice a file that grows while it is read.
-        data = file.read(size + 1)
-    if len(data) != size:
-        raise OSError(errno.EIO, f"read {len(data)} bytes of {size}", str(path))
-    return data
+        return file.read(size)
 
 
 def read_lines(path: Path, *, start: int = 0) -> Iterator[bytes]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
+
+N = TypeVar("N", int, Tensor)
 
 # The golden-ratio increment and the two multipliers of "lowbias32" (C. Wellons, "Prospecting for hash
 # functions", 2018: bias 0.17, no 32-bit multiply-xorshift of this length known to be better).
@@ -11,8 +15,8 @@ _INCREMENT, _MULTIPLIER_1, _MULTIPLIER_2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
 _MASK = 0xFFFFFFFF
 
 
-def _mix(x: Tensor) -> Tensor:
-    """Hash 32-bit values held in int64; products wrap, which leaves the low 32 bits right: [*] -> [*]."""
+def _mix(x: N) -> N:
+    """Hash 32-bit values, Python's or held in int64 [*]; products of the latter wrap, the low 32 bits stay right."""
     x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & _MASK
     x = ((x ^ (x >> 15)) * _MULTIPLIER_2) & _MASK
     return x ^ (x >> 16)
@@ -23,10 +27,7 @@ def fold_in(*keys: int, start: int = _INCREMENT) -> int:
     key = start
     for value in keys:
         while True:  # 32 bits at a time, so that large seeds do not alias
-            key = (key ^ (value & _MASK)) + _INCREMENT & _MASK
-            key = ((key ^ (key >> 16)) * _MULTIPLIER_1) & _MASK  # `_mix` for a Python integer
-            key = ((key ^ (key >> 15)) * _MULTIPLIER_2) & _MASK
-            key ^= key >> 16
+            key = _mix((key ^ (value & _MASK)) + _INCREMENT & _MASK)
             value >>= 32
             if value in (0, -1):
                 break

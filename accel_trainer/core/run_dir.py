@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
@@ -64,8 +63,9 @@ def _unusable(path: Path, error: OSError) -> OutputError:
         return OutputError("OUT_DIR_IS_FILE", f"{path} is or lies below a file: choose a folder for --output-dir")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError("NO_SPACE", f"{path} cannot be written ({error.strerror}): free some space and start again")
-    fact = f"cannot write to the output folder {path} ({error.strerror})"
-    return OutputError("OUT_DIR_NOT_WRITABLE", f"{fact}: choose another --output-dir")
+    return OutputError(
+        "OUT_DIR_NOT_WRITABLE", f"cannot write to {path} ({error.strerror}): choose another --output-dir"
+    )
 
 
 def free_bytes(path: Path) -> int:
@@ -78,8 +78,7 @@ def refuse_strange_entries(folder: Path) -> None:
     for names, kind, is_one in ((_FILES, "file", stat.S_ISREG), (_FOLDERS, "folder", stat.S_ISDIR)):
         for path in filter(os.path.lexists, (folder / name for name in names)):
             if not is_one(path.lstat().st_mode):
-                fact = f"{path} is not a {kind}, but a link or something else"
-                raise OutputError("OUT_DIR_ENTRY", f"{fact}: move it away, or choose another --output-dir")
+                raise OutputError("OUT_DIR_ENTRY", f"{path} is not a {kind}: move it away, or choose another folder")
 
 
 def is_in_use(folder: Path) -> bool:
@@ -101,7 +100,7 @@ def refuse_in_use(folder: Path) -> None:
 
 
 class RunLock:
-    """An exclusive lock on a run's folder, held until `release` or the end of the process.
+    """An exclusive lock on a run's folder, held until the end of the block or of the process.
 
     The kernel frees it when the process dies, and a forked data worker does not keep it: it needs no age, timeout or
     takeover. The content of the file only tells people who holds it.
@@ -120,30 +119,21 @@ class RunLock:
             os.close(self._descriptor)
             raise _not_locked(path.parent, error, owner) from error
         since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode()
+        owner = f"pid {os.getpid()} on {socket.gethostname()} since {since}".encode()
         with writes_to(path.parent):
             os.ftruncate(self._descriptor, 0)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             os.write(self._descriptor, owner)
 
-    def release(self) -> None:
-        """Let another run use the folder."""
-        os.close(self._descriptor)
-
     def __enter__(self) -> RunLock:
         return self
 
     def __exit__(self, *unused: object) -> None:
-        self.release()
+        os.close(self._descriptor)
 
 
 def _not_locked(folder: Path, error: OSError, owner: bytes) -> OutputError:
     if error.errno not in (errno.EACCES, errno.EAGAIN):
-        fact = f"the file system of {folder} has no locks ({error.strerror})"
-        return OutputError("NO_LOCKS", f"{fact}: choose another --output-dir")
-    try:
-        fields = json.loads(owner)
-        who = f"pid {fields['pid']} on {fields['host']} since {fields['since']}"
-    except (ValueError, KeyError, TypeError):
-        who = "another process"
+        return OutputError("NO_LOCKS", f"{folder} cannot be locked ({error.strerror}): choose another --output-dir")
+    who = owner.decode(errors="replace")[:200] or "another process"
     return OutputError("LOCKED", f"{folder} is locked by {who}: wait for that run or choose another --output-dir")

@@ -163,7 +163,7 @@ def _make_batch(samples: list[tuple[int, Any]], *, collate: Collate, num_classes
     """Return the `Batch` of samples with their ids. Labels are checked here, on the host."""
     ids = [sample_id for sample_id, _ in samples]
     try:
-        inputs, targets = _inputs_and_targets(collate([sample for _, sample in samples]))
+        inputs, targets = inputs_and_targets(collate([sample for _, sample in samples]))
     except Exception as error:
         raise _failed(f"samples {', '.join(map(str, ids))} make no batch", error) from error
     if num_classes is not None:
@@ -173,7 +173,8 @@ def _make_batch(samples: list[tuple[int, Any]], *, collate: Collate, num_classes
     return Batch(inputs, targets, torch.tensor(ids))
 
 
-def _inputs_and_targets(collated: Any) -> tuple[Any, Any]:
+def inputs_and_targets(collated: Any) -> tuple[Any, Any]:
+    """Return what a collate function returned as inputs and targets; those of a mapping are its `labels`."""
     if not isinstance(collated, Mapping):
         inputs, targets = collated
         return inputs, targets

@@ -18,10 +18,7 @@ _PRECISIONS = ("no", "bf16", "fp16")
 _FSDP = "ACCELERATE_USE_FSDP"
 _FSDP_2 = "set it to 2, as in fsdp.yaml"
 _OTHER_LAUNCH = "launch with multi_gpu.yaml, or with fsdp.yaml to shard the weights"
-_LOADERS = {"split_batches": False, "dispatch_batches": None, "even_batches": True}
 _NO_LOADERS = "leave it out: the batch plan gives each process its part of every batch"
-
-Row = tuple[bool, str, str]  # whether the unsupported setting is used, its name, what to do instead
 
 
 def is_switched_on(variable: str, environ: Mapping[str, str]) -> bool:
@@ -42,10 +39,10 @@ def read_launch(mixed_precision: str) -> FullyShardedDataParallelPlugin | None:
     engines = {name for name in environ if name.startswith("ACCELERATE_USE_") and is_switched_on(name, environ)}
     shards, unsupported = _FSDP in engines, sorted(engines - {_FSDP, "ACCELERATE_USE_CPU"})
     _reject(
-        *[(True, name.removeprefix("ACCELERATE_USE_").lower(), _OTHER_LAUNCH) for name in unsupported],
-        (mixed_precision not in _PRECISIONS, f"mixed_precision: {mixed_precision}", "set it to no, bf16 or fp16"),
-        (shards and version != "2", f"fsdp_version: {version}", _FSDP_2),
-        ("ACCELERATE_FP8_BACKEND" in environ, "fp8_config", "leave it out and set mixed_precision to bf16"),
+        *[(name.removeprefix("ACCELERATE_USE_").lower(), True, _OTHER_LAUNCH) for name in unsupported],
+        (f"mixed_precision: {mixed_precision}", mixed_precision not in _PRECISIONS, "set it to no, bf16 or fp16"),
+        (f"fsdp_version: {version}", shards and version != "2", _FSDP_2),
+        ("fp8_config", "ACCELERATE_FP8_BACKEND" in environ, "leave it out and set mixed_precision to bf16"),
     )
     with accelerates_errors():
         # accelerate's launcher switches on `cpu_ram_efficient_loading`, which fails with the buffers of batch norms
@@ -59,18 +56,18 @@ def reject_unsupported(accelerator: Accelerator) -> None:
     As of accelerate 1.15 and torch 2.13.
     """
     state, kind = accelerator.state, accelerator.distributed_type
+    _reject((f"distributed_type: {kind.value}", kind not in _TYPES, _OTHER_LAUNCH))
+    precision, dynamo = accelerator.mixed_precision, state.dynamo_plugin.backend
+    num_steps, even = accelerator.gradient_accumulation_steps, accelerator.even_batches
+    split, dispatch = accelerator.split_batches, accelerator.dispatch_batches
     _reject(
-        (kind not in _TYPES, f"distributed_type: {kind.value}", _OTHER_LAUNCH),
-        (state.parallelism_config is not None, "parallelism_config", _OTHER_LAUNCH),
-    )
-    precision = accelerator.mixed_precision
-    dynamo, num_steps = state.dynamo_plugin.backend, accelerator.gradient_accumulation_steps
-    loaders = {name: (getattr(accelerator, name), default) for name, default in _LOADERS.items()}
-    _reject(
-        (precision not in _PRECISIONS, f"mixed_precision: {precision}", "set it to no, bf16 or fp16"),
-        (dynamo != DynamoBackend.NO, f"dynamo_backend: {dynamo.value}", "set it to 'no' and use --compile"),
-        (num_steps != 1, f"gradient_accumulation_steps: {num_steps}", "set it to 1 and use --accumulate"),
-        *[(value != default, f"{name}={value}", _NO_LOADERS) for name, (value, default) in loaders.items()],
+        ("parallelism_config", state.parallelism_config is not None, _OTHER_LAUNCH),
+        (f"mixed_precision: {precision}", precision not in _PRECISIONS, "set it to no, bf16 or fp16"),
+        (f"dynamo_backend: {dynamo.value}", dynamo != DynamoBackend.NO, "set it to 'no' and use --compile"),
+        (f"gradient_accumulation_steps: {num_steps}", num_steps != 1, "set it to 1 and use --accumulate"),
+        (f"split_batches={split}", split, _NO_LOADERS),
+        (f"dispatch_batches={dispatch}", dispatch is not None, _NO_LOADERS),
+        (f"even_batches={even}", not even, _NO_LOADERS),
     )
     if kind == DistributedType.FSDP:
         _reject_fsdp(state.fsdp_plugin)
@@ -79,15 +76,15 @@ def reject_unsupported(accelerator: Accelerator) -> None:
 def _reject_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
     from torch.distributed.fsdp import CPUOffloadPolicy  # slow to import
 
-    second = "set it to false, since the second forward draws another dropout and updates batch norms again"
-    recompute = f"{second}: call torch.utils.checkpoint in the model's forward"
-    offloads = isinstance(plugin.cpu_offload, CPUOffloadPolicy)
+    # A second forward would draw another dropout and update batch norms again.
+    recompute = "set it to false: call torch.utils.checkpoint in the model's forward"
     ignored = "leave it out: their gradients would not be averaged over the processes"
+    offloads = isinstance(plugin.cpu_offload, CPUOffloadPolicy)
     _reject(
-        (plugin.fsdp_version != 2, f"fsdp_version: {plugin.fsdp_version}", _FSDP_2),
-        (bool(plugin.activation_checkpointing), "fsdp_activation_checkpointing", recompute),
-        (offloads, "fsdp_offload_params", "set it to false and shard over more processes"),
-        (bool(plugin.ignored_modules), "fsdp_ignored_modules", ignored),
+        (f"fsdp_version: {plugin.fsdp_version}", plugin.fsdp_version != 2, _FSDP_2),
+        ("fsdp_activation_checkpointing", plugin.activation_checkpointing, recompute),
+        ("fsdp_offload_params", offloads, "set it to false and shard over more processes"),
+        ("fsdp_ignored_modules", plugin.ignored_modules, ignored),
     )
 
 
@@ -98,8 +95,7 @@ def accelerates_errors() -> Iterator[None]:
         yield
     except (ImportError, NotImplementedError, ValueError) as error:
         reason = " ".join(str(error).split())
-        fact = f"accelerate refuses its settings ({reason})"
-        raise ConfigError("LAUNCH", f"{fact}: use those of a preset in accelerate_configs/") from error
+        raise ConfigError("LAUNCH", f"accelerate refuses its settings ({reason}): use those of a preset") from error
 
 
 def forget_earlier_accelerators() -> None:
@@ -108,7 +104,8 @@ def forget_earlier_accelerators() -> None:
     GradientState._reset_state()
 
 
-def _reject(*rows: Row) -> None:
-    for is_used, setting, instead in rows:
+def _reject(*rows: tuple[str, object, str]) -> None:
+    """Raise ConfigError for the first setting that is used, with what to do instead."""
+    for setting, is_used, instead in rows:
         if is_used:
             raise ConfigError("LAUNCH", f"accelerate's {setting} is not supported: {instead}")

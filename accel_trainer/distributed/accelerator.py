@@ -20,11 +20,11 @@ from accelerate.utils import (
     DDPCommunicationHookType,
     DistributedDataParallelKwargs,
     DistributedType,
-    FullyShardedDataParallelPlugin,
     GradScalerKwargs,
     convert_outputs_to_fp32,
     patch_environment,
 )
+from accelerate.utils import FullyShardedDataParallelPlugin as FsdpPlugin
 from torch import nn
 
 from ..core.config import AT_LEAST_ONE, POSITIVE, Range
@@ -43,7 +43,7 @@ from .process_group import init_process_group
 from .sync_batch_norm import convert_sync_batch_norm
 
 _THREADS = Range(f"to 1 to {MAX_THREADS}", lambda number: 1 <= number <= MAX_THREADS)
-_NO_MPI = "needs a torch built with MPI: use gloo, also under mpirun"
+_Precision = Literal["no", "bf16", "fp16"]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -51,9 +51,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 class RuntimeConfig:
     """Precision, devices and processes."""
 
-    mixed_precision: Annotated[Literal["no", "bf16", "fp16"] | None, tyro.conf.arg(aliases=["--mixed-precision"])] = (
-        None
-    )
+    mixed_precision: Annotated[_Precision | None, tyro.conf.arg(aliases=["--mixed-precision"])] = None
     """Precision of forward and backward; weights stay float32. None: the launcher's setting, else `no`."""
     sync_batch_norm: bool = True
     """With several processes, normalise over all of them: their number does not change the model."""
@@ -64,8 +62,7 @@ class RuntimeConfig:
     deterministic: bool = True
     """Choose deterministic kernels on CUDA; without them a resumed run is close, but not equal bit by bit."""
     num_threads: int | None = None
-    """CPU threads per process; None: OMP_NUM_THREADS if you set it, else the cores divided by the processes.
-    It changes the last bits of a result: set it for a run that may continue on another number of cores."""
+    """CPU threads per process, which decide the last bits; None: OMP_NUM_THREADS if set, else cores / processes."""
     tf32: bool = False
     """Let CUDA compute float32 as TF32: faster, with 10 instead of 23 bits of mantissa."""
     loss_scale: float = 65536.0
@@ -75,8 +72,7 @@ class RuntimeConfig:
     timeout_s: float = 600.0
     """How long a process waits for the others in a collective before it fails."""
     stuck_timeout_s: float | None = None
-    """End a process that makes no progress for this long, and log its stacks; None: `timeout_s`, or never if there is
-    only one process."""
+    """End a process without progress for this long, and log its stacks; None: `timeout_s`, or never for one process."""
     find_unused_parameters: bool = False
     """With several processes, let a step leave parameters without gradient; it costs a search of each step's graph."""
     static_graph: bool = False
@@ -124,25 +120,22 @@ def uses_cpu() -> bool:
 
 
 def _build_accelerator(
-    config: RuntimeConfig, precision: str, sharding: FullyShardedDataParallelPlugin | None, *, is_on_cpus: bool
+    config: RuntimeConfig, precision: str, fsdp: FsdpPlugin | None, *, is_on_cpus: bool
 ) -> Accelerator:
     forget_earlier_accelerators()
-    handlers = [
-        DistributedDataParallelKwargs(
-            find_unused_parameters=config.find_unused_parameters,
-            static_graph=config.static_graph,
-            comm_hook=DDPCommunicationHookType(config.gradient_compression or "no"),
-        ),
-        GradScalerKwargs(init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps),
-    ]
+    ddp = DistributedDataParallelKwargs(
+        find_unused_parameters=config.find_unused_parameters, static_graph=config.static_graph,
+        comm_hook=DDPCommunicationHookType(config.gradient_compression or "no"),
+    )  # fmt: skip
+    scaler = GradScalerKwargs(init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps)
     # Without this variable accelerate sets the threads, with a warning; they are set later.
     with accelerates_errors(), patch_environment(omp_num_threads=os.environ.get("OMP_NUM_THREADS", "1")):
         accelerator = Accelerator(
-            cpu=is_on_cpus, mixed_precision=precision, fsdp_plugin=sharding, kwargs_handlers=handlers
+            cpu=is_on_cpus, mixed_precision=precision, fsdp_plugin=fsdp, kwargs_handlers=[ddp, scaler]
         )
-    if is_on_cpus and sharding is not None:
+    if is_on_cpus and fsdp is not None:
         # accelerate 1.15 shards only on accelerators: it would silently train DDP here.
-        accelerator.state.fsdp_plugin = sharding
+        accelerator.state.fsdp_plugin = fsdp
         accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
     return accelerator
 
@@ -153,15 +146,14 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     for is_used, is_there, message in (
         (config.backend == "nccl", has_cuda, "backend nccl needs GPUs, and there are none: use gloo"),
         (config.gradient_compression == "bf16", has_cuda, "gradient-compression bf16 needs GPUs and NCCL: use fp16"),
-        (config.backend == "mpi", dist.is_mpi_available(), f"backend mpi {_NO_MPI}"),
+        (config.backend == "mpi", dist.is_mpi_available(), "backend mpi needs a torch built with MPI: use gloo"),
     ):
         if is_used and not is_there:
             raise ConfigError("CONFIG", f"--runtime.{message}")
     if dist.is_initialized():
         if config.backend is not None and f":{config.backend}" not in dist.get_backend_config():
             fact = f"--runtime.backend {config.backend}, but the processes joined over {dist.get_backend()} already"
-            fix = "make no process group, PartialState or Accelerator before the run"
-            raise ConfigError("LAUNCH", f"{fact}: {fix}")
+            raise ConfigError("LAUNCH", f"{fact}: make no process group, PartialState or Accelerator before the run")
         return
     if config.debug_distributed:
         # DETAIL, with gloo, ends DistributedDataParallel in a segmentation fault (torch 2.13).
@@ -224,8 +216,7 @@ def place_model(
         try:
             plugin.set_auto_wrap_policy(model)
         except ValueError as error:
-            fact = "accelerate's fsdp_transformer_layer_cls_to_wrap does not fit"
-            raise ConfigError("LAUNCH", f"{fact}: {error}") from error
+            raise ConfigError("LAUNCH", f"fsdp_transformer_layer_cls_to_wrap does not fit: {error}") from error
         if accelerator.native_amp:
             # accelerate 1.15 would cast the weights instead, and those of norms then do not fit their buffers.
             plugin.mixed_precision_policy = None
@@ -238,10 +229,8 @@ def describe_machine(accelerator: Accelerator) -> str:
     device = accelerator.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     backend = f" over {dist.get_backend()}" if accelerator.num_processes > 1 else ""
-    return (
-        f"{accelerator.num_processes} x {device.type} ({name}){backend}, precision {accelerator.mixed_precision}, "
-        f"torch {torch.__version__}"
-    )
+    where = f"{accelerator.num_processes} x {device.type} ({name}){backend}"
+    return f"{where}, precision {accelerator.mixed_precision}, torch {torch.__version__}"
 
 
 def library_versions() -> dict[str, str]:

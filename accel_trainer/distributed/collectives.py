@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -93,21 +93,21 @@ def broadcast_bytes(data: bytes | None, accelerator: Accelerator) -> bytes:
     return payload.cpu().numpy().tobytes()
 
 
-def run_on_main(action: Callable[[], bytes], accelerator: Accelerator) -> bytes:
-    """Run `action` only on the main process and return its bytes on every process. **Collective.**
+def run_on_main(action: Callable[[], Any], accelerator: Accelerator) -> Any:
+    """Run `action` only on the main process, and return its result, a JSON value, on every process. **Collective.**
 
     Its `UserError` is raised on every process: none is left waiting.
     """
-    result, failure = b"", b""
+    answer: list[Any] = []
     if accelerator.is_main_process:
         try:
-            result = action()
+            answer = [action()]
         except UserError as error:
-            failure = json.dumps([type(error).__name__, error.code, error.args[0]]).encode()
-    if failure := broadcast_bytes(failure, accelerator):
-        kind, code, message = json.loads(failure)
-        raise getattr(errors, kind)(code, message)
-    return broadcast_bytes(result, accelerator)
+            answer = [type(error).__name__, error.code, error.args[0]]
+    result, *failure = json.loads(broadcast_bytes(json.dumps(answer).encode(), accelerator))
+    if failure:
+        raise getattr(errors, result)(*failure)
+    return result
 
 
 def broadcast_files(files: Mapping[str, bytes] | None, accelerator: Accelerator) -> dict[str, bytes]:

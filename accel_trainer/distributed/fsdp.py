@@ -26,8 +26,7 @@ def reject_options_with_fsdp(accelerator: Accelerator, options: Mapping[str, obj
     """Raise ConfigError for the first of `options`, by flag, that is on and needs whole weights."""
     for flag, value in options.items() if is_sharded(accelerator) else ():
         if value:
-            fact = f"{flag} does not work on sharded weights"
-            raise ConfigError("FSDP", f"{fact}: leave it out, or launch with multi_gpu.yaml")
+            raise ConfigError("FSDP", f"{flag} does not work with FSDP: leave it out, or launch with multi_gpu.yaml")
 
 
 def gather_shards(state: Any) -> Any:

@@ -76,9 +76,9 @@ def _check_can_fork(num_processes: int) -> None:
     if uses_cpu():
         return
     if torch.cuda.is_initialized():
-        fact = "CUDA is in use in this process, which then cannot be forked"
-        fix = "restart it (in a notebook, the kernel) and call launch before anything uses a GPU"
-        raise ConfigError("LAUNCH", f"{fact}: {fix}")
+        raise ConfigError(
+            "LAUNCH", "CUDA is in use in this process, which cannot be forked: restart it, and launch first"
+        )
     if num_processes > (num_gpus := torch.cuda.device_count()):
         fact = f"num_processes is {num_processes}, and there are {num_gpus} GPUs"
         raise ConfigError("LAUNCH", f"{fact}: set it to at most that, or ACCELERATE_USE_CPU=true to use the CPU")

@@ -19,9 +19,7 @@ _OTHERS = (
 )
 MAX_THREADS = 1024  # a million crash the process
 _LAUNCHERS = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND"}  # set by torchrun and by accelerate's
-_FIX = (
-    "start with torchrun, accelerate launch, mpirun or srun; or unset RANK, WORLD_SIZE and LOCAL_RANK for one process"
-)
+_FIX = "start with torchrun, accelerate launch, mpirun or srun; or unset RANK, WORLD_SIZE and LOCAL_RANK"
 
 
 def setup_launch_env() -> int:
@@ -36,9 +34,8 @@ def setup_launch_env() -> int:
             environment.update(_translated(names))
     if not set(_NAMES[:3]) & environment.keys():
         if {"MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"} <= environment.keys():
-            fact = "accelerate announced several processes and started one, as it does for --cpu --num_processes N"
-            fix = "launch with --config_file accelerate_configs/multi_cpu.yaml"
-            raise ConfigError("LAUNCH", f"{fact} (or MASTER_ADDR is set: unset it): {fix}")
+            fix = "launch with --config_file accelerate_configs/multi_cpu.yaml, or unset MASTER_ADDR"
+            raise ConfigError("LAUNCH", f"accelerate announced several processes and started one, as for --cpu: {fix}")
         return 1
     num_processes = _number("WORLD_SIZE")
     if num_processes != 1 or "LOCAL_RANK" in environment:  # with which accelerate joins a group even of one
@@ -105,8 +102,8 @@ def _translated(names: tuple[str, ...]) -> dict[str, str]:
     step = environment.get("SLURM_STEP_ID", "") if names is _SRUN else ""
     job = environment.get("PMIX_NAMESPACE") or environment.get("SLURM_JOB_ID", "") + step
     port = environment.get("MASTER_PORT") or str(20_000 + zlib.crc32(job.encode()) % 10_000)
-    values = map(str, (rank, num_processes, local_rank, local_processes))
-    return {**dict(zip(_NAMES, values, strict=True)), "MASTER_ADDR": address, "MASTER_PORT": port}
+    values = (str(value) for value in (rank, num_processes, local_rank, local_processes))
+    return dict(zip(_NAMES, values, strict=True), MASTER_ADDR=address, MASTER_PORT=port)
 
 
 def _tasks_of_node(counts: str, node: int) -> int:

@@ -35,8 +35,7 @@ def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Mod
     if type(model) in _OF_TORCH and is_cuda:
         return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
     if is_synced and not is_cuda and type(model) is not nn.SyncBatchNorm:
-        fix = "give the model its BatchNorm, which is computed over all processes as well"
-        raise ConfigError("SYNC_BATCH_NORM", f"{type(model).__name__} is a SyncBatchNorm, which needs a GPU: {fix}")
+        raise ConfigError("SYNC_BATCH_NORM", f"{type(model).__name__} needs a GPU: give the model its BatchNorm")
     if isinstance(model, _BatchNorm) and not (is_synced and is_cuda):
         # Not compiled, since torch.compile loses the mode (torch 2.13). A method: a deep copy of the module, such as
         # the one for averaged weights, then calls its own.
@@ -53,9 +52,8 @@ def _forward_over_processes(norm: _BatchNorm, *inputs: Any, **options: Any) -> A
     with _BatchNormOverProcesses() as mode:
         output = forward(norm, *inputs, **options)
     if not mode.was_reached:
-        fact = f"{type(norm).__name__} does not call F.batch_norm, and so does not normalise over all processes"
-        fix = "keep its statistics on each process with --runtime.no-sync-batch-norm"
-        raise ConfigError("SYNC_BATCH_NORM", f"{fact}: {fix}")
+        fact = f"{type(norm).__name__} does not call F.batch_norm, and so cannot normalise over all processes"
+        raise ConfigError("SYNC_BATCH_NORM", f"{fact}: set --runtime.no-sync-batch-norm")
     return output
 
 
@@ -90,14 +88,14 @@ def batch_norm(
     shape = [1, -1] + [1] * (input.dim() - 2)
     count = torch.full((1,), input.numel() // input.shape[1], dtype=torch.float64, device=input.device)
     # float64 sums: mean and variance then do not depend on the split over processes.
-    sums = _sum_over_processes(torch.cat([input.double().sum(over), count]))
+    sums = _all_reduce(torch.cat([input.double().sum(over), count]))
     total = sums[-1].detach()
     if input.numel() <= input.shape[1] and total == 1:  # as torch does
         raise ValueError(f"Expected more than 1 value per channel when training, got {list(input.shape)}")
     mean = sums[:-1] / total
     dtype = torch.promote_types(input.dtype, torch.float32)
     centered = input.to(dtype) - mean.to(dtype).view(shape)
-    variance = _sum_over_processes(centered.double().square().sum(over)) / total
+    variance = _all_reduce(centered.double().square().sum(over)) / total
     if running_mean is not None and running_var is not None:
         with torch.no_grad():
             unbiased = variance * total / (total - 1).clamp(min=1)
@@ -122,9 +120,7 @@ class _SumOverProcesses(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:
-        return _sum_over_processes(gradient)
+        return _all_reduce(gradient)
 
 
-def _sum_over_processes(values: Tensor) -> Tensor:
-    total: Tensor = _SumOverProcesses.apply(values)  # type: ignore[no-untyped-call]
-    return total
+_all_reduce = cast(Callable[[Tensor], Tensor], _SumOverProcesses.apply)

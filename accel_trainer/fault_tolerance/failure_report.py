@@ -8,7 +8,7 @@ import platform
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,16 +57,27 @@ def failures_reported(folder: Path, watchdog: Watchdog, *, rank: int, num_proces
         return Failure(rank, watchdog.phase, watchdog.position.optimizer_step, int(exit_code), error)
 
     def write_status(state: str, exit_code: int | None = None, error: str | None = None) -> None:
-        if rank == 0:
-            _write_status(folder, state, exit_code, error, watchdog.position.optimizer_step)
+        if rank > 0:
+            return
+        checkpoints = list_checkpoints(folder / "checkpoints")
+        status = {
+            "state": state,
+            "exit_code": exit_code,
+            "optimizer_step": watchdog.position.optimizer_step,
+            "last_commit": checkpoints[-1].name if checkpoints else None,
+            "error": error,
+            "pid": os.getpid(),
+            "host": platform.node(),
+        }
+        with writes_to(folder):
+            filesystem.write_file_atomic(folder / "status.json", json.dumps(status, indent=1).encode())
 
     def report(failure: Failure, stacks: str) -> None:
         with suppress(OSError, UserError):  # the folder may be what failed: the error itself matters more
             _write_record(folder, rank, failure)
             write_status(_STATES.get(ExitCode(failure.exit_code), "failed"), failure.exit_code, str(failure))
-            file = filesystem.AppendFile(log)
-            file.append(f"{failure}\n{stacks}\n".encode())
-            file.close()
+            with closing(filesystem.AppendFile(log)) as file:
+                file.append(f"{failure}\n{stacks}\n".encode())
 
     def on_stuck(stuck_s: float, stacks: str) -> str:
         failure = describe(f"stuck, no progress for {stuck_s:.0f} s", ExitCode.INTERNAL)
@@ -123,8 +134,9 @@ def _fate(record: dict[str, Any]) -> str | None:
         status = psutil.STATUS_DEAD
     if status in (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE):
         return "gone without a word: killed from outside, or it ran out of memory (see `dmesg`)"
-    is_suspended = status == psutil.STATUS_STOPPED
-    return "suspended: it did not answer in time (a debugger, Ctrl-Z, SIGSTOP)" if is_suspended else None
+    if status == psutil.STATUS_STOPPED:
+        return "suspended: it did not answer in time (a debugger, Ctrl-Z, SIGSTOP)"
+    return None
 
 
 def _log(folder: Path, rank: int) -> Path:
@@ -142,18 +154,3 @@ def _read_record(folder: Path, rank: int) -> dict[str, Any]:
         return dict(json.loads(filesystem.read_file(_log(folder, rank).with_suffix(".json"), max_bytes=_MAX_BYTES)))
     except (OSError, ValueError):
         return {}
-
-
-def _write_status(folder: Path, state: str, exit_code: int | None, error: str | None, optimizer_step: int) -> None:
-    checkpoints = list_checkpoints(folder / "checkpoints")
-    status = {
-        "state": state,
-        "exit_code": exit_code,
-        "optimizer_step": optimizer_step,
-        "last_commit": checkpoints[-1].name if checkpoints else None,
-        "error": error,
-        "pid": os.getpid(),
-        "host": platform.node(),
-    }
-    with writes_to(folder):
-        filesystem.write_file_atomic(folder / "status.json", json.dumps(status, indent=1).encode())

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,10 +135,9 @@ class NonfiniteGuard:
             with suppress(OSError):  # a full disk must not hide the error itself
                 filesystem.write_file_atomic(path, json.dumps(record, indent=1).encode())
         samples = f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}" if ids else "no single sample"
-        fact = (
-            f"step {step}, epoch {update.position.epoch + 1}: the gradient is NaN or inf and is not applied "
-            f"(loss {record['loss']}, {samples}, see {path.name})"
-        )
+        where = f"step {step}, epoch {update.position.epoch + 1}"
+        found = f"(loss {record['loss']}, {samples}, see {path.name})"
+        fact = f"{where}: the gradient is NaN or inf and is not applied {found}"
         self.skipped_steps = [*self.skipped_steps, step][-_MAX_RECENT:]
         if must_stop or not self._may_skip:
             fix = "fix the data, lower the learning rate, or skip such steps with --on-nonfinite skip"
@@ -159,20 +157,19 @@ class NonfiniteGuard:
         rows = gather_rows(torch.tensor(rows, dtype=torch.float64).reshape(-1, 5), self._accelerator).tolist()
         # Norm layers spread a NaN to good samples and processes. If no sample is the cause, list all that have one.
         blamed = [row for row in rows if row[4]] or [row for row in rows if not math.isfinite(row[3])]
-        batches = [list(batch) for _, batch in groupby(rows, key=lambda row: row[:2])]
+        batches: dict[tuple[float, ...], dict[str, Any]] = {}
+        for row in rows:
+            entry: dict[str, Any] = {"process": int(row[0]), "micro_batch": int(row[1]), "loss_sum": _plain(row[3])}
+            batches.setdefault(tuple(row[:2]), {**entry, "sample_ids": []})["sample_ids"].append(int(row[2]))
+        losses = {tuple(row[:2]): row[3] for row in rows}.values()
         return {
             "optimizer_step": update.position.optimizer_step + 1,
             "position": asdict(update.position),
             "seed": self._seed,
-            "loss": _plain(sum(batch[0][3] for batch in batches) / update.step_batch.num_samples),
+            "loss": _plain(sum(losses) / update.step_batch.num_samples),
             "nonfinite_sample_ids": sorted(int(row[2]) for row in blamed),
-            "micro_batches": [
-                {"process": int(process), "micro_batch": int(index), "loss_sum": _plain(loss_sum),
-                 "sample_ids": [int(row[2]) for row in batch]}
-                for batch in batches
-                for process, index, _, loss_sum, _ in batch[:1]
-            ],
-        }  # fmt: skip
+            "micro_batches": list(batches.values()),
+        }
 
     def _are_suspect(self, batch: Batch, loss_sum: Tensor) -> Tensor:
         """Return which samples [B] cause the loss of a micro-batch to be NaN or inf."""

@@ -125,8 +125,8 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
         flag.request(number)
         if flag.may_leave:
             flag.may_leave = False  # a second signal must not interrupt the cleanup
-            fact = f"{signal.Signals(number).name} before training began, nothing is lost"
-            raise Preempted("PREEMPTED", f"{fact}: run the same command again")
+            name = signal.Signals(number).name
+            raise Preempted("PREEMPTED", f"{name} before training began, nothing is lost: run the same command again")
 
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -26,7 +27,7 @@ from ..checkpoint.manager import Checkpointer
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
 from ..core.config import config_to_dict, diff_config
-from ..core.errors import CheckpointError, ConfigError, UserError
+from ..core.errors import CheckpointError, ConfigError
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.fingerprint import SAMPLED, describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions, place_model
@@ -39,7 +40,7 @@ from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.compile import Compiler, Stopwatch
 from ..training.evaluator import Evaluator
 from ..training.trainer import Trainer
-from .config import RecipeConfig
+from .config import RecipeConfig, identity_sha256
 from .session import Run, check_same_everywhere
 
 _logger = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ def build_trainer(
     }
     reject_options_with_fsdp(accelerator, options)
     fingerprint = _fingerprint(loader, eval_loader) if data_fingerprint is None else data_fingerprint
-    num_samples = loader.plan.num_samples, eval_loader.num_samples
+    num_samples = [loader.plan.num_samples, eval_loader.num_samples]
     task_fingerprint = task.fingerprint() if hasattr(task, "fingerprint") else ""
     check_same_everywhere({"data": f"{fingerprint}, {num_samples} samples"}, accelerator)
     if config.run.init_from is not None and run.checkpoint is None:
@@ -100,20 +101,20 @@ def build_trainer(
         f"run folder {run.folder}"
     )
     progress = ProgressBar(config.trainer, banner=banner, is_quiet=config.run.quiet or not is_main)
-    history = MetricsFile(run.folder / "metrics.jsonl") if is_main else None
-    if history is not None:
-        run.resources.callback(history.close)
-    trackers = Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(run.config))
-    phase_s = run.watchdog.phase_s
+    history = run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl"))) if is_main else None
+    trackers = []
+    if history is not None and config.run.track:
+        trackers = [Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(run.config))]
+    phase_s, patience, max_time_s = run.watchdog.phase_s, config.trainer.patience, config.trainer.max_time_s
     log = MetricLogger(
         accelerator, history=history, every_n_steps=config.trainer.log_every_n_steps, preparation=preparation,
-        phase_s=phase_s, sinks=[progress.show, trackers.show],
+        phase_s=phase_s, sinks=[progress.show, *(each.show for each in trackers)],
     )  # fmt: skip
     metadata = {
-        "config_sha256": run.config_sha256,
+        "config_sha256": identity_sha256(run.config),
         "data_fingerprint": fingerprint,
         "task_fingerprint": task_fingerprint,
-        "num_samples": list(num_samples),
+        "num_samples": num_samples,
         "num_processes": accelerator.num_processes,
         "global_batch_size": loader.plan.global_batch_size,
         "versions": library_versions(),
@@ -123,7 +124,6 @@ def build_trainer(
         before_commit=history.sync if history is not None else lambda: None,
     )  # fmt: skip
     run.resources.callback(checkpointer.close)
-    exported: Literal["model", "ema"] = "model" if config.trainer.ema_decay is None else "ema"
     trainer = trainer_class(
         config.trainer, accelerator=accelerator, model=model, optimizer=chosen,
         learning_rate_at=learning_rate_at, task=task, loader=loader,
@@ -131,23 +131,25 @@ def build_trainer(
         checkpointer=checkpointer, seed=config.seed, watchdog=run.watchdog,
         on_micro_batch_halved=run.save_micro_batch if config.batch.fit_batch else None,
         callbacks=[
-            *_stopping(run),
+            *([] if patience is None else [EarlyStopping(patience=patience)]),
+            *([] if max_time_s is None else [TimeLimit(run.watchdog.stop_flag, max_seconds=max_time_s)]),
             log,
             progress,
-            AttemptLog(run.folder / "attempts.jsonl", phase_s=phase_s, show=progress.write),
-            Exporter(run.folder, weights=exported, config=export_config or {}),
+            AttemptLog(run.folder / "attempts.jsonl", phase_s=phase_s),
+            Exporter(run.folder, weights="model" if config.trainer.ema_decay is None else "ema",
+                     config=export_config or {}),
             ResultWriter(run.folder, log=log, num_eval_samples=eval_loader.num_samples),
             *([Profile(run.folder / "profile", show=progress.write)] if config.run.profile else []),
-            trackers,
+            *trackers,
             *callbacks,
         ],
     )  # fmt: skip
     prepare_checkpoints(trainer, checkpointer)
     if run.checkpoint is not None:
-        changes = [*run.changes, *_data_changes(run, fingerprint, num_samples)]
+        data_changes = _data_changes(run.checkpoint.manifest, metadata, config.run.allow_change)
         _check_task(run.checkpoint, task_fingerprint)
-        _warn_of_changes(run.checkpoint, accelerator.num_processes)
-        _restore(trainer, run.checkpoint, changes)
+        _warn_of_changes(run.checkpoint, metadata)
+        _restore(trainer, run.checkpoint, [*run.changes, *data_changes])
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
     return trainer
@@ -175,12 +177,7 @@ def _describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     """Check, before any work, that a checkpoint can be stored and has room. **Collective.**"""
     states, coming_bytes = trainer.state_dict(), coming_state_bytes(trainer.optimizer)
-
-    def prepare() -> bytes:
-        checkpointer.prepare(states, coming_bytes=coming_bytes)
-        return b""
-
-    run_on_main(prepare, trainer.accelerator)
+    run_on_main(lambda: checkpointer.prepare(states, coming_bytes=coming_bytes), trainer.accelerator)
 
 
 def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
@@ -197,38 +194,23 @@ def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Sc
     )  # fmt: skip
 
 
-def _stopping(run: Run) -> list[Callback]:
-    config = run.config.trainer
-    callbacks: list[Callback] = []
-    if config.patience is not None:
-        callbacks.append(EarlyStopping(patience=config.patience))
-    if config.max_time_s is not None:
-        callbacks.append(TimeLimit(run.watchdog.stop_flag, max_seconds=config.max_time_s))
-    return callbacks
-
-
 def _fingerprint(loader: Loader, eval_loader: EvalLoader) -> str:
     """Return a hash that identifies the data of both loaders; empty if one of them has none."""
     parts = [each.fingerprint() if hasattr(each, "fingerprint") else "" for each in (loader, eval_loader)]
     return SAMPLED + hashlib.sha256("".join(parts).encode()).hexdigest() if all(parts) else ""
 
 
-def _data_changes(run: Run, fingerprint: str, num_samples: tuple[int, int]) -> list[str]:
+def _data_changes(stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
     """Return `["data"]` if the data differs from the checkpoint's, and that is allowed; else nothing."""
-    assert run.checkpoint is not None
-    stored = run.checkpoint.manifest.get("data_fingerprint", "")
-    before = tuple(run.checkpoint.manifest.get("num_samples", num_samples))
-    has_same_hash = stored == fingerprint or "" in (stored, fingerprint)
-    if has_same_hash and before == num_samples:
+    before, after = stored.get("num_samples", now["num_samples"]), now["num_samples"]
+    old, new = stored.get("data_fingerprint", ""), now["data_fingerprint"]
+    if before == after and (old == new or "" in (old, new)):
         return []
-    if "data" in run.config.run.allow_change:
+    if "data" in allowed:
         return ["data"]
-    change = f"{before} -> {num_samples} samples" if before != num_samples else f"{stored[:16]} -> {fingerprint[:16]}"
-    raise CheckpointError(
-        "DATA_CHANGED",
-        f"the data is not what this run was trained on ({change}): restore it, choose another --output-dir, or "
-        "continue on purpose with --allow-change data",
-    )
+    change = f"{before} -> {after} samples" if before != after else f"{old[:16]} -> {new[:16]}"
+    fix = "restore it, choose another --output-dir, or continue on purpose with --allow-change data"
+    raise CheckpointError("DATA_CHANGED", f"the data is not what this run was trained on ({change}): {fix}")
 
 
 def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
@@ -237,10 +219,12 @@ def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
         raise CheckpointError("TASK_CHANGED", f"{fact}: restore it, or choose another --output-dir")
 
 
-def _warn_of_changes(checkpoint: LoadedCheckpoint, num_processes: int) -> None:
+def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) -> None:
     """Warn of other libraries or processes than the checkpoint's: the last bits may differ."""
-    now = {**library_versions(), "num_processes": num_processes}
-    before = {**(checkpoint.manifest.get("versions") or {}), "num_processes": checkpoint.manifest["num_processes"]}
+    before, now = (
+        {**(each.get("versions") or {}), "num_processes": each["num_processes"]}
+        for each in (checkpoint.manifest, metadata)
+    )
     if changed := [f"{name} {old} -> {now.get(name)}" for name, old in before.items() if old != now.get(name)]:
         text = "not as when %s was saved: %s; the results may differ in the last bits"
         _logger.warning(text, checkpoint.name, ", ".join(changed))
@@ -250,8 +234,6 @@ def _restore(trainer: Trainer, checkpoint: LoadedCheckpoint, changes: Sequence[s
     """Restore the checkpoint. Raises CheckpointError, also for content that no run has saved."""
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
-    except UserError:
-        raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         message = f"{checkpoint.name} holds what this run cannot load ({reason}): use another checkpoint"

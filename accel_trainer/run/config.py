@@ -23,23 +23,15 @@ from ..training.config import TrainerConfig
 
 # Settings that may differ between two starts of a run, by the prefix of their dotted names. All others decide what is
 # trained, and may only be changed on purpose (`--allow-change`). docs/checkpoints.md has the same lists.
-MUTABLE_ON_RESUME = {
-    "run.": "where the run lives and what it shows",
-    "checkpoint.": "when it saves, and what is kept",
-    "trainer.max_steps": "how long it trains",
-    "trainer.max_time_s": "how long it trains",
-    "trainer.on_nonfinite": "what it does about NaN and inf",
-    "batch.per_device_batch_size": "how the global batch is split",
-    "batch.accumulation_steps": "how the global batch is split",
-    "batch.fit_batch": "how the global batch is split",
-    "batch.eval_batch_size": "how evaluations are split",
-    "batch.num_workers": "how the data is read",
-    "runtime.num_threads": "how fast it is, and the last bits",
-    "runtime.timeout_s": "how long it waits for other processes",
-    "runtime.stuck_timeout_s": "how long it waits for itself",
-    "runtime.backend": "what carries messages between processes",
-    "runtime.debug_distributed": "what is logged about them",
-}
+MUTABLE_ON_RESUME = (
+    "run.", "checkpoint.", "trainer.max_steps", "trainer.max_time_s", "trainer.on_nonfinite",
+    # how batches are split and read
+    "batch.per_device_batch_size", "batch.accumulation_steps", "batch.fit_batch", "batch.eval_batch_size",
+    "batch.num_workers",
+    # `num_threads` decides the last bits
+    "runtime.num_threads", "runtime.timeout_s", "runtime.stuck_timeout_s", "runtime.backend",
+    "runtime.debug_distributed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +67,10 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_pattern(self, "run", "init_skip")
         for name in ("output_dir", "init_from", "runs_dir", "cache_dir"):
-            if isinstance(path := getattr(self, name), str):
-                object.__setattr__(self, name, Path(path))
-        for name in ("output_dir", "init_from", "runs_dir"):  # a shell leaves `--output-dir=~/run` as it is
             if (path := getattr(self, name)) is not None:
-                object.__setattr__(self, name, expand_home(path))
+                # A shell leaves `--output-dir=~/run` as it is.
+                path = Path(path) if name == "cache_dir" else expand_home(Path(path))
+                object.__setattr__(self, name, path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,4 +118,4 @@ def check_allowed_changes(config: RecipeConfig) -> None:
 
 def _decisive_values(config: RecipeConfig) -> dict[str, Any]:
     values = flatten_config(config_to_dict(config))
-    return {name: value for name, value in values if not name.startswith(tuple(MUTABLE_ON_RESUME))}
+    return {name: value for name, value in values if not name.startswith(MUTABLE_ON_RESUME)}

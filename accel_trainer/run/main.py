@@ -38,25 +38,24 @@ def main(
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)  # shows where a segmentation fault or bus error happened
-    is_debug = "--debug" in (sys.argv if argv is None else argv)
+    is_debug, failed = "--debug" in (sys.argv if argv is None else argv), False
     try:
         setup_launch_env()  # first, so that a mistake in it is reported once
         if argv is None:
             sys.argv[1:] = without_local_rank(sys.argv[1:])  # also for the record of the run
         config = parse_config(config_class, argv, description=description)
         result = dry_run(train, config) if config.run.dry_run else train(config)
+        ignore_signals()  # everything is saved: a late signal must not change the exit code
+        code = ExitCode.PREEMPTED if result.state == "preempted" else ExitCode.DONE
     except Exception as error:
         with suppress(OSError, ValueError):  # stderr is closed: the exit code still says what happened
             _report(error, is_debug=is_debug)
-        if os.environ.get("WORLD_SIZE", "1") != "1":
-            # The others notice closed sockets at once; destroying the process group would wait for them.
-            _finish_printing()
-            os._exit(_exit_code(error))
-        _finish_printing()
-        sys.exit(_exit_code(error))
-    ignore_signals()  # everything is saved: a late signal must not change the exit code
+        code, failed = error.exit_code if isinstance(error, UserError) else ExitCode.INTERNAL, True
     _finish_printing()
-    sys.exit(ExitCode.PREEMPTED if result.state == "preempted" else ExitCode.DONE)
+    if failed and os.environ.get("WORLD_SIZE", "1") != "1":
+        # The others notice closed sockets at once; destroying the process group would wait for them.
+        os._exit(code)
+    sys.exit(code)
 
 
 def _finish_printing() -> None:
@@ -67,10 +66,6 @@ def _finish_printing() -> None:
         console.mute()
     with suppress(OSError, ValueError):
         sys.stderr.flush()
-
-
-def _exit_code(error: Exception) -> int:
-    return int(error.exit_code if isinstance(error, UserError) else ExitCode.INTERNAL)
 
 
 def _report(error: Exception, *, is_debug: bool) -> None:

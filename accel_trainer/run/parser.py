@@ -7,15 +7,15 @@ declared with its field as `Annotated[int, tyro.conf.arg(aliases=["--epochs"])]`
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import re
 import sys
 import traceback
-import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 import yaml
@@ -23,12 +23,12 @@ import yaml
 from ..core import filesystem
 from ..core.config import config_to_dict, flatten_config
 from ..core.errors import ConfigError
-from .familiar_flags import suggest
 
 C = TypeVar("C")
 Origin = Literal["default", "file", "flag"]
 
 MAX_YAML_BYTES = 1 << 20
+FAMILIAR_FLAGS = Path(__file__).with_name("familiar_flags.yaml")
 _FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
 
 
@@ -158,10 +158,11 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return the dict of a node. Raises ValueError."""
-        keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        for index, key in enumerate(keys):
-            if any(key.value == before.value for before in keys[:index]):
-                raise ValueError(f"line {key.start_mark.line + 1}: {key.value[:40]} is there twice")
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise ValueError(f"line {key.start_mark.line + 1}: {str(key.value)[:40]} is there twice")
+            seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
@@ -222,58 +223,54 @@ def as_arguments(field: ConfigField, value: Any, where: str) -> list[str]:
 
 
 def _build(config_class: type[C], given: Collection[_Given]) -> C:
+    """Return the config. Raises ConfigError, which names the value that is wrong: tyro's report has several lines."""
     try:
         return _convert(config_class, [word for item in given for word in item.arguments])
-    except SystemExit as error:
-        raise _explain(config_class, given, error) from None
+    except _TyroError as error:
+        for item in given:
+            try:
+                _convert(config_class, item.arguments)
+            except ConfigError:
+                continue
+            except _TyroError:
+                expected, flags = _describe(item.field.type), item.field.flags
+                if item.field.type is bool and item.origin == "flag":
+                    expected = f"no value, as {flags[-1]} or {item.field.negations[-1]}"
+                raise ConfigError("CONFIG", f"{item.text}: expected {expected}") from None
+        raise ConfigError("CONFIG", " ".join(re.findall(r"[!-~]+", str(error)))) from None
+
+
+class _TyroError(Exception):
+    """What tyro would print in a box."""
 
 
 def _convert(config_class: type[C], arguments: Sequence[str]) -> C:
-    """Return the config that tyro builds. Raises `SystemExit` with the text that tyro would print in a box."""
+    """Return the config that tyro builds. Raises ConfigError for what a config class refused, else _TyroError."""
     with contextlib.redirect_stderr(io.StringIO()) as box:
         try:
             return tyro.cli(config_class, args=arguments)
-        except SystemExit as error:
-            error.args = (box.getvalue(),)
-            raise
-
-
-def _explain(config_class: Any, given: Collection[_Given], error: SystemExit) -> ConfigError:
-    """Return what is wrong in one line, by converting each value separately: tyro's report has several lines."""
-    if refusal := _refusal(error):
-        return refusal
-    for item in given:
-        try:
-            _convert(config_class, item.arguments)
-        except SystemExit as single:
-            if not _refusal(single):
-                expected = _describe(item.field.type)
-                if item.field.type is bool and item.origin == "flag":
-                    expected = f"no value, as {item.field.flags[-1]} or {item.field.negations[-1]}"
-                return ConfigError("CONFIG", f"{item.text}: expected {expected}")
-    return ConfigError("CONFIG", " ".join(re.findall(r"[!-~]+", str(error))))
-
-
-def _refusal(error: BaseException | None) -> ConfigError | None:
-    """Return the error that a config class raised for its values, which tyro turned into an exit."""
-    while error is not None:
+        except SystemExit as exit_:
+            error: BaseException | None = exit_
+    while error := error and error.__context__:
         frames = traceback.walk_tb(error.__traceback__)
         if isinstance(error, ValueError) and any(f.f_code.co_name == "__post_init__" for f, _ in frames):
-            return error if isinstance(error, ConfigError) else ConfigError("CONFIG", str(error))
-        error = error.__context__
-    return None
+            raise error if isinstance(error, ConfigError) else ConfigError("CONFIG", str(error))
+    raise _TyroError(box.getvalue())
 
 
 def _describe(hint: Any) -> str:
-    """Return what a type accepts, in words."""
-    if hint is types.NoneType:
-        return "None"
-    if hint is bool:
-        return "true or false"
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(str, get_args(hint)))
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(map(_describe, get_args(hint)))
-    if get_args(hint):
-        return " and ".join(_describe(arg) if arg is not ... else "more" for arg in get_args(hint))
-    return f"{'an' if hint.__name__[0] in 'aeiou' else 'a'} {hint.__name__}"
+    """Return a type as Python writes it, such as `float | None`."""
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else re.sub(r"\w+\.(?=\w)", "", str(hint))
+
+
+def suggest(name: str, known: Collection[str]) -> str:
+    """Return what to use instead of an unknown name: our name of another toolkit's flag, or the nearest name."""
+    familiar = name.lstrip("-").replace("_", "-").lower()
+    table = read_stored_yaml(FAMILIAR_FLAGS) if name.startswith("-") else {}
+    for here, names in table.items():
+        if familiar in names.split() and not here.startswith("--"):
+            return str(here)
+        if familiar in names.split():
+            return f"did you mean {here}?" if here.split()[0] in known else "see --help"
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]}?" if nearest else "see --help"

@@ -64,8 +64,7 @@ def check_mps_processes(now: LaunchContext) -> str | None:
     """The GPU of a Mac has one process."""
     if not now.has_mps or now.is_on_cpu or now.num_processes == 1:
         return None
-    fix = "launch one with `python`, or several on the CPU with ACCELERATE_USE_CPU=true"
-    return f"{now.num_processes} processes cannot share the GPU of a Mac: {fix}"
+    return f"{now.num_processes} processes cannot share the GPU of a Mac: launch one with `python`, or use the CPU"
 
 
 def check_nccl(now: LaunchContext) -> str | None:
@@ -73,8 +72,8 @@ def check_nccl(now: LaunchContext) -> str | None:
     is_wanted = now.config.runtime.backend in (None, "nccl") and not now.is_on_cpu
     if now.has_nccl or not is_wanted or not now.num_gpus or now.num_processes == 1:
         return None
-    fix = "install torch for CUDA on Linux, take --runtime.backend gloo, or launch one process"
-    return f"{now.num_processes} processes on GPUs, and this torch {torch.__version__} has no NCCL: {fix}"
+    fact = f"{now.num_processes} processes on GPUs, and this torch {torch.__version__} has no NCCL"
+    return f"{fact}: install torch for CUDA on Linux, or take --runtime.backend gloo"
 
 
 def check_idle_gpus(now: LaunchContext) -> str | None:

@@ -25,6 +25,7 @@ from .parser import parse_config_and_origins
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
 _GIT_TIMEOUT_S = 10
 _MAX_CHANGED_FILES = 100
+# The values of flags such as `--hub-token`.
 _SECRET = re.compile(r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*")
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\0\s@]+(?=@)")
 # By the prefixes of the hub, GitHub, GitLab, OpenAI, AWS, Slack and newer Weights & Biases keys, or long hex.
@@ -48,12 +49,14 @@ _VARIABLES = re.compile(
 
 def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
     """Return what is needed to compare or repeat runs, as JSON values."""
-    device = accelerator.device
+    device, arguments = accelerator.device, _SECRET.sub(r"\1***", "\0".join(sys.argv))
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "packages": {
+            dist.name: dist.version for name in _PACKAGES for dist in [*metadata.distributions(name=name)][:1]
+        },
         "hardware": {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
@@ -64,25 +67,13 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
         "mixed_precision": accelerator.mixed_precision,
         "backend": dist.get_backend() if accelerator.num_processes > 1 else None,
         "variables": {name: _mask(os.environ[name]) for name in sorted(os.environ) if _VARIABLES.fullmatch(name)},
-        "command": {"arguments": _without_secrets(sys.argv), "directory": str(Path.cwd())},
+        "command": {"arguments": _mask(arguments).split("\0"), "directory": str(Path.cwd())},
         "code": _code(),
     }
 
 
-def _without_secrets(arguments: list[str]) -> list[str]:
-    """Return a command with the values of flags such as `--hub-token`, and all that looks like a secret, masked."""
-    return _mask(_SECRET.sub(r"\1***", "\0".join(arguments))).split("\0")
-
-
 def _mask(text: str) -> str:
     return _LIKE_SECRET.sub("***", _IN_ADDRESS.sub("***", text))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def find_origins(config: Any) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,12 +22,8 @@ from .parser import read_stored_yaml
 R = TypeVar("R", bound=RecipeConfig)
 
 
-@dataclass(frozen=True)
-class Source:
-    """The run to continue, and its checkpoint's name; None: the newest valid one."""
-
-    run: Path
-    checkpoint: str | None
+Source = tuple[Path, str | None]
+"""The run to continue, and its checkpoint's name; None: the newest valid one."""
 
 
 def choose_folder(config: RecipeConfig, recipe: str) -> Path:
@@ -63,23 +59,21 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
     """Return what to continue from; a run's own checkpoints come first, so that the same command continues the run."""
     if has_checkpoints(folder / "checkpoints"):
         if run.resume == "never":
-            fact = f"{folder} already has checkpoints and --resume is never"
-            raise OutputError("RUN_EXISTS", f"{fact}: choose another --output-dir")
-        return Source(folder, None)
+            raise OutputError("RUN_EXISTS", f"{folder} has checkpoints and --resume is never: choose another folder")
+        return folder, None
     if run.resume in ("auto", "never"):
         return None
     path = expand_home(Path(run.resume)).resolve()
     if CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir():
-        return Source(path.parent.parent, path.name)
+        return path.parent.parent, path.name
     if has_checkpoints(path / "checkpoints"):
-        return Source(path, None)
-    fact = f"--resume {run.resume} is neither a checkpoint nor a run with one"
-    raise CheckpointError("CKPT_NOT_FOUND", f"{fact}: check the path")
+        return path, None
+    raise CheckpointError("CKPT_NOT_FOUND", f"--resume {run.resume} is neither a checkpoint nor a run: check the path")
 
 
-def read_stored_config(source: Source) -> dict[str, Any]:
+def read_stored_config(run: Path) -> dict[str, Any]:
     """Return the stored config of the run to continue. Raises CheckpointError."""
-    path = source.run / "config.yaml"
+    path = run / "config.yaml"
     try:
         stored = read_stored_yaml(path)
         batch = stored.get("batch", {})
@@ -117,11 +111,8 @@ def check_changes(stored: Mapping[str, Any], config: RecipeConfig, allowed: Sequ
     if refused:
         listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
         flags = " ".join(name for name, _, _ in refused)
-        raise ConfigError(
-            "CONFIG_CHANGED",
-            f"{folder} was made with another config ({listed}): choose another --output-dir, or continue it on "
-            f"purpose with --allow-change {flags}",
-        )
+        fix = f"choose another --output-dir, or continue it on purpose with --allow-change {flags}"
+        raise ConfigError("CONFIG_CHANGED", f"{folder} was made with another config ({listed}): {fix}")
     return [name for name, _, _ in changes]
 
 
@@ -129,11 +120,12 @@ def read_checkpoint(source: tuple[str, str | None] | None, accelerator: Accelera
     """Return the checkpoint to start from; the main process reads and verifies it for all. **Collective.**"""
     if source is None:
         return None
-    files: dict[str, bytes] = {}
+    found: list[Any] = []
 
-    def read() -> bytes:
-        files.update(find_checkpoint(Path(source[0]) / "checkpoints", source[1]) or {})
-        return b""
+    def read() -> None:
+        found.extend(find_checkpoint(Path(source[0]) / "checkpoints", source[1]) or ())
 
     run_on_main(read, accelerator)
-    return decode_files(broadcast_files(files, accelerator))
+    files, loaded = found or (None, None)
+    files = broadcast_files(files, accelerator)
+    return loaded or decode_files(files)

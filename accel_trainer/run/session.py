@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 
@@ -55,7 +56,6 @@ class Run:
     accelerator: Accelerator
     folder: Path
     checkpoint: LoadedCheckpoint | None
-    config_sha256: str
     changes: tuple[str, ...]
     """Settings that decide the training and were changed on purpose since the checkpoint."""
     watchdog: Watchdog
@@ -85,74 +85,56 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     refuse_errors(LaunchContext(config=config))
     accelerator = start_accelerator(config.runtime)
     seed_everything(config.seed)
-    created: list[Path] = []
-    lock = ExitStack()
     check_same_everywhere(describe_identity(config), accelerator)
     rank, num_processes = accelerator.process_index, accelerator.num_processes
     stop_flag = StopFlag(num_processes=num_processes, timeout_s=config.runtime.timeout_s)
     others_wait_s = config.runtime.timeout_s if num_processes > 1 else math.inf
     timeout_s = config.runtime.stuck_timeout_s or others_wait_s
     watchdog = Watchdog(stop_flag, timeout_s=timeout_s, launcher_pid=find_launcher())
-
-    def open_folder() -> bytes:
-        return _open_folder(config, recipe, accelerator, lock, created)
-
-    try:
-        with stop_on_signals(stop_flag), watchdog:
-            stop_flag.may_leave = True  # until there is something to save
-            path, source, batch, changes = json.loads(run_on_main(open_folder, accelerator))
-            folder, resolved = Path(path), replace(config, batch=replace(config.batch, **batch))
-            if accelerator.is_main_process:
-                log_warnings(LaunchContext(config=resolved))
-            with failures_reported(folder, watchdog, rank=rank, num_processes=num_processes):
-                with explain_out_of_memory(resolved.batch, watchdog, accelerator):
-                    checkpoint, identity = read_checkpoint(source, accelerator), identity_sha256(resolved)
-                    with ExitStack() as resources:
-                        yield Run(
-                            resolved, accelerator, folder, checkpoint, identity, tuple(changes), watchdog, resources
-                        )
-                shutdown(accelerator)
-    except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
-        raise  # the folder says why
-    except UserError:
-        for path in created:
-            _remove_unused(path)
-        raise
-    finally:
-        lock.close()
+    with ExitStack() as lock, stop_on_signals(stop_flag), watchdog:
+        stop_flag.may_leave = True  # until there is something to save
+        path, source, batch, changes = run_on_main(lambda: _open_folder(config, recipe, accelerator, lock), accelerator)
+        folder, resolved = Path(path), replace(config, batch=replace(config.batch, **batch))
+        if accelerator.is_main_process:
+            log_warnings(LaunchContext(config=resolved))
+        with failures_reported(folder, watchdog, rank=rank, num_processes=num_processes):
+            with explain_out_of_memory(resolved.batch, watchdog, accelerator):
+                checkpoint = read_checkpoint(source, accelerator)
+                with ExitStack() as resources:
+                    yield Run(resolved, accelerator, folder, checkpoint, tuple(changes), watchdog, resources)
+            shutdown(accelerator)
 
 
-def _open_folder(
-    config: RecipeConfig, recipe: str, accelerator: Accelerator, lock: ExitStack, created: list[Path]
-) -> bytes:
+def _open_folder(config: RecipeConfig, recipe: str, accelerator: Accelerator, lock: ExitStack) -> list[Any]:
     """Lock the run folder, write the config, and return the folder, the source, the batch and the changes as JSON.
 
-    `created` gets the folder if it is new.
+    `lock` holds the lock, and removes a new folder if the run is refused.
     """
     check_trackers(config.run.track)
     wanted = choose_folder(config, recipe)
-    if not os.path.exists(wanted):
-        created.append(wanted)
+    is_new = not os.path.exists(wanted)
     folder = prepare_directory(wanted)
     refuse_strange_entries(folder)
     lock.enter_context(RunLock(folder / "run.lock"))
+    if is_new:
+        lock.enter_context(_removed_if_refused(folder))
     for part in (folder, folder / "logs", folder / "export"):  # the checkpointer sweeps its own folder
         if part.is_dir():
             filesystem.sweep(part)  # half-written files of attempts that were killed
     source = find_source(folder, config.run)
-    stored = None if source is None else read_stored_config(source)
+    stored = None if source is None else read_stored_config(source[0])
     resolved = with_batch(config, stored, num_processes=accelerator.num_processes)
     changes: list[str] = []
     if source is not None and stored is not None:
-        changes = check_changes(stored, resolved, config.run.allow_change, source.run)
+        changes = check_changes(stored, resolved, config.run.allow_change, source[0])
     environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
     with writes_to(folder):
-        if source is not None and source.run != folder:
-            _copy_history(source.run, folder)
+        if source is not None and source[0] != folder:
+            _copy_history(source[0], folder)
         filesystem.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
         filesystem.write_file_atomic(folder / "environment.json", json.dumps(environment, indent=1).encode())
-    where = None if source is None else [str(source.run), source.checkpoint]
-    return json.dumps([str(folder), where, asdict(resolved.batch), changes]).encode()
+    where = None if source is None else [str(source[0]), source[1]]
+    return [str(folder), where, asdict(resolved.batch), changes]
 
 
 def _copy_history(run: Path, folder: Path) -> None:
@@ -163,12 +145,19 @@ def _copy_history(run: Path, folder: Path) -> None:
     filesystem.copy_file_atomic(path, folder / "metrics.jsonl")
 
 
-def _remove_unused(folder: Path) -> None:
-    """Remove the folder of a run that was refused before it wrote a row or a checkpoint."""
-    history = folder / "metrics.jsonl"
-    is_empty = not os.path.exists(history) or history.stat().st_size == 0
-    if os.path.isdir(folder) and is_empty and not has_checkpoints(folder / "checkpoints"):
-        filesystem.remove_directories([folder])
+@contextmanager
+def _removed_if_refused(folder: Path) -> Iterator[None]:
+    """Remove the folder of a run that is refused before it wrote a row or a checkpoint."""
+    try:
+        yield
+    except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
+        raise  # the folder says why
+    except UserError:
+        history = folder / "metrics.jsonl"
+        has_rows = os.path.exists(history) and history.stat().st_size > 0
+        if os.path.isdir(folder) and not has_rows and not has_checkpoints(folder / "checkpoints"):
+            filesystem.remove_directories([folder])
+        raise
 
 
 def describe_identity(config: RecipeConfig) -> dict[str, str]:
@@ -182,8 +171,5 @@ def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -
     """Raise on all processes if a named value differs from the main process's on some. **Collective.**"""
     if differing := differing_processes(values, accelerator):
         listed = "; ".join(f"{name} on {', '.join(map(str, who))}" for name, who in differing.items())
-        raise ConfigError(
-            "PROCESSES_DIFFER",
-            f"not the same as on process 0: {listed}. Install the same software, copy the same code and data to every "
-            "machine, and start all processes with the same command",
-        )
+        fix = "Install the same software, copy the same code and data to every machine, and start all in the same way"
+        raise ConfigError("PROCESSES_DIFFER", f"not the same as on process 0: {listed}. {fix}")

@@ -74,14 +74,12 @@ def test_quiet_leaves_warnings_alone(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 8
 
 
-def test_a_run_that_goes_on_says_from_where_and_why(tmp_path: Path) -> None:
+def test_a_run_that_continues_reports_from_where(tmp_path: Path) -> None:
     job = processes.start(attempt, tmp_path / "run", 7, num_processes=1, folder=tmp_path / "killed")
     assert job.wait() == [-signal.SIGKILL]
     assert "continuing" not in job.output()
     job = processes.run(attempt, tmp_path / "run", folder=tmp_path / "again")
-    lines = job.output().splitlines()
-    start = lines.index("continuing after step 5, epoch 2 of 2, from step-0000000005-epoch-00001")
-    assert lines[start + 1] == "the attempt before this one was killed"
+    assert "continuing after step 5, epoch 2 of 2, from step-0000000005-epoch-00001" in job.output().splitlines()
 
 
 @pytest.mark.usefixtures("python_is_forked")

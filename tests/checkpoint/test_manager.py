@@ -116,8 +116,6 @@ def test_a_state_that_cannot_be_stored_is_an_error_at_once(directory: Path) -> N
     checkpointer = make(directory)
     with pytest.raises(CheckpointError, match=r"CKPT_TYPE.*trainer\.x is a builtins\.set"):
         checkpointer.save(position_at(1), {"trainer": {"x": {1}}})
-    with pytest.raises(CheckpointError, match=r"CKPT_TYPE.*'\.\./x' cannot name a file"):
-        checkpointer.save(position_at(1), {"../x": {}})
     assert names(directory) == []
 
 

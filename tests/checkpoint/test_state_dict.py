@@ -126,7 +126,7 @@ def put(*path: Any, value: Any) -> Change:
 
 GROUPS = ("optimizer", "param_groups")
 MISFITS: dict[str, tuple[Change, str, str]] = {
-    "no model": (drop("model"), "CKPT_MISSING", "the checkpoint has no model and this run has"),
+    "no model": (drop("model"), "CKPT_MISSING", "the checkpoint has no model: start with"),
     "no optimizer": (drop("optimizer"), "CKPT_MISSING", "the checkpoint has no optimizer"),
     "no average": (drop("ema"), "CKPT_MISSING", "the checkpoint has no ema"),
     "no scaler": (drop("scaler"), "CKPT_MISSING", "the checkpoint has no scaler"),
@@ -161,21 +161,21 @@ MISFITS: dict[str, tuple[Change, str, str]] = {
         "the checkpoint's optimizer is AdamW, this run's is SGD",
     ),
     "no class": (drop("optimizer", "class"), "CKPT_OPTIMIZER", "the checkpoint's optimizer is None"),
-    "a group is missing": (drop(*GROUPS, 1), "CKPT_OPTIMIZER", "has other parameters or groups"),
+    "a group is missing": (drop(*GROUPS, 1), "CKPT_OPTIMIZER", "has other parameters"),
     "a parameter is missing": (
         drop(*GROUPS, 0, "params", 0),
         "CKPT_OPTIMIZER",
-        "has other parameters or groups",
+        "has other parameters",
     ),
     "an option is missing": (
         drop(*GROUPS, 0, "nesterov"),
         "CKPT_OPTIMIZER",
-        "has other parameters or groups",
+        "has other parameters",
     ),
     "another name": (
         put(*GROUPS, 0, "param_names", 0, value="stem.weight"),
         "CKPT_OPTIMIZER",
-        "has other parameters or groups",
+        "has other parameters",
     ),
     "a momentum of another shape": (
         put("optimizer", "state", 2, "momentum_buffer", value=torch.zeros(3)),
@@ -185,7 +185,7 @@ MISFITS: dict[str, tuple[Change, str, str]] = {
     "a momentum of no parameter": (
         put("optimizer", "state", 8, value={"momentum_buffer": torch.zeros(3)}),
         "CKPT_OPTIMIZER",
-        "has other parameters or groups",
+        "has other parameters",
     ),
     "an unknown scaler": (
         put("scaler", value={"scale": 1.0}),

@@ -108,12 +108,12 @@ def test_an_action_runs_on_the_main_process_alone_and_its_result_is_everywhere(
 def act(path: Path) -> None:
     with joined_processes() as accelerator:
 
-        def action() -> bytes:
+        def action() -> list[object]:
             with path.open("a") as file:
                 file.write("once")
-            return b"result"
+            return ["result", 1]
 
-        assert run_on_main(action, accelerator) == b"result"
+        assert run_on_main(action, accelerator) == ["result", 1]
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
@@ -133,7 +133,7 @@ def fail() -> None:
             assert type(caught.value) is kind
             assert str(caught.value) == "error[CODE]: what happened, ü and the fix"
             assert caught.value.exit_code == kind.exit_code
-        assert run_on_main(lambda: b"and they go on together", accelerator) == b"and they go on together"
+        assert run_on_main(lambda: "and they go on together", accelerator) == "and they go on together"
 
 
 def test_an_error_that_is_no_users_error_ends_the_main_process_and_is_shown(tmp_path: Path) -> None:
@@ -144,4 +144,4 @@ def test_an_error_that_is_no_users_error_ends_the_main_process_and_is_shown(tmp_
 
 def crash() -> None:
     with joined_processes() as accelerator:
-        run_on_main(lambda: bytes(1 // 0), accelerator)
+        run_on_main(lambda: 1 // 0, accelerator)

@@ -149,7 +149,7 @@ def _diverge(folder: Path) -> None:
 def test_what_needs_whole_weights_is_refused_in_one_line(tmp_path: Path, changes: dict[str, object], flag: str) -> None:
     job = processes.start(_train_with, tmp_path / "run", changes, num_processes=2, folder=tmp_path / "logs")
     assert job.wait() == [1, 1]
-    line = f"error[FSDP]: {flag} does not work on sharded weights: leave it out, or launch with multi_gpu.yaml"
+    line = f"error[FSDP]: {flag} does not work with FSDP: leave it out, or launch with multi_gpu.yaml"
     assert line in job.output()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_trainer.checkpoint import retention
-from accel_trainer.checkpoint.format import decode_files, list_checkpoints
+from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.checkpoint.manager import Checkpointer
 from accel_trainer.checkpoint.serialization import Encoded
 from accel_trainer.core.errors import UserError
@@ -117,12 +117,11 @@ def _what_is_lost(folder: Path, acknowledged: list[str]) -> str | None:
     if any(mine < theirs for mine, theirs in newest_first):
         return f"of the last {KEEP_LAST_N} acknowledged one is gone, valid are {steps}"
     try:
-        files = retention.find_checkpoint(directory)
+        loaded = retention.load_checkpoint(directory)
     except UserError as error:
         return str(error)
-    if files is None:
+    if loaded is None:
         return f"{acknowledged[-1]} is gone" if acknowledged else None
-    loaded = decode_files(files)
     step = loaded.position.optimizer_step
     if acknowledged and loaded.name < acknowledged[-1]:
         return f"{acknowledged[-1]} is lost, {loaded.name} is the newest"

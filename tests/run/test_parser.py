@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import pytest
 import tyro
 
-from accel_trainer.core.config import config_sha256, config_to_dict, diff_config
+from accel_trainer.core.config import config_to_dict, diff_config
 from accel_trainer.core.errors import ConfigError, ExitCode
 from accel_trainer.run.config import RecipeConfig, RunConfig
 from accel_trainer.run.parser import (
@@ -93,13 +93,13 @@ def test_flags_are_parsed(argv: list[str], expected: Config) -> None:
         (["-lr", "1"], "unknown flag -lr: did you mean --lr?"),
         (["--confg", "x.yaml"], "unknown flag --confg: did you mean --config?"),
         (["--zzzzzzzz"], "unknown flag --zzzzzzzz: see --help"),
-        (["--lr", "abc"], "--lr abc: expected a float"),
-        (["--lr", "0.1", "0.2"], "--lr 0.1 0.2: expected a float"),
-        (["--seed", "1", "--epochs"], "--epochs: expected an int"),
-        (["--trainer.num_epochs", "2.5"], "--trainer.num_epochs 2.5: expected an int"),
-        (["--trainer.max-grad-norm", "x"], "--trainer.max-grad-norm x: expected a float or None"),
-        (["--trainer.mixed-precision", "fp8"], "--trainer.mixed-precision fp8: expected one of no, bf16"),
-        (["--trainer.betas", "1"], "--trainer.betas 1: expected a float and a float"),
+        (["--lr", "abc"], "--lr abc: expected float"),
+        (["--lr", "0.1", "0.2"], "--lr 0.1 0.2: expected float"),
+        (["--seed", "1", "--epochs"], "--epochs: expected int"),
+        (["--trainer.num_epochs", "2.5"], "--trainer.num_epochs 2.5: expected int"),
+        (["--trainer.max-grad-norm", "x"], "--trainer.max-grad-norm x: expected float | None"),
+        (["--trainer.mixed-precision", "fp8"], "--trainer.mixed-precision fp8: expected Literal['no', 'bf16']"),
+        (["--trainer.betas", "1"], "--trainer.betas 1: expected tuple[float, float]"),
         (["--ema", "True"], "--ema True: expected no value, as --ema or --no-ema"),
         (["digits", "--lr", "1"], "unexpected 'digits': a value follows its flag, see --help"),
         (["--epochs", "-1"], "num_epochs is -1: set it to 0 or more"),
@@ -150,13 +150,13 @@ def test_a_file_is_parsed(text: str, expected: Config, tmp_path: Path) -> None:
         ("sead: 3", "unknown key sead: did you mean seed?"),
         ("seed: {a: 1}", "unknown key seed.a: did you mean seed?"),
         ("1: 2", "unknown key 1: see --help"),
-        ("seed: abc", "seed abc: expected an int"),
-        ("seed: true", "seed True: expected an int"),
-        ("seed: null", "seed None: expected an int"),
-        ("trainer: {num_epochs: 2.0}", "trainer.num_epochs 2.0: expected an int"),
-        ("trainer: {use_ema: 'yes'}", "trainer.use_ema yes: expected true or false"),
-        ("trainer: {mixed_precision: fp8}", "trainer.mixed_precision fp8: expected one of no, bf16"),
-        ("trainer: {betas: [1, [2]]}", "trainer.betas: expected a float and a float, got a nested list"),
+        ("seed: abc", "seed abc: expected int"),
+        ("seed: true", "seed True: expected int"),
+        ("seed: null", "seed None: expected int"),
+        ("trainer: {num_epochs: 2.0}", "trainer.num_epochs 2.0: expected int"),
+        ("trainer: {use_ema: 'yes'}", "trainer.use_ema yes: expected bool"),
+        ("trainer: {mixed_precision: fp8}", "trainer.mixed_precision fp8: expected Literal['no', 'bf16']"),
+        ("trainer: {betas: [1, [2]]}", "trainer.betas: expected tuple[float, float], got a nested list"),
         ("trainer: {run_name: 010}", "trainer.run_name: YAML reads 8, not text: put it in quotes"),
         ("trainer: {tags: [yes]}", "trainer.tags: YAML reads True, not text: put it in quotes"),
         ("trainer: {tags: ['--seed', '3']}", "trainer.tags: --seed looks like a flag"),
@@ -215,12 +215,6 @@ def test_a_saved_config_parses_back_equal(text: str) -> None:
         output_dir=Path("x y/z"), run_name=text,
     )  # fmt: skip
     assert load_config(Config, save_config(config)) == config
-    assert config_sha256(load_config(Config, save_config(config))) == config_sha256(config)
-
-
-def test_the_hash_tells_configs_apart_and_is_the_same_in_another_process() -> None:
-    assert config_sha256(parsed()) != config_sha256(parsed(learning_rate=0.1 + 1e-16))
-    assert config_sha256(parsed()) == "52c3083e1e43543f37c2409773d756bde6e901409ced60170a0e5aa43b5daf64"
 
 
 def test_a_diff_names_each_value_that_differs() -> None:

@@ -60,7 +60,7 @@ def test_without_a_folder_the_same_command_continues_its_unfinished_run(tmp_path
 
 def test_resume_never_refuses_a_folder_that_has_checkpoints(tmp_path: Path) -> None:
     run(tmp_path, max_steps=2)
-    with pytest.raises(OutputError, match="already has checkpoints"):
+    with pytest.raises(OutputError, match="has checkpoints and --resume is never"):
         run(tmp_path, run={"resume": "never"})
 
 

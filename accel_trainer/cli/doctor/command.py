@@ -27,7 +27,7 @@ from ...run import preflight
 from ...run.config import RecipeConfig
 from ...run.parser import load_config, parse_config, parse_config_and_origins
 from ...run.preflight import Check, LaunchContext
-from ...run.resume import Source, read_stored_config
+from ...run.resume import read_stored_config
 from ...vision.sources.photos import PhotoConfig
 from ..plan import find_config_class
 from . import folder, launching, machine
@@ -91,7 +91,7 @@ def _read_run(run: Path, flags: Sequence[str]) -> RecipeConfig:
     has_config = os.path.lexists(run / "config.yaml")
     if not has_config and not os.path.lexists(run / "status.json"):
         raise OutputError("NOT_A_RUN", f"{run} is not a run (there is no config.yaml): check the path")
-    stored = dict(flatten_config(read_stored_config(Source(run, None)))) if has_config else {}
+    stored = dict(flatten_config(read_stored_config(run))) if has_config else {}
     config_class = _StoredPhotosConfig if "photos.image_size" in stored else _StoredConfig
     asked, origins = parse_config_and_origins(config_class, flags, description=_DESCRIPTION)
     config: RecipeConfig = asked

@@ -54,10 +54,10 @@ def find_refused_start(now: LaunchContext) -> str | None:
         refuse_strange_entries(folder)
         source = find_run_source(folder, run)
         if source is not None:
-            stored = read_stored_config(source)
+            stored = read_stored_config(source[0])
             resolved = with_batch(now.config, stored, num_processes=now.num_processes)
             if type(now.config) is not RecipeConfig:  # without the recipe its config is not known
-                check_changes(stored, resolved, run.allow_change, source.run)
+                check_changes(stored, resolved, run.allow_change, source[0])
     except UserError as error:
         return str(error.args[0])
     return None

@@ -1,0 +1,117 @@
+"""`accel-trainer new FOLDER`: start a project of your own: a recipe, a config, presets, a README and a test."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..core.errors import ConfigError
+from ..core.run_dir import writes_to
+from .parser import CommandParser
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+class _Template(NamedTuple):
+    """`flags` of a first training, and those and the preparation of a small test."""
+
+    flags: str
+    test_flags: str
+    test_setup: str = ""
+
+
+_MAKE_PHOTOS = """    for index in range(16):
+        path = tmp_path / "photos" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (80 + index, 70), (index, 0, 0)).save(path)
+"""
+_TEMPLATES = {
+    "cifar": _Template("--dataset digits", "--dataset digits"),
+    "images": _Template(
+        "--dataset photos --val-fraction 0.1 --image-size 128",
+        "--dataset photos --val-fraction 0.5 --image-size 64 --batch-size 2",
+        _MAKE_PHOTOS,
+    ),
+    "minimal": _Template("", ""),
+}
+TEMPLATES = tuple(_TEMPLATES)
+
+_README = """# {name}
+
+```bash
+accelerate launch train.py {flags}
+accelerate launch --config_file accelerate_configs/multi_gpu.yaml train.py --config config.yaml
+python train.py --help
+pytest
+```
+
+`train.py` is yours: change the model, the data and the task. Each run has its folder in `runs/`; the same command
+continues a run that was stopped, and `accel-trainer report RUN` makes a page of it.
+"""
+
+_CONFIG = """# accelerate launch train.py --config config.yaml
+# `python train.py --help` lists all settings, and the config.yaml of a run's folder has their values.
+trainer:
+  num_epochs: 10
+batch:
+  global_batch_size: 64
+"""
+
+_TEST = '''"""The recipe takes a step, evaluates, saves and continues."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+{imports}
+TRAIN = Path(__file__).parent / "train.py"
+
+
+def test_a_dry_run_succeeds(tmp_path):
+{setup}    flags = "{flags} --dry-run".split()
+    subprocess.run([sys.executable, TRAIN, *flags], cwd=tmp_path, check=True)
+'''
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the files of a new project into a folder that does not exist yet."""
+    parser = CommandParser(prog="accel-trainer new", description=__doc__)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to make")
+    parser.add_argument("--template", choices=TEMPLATES, default="cifar", help="the recipe to start from")
+    options = parser.parse_args(argv)
+    folder: Path = options.folder
+    if folder.exists():
+        raise ConfigError("NEW_EXISTS", f"{folder} exists: choose a folder that does not")
+    with writes_to(folder.parent):
+        folder.mkdir(parents=True)
+        for path, text in _files(folder.resolve().name, options.template).items():
+            (folder / path).write_text(text, encoding="utf-8")
+        shutil.copytree(_template("accelerate_configs"), folder / "accelerate_configs")
+    print(f"made {folder}: cd {folder} && accelerate launch train.py {_TEMPLATES[options.template].flags}".rstrip())
+    return 0
+
+
+def _files(name: str, template: str) -> dict[str, str]:
+    flags, test_flags, setup = _TEMPLATES[template]
+    recipe = (_template("recipes") / f"{template}.py").read_text(encoding="utf-8")
+    imports = "from PIL import Image\n" if setup else ""
+    return {
+        "train.py": recipe.replace(f"recipes/{template}.py", "train.py"),
+        "config.yaml": _CONFIG,
+        "README.md": _README.format(name=name, flags=flags).replace(" \n", "\n"),
+        "test_train.py": _TEST.format(imports=imports, setup=setup, flags=test_flags),
+        ".gitignore": "runs/\n__pycache__/\n",
+    }
+
+
+def _template(name: str) -> Path:
+    """Return a folder of the repository, which lies in the package only where a wheel was installed."""
+    inside = _PACKAGE / "templates" / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from accel_trainer.cli.new import TEMPLATES
+from tests.cli.conftest import run_command
+from tests.variants import slow_but
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("template", slow_but(["cifar"], TEMPLATES))
+def test_the_test_of_a_new_project_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str) -> None:
+    project = tmp_path / "mine"
+    code, out, _ = run_command(capsys, ["new", project, "--template", template])
+    assert code == 0
+    assert out.startswith(f"made {project}: cd {project} && accelerate launch train.py")
+    subprocess.run([sys.executable, "-m", "pytest", "-q", project], check=True, cwd=ROOT)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_new_project_has_presets_a_config_and_a_readme(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str
+) -> None:
+    project = tmp_path / "mine"
+    run_command(capsys, ["new", project, "--template", template])
+    presets = {path.name: path.read_bytes() for path in (ROOT / "accelerate_configs").iterdir()}
+    assert {path.name: path.read_bytes() for path in (project / "accelerate_configs").iterdir()} == presets
+    readme = (project / "README.md").read_text()
+    assert readme.startswith("# mine\n")
+    assert "accelerate launch train.py" in readme
+    assert yaml.safe_load((project / "config.yaml").read_text())["batch"] == {"global_batch_size": 64}
+    for path in ("train.py", "README.md", "config.yaml"):
+        assert "recipes/" not in (project / path).read_text(), path
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    code, _, err = run_command(capsys, ["new", tmp_path])
+    assert (code, err) == (64, f"accel_trainer: error[NEW_EXISTS]: {tmp_path} exists: choose a folder that does not\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
