@@ -402,6 +402,42 @@ MUTANTS = [
         "    if free > needed:",
         ("tests/cli/test_doctor_rules.py::test_a_disk_with_little_room",),
     ),
+    # --- photos ---
+    Mutant(
+        "a selection of photos is read from its first row on",
+        "accel_trainer/vision/sources/photo_columns.py",
+        "return index if self._rows is None else int(self._rows[index])",
+        "return index",
+        ("tests/vision/test_photos.py::test_a_selection_of_a_data_set_keeps_its_order",),
+    ),
+    Mutant(
+        "photos are set aside by where their folder is",
+        "accel_trainer/vision/sources/photo_columns.py",
+        "names = pc.if_else(pc.starts_with(paths, self._prefix), below, paths)",
+        "names = paths",
+        ("tests/vision/test_photos.py::test_a_fraction_is_set_aside_by_name",),
+    ),
+    Mutant(
+        "photos are augmented the same in all epochs",
+        "accel_trainer/vision/augment/photo.py",
+        "config, key = self._config, fold_in(self._seed, self._epoch)",
+        "config, key = self._config, fold_in(self._seed, 0)",
+        ("tests/vision/test_photo_augment.py::test_draws_for_a_sample_do_not_depend_on_its_batch",),
+    ),
+    Mutant(
+        "a batch of photos is used before its threads are done",
+        "accel_trainer/vision/data/photo_loader.py",
+        "    for part in parts:",
+        "    for part in parts[:1]:",
+        ("tests/vision/test_photo_loader.py::test_a_photo_that_cannot_be_decoded_is_named_and_the_threads_end",),
+    ),
+    Mutant(
+        "a photo may claim any number of pixels",
+        "accel_trainer/vision/data/photo_decode.py",
+        "if header.height * header.width > MAX_PIXELS:",
+        "if header.height * header.width < 0:",
+        ("tests/vision/test_photo_decode.py::test_a_decompression_bomb_is_refused_by_its_header",),
+    ),
 ]  # fmt: skip
 
 
