@@ -53,7 +53,7 @@ continues a run that was stopped, and `accel-trainer report RUN` makes a page of
 """
 
 _CONFIG = """# accelerate launch train.py --config config.yaml
-# `python train.py --help` lists all settings, and the config.yaml of a run's folder has their values.
+# `python train.py --help-all` lists all settings, and the config.yaml of a run's folder has their values.
 trainer:
   num_epochs: 10
 batch:
