@@ -45,7 +45,7 @@ def test_kubernetes_replaces_a_pod_that_was_preempted_and_no_other() -> None:
 def test_skypilot_recovers_a_job_that_was_preempted() -> None:
     task = read("sky.yaml")
     assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [ExitCode.PREEMPTED]
-    command = task["run"].replace("exec ", "").replace("$SKYPILOT_NUM_GPUS_PER_NODE", "8")
+    command = task["run"].replace("\\\n", " ").removeprefix("exec ").replace("$SKYPILOT_NUM_GPUS_PER_NODE", "8")
     config = check_command(shlex.split(command))
     assert str(config.run.output_dir).startswith("/runs/")
     assert "/runs" in task["file_mounts"]
