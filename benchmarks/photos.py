@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from accel_trainer import BatchPlan
+from accel_trainer import BatchPlan, RuntimeConfig
 from accel_trainer.core.types import StepBatch
+from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.vision import EvalTransform, PhotoAugmentConfig, PhotoLoader, Photos, load_photos
 from accel_trainer.vision.augment.photo import PhotoAugment, random_resized_box
 from accel_trainer.vision.data.eval_transform import resize_box
@@ -57,7 +58,9 @@ def save_table(folder: Path, files: Sequence[bytes], num_rows: int) -> None:
     from datasets import ClassLabel, Dataset, Features, Image
 
     features = Features({"image": Image(), "label": ClassLabel(num_classes=2)})
-    few = Dataset.from_dict({"image": list(files), "label": [i % 2 for i in range(len(files))]}, features=features)
+    thousand = [files[index % len(files)] for index in range(min(1000, num_rows))]  # in a record batch
+    columns = {"image": thousand, "label": [index % 2 for index in range(len(thousand))]}
+    few = Dataset.from_dict(columns, features=features)
     table = few.data.table
     whole = pa.concat_tables([table] * -(-num_rows // len(table))).slice(0, num_rows)
     Dataset(whole, info=few.info).save_to_disk(str(folder), max_shard_size="4GB")
@@ -103,7 +106,7 @@ def bare_batches(files: Sequence[bytes]) -> Iterator[Any]:
 
 
 def bare_rate(files: Sequence[bytes], num_batches: int) -> float:
-    torch.set_num_threads(1)
+    start_accelerator(RuntimeConfig(num_threads=1))
     return photos_per_s(bare_batches(files), num_batches, time.perf_counter)
 
 
@@ -170,7 +173,7 @@ def make_rate(folder: Path, files: Sequence[bytes], num_batches: int) -> Callabl
 
     def rate(name: str) -> results.Row:
         num_workers = 2 if "2 workers" in name else 0
-        clock = time.perf_counter if num_workers else time.process_time
+        clock = time.perf_counter if num_workers else time.thread_time
         options: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": num_workers}
         if name.startswith(BARE) and num_workers:
             with ProcessPoolExecutor(2, get_context("spawn")) as pool:
@@ -203,12 +206,17 @@ def table_of(measured: dict[str, list[results.Row]], *, to: Sequence[str]) -> li
     return table
 
 
+def private_bytes() -> int:
+    """Return the memory of this process that is no page of a file: what is mapped can be dropped at any time."""
+    info = psutil.Process().memory_info()
+    return int(info.rss - info.shared)
+
+
 def start_of_a_run(folder: Path) -> None:
     """Print what the first batch of a large data set takes, as JSON: seconds, and private memory in MiB."""
     import datasets  # noqa: F401  # the imports are not measured
 
-    memory = psutil.Process()
-    before = memory.memory_full_info().uss
+    before = private_bytes()
     start = time.perf_counter()
     photos = load_photos(folder, val_fraction=0.01)
     loaded_s = time.perf_counter() - start
@@ -217,7 +225,7 @@ def start_of_a_run(folder: Path) -> None:
     first_s = time.perf_counter() - start
     for _ in islice(steps, 300):
         pass
-    after = memory.memory_full_info().uss
+    after = private_bytes()
     row = {"photos": len(photos.train) + len(photos.val), "load s": loaded_s, "first batch s": first_s}
     print(json.dumps(row | {"private MiB": (after - before) / 2**20}))
 
@@ -229,7 +237,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_280_000, help="of the large data set")
     parser.add_argument("--large", type=Path, help="only measure the start on this folder")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    start_accelerator(RuntimeConfig(num_threads=1))  # memory that is freed is kept, as in a run: for all ways
     if options.large is not None:
         start_of_a_run(options.large)
         return

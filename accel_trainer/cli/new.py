@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core import filesystem
 from ..core.errors import ConfigError
 from ..core.run_dir import writes_to
 from .parser import CommandParser
 
-_PACKAGE = Path(__file__).parents[1]
+_PACKAGE, _PRESETS = Path(__file__).parents[1], "accelerate_configs"
 
 
 class _Template(NamedTuple):
@@ -54,7 +54,7 @@ continues a run that was stopped, and `accel-trainer report RUN` makes a page of
 """
 
 _CONFIG = """# accelerate launch train.py --config config.yaml
-# `python train.py --help` lists all settings, and the config.yaml of a run's folder has their values.
+# `python train.py --help-all` lists all settings, and the config.yaml of a run's folder has their values.
 trainer:
   num_epochs: 10
 batch:
@@ -86,27 +86,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder: Path = options.folder
     if folder.exists():
         raise ConfigError("NEW_EXISTS", f"{folder} exists: choose a folder that does not")
-    with writes_to(folder.parent):
-        folder.mkdir(parents=True)
+    if not folder.resolve().parent.is_dir():
+        raise ConfigError("NEW_FOLDER", f"{folder.parent} does not exist: make it first")
+    with writes_to(folder.parent), filesystem.new_directory(folder) as temporary:
+        filesystem.make_directory(temporary / _PRESETS)
         for path, text in _files(folder.resolve().name, options.template).items():
-            (folder / path).write_text(text, encoding="utf-8")
-        shutil.copytree(_template("accelerate_configs"), folder / "accelerate_configs")
+            filesystem.create_file(temporary / path, [text])
     command = f"cd {shlex.quote(str(folder))} && accelerate launch train.py {_TEMPLATES[options.template].flags}"
     print(f"made {folder}: {command.rstrip()}")
     return 0
 
 
-def _files(name: str, template: str) -> dict[str, str]:
+def _files(name: str, template: str) -> dict[str, bytes]:
+    """Return the content of each file of a project, by its path."""
     flags, test_flags, setup = _TEMPLATES[template]
-    recipe = (_template("recipes") / f"{template}.py").read_text(encoding="utf-8")
+    recipe = _read(_template("recipes") / f"{template}.py").decode()
     imports = "from PIL import Image\n" if setup else ""
-    return {
+    texts = {
         "train.py": recipe.replace(f"recipes/{template}.py", "train.py"),
         "config.yaml": _CONFIG,
         "README.md": _README.format(name=name, flags=flags).replace(" \n", "\n"),
         "test_train.py": _TEST.format(imports=imports, setup=setup, flags=test_flags),
         ".gitignore": "runs/\n__pycache__/\n",
     }
+    presets = {f"{_PRESETS}/{path.name}": _read(path) for path in sorted(_template(_PRESETS).glob("*.yaml"))}
+    return {path: text.encode() for path, text in texts.items()} | presets
+
+
+def _read(path: Path) -> bytes:
+    return filesystem.read_file(path, max_bytes=1 << 20)
 
 
 def _template(name: str) -> Path:

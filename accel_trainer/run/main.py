@@ -22,6 +22,7 @@ from ..distributed.launch_env import setup_launch_env, without_local_rank
 from .config import RecipeConfig
 from .dry_run import dry_run
 from .parser import parse_config
+from .short_help import short_help
 
 C = TypeVar("C", bound=RecipeConfig)
 
@@ -43,6 +44,12 @@ def main(
         setup_launch_env()  # first, so that a mistake in it is reported once
         if argv is None:
             sys.argv[1:] = without_local_rank(sys.argv[1:])  # also for the record of the run
+        if {"-h", "--help"} & set(sys.argv[1:] if argv is None else argv):
+            try:
+                print(short_help(config_class, description=description), flush=True)
+            except BrokenPipeError:  # the reader, such as `head`, stopped reading
+                console.mute()
+            sys.exit(ExitCode.DONE)
         config = parse_config(config_class, argv, description=description)
         result = dry_run(train, config) if config.run.dry_run else train(config)
         ignore_signals()  # everything is saved: a late signal must not change the exit code

@@ -57,7 +57,7 @@ class _Given:
 
 
 def parse_config(config_class: type[C], argv: Sequence[str] | None = None, *, description: str) -> C:
-    """Return the config that `argv` (None: the command line) asks for; `--help` prints and exits.
+    """Return the config that `argv` (None: the command line) asks for; `--help` prints all flags and exits.
 
     Flags win over `--config FILE`, which wins over the defaults. The text `None` means None, in flags and files.
     Raises ConfigError if a name, a value or a file is wrong, in one line.
@@ -70,7 +70,7 @@ def parse_config_and_origins(
 ) -> tuple[C, dict[str, Origin]]:
     """Return the config and, by dotted name, where each of its values came from."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    help_asked = ["--help"] if {"-h", "--help"} & set(argv) else []
+    help_asked = ["--help"] if {"-h", "--help", "--help-all"} & set(argv) else []
     if help_asked or argv[:1] == ["--tyro-write-completion"]:
         description = f"{description.strip()}\n\nValues: defaults, then --config FILE (YAML), then flags."
         tyro.cli(config_class, args=help_asked or argv, description=description)

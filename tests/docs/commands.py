@@ -45,7 +45,8 @@ def check_imports(code: str) -> None:
 
 def recipe_flags(path: str) -> set[str]:
     """Return the flags of a recipe."""
-    return _flags_in(_shown(lambda: parse_config(find_config_class(ROOT / path), ["--help"], description="")))
+    shown = _shown(lambda: parse_config(find_config_class(ROOT / path), ["--help"], description=""))
+    return _flags_in(shown) | {"--help-all"}
 
 
 @functools.cache

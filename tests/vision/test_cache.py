@@ -283,6 +283,29 @@ def test_processes_that_load_at_once_get_the_same_and_decode_once(root: Path, mo
     assert builders.empty()
 
 
+@FORKS
+def test_a_chunk_that_a_power_loss_has_damaged_is_decoded_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cache, "_CHUNK_IMAGES", 4)
+    expected = load_images(str(root), cache_dir=tmp_path / "whole").fingerprint
+    for damage in (b"flip", b"json"):
+        writer = multiprocessing.get_context("fork").Process(target=load_and_die, args=(root, 26))
+        writer.start()
+        writer.join(30)
+        (partial,) = (root.parent / "cache").glob("*.partial")
+        journal = partial / "train_chunks.jsonl"
+        assert len(journal.read_bytes().splitlines()) == 3
+        if damage == b"flip":
+            data = bytearray((partial / "train_images.u8").read_bytes())
+            data[800] ^= 1
+            (partial / "train_images.u8").write_bytes(data)
+        else:
+            journal.write_bytes(journal.read_bytes().replace(b'"stop"', b'"\0\0\0\0"', 1))
+        assert load(root).fingerprint == expected
+        shutil.rmtree(root.parent / "cache")
+
+
 def test_without_locks_a_second_writer_is_tolerated(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")

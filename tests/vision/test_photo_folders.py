@@ -125,13 +125,15 @@ def parquet(*names: str, **changes: Any) -> Write:
     return write
 
 
-def plain_parquet(labels: list[Any]) -> Write:
+def plain_parquet(labels: list[Any], kind: pa.DataType | None = None) -> Write:
     """Without the metadata of `datasets`, the photos in a column of bytes."""
 
     def write(root: Path) -> None:
         root.mkdir()
         for name in ("train", "test"):
-            images = pa.array([encoded(photo(9, 9, seed=index)) for index in range(len(labels))])
+            images = [encoded(photo(9, 9, seed=index)) for index in range(len(labels))]
+            is_struct = kind is not None and pa.types.is_struct(kind)
+            images = pa.array([{"bytes": data} for data in images] if is_struct else images, kind or pa.binary())
             pq.write_table(pa.table({"jpeg": images, "class": pa.array(labels)}), root / f"{name}.parquet")
 
     return write
@@ -281,6 +283,10 @@ FOLDERS = {
         Loaded(8, 4),
     ),
     "parquet of other programs": Folder(plain_parquet([0, 1, 1]), Loaded(3, 3, CLASSES_0_1)),
+    "parquet of polars": Folder(plain_parquet([0, 1, 1], pa.large_binary()), Loaded(3, 3, CLASSES_0_1)),
+    "parquet with bytes and path in a struct": Folder(
+        plain_parquet([0, 1, 1], pa.struct({"bytes": pa.binary(), "path": pa.string()})), Loaded(3, 3, CLASSES_0_1)
+    ),
     "parquet with strings as labels": Folder(plain_parquet(["bee", "ant", "bee"]), Loaded(3, 3)),
     "one parquet file": Folder(parquet("photos.parquet"), Loaded(None, None), 0.5, "photos.parquet"),
     "save_to_disk with splits": Folder(saved(train=5, test=4), Loaded(5, 4)),

@@ -221,7 +221,7 @@ def test_an_evaluation_is_every_photo_once_through_the_transform(num_processes: 
 def test_a_photo_that_cannot_be_decoded_is_named_and_the_threads_end(num_workers: int) -> None:
     photos = list(mixed_photos(21))
     photos[13] = photos[13][:100]
-    loader = make_loader(photos=split_of(photos), num_workers=num_workers, global_batch=3)
+    loader = make_loader(photos=split_of(photos), num_workers=num_workers, global_batch=21)
     with pytest.raises(DataError, match="photo 13 cannot be decoded"):
         batches_of(loader)
     assert not reading_threads()

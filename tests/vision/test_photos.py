@@ -11,9 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from accelerate import Accelerator
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, List, Value
 
+from accel_trainer import BatchConfig
 from accel_trainer.core.errors import ConfigError, DataError
+from accel_trainer.vision import EvalTransform, PhotoAugmentConfig, build_photo_loaders
 from accel_trainer.vision.sources.photos import Photos, PhotoSplit, load_photos
 
 from .make_photos import encoded, metadata_is_closed, photo, write_classes, write_photos
@@ -95,11 +98,19 @@ def test_a_class_without_a_validation_photo_is_named_in_one_line(
 ) -> None:
     root = write_classes(tmp_path / "photos", ["ant", "bee"], per_class=20)
     write_classes(root, ["cow"], per_class=1)
+    photos = load(root, tmp_path, val_fraction=0.2)
+    assert len(photos.notes) == 1
+    assert "photo of cow: add photos of it, or change --val-fraction" in photos.notes[0]
     with caplog.at_level(logging.WARNING):
-        load(root, tmp_path, val_fraction=0.2)
-    messages = [record.message for record in caplog.records if record.name.startswith("accel_trainer")]
-    assert len(messages) == 1
-    assert "photo of cow: add photos of it, or change --val-fraction" in messages[0]
+        build_photo_loaders(
+            photos,
+            BatchConfig(per_device_batch_size=4),
+            augment=PhotoAugmentConfig(),
+            transform=EvalTransform(size=8),
+            seed=0,
+            accelerator=Accelerator(cpu=True),
+        )
+    assert [record.message for record in caplog.records if record.name.startswith("accel")] == [photos.notes[0]]
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5, float("nan")])

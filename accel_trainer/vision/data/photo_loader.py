@@ -5,6 +5,7 @@ Shapes: B batch (may be 0), S size of a model's input, K classes.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +30,8 @@ from ..sources.photos import Photos, PhotoSplit
 from .eval_transform import EvalTransform
 from .photo_decode import decode_photo
 from .pixels import Normalizer
+
+_logger = logging.getLogger(__name__)
 
 _BATCHES_AHEAD = 2
 _ROWS_PER_TASK = 4
@@ -237,12 +240,15 @@ def build_photo_loaders(
     seed: int,
     accelerator: Accelerator,
 ) -> tuple[PhotoLoader, PhotoEvalLoader]:
-    """Return the training and the evaluation loader of this process.
+    """Return the training and the evaluation loader of this process. The main process logs the photos' notes.
 
     Raises:
         ConfigError: `accelerator` has settings that are not supported, or the batch does not fit the data.
     """
     reject_unsupported(accelerator)
+    if accelerator.is_main_process:
+        for note in photos.notes:
+            _logger.warning(note)
     num_processes, process_index = accelerator.num_processes, accelerator.process_index
     train = PhotoLoader(
         photos.train,

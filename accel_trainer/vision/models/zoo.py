@@ -45,8 +45,8 @@ class ModelConfig:
     """Which model to train."""
 
     name: Annotated[str, tyro.conf.arg(aliases=["--model"])] = "resnet20"
-    """Architecture: one of `MODEL_NAMES`, or `timm/NAME`, with pretrained weights if NAME has a tag, as in
-    `timm/resnet50.a1_in1k`."""
+    """`resnet8` to `resnet110`, `resnet18/34/50/101`, `resnet9`, `wrn28_10`, `airbench94`, ... or `timm/NAME`, with
+    pretrained weights if NAME has a tag, as in `timm/resnet50.a1_in1k`. A wrong name lists all."""
     width: int | None = None
     """Channels of the first trained layer; every other layer scales with it. None: as in the paper."""
     stem: Literal["auto", "cifar", "imagenet"] = "auto"

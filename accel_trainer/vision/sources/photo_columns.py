@@ -100,7 +100,8 @@ def find_image_column(dataset: Any, wanted: str | None, name: str) -> str:
     from datasets import Image, Value
 
     def holds_bytes(feature: Any) -> bool:
-        return feature == Value("binary") or (isinstance(feature, dict) and feature.get("bytes") == Value("binary"))
+        column = feature.get("bytes") if isinstance(feature, dict) else feature
+        return column in (Value("binary"), Value("large_binary"))
 
     features = dataset.features
     typed = [column for column, feature in features.items() if isinstance(feature, Image)]

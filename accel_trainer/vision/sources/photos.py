@@ -6,7 +6,6 @@ Shapes: N samples, K classes.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +24,6 @@ from ..data.photo_decode import decoder_version
 from ..models.timm_nets import input_settings
 from .photo_columns import ImageColumn, find_image_column, find_label_column, read_labels
 from .photo_files import VAL_NAMES, open_dataset
-
-_logger = logging.getLogger(__name__)
 
 _NUM_HASHED = 256
 T = TypeVar("T")
@@ -80,6 +77,7 @@ class Photos:
     """A training and a validation split of labelled photos.
 
     `fingerprint` is a hash of all labels, the class names, the decoder's version and some photos of each split.
+    `notes` are lines that a user should read, such as classes without a validation photo.
     """
 
     train: PhotoSplit
@@ -87,6 +85,7 @@ class Photos:
     class_names: tuple[str, ...]
     fingerprint: str
     name: str
+    notes: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:
@@ -129,17 +128,24 @@ def load_photos(
     images = [ImageColumn(split, image_column, name=name, root=root) for split in splits]
     if val is None:
         is_val = images[0].name_hashes() < val_fraction
-        _warn_of_one_sided(labels[0], is_val, class_names)
+        notes = _one_sided(labels[0], is_val, class_names)
         parts = [_split(images[0], labels[0], np.flatnonzero(side)) for side in (~is_val, is_val)]
     else:
+        notes = ()
         parts = [_split(images[side], labels[side], None) for side in (0, 1)]
         _refuse_untrained(parts[0], parts[1], class_names)
     for part, kind in zip(parts, ("training", "validation"), strict=True):
         if not len(part):
             raise DataError("DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction")
     columns = (image_column, label_column)
-    fingerprint = fingerprint_photos(parts, columns, class_names)
-    return Photos(train=parts[0], val=parts[1], class_names=class_names, fingerprint=fingerprint, name=name)
+    return Photos(
+        train=parts[0],
+        val=parts[1],
+        class_names=class_names,
+        fingerprint=fingerprint_photos(parts, columns, class_names),
+        name=name,
+        notes=notes,
+    )
 
 
 def _check_fraction(val_fraction: float) -> None:
@@ -179,13 +185,15 @@ def _at_row(read: Callable[[int], T], rows: NDArray[np.int64], index: int) -> T:
     return read(int(rows[index]))
 
 
-def _warn_of_one_sided(labels: NDArray[np.int64], is_val: NDArray[np.bool_], class_names: tuple[str, ...]) -> None:
+def _one_sided(labels: NDArray[np.int64], is_val: NDArray[np.bool_], class_names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a line for each side on which classes are missing."""
+    notes = []
     for side, words in ((is_val, "validation"), (~is_val, "training")):
-        counts = np.bincount(labels[side], minlength=len(class_names))
-        if (without := np.flatnonzero(counts == 0)).size and side.any():
-            _logger.warning(
-                "no %s photo of %s: add photos of it, or change --val-fraction", words, _listed(without, class_names)
-            )
+        without = np.flatnonzero(np.bincount(labels[side], minlength=len(class_names)) == 0)
+        if without.size and side.any():
+            fact = f"no {words} photo of {_listed(without, class_names)}"
+            notes.append(f"{fact}: add photos of it, or change --val-fraction")
+    return tuple(notes)
 
 
 def _refuse_untrained(train: PhotoSplit, val: PhotoSplit, class_names: tuple[str, ...]) -> None:

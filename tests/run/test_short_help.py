@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from accel_trainer import RecipeConfig, main
+from accel_trainer.run.parser import config_fields
+from accel_trainer.run.short_help import short_help
+from recipes import cifar, images
+
+CONFIGS = [RecipeConfig, cifar.Config, images.Config]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_everyday_flags_fit_on_one_screen(
+    config: type[RecipeConfig], columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = short_help(config, description="Train a net.").splitlines()
+    assert len(lines) <= 42
+    assert [line for line in lines if line.startswith("  --") and len(line) > columns] == []
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_short_flag_has_a_line_that_says_what_it_does(config: type[RecipeConfig]) -> None:
+    lines = [line.split() for line in short_help(config, description="").splitlines() if line.startswith("  --")]
+    shown = {flag: words for flag, *words in lines}
+    short = {field.flags[-1] for field in config_fields(config).values() if len(field.flags) > 1}
+    assert short <= set(shown)
+    assert all(len(words) >= 2 for words in shown.values())
+
+
+def test_a_recipes_own_flags_come_first() -> None:
+    flags = [
+        line.split()[0] for line in short_help(images.Config, description="").splitlines() if line.startswith("  --")
+    ]
+    assert flags[0] == "--dataset"
+    assert flags.index("--model") < flags.index("--seed")
+
+
+def test_help_exits_with_0_and_names_the_longer_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag, expected in (("--help", "--help-all lists every setting"), ("--help-all", "--optimizer.weight-decay")):
+        with pytest.raises(SystemExit) as end:
+            main(cifar.train, cifar.Config, description="Train a net.", argv=[flag])
+        assert end.value.code == 0
+        assert expected in capsys.readouterr().out
