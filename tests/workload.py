@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from torch.optim import Optimizer
 
 from accel_trainer import (
     BatchConfig,
+    Callback,
     CheckpointConfig,
     ClassificationTask,
     ConfusionMatrix,
@@ -23,6 +26,7 @@ from accel_trainer import (
     MeanLoss,
     OptimizerConfig,
     RecipeConfig,
+    Run,
     RunConfig,
     RunResult,
     RuntimeConfig,
@@ -31,6 +35,7 @@ from accel_trainer import (
     ScheduleConfig,
     Task,
     TopKAccuracy,
+    Trainer,
     TrainerConfig,
     build_trainer,
     start_run,
@@ -94,6 +99,16 @@ class SmallNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.layers(images)
+
+
+def add_callback(recipe: ModuleType, callback: Callback) -> None:
+    """Let the trainer of a recipe have one callback more, in this process."""
+    build = recipe.build_trainer
+
+    def build_with_callback(run: Run, *, callbacks: Sequence[Callback], **parts: Any) -> Trainer:
+        return build(run, callbacks=[*callbacks, callback], **parts)
+
+    recipe.build_trainer = build_with_callback
 
 
 def make_config(folder: Path, **changes: object) -> RecipeConfig:

@@ -16,6 +16,9 @@ from .parser import CommandParser
 _PACKAGE, _PRESETS = Path(__file__).parents[1], "accelerate_configs"
 
 
+_EXAMPLE = "example: accel-trainer new my-project --template images"
+
+
 class _Template(NamedTuple):
     """`flags` of a first training, and those and the preparation of a small test."""
 
@@ -79,7 +82,7 @@ def test_a_dry_run_succeeds(tmp_path):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the files of a new project into a folder that does not exist yet."""
-    parser = CommandParser(prog="accel-trainer new", description=__doc__)
+    parser = CommandParser(prog="accel-trainer new", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to make")
     parser.add_argument("--template", choices=TEMPLATES, default="cifar", help="the recipe to start from")
     options = parser.parse_args(argv)

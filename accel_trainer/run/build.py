@@ -214,7 +214,7 @@ def _data_changes(stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Se
         return []
     if "data" in allowed:
         return ["data"]
-    change = f"{before} -> {after} samples" if before != after else f"{old[:16]} -> {new[:16]}"
+    change = f"{tuple(before)} -> {tuple(after)} samples" if before != after else f"{old[:16]} -> {new[:16]}"
     fix = "restore it, choose another --output-dir, or continue on purpose with --allow-change data"
     raise CheckpointError("DATA_CHANGED", f"the data is not what this run was trained on ({change}): {fix}")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import tyro
 
@@ -91,6 +91,14 @@ class RecipeConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     run: RunConfig = field(default_factory=RunConfig)
+
+
+C = TypeVar("C", bound=RecipeConfig)
+
+
+def with_defaults(config: C) -> C:
+    """Return the config with what follows from its other values, as a run stores it."""
+    return replace(config, optimizer=config.optimizer.with_learning_rate())
 
 
 # Version 0.1.0 stored "max" for every metric without a mode of its own, which is now None.

@@ -37,7 +37,7 @@ from ..fault_tolerance.failure_report import failures_reported
 from ..fault_tolerance.out_of_memory import explain_out_of_memory
 from ..fault_tolerance.preemption import StopFlag, stop_on_signals
 from ..fault_tolerance.watchdog import Watchdog
-from .config import RecipeConfig, check_allowed_changes, identity_sha256
+from .config import RecipeConfig, check_allowed_changes, identity_sha256, with_defaults
 from .parser import save_config
 from .preflight import LaunchContext, log_warnings, refuse_errors
 from .provenance import describe_environment, find_origins
@@ -80,7 +80,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
     """
-    config = replace(config, optimizer=config.optimizer.with_learning_rate())
+    config = with_defaults(config)
     check_allowed_changes(config)
     refuse_errors(LaunchContext(config=config))
     accelerator = start_accelerator(config.runtime)

@@ -79,9 +79,15 @@ class StepResult:
         return max(float((self.weights[name] - other.weights[name]).abs().max()) for name in self.weights)
 
     def has_metrics_of(self, other: StepResult) -> bool:
-        """Whether every count is the same, and the loss but for rounding."""
+        """Whether every count is the same, and the loss and the mistakes but for rounding."""
         mine, theirs = ({**outcome.metrics} for outcome in (self, other))
-        return abs(mine.pop("eval/loss") - theirs.pop("eval/loss")) <= 1e-6 and mine == theirs
+        has_same_loss = abs(mine.pop("eval/loss") - theirs.pop("eval/loss")) <= 1e-6
+        pairs = zip(mine.pop("eval/worst_mistakes"), theirs.pop("eval/worst_mistakes"), strict=True)
+        has_same_mistakes = all(
+            abs(one.pop("probability") - two.pop("probability")) <= 1e-6 and one == two
+            for one, two in (({**one}, {**two}) for one, two in pairs)
+        )
+        return has_same_loss and has_same_mistakes and mine == theirs
 
 
 def start(command: str, flags: str, log: Path) -> subprocess.Popen[bytes]:

@@ -6,14 +6,13 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from accel_trainer import Callback, main
-from tests import processes
+from tests import processes, workload
 
 
 class Harm(Callback):
@@ -31,7 +30,7 @@ def train(folder: Path, harm: Callable[[Path], object]) -> None:
     from recipes import cifar
 
     cache = folder / "cache"
-    cifar.build_trainer = partial(cifar.build_trainer, callbacks=[Harm(cache, harm)])  # type: ignore[assignment]
+    workload.add_callback(cifar, Harm(cache, harm))
     flags = ["--dataset", "digits", "--model", "resnet8", "--model.width", "4", "--epochs", "2", "--batch-size", "128"]
     places = ["--cache-dir", str(cache), "--output-dir", str(folder / "run")]
     main(cifar.train, cifar.Config, description="", argv=[*flags, "--augment.crop-padding", "1", *places])

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,6 @@ from accel_trainer import (
     StepReport,
     Trainer,
     TrainerConfig,
-    build_trainer,
 )
 from accel_trainer.vision import AugmentConfig, ModelConfig
 from recipes import cifar
@@ -87,7 +85,7 @@ def train_digits_without_float64(folder: Path) -> None:
 
     device.refuses_float64 = True
     waits = Waits()
-    cifar.build_trainer = partial(build_trainer, callbacks=(waits,))
+    workload.add_callback(cifar, waits)
     train_digits(folder)
     print(json.dumps(waits.found))
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...core.config import config_to_dict, diff_config
-from ...run.config import RecipeConfig
+from ...optim.config import OptimizerConfig
+from ...run.config import RecipeConfig, with_defaults
 from ...training.tasks import ClassificationConfig
 from ...vision import AugmentConfig, BadImageConfig, ModelConfig
 from .run_reader import RunReader
@@ -28,7 +29,10 @@ def changed_settings(run: RunReader) -> list[tuple[str, Any, Any]]:
         "task": ClassificationConfig(),
         "bad_images": BadImageConfig(),
     }
-    defaults = config_to_dict(RecipeConfig()) | {name: config_to_dict(part) for name, part in parts.items()}
+    optimizer = OptimizerConfig(name=run.config.get("optimizer", {}).get("name", OptimizerConfig.name))
+    default = with_defaults(RecipeConfig(optimizer=optimizer))
+    defaults = config_to_dict(default) | {name: config_to_dict(part) for name, part in parts.items()}
+    defaults["optimizer"]["name"] = OptimizerConfig.name
     own = flatten(run.config)
     return [change for change in diff_config(defaults, run.config) if change[0] in own and _is_training(change[0])]
 

@@ -13,6 +13,7 @@ from ...core import filesystem
 from ...core.config import config_to_dict, diff_config
 from ...core.errors import ConfigError, ExitCode, OutputError
 from ...core.run_dir import prepare_directory, writes_to
+from ...run.config import with_defaults
 from ..launch import signals_handed_on
 from ..parser import CommandParser
 from ..plan import find_config_class
@@ -90,7 +91,7 @@ def _finished_run(trial: Trial) -> RunReader | None:
         run = read_run(trial.folder)
     except OutputError:
         return None
-    changes = diff_config(run.config, config_to_dict(trial.config))
+    changes = diff_config(run.config, config_to_dict(with_defaults(trial.config)))
     # Its folder does not matter, nor its global batch, which a run fills in.
     is_same = all(name.startswith("run.") or name == "batch.global_batch_size" for name, _, _ in changes)
     return run if is_same and run.result.get("state") == "done" else None
