@@ -61,7 +61,7 @@ def test_a_recipe_is_short(name: str) -> None:
     assert len((ROOT / "recipes" / f"{name}.py").read_text().splitlines()) <= 80
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", slow_but(["characters", "text"], NAMES))
 def test_a_resumed_recipe_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
     recipe(name)
     jobs = [

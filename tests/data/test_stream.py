@@ -29,6 +29,7 @@ from accel_trainer import (
 )
 
 from .. import processes, workload
+from ..variants import slow
 
 NUM_SAMPLES = 29
 CPU = torch.device("cpu")
@@ -99,23 +100,24 @@ def test_an_evaluation_has_each_sample_once(num_processes: int) -> None:
     assert ids == list(range(NUM_SAMPLES))
 
 
-def test_a_run_on_a_stream_resumes_bit_for_bit(tmp_path: Path) -> None:
-    """The stream is a torch DataLoader with a worker, as users have it."""
+@pytest.mark.parametrize("num_workers", [0, *slow([1])])
+def test_a_run_on_a_stream_resumes_bit_for_bit(tmp_path: Path, num_workers: int) -> None:
+    """The stream is a torch DataLoader, as users have it."""
     for name, stops in (("whole", ()), ("parts", (2, 5))):
-        options = {"num_processes": 1, "folder": tmp_path / f"logs-{name}", "has_workers": True}
-        job = processes.start(train, tmp_path / name, *stops, **options)
+        options = {"num_processes": 1, "folder": tmp_path / f"logs-{name}", "has_workers": bool(num_workers)}
+        job = processes.start(train, tmp_path / name, num_workers, *stops, **options)
         assert job.wait() == [0], job.output()
     whole, parts = (load_file(tmp_path / name / "export" / "model.safetensors") for name in ("whole", "parts"))
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
 
 
-def train(folder: Path, *stops: int) -> None:
+def train(folder: Path, num_workers: int, *stops: int) -> None:
     for max_steps in (*stops, None):
         config = workload.make_config(folder)
         config = replace(config, trainer=replace(config.trainer, max_steps=max_steps))
         with start_run(config, recipe="stream") as run:
             loader, eval_loader = build_stream_loaders(
-                lambda epoch: DataLoader(Numbers(epoch), batch_size=None, num_workers=1),
+                lambda epoch: DataLoader(Numbers(epoch), batch_size=None, num_workers=num_workers),
                 lambda: Numbers(0),
                 run.config.batch,
                 num_train=NUM_SAMPLES,
