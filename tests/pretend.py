@@ -23,8 +23,7 @@ import torch
 import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import DistributedType
-from torch import Tensor
-from torch.library import Library
+from torch import Tensor, library
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
@@ -298,7 +297,7 @@ def _empty_on_host(*size: Any, pin_memory: bool = False, **options: Any) -> Tens
 device = Device()
 os.environ["ACCELERATE_TORCH_DEVICE"] = "pretend:0"
 _setup_privateuseone_for_python_backend("pretend", device)
-_kernels = Library("aten", "IMPL")
+_kernels = library.Library("aten", "IMPL")
 for name, kernel in {"empty.memory_format": _empty, "empty_strided": _empty_strided, "_copy_from": _copy_from}.items():
     _kernels.impl(name, kernel, "PrivateUse1")
 # A device made in Python has no pinned memory of torch's, and streams that nothing can be seen of (torch 2.13).

@@ -1,7 +1,7 @@
 """timm on a machine where torchvision's wheel does not load beside a CPU build of torch.
 
 The wheel on PyPI is built for CUDA: its operators do not load, and it registers shapes for two of them when it is
-imported. Defining the two by hand is enough: no net of timm calls them.
+imported. Defining the two by hand is enough: no timm model calls them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import library
 
 
 def import_timm() -> Any:
     """Return timm; skip the test if it is not installed."""
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
-            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+            library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
     pytest.importorskip("torchvision")
     return pytest.importorskip("timm")

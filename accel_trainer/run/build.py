@@ -40,7 +40,7 @@ from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.compile import Compiler, Stopwatch
 from ..training.evaluator import Evaluator
 from ..training.trainer import Trainer
-from .config import RecipeConfig, identity_sha256
+from .config import RecipeConfig, identity_sha256, with_defaults
 from .session import Run, check_same_everywhere
 
 _logger = logging.getLogger(__name__)
@@ -162,8 +162,7 @@ def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> 
     if schedule:
         rates = replace(default.optimizer, learning_rate=None, learning_rate_scaling="none")
         default = replace(default, optimizer=rates, schedule=ScheduleConfig())
-    default = replace(default, optimizer=default.optimizer.with_learning_rate())
-    if unused := diff_config(config_to_dict(default), config_to_dict(config)):
+    if unused := diff_config(config_to_dict(with_defaults(default)), config_to_dict(config)):
         fact = f"{unused[0][0]} has no effect: the recipe sets {'the optimizer' if optimizer else 'a schedule'} itself"
         raise ConfigError("CONFIG", f"{fact}: leave it out, or change the recipe")
 

@@ -50,7 +50,7 @@ def make_photos(folder: Path) -> Path:
 
 
 def train(name: str, photos: Path, folder: Path, *stops: int, micro: int = 4, freeze: str | None = None) -> None:
-    """Train a net of timm for six steps of four photos, with a stop after each of `stops`."""
+    """Train a timm model for six steps of four photos, with a stop after each of `stops`."""
     import_timm()
     size = 224 if name in FIXED_SIZE else 64
     for max_steps in (*stops, 6):

@@ -1,4 +1,4 @@
-"""The networks of timm by name, with their pretrained weights."""
+"""timm models by name, with their pretrained weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def build_timm_net(
 
 
 def input_settings(model: nn.Module) -> Mapping[str, Any]:
-    """Return mean, std, interpolation and crop ratio of the weights of a net of timm; nothing for other models."""
+    """Return mean, std, interpolation and crop ratio of the weights of a timm model; nothing for other models."""
     settings = getattr(model, "pretrained_cfg", None)
     if not settings:
         return {}

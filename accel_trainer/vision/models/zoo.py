@@ -101,10 +101,10 @@ def build_model(
     """Build the model that maps [B, C, H, W], C = `in_channels`, to logits [B, K], K = `num_classes`.
 
     `image_size` is the H and W that the `auto` stem depends on; None: the stem for small images. `pretrained`: whether
-    a net of timm gets the weights that its name says; a run that is resumed needs none.
+    a timm model gets the weights that its name says; a run that is resumed needs none.
 
     Raises:
-        ConfigError: a net of timm cannot be built, or its weights cannot be downloaded.
+        ConfigError: a timm model cannot be built, or its weights cannot be downloaded.
     """
     if config.name.startswith(PREFIX):
         return build_timm_net(

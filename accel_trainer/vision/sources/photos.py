@@ -43,14 +43,14 @@ class PhotoConfig:
     """Height and width in pixels of what the model sees."""
     crop_ratio: float | None = None
     """The side of the evaluated square, in the middle, as a fraction (0..1) of a photo's shorter side; None: as for
-    the weights of a net of timm, else 0.875."""
+    the weights of a timm model, else 0.875."""
 
     def __post_init__(self) -> None:
         _check_fraction(self.val_fraction)
         self.eval_transform()
 
     def eval_transform(self, model: nn.Module | None = None) -> EvalTransform:
-        """Return how photos are evaluated: by a net of timm as in its pretraining, but for the size."""
+        """Return how photos are evaluated: by a timm model as in its pretraining, but for the size."""
         settings = dict(input_settings(model)) if model is not None else {}
         if self.crop_ratio is not None:
             settings["crop_ratio"] = self.crop_ratio
