@@ -35,7 +35,7 @@ from . import results
 PROCESSES = (2, 4, 8)
 PREDICTED = (64, 1024)
 NUM_STEPS = 50
-PARTS = {"rendezvous": 0, "start": 1, "step": 2, "evaluation": 3}
+PARTS = {"rendezvous": 0, "start": 1, "step": 3, "evaluation": 4}  # by the snapshot at its end
 
 
 def traffic() -> tuple[int, int, int]:
@@ -66,7 +66,7 @@ class Snapshots(Callback):
         self.rows.append(traffic())
 
 
-def count(norm: bool) -> list[list[int]]:
+def count(norm: bool) -> list[list[list[int]]]:
     """Train a model of 2,570 weights, with a batch norm or without; return what each process counted as JSON."""
     num_processes = int(os.environ["WORLD_SIZE"])
     samples = [(torch.randn(256), index % 10) for index in range(8 * num_processes * (1 + NUM_STEPS))]
@@ -88,7 +88,8 @@ def count(norm: bool) -> list[list[int]]:
         )  # fmt: skip
         trainer.fit()
         mine = torch.tensor(snapshots.rows)
-        return run.accelerator.gather(mine[None]).tolist()
+        counts: list[list[list[int]]] = run.accelerator.gather(mine[None]).tolist()
+        return counts
 
 
 def measure(num_processes: int, norm: bool) -> list[list[list[int]]]:
@@ -98,13 +99,17 @@ def measure(num_processes: int, norm: bool) -> list[list[list[int]]]:
         return launch(count, norm, num_processes=num_processes)
 
 
-def table(rows: dict[int, Any], part: str) -> list[results.Row]:
-    """Return what the main process and the busiest other one sent in a part of the run, and what more would send."""
+def table(rows: dict[int, Any], part: str, *, num_weights: int = 0) -> list[results.Row]:
+    """Return what the main process and the busiest other one sent in a part of the run, and what more would send.
+
+    Of a step, the bytes of `num_weights` gradients are left out: an all-reduce sends 2 (P - 1) / P of them.
+    """
     place, divisor = PARTS[part], NUM_STEPS if part == "step" else 1
 
     def sent(counts: list[list[int]], column: int) -> float:
         before = counts[place - 1][column] if place else 0
-        return (counts[place][column] - before) / divisor
+        gradients = 4 * num_weights * 2 * (len(processes) - 1) / len(processes) if column == 1 else 0
+        return (counts[place][column] - before) / divisor - gradients
 
     lines = []
     for number, processes in rows.items():
@@ -140,14 +145,14 @@ def main() -> None:
         norm: {number: results.in_process("traffic", "--processes", str(number), *norm) for number in PROCESSES}
         for norm in ((), ("--norm",))
     }
-    tables = {f"{part.capitalize()}": table(counted[()], part) for part in PARTS}
-    tables["Step, with a batch norm of 256 channels over all processes"] = table(counted["--norm",], "step")
+    tables = {part.capitalize(): table(counted[()], part) for part in ("rendezvous", "start", "evaluation")}
+    tables["A step"] = table(counted[()], "step", num_weights=2_570)
+    tables["A step with a batch norm of 256 channels"] = table(counted["--norm",], "step", num_weights=3_082)
     results.write(
         "traffic",
         title="What is sent beside the gradients",
         how="A model of 2,570 weights, gloo on loopback, counted by `ss` for each process's TCP connections; a step is "
-        f"the mean of {NUM_STEPS}, the evaluation has 1,000 samples. Of a step's bytes, the gradients take "
-        "2 (P - 1) / P x 10,280. The start holds the comparison of versions, code, config and data, DDP's broadcast of "
+        f"the mean of {NUM_STEPS}, without the bytes of the gradients; the evaluation has 1,000 samples. The start holds the comparison of versions, code, config and data, DDP's broadcast of "
         "the weights, and the resume; checkpoints are not sent. The last rows continue in a line from 4 and 8 "
         "processes: nothing beyond 8 was counted.",
         tables=tables,
