@@ -152,9 +152,10 @@ def main() -> None:
         "traffic",
         title="What is sent beside the gradients",
         how="A model of 2,570 weights, gloo on loopback, counted by `ss` for each process's TCP connections; a step is "
-        f"the mean of {NUM_STEPS}, without the bytes of the gradients; the evaluation has 1,000 samples. The start holds the comparison of versions, code, config and data, DDP's broadcast of "
-        "the weights, and the resume; checkpoints are not sent. The last rows continue in a line from 4 and 8 "
-        "processes: nothing beyond 8 was counted.",
+        f"the mean of {NUM_STEPS}, without the bytes of the gradients; the evaluation has 1,000 samples. The start "
+        "holds the comparison of versions, code, config and data, DDP's broadcast of the weights, and the resume; "
+        "checkpoints are not sent. The last rows continue in a line from 4 and 8 processes: nothing beyond 8 was "
+        "counted.",
         tables=tables,
         started=started,
     )
