@@ -73,17 +73,24 @@ def plain_loop(model: nn.Module, samples: Samples) -> dict[str, Any]:
     }
 
 
-def evaluate(model: nn.Module, loader: EvalLoader, accelerator: Accelerator) -> dict[str, Any]:
-    evaluator = Evaluator(loader, task=ClassificationTask(), metrics=METRICS, accelerator=accelerator)
+def evaluate(
+    model: nn.Module, loader: EvalLoader, accelerator: Accelerator, *, num_parts: int | None = None
+) -> dict[str, Any]:
+    evaluator = Evaluator(
+        loader, task=ClassificationTask(), metrics=METRICS, accelerator=accelerator, num_parts=num_parts
+    )
     return evaluator.run(model)
 
 
-def shared(samples: Samples, batch_size: int, accelerator: Accelerator) -> DatasetEvalLoader:
+def shared(
+    samples: Samples, batch_size: int, accelerator: Accelerator, *, num_parts: int | None = None
+) -> DatasetEvalLoader:
     return DatasetEvalLoader(
         SampleReader(samples, accelerator.device),
         batch_size=batch_size,
         num_processes=accelerator.num_processes,
         process_index=accelerator.process_index,
+        num_parts=num_parts,
     )
 
 
@@ -100,6 +107,27 @@ def check_all_sizes() -> None:
             for batch_size in batch_sizes:
                 result = evaluate(make_model(), shared(samples, batch_size, accelerator), accelerator)
                 assert result == expected, (num_samples, batch_size)
+
+
+def test_in_a_fixed_number_of_parts_the_metrics_are_the_same_bits_on_any_number_of_processes(tmp_path: Path) -> None:
+    results = []
+    for number in (1, 2, 4):
+        job = processes.run(evaluate_in_parts, num_processes=number, folder=tmp_path / str(number))
+        results.append(job.output())
+    assert len(results[0].splitlines()) == 7
+    assert results[0] == results[1]
+    assert results[0] == results[2]
+
+
+def evaluate_in_parts() -> None:
+    with joined_processes() as accelerator:
+        for num_samples, batch_size in ((1, 7), (3, 1), (5, 2), (97, 1), (97, 13), (97, 500), (1000, 31)):
+            samples = Samples(num_samples)
+            loader = shared(samples, batch_size, accelerator, num_parts=8)
+            result = evaluate(make_model(), loader, accelerator, num_parts=8)
+            assert result == plain_loop(make_model(), samples)
+            if accelerator.is_main_process:
+                print(result)
 
 
 def test_where_running_statistics_differ_the_main_process_has_the_say(tmp_path: Path) -> None:
