@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.types import Batch, EvalLoader, Metric
+from accel_trainer.core.types import Batch, EvalLoader, EvalOutput, Metric
 from accel_trainer.data.dataloader import DatasetEvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
@@ -73,12 +73,8 @@ def plain_loop(model: nn.Module, samples: Samples) -> dict[str, Any]:
     }
 
 
-def evaluate(
-    model: nn.Module, loader: EvalLoader, accelerator: Accelerator, *, num_parts: int | None = None
-) -> dict[str, Any]:
-    evaluator = Evaluator(
-        loader, task=ClassificationTask(), metrics=METRICS, accelerator=accelerator, num_parts=num_parts
-    )
+def evaluate(model: nn.Module, loader: EvalLoader, accelerator: Accelerator) -> dict[str, Any]:
+    evaluator = Evaluator(loader, task=ClassificationTask(), metrics=METRICS, accelerator=accelerator)
     return evaluator.run(model)
 
 
@@ -119,15 +115,35 @@ def test_in_a_fixed_number_of_parts_the_metrics_are_the_same_bits_on_any_number_
     assert results[0] == results[2]
 
 
+class ManySums:
+    """Sums of the losses, each with other weights: in some of them every other order of addition shows."""
+
+    higher_is_better: dict[str, bool] = {}
+
+    def empty(self, device: torch.device) -> Tensor:
+        return torch.zeros(64, dtype=torch.float64, device=device)
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        angles = batch.sample_ids[:, None] * torch.arange(1, 65)
+        sums.add_((output.losses[:, None] * angles.double().sin()).sum(0))
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        return {"sums": sums}
+
+
 def evaluate_in_parts() -> None:
     with joined_processes() as accelerator:
         for num_samples, batch_size in ((1, 7), (3, 1), (5, 2), (97, 1), (97, 13), (97, 500), (1000, 31)):
             samples = Samples(num_samples)
             loader = shared(samples, batch_size, accelerator, num_parts=8)
-            result = evaluate(make_model(), loader, accelerator, num_parts=8)
-            assert result == plain_loop(make_model(), samples)
+            evaluator = Evaluator(
+                loader, task=ClassificationTask(), metrics=[*METRICS, ManySums()], accelerator=accelerator, num_parts=8
+            )
+            result = evaluator.run(make_model())
             if accelerator.is_main_process:
                 print(result)
+            del result["sums"]
+            assert result == plain_loop(make_model(), samples)
 
 
 def test_where_running_statistics_differ_the_main_process_has_the_say(tmp_path: Path) -> None:
