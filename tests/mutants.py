@@ -129,8 +129,8 @@ MUTANTS = [
     Mutant(
         "exact: processes add up by a float all-reduce",
         "accel_trainer/optim/reduction.py",
-        "sum_pairwise(torch.cat([tensor.reshape(-1) for tensor in mine]), accelerator)",
-        'accelerator.reduce(torch.cat([tensor.reshape(-1) for tensor in mine]), reduction="sum")',
+        "sum_pairwise(flat, accelerator)",
+        'flat = accelerator.reduce(flat, reduction="sum")',
         (EXACT,),
     ),
     Mutant(
@@ -150,8 +150,8 @@ MUTANTS = [
     Mutant(
         "exact: dropout is seeded by the place in the process",
         "accel_trainer/optim/reduction.py",
-        "part = self._first_part + index",
-        "part = index",
+        "part, device = self._first_part + index, ",
+        "part, device = index, ",
         (EXACT,),
     ),
     Mutant(
@@ -178,8 +178,8 @@ MUTANTS = [
     Mutant(
         "exact: the sums of an evaluation are added up by an all-reduce",
         "accel_trainer/training/evaluator.py",
-        "flat = sum_pairwise(flat, self.accelerator).cpu()",
-        'flat = self.accelerator.reduce(flat, reduction="sum").cpu()',
+        "sum_pairwise(flat, self.accelerator)",
+        'flat = self.accelerator.reduce(flat, reduction="sum")',
         (EXACT_EVALUATION,),
     ),
     Mutant(

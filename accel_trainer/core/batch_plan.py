@@ -69,9 +69,8 @@ class BatchPlan:
         """Return the positions in the epoch's order of each micro-batch of one process; as many on every process."""
         first = step_in_epoch * self.global_batch_size
         positions = range(first, first + self.step_batch_size(step_in_epoch))
-        return split_evenly(
-            positions, self.per_device_batch_size, self.num_processes, process_index, num_parts=self.num_parts
-        )
+        size, parts = self.per_device_batch_size, self.num_parts
+        return split_evenly(positions, size, self.num_processes, process_index, num_parts=parts)
 
     def describe(self) -> str:
         """Return the arithmetic in one line."""

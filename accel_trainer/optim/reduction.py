@@ -105,8 +105,8 @@ class ExactReduction:
         """Restore the running statistics, and seed by step and the micro-batch's place in it."""
         for buffer, saved in zip(self._buffers, self._saved, strict=True):
             buffer.copy_(saved)
-        part = self._first_part + index
-        seed_forward(self._key, optimizer_step=optimizer_step, micro_batch=part, device=self._accelerator.device)
+        part, device = self._first_part + index, self._accelerator.device
+        seed_forward(self._key, optimizer_step=optimizer_step, micro_batch=part, device=device)
 
     @torch.no_grad()
     def end_backward(self, num_samples: int) -> None:
@@ -114,10 +114,7 @@ class ExactReduction:
         is_empty, statistics = num_samples == 0, self._statistics
         if is_empty:
             statistics = [saved for saved in self._saved if saved.is_floating_point()]
-        gradients = [
-            torch.zeros_like(parameter) if is_empty or parameter.grad is None else parameter.grad
-            for parameter in self._parameters
-        ]
+        gradients = [torch.zeros_like(p) if is_empty or p.grad is None else p.grad for p in self._parameters]
         self._tree.add([*gradients, *(buffer.clone() for buffer in statistics)])
         for parameter in self._parameters:
             parameter.grad = None
@@ -137,11 +134,9 @@ class ExactReduction:
             parameter.grad = gradient
         for buffer, statistic in zip(self._statistics, totals[num_parameters:], strict=True):
             buffer.copy_(statistic / self._num_parts)
-        num_items = numbers[-1].clone() if counts else None
-        if not self._accelerator.is_main_process:
-            torch._foreach_zero_(numbers)
-        named = dict(zip(sums[0], numbers[1:], strict=False))
-        return StepOutput(numbers[0], named, numbers[-1] if counts else None), num_items
+        mine = numbers if self._accelerator.is_main_process else [torch.zeros_like(number) for number in numbers]
+        named = dict(zip(sums[0], mine[1:], strict=False))
+        return StepOutput(mine[0], named, mine[-1] if counts else None), numbers[-1] if counts else None
 
 
 Reduction = FloatReduction | ExactReduction
@@ -184,8 +179,9 @@ def _sum_over_processes(tensors: Sequence[Tensor], accelerator: Accelerator) -> 
         return
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         mine = [tensor for tensor in tensors if tensor.dtype == dtype]
-        summed = sum_pairwise(torch.cat([tensor.reshape(-1) for tensor in mine]), accelerator)
-        for tensor, values in zip(mine, summed.split([tensor.numel() for tensor in mine]), strict=True):
+        flat = torch.cat([tensor.reshape(-1) for tensor in mine])
+        sum_pairwise(flat, accelerator)
+        for tensor, values in zip(mine, flat.split([tensor.numel() for tensor in mine]), strict=True):
             tensor.copy_(values.view(tensor.shape))
 
 

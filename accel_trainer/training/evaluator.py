@@ -91,8 +91,7 @@ class Evaluator:
         # How often each sample was counted; the last count is of ids that are out of range.
         counts = torch.zeros(num_samples + 1, dtype=torch.float64, device=self._sums_device)
         counts.index_add_(0, places, torch.ones_like(places, dtype=torch.float64))
-        has_failed = counts.new_full((1,), failure is not None)
-        counts, num_failures, *merged = self._merge([counts, has_failed, *parts.current])
+        counts, num_failures, *merged = self._merge([counts, counts.new_full((1,), failure is not None), *parts.sums])
         if num_failures:
             raise failure or MetricFailed("by peer")  # words that failure_report looks for
         self._check_each_once(counts)
@@ -131,7 +130,7 @@ class Evaluator:
                     batch, output = _moved(batch, output, self._sums_device)
                 seen.append(batch.sample_ids)
                 parts.begin_batch(len(batch))
-                for metric, sums in zip(self.metrics, parts.current, strict=True):
+                for metric, sums in zip(self.metrics, parts.sums, strict=True):
                     try:
                         metric.update(sums, batch, output)
                     except Exception as error:
@@ -153,21 +152,21 @@ class Evaluator:
         """Add up all sums over the processes at once; return them on the CPU."""
         flat = torch.cat([part.reshape(-1) for part in parts])
         if self._num_parts is None:
-            flat = self.accelerator.reduce(flat, reduction="sum").cpu()
+            flat = self.accelerator.reduce(flat, reduction="sum")
         else:
-            flat = sum_pairwise(flat, self.accelerator).cpu()
-        pieces = flat.split([part.numel() for part in parts])
+            sum_pairwise(flat, self.accelerator)
+        pieces = flat.cpu().split([part.numel() for part in parts])
         return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
 class _PartSums:
-    """The metrics' sums: `current` of the part in progress, and in pairs those of the parts before it.
+    """The metrics' sums: `sums` of the part in progress, and in pairs those of the parts before it.
 
     `ends` are the samples of this process after which a part is complete; empty: all are added up as one part.
     """
 
-    def __init__(self, current: list[Tensor], ends: list[int]) -> None:
-        self.current = current
+    def __init__(self, sums: list[Tensor], ends: list[int]) -> None:
+        self.sums = sums
         self._ends, self._num_samples, self._tree = ends, 0, PairwiseSum()
 
     def begin_batch(self, num_samples: int) -> None:
@@ -177,16 +176,16 @@ class _PartSums:
         self._num_samples += num_samples
 
     def end(self) -> None:
-        """Complete the parts that are left, and let `current` be the sums over all."""
+        """Complete the parts that are left, and let `sums` be the sums over all."""
         if self._ends:
             while self._ends:
                 self._complete()
-            self.current = self._tree.total()
+            self.sums = self._tree.total()
 
     def _complete(self) -> None:
         del self._ends[0]
-        self._tree.add([sums.clone() for sums in self.current])
-        for sums in self.current:
+        self._tree.add([sums.clone() for sums in self.sums])
+        for sums in self.sums:
             sums.zero_()
 
 

@@ -61,19 +61,19 @@ def test_a_process_adds_up_in_pairs_with_one_partial_sum_for_each_level(number: 
 
 
 @pytest.mark.parametrize("num_processes", [2, 4])
-def test_processes_add_up_in_the_same_pairs_whatever_the_shape(tmp_path: Path, num_processes: int) -> None:
+def test_processes_add_up_in_the_same_pairs_at_any_length(tmp_path: Path, num_processes: int) -> None:
     processes.run(add_up, num_processes=num_processes, folder=tmp_path)
 
 
 def add_up() -> None:
     with joined_processes() as accelerator:
-        for shape in ((), (1,), (3,), (5, 7), (1024,)):
+        for length in (1, 3, 35, 600_001):
             generator = torch.Generator().manual_seed(5)
-            rows = torch.randn(accelerator.num_processes, *shape, generator=generator) * 1e3
-            summed = sum_pairwise(rows[accelerator.process_index], accelerator)
-            assert summed.shape == shape
-            for position, value in enumerate(summed.reshape(-1)):
-                assert value == in_pairs(rows.reshape(len(rows), -1)[:, position].tolist()), (shape, position)
+            rows = torch.randn(accelerator.num_processes, length, generator=generator) * 1e3
+            summed = rows[accelerator.process_index].clone()
+            sum_pairwise(summed, accelerator)
+            for position in range(0, length, 1 + length // 2000):
+                assert summed[position] == in_pairs(rows[:, position].tolist()), (length, position)
 
 
 # --- trainings ---
