@@ -62,7 +62,8 @@ class RuntimeConfig:
     deterministic: bool = True
     """Choose deterministic kernels on CUDA; without them a resumed run is close, but not equal bit by bit."""
     num_threads: int | None = None
-    """CPU threads per process, which decide the last bits; None: OMP_NUM_THREADS if set, else cores / processes."""
+    """CPU threads per process, which decide the last bits; None: OMP_NUM_THREADS if set, else cores / processes; 1
+    with `--reduce exact`."""
     tf32: bool = False
     """Let CUDA compute float32 as TF32: faster, with 10 instead of 23 bits of mantissa."""
     loss_scale: float = 65536.0

@@ -97,7 +97,7 @@ def build_trainer(
         learning_rate_at, rate = checked_schedule(schedule, num_steps=num_steps), "the recipe's learning rates"
     banner = (
         f"{describe_machine(accelerator)}\n{loader.plan.describe()}, {_describe_length(config, loader.plan)}\n"
-        f"{rate}, {describe_parameters(model)}\n"
+        f"{rate}, {describe_parameters(model)}, reduce: {loader.plan.reduce}\n"
         f"{num_samples[0]} + {num_samples[1]} samples, compared at a resume by {describe_fingerprint(fingerprint)}\n"
         f"run folder {run.folder}"
     )
@@ -117,6 +117,7 @@ def build_trainer(
         "task_fingerprint": task_fingerprint,
         "num_samples": num_samples,
         "num_processes": accelerator.num_processes,
+        "reduce": loader.plan.reduce,
         "global_batch_size": loader.plan.global_batch_size,
         "versions": library_versions(),
     }
@@ -128,7 +129,10 @@ def build_trainer(
     trainer = trainer_class(
         config.trainer, accelerator=accelerator, model=model, optimizer=chosen,
         learning_rate_at=learning_rate_at, task=task, loader=loader,
-        evaluator=Evaluator(eval_loader, task=task, metrics=metrics, accelerator=accelerator),
+        evaluator=Evaluator(
+            eval_loader, task=task, metrics=metrics, accelerator=accelerator,
+            num_parts=loader.plan.num_parts if loader.plan.reduce == "exact" else None,
+        ),
         checkpointer=checkpointer, seed=config.seed, watchdog=run.watchdog,
         on_micro_batch_halved=run.save_micro_batch if config.batch.fit_batch else None,
         callbacks=[
@@ -230,6 +234,8 @@ def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) 
         {**(each.get("versions") or {}), "num_processes": each["num_processes"]}
         for each in (checkpoint.manifest, metadata)
     )
+    if metadata["reduce"] == "exact":
+        del before["num_processes"]
     if changed := [f"{name} {old} -> {now.get(name)}" for name, old in before.items() if old != now.get(name)]:
         text = "not as when %s was saved: %s; the results may differ in the last bits"
         _logger.warning(text, checkpoint.name, ", ".join(changed))

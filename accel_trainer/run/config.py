@@ -32,6 +32,8 @@ MUTABLE_ON_RESUME = (
     "runtime.num_threads", "runtime.timeout_s", "runtime.stuck_timeout_s", "runtime.backend",
     "runtime.debug_distributed",
 )  # fmt: skip
+# Those of them that decide the bits of `--reduce exact`.
+_PINNED_IF_EXACT = ("batch.per_device_batch_size", "batch.eval_batch_size", "runtime.num_threads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,10 @@ C = TypeVar("C", bound=RecipeConfig)
 
 def with_defaults(config: C) -> C:
     """Return the config with what follows from its other values, as a run stores it."""
-    return replace(config, optimizer=config.optimizer.with_learning_rate())
+    runtime = config.runtime
+    if config.batch.reduce == "exact":  # nothing may depend on the number of processes
+        runtime = replace(runtime, sync_batch_norm=False, num_threads=runtime.num_threads or 1)
+    return replace(config, optimizer=config.optimizer.with_learning_rate(), runtime=runtime)
 
 
 # Version 0.1.0 stored "max" for every metric without a mode of its own, which is now None.
@@ -131,4 +136,5 @@ def check_allowed_changes(config: RecipeConfig) -> None:
 
 def _decisive_values(config: RecipeConfig) -> dict[str, Any]:
     values = flatten_config(config_to_dict(config))
-    return {name: value for name, value in values if not name.startswith(MUTABLE_ON_RESUME)}
+    pinned = _PINNED_IF_EXACT if config.batch.reduce == "exact" else ()
+    return {name: value for name, value in values if name in pinned or not name.startswith(MUTABLE_ON_RESUME)}
