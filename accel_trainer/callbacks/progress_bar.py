@@ -14,7 +14,6 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from ..checkpoint.format import checkpoint_name
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.types import StepReport
-from ..distributed.accelerator import peak_memory_bytes
 from ..training.config import TrainerConfig
 from ..training.metrics import is_number
 from .console import say
@@ -35,7 +34,7 @@ class ProgressBar(Callback):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Show what is about to run, and where it starts."""
-        self._accelerator, self._first_step = trainer.accelerator, trainer.state.optimizer_step
+        self._first_step = trainer.state.optimizer_step
         self._start_s, self._num_epochs = time.monotonic(), self._config.num_epochs
         num_steps = self._num_epochs * trainer.loader.plan.steps_per_epoch
         self._num_steps = min(self._config.max_steps or sys.maxsize, num_steps)
@@ -63,7 +62,6 @@ class ProgressBar(Callback):
         step, left = row["optimizer_step"], ""
         epoch, numbers = f"epoch {row['epoch']}/{self._num_epochs}", _numbers(row)
         if row["event"] == "train" and step > self._first_step:
-            numbers += f"  memory {peak_memory_bytes(self._accelerator) / 2**30:.1f} GiB"
             step_s = (time.monotonic() - self._start_s) / (step - self._first_step)
             left = f"{tqdm.format_interval(step_s * (self._num_steps - step))} left"
         if left and not self._bar.disable:
@@ -98,7 +96,7 @@ def _numbers(row: Mapping[str, Any]) -> str:
 def _short(name: str) -> str:
     """Return the name as a person says it: `train/loss` is loss, `eval/accuracy` eval accuracy."""
     group, _, rest = name.partition("/")
-    rest = rest.replace("_", " ").replace(" per s", "/s").removesuffix(" fraction")
+    rest = rest.replace("_", " ").replace(" per s", "/s").removesuffix(" fraction").removesuffix(" gib")
     return rest if group in ("train", "optim", "perf") else f"{group.replace('_', ' ')} {rest}"
 
 
@@ -107,4 +105,6 @@ def _number(name: str, value: float) -> str:
         return f"{value:,}"
     if name.endswith(("accuracy", "fraction")):
         return f"{100 * value:.2f}%"
+    if name.endswith("_gib"):
+        return f"{value:.1f} GiB"
     return f"{value:,.0f}" if name.startswith("perf/") else f"{value:.4g}"
