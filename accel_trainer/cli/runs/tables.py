@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 
+_INDENT = "    "
 _NUMERIC = {"step", "epoch", "best", "last", "images/s", "wall", "bytes"}
 
 
@@ -28,12 +32,45 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
+def show(text: str) -> None:
+    """Print `text`; on a terminal, lines that are too long continue indented.
+
+    A word that is longer than a line, such as a path, is left whole: it can be copied.
+    """
+    columns = _terminal_columns()
+    if columns is not None:
+        fold = textwrap.TextWrapper(columns, subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False)
+        text = "\n".join(map(fold.fill, text.split("\n")))
+    print(text)
+
+
+def _terminal_columns() -> int | None:
+    """Return the width of the terminal on stdout, None if it is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+
+
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of text under their columns, numbers aligned to the right."""
+    """Return rows of text under their columns, numbers aligned to the right.
+
+    On a terminal that is too narrow, the columns that do not fit stand below, indented.
+    """
     lines = [columns, *rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     aligns = [">" if name in _NUMERIC else "<" for name in columns]
+    groups = _groups(widths, _terminal_columns())
     return "\n".join(
-        "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, aligns, widths, strict=True)).rstrip()
+        _INDENT * (number > 0) + "  ".join(f"{line[i]:{aligns[i]}{widths[i]}}" for i in group).rstrip()
         for line in lines
+        for number, group in enumerate(groups)
     )
+
+
+def _groups(widths: Sequence[int], room: int | None) -> list[list[int]]:
+    """Return the columns of each line of a row, so that none is longer than `room`."""
+    groups: list[list[int]] = [[]]
+    for column, width in enumerate(widths):
+        taken = len(_INDENT) + sum(widths[i] + 2 for i in groups[-1])
+        if room is not None and groups[-1] and taken + width > room:
+            groups.append([])
+        groups[-1].append(column)
+    return groups
