@@ -60,7 +60,7 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 def train(config: RecipeConfig) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     members = [(label, value) for label, library in enumerate(LIBRARIES) for value in vars(library).values()]
-    texts = sorted({(inspect.getdoc(value) or "", label) for label, value in members if callable(value)})
+    texts = sorted({(text, label) for label, value in members if callable(value) and (text := inspect.getdoc(value))})
     tokenizer = make_tokenizer([text for text, _ in texts[::2]])
     samples = [{**tokenizer(text, truncation=True), "labels": label} for text, label in texts]
     no_dropout = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..callbacks.attempt_log import AttemptLog
 from ..callbacks.early_stopping import EarlyStopping, TimeLimit
-from ..callbacks.export import Exporter
+from ..callbacks.export import Exporter, OnnxExport
 from ..callbacks.metric_logger import MetricLogger
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.profiler import Profile
@@ -82,6 +83,7 @@ def build_trainer(
             _logger.info("%s", loaded.describe(config.run.init_from))
     if config.optimizer.freeze is not None:
         freeze(model, config.optimizer.freeze)
+    onnx = OnnxExport(copy.deepcopy(model), task, eval_loader) if config.run.onnx and is_main else None
     preparation = Stopwatch()
     model = place_model(model, accelerator, config.runtime, Compiler(preparation, is_quiet=not is_main).compile)
     _refuse_unused(config, optimizer=optimizer is not None, schedule=schedule is not None)
@@ -138,7 +140,7 @@ def build_trainer(
             progress,
             AttemptLog(run.folder / "attempts.jsonl", phase_s=phase_s),
             Exporter(run.folder, weights="model" if config.trainer.ema_decay is None else "ema",
-                     config=export_config or {}),
+                     config=export_config or {}, onnx=onnx),
             ResultWriter(run.folder, log=log, num_eval_samples=eval_loader.num_samples),
             *([Profile(run.folder / "profile", show=progress.write)] if config.run.profile else []),
             *trackers,
