@@ -77,12 +77,10 @@ def build_trainer(
     num_samples = [loader.plan.num_samples, eval_loader.num_samples]
     task_fingerprint = task.fingerprint() if hasattr(task, "fingerprint") else ""
     check_same_everywhere({"data": f"{fingerprint}, {num_samples} samples"}, accelerator)
-    if config.run.init_from is not None and run.checkpoint is None:
-        loaded = load_initial_weights(model, config.run.init_from, skip=config.run.init_skip)
-        if is_main:
-            _logger.info("%s", loaded.describe(config.run.init_from))
+    origin = _load_origin(run, model)
     if config.optimizer.freeze is not None:
         freeze(model, config.optimizer.freeze)
+        origin += [f"{describe_parameters(model)}: {config.optimizer.freeze}"] * (run.checkpoint is None)
     onnx = OnnxExport(copy.deepcopy(model), task, eval_loader) if config.run.onnx and is_main else None
     preparation = Stopwatch()
     model = place_model(model, accelerator, config.runtime, Compiler(preparation, is_quiet=not is_main).compile)
@@ -117,6 +115,7 @@ def build_trainer(
         "config_sha256": identity_sha256(run.config),
         "data_fingerprint": fingerprint,
         "task_fingerprint": task_fingerprint,
+        "origin": origin,
         "num_samples": num_samples,
         "num_processes": accelerator.num_processes,
         "global_batch_size": loader.plan.global_batch_size,
@@ -156,6 +155,18 @@ def build_trainer(
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
     return trainer
+
+
+def _load_origin(run: Run, model: nn.Module) -> list[str]:
+    """Load the initial weights of a new run, and return in lines where weights come from; later starts repeat them."""
+    if run.checkpoint is not None:
+        return list(run.checkpoint.manifest.get("origin", []))
+    origin, path = [str(model.weights_origin)] if hasattr(model, "weights_origin") else [], run.config.run.init_from
+    if path is not None:
+        origin.append(load_initial_weights(model, path, skip=run.config.run.init_skip).describe(path))
+        if run.accelerator.is_main_process:
+            _logger.info("%s", origin[-1])
+    return origin
 
 
 def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:

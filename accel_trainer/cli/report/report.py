@@ -104,6 +104,7 @@ def _describe(run: RunReader, data: ImageDataset | Photos | None) -> dict[str, A
         "config": list(flatten(run.config).items()),
         "origins": run.environment.get("config_origins", {}),
         "environment": _environment(run),
+        "origin": run.origin,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,14 +52,25 @@ class RunReader:
             return str(self.result.get("state", "unknown"))
 
     @cached_property
-    def data_fingerprint(self) -> str | None:
-        """The SHA-256 of the training data, from the newest checkpoint."""
+    def _manifest(self) -> Mapping[str, Any]:
+        """The manifest of the newest checkpoint; empty if there is none."""
         for path in reversed(list_checkpoints(self.folder / "checkpoints")):
-            try:
-                return str(read_manifest(path)[1].get("data_fingerprint") or "") or None
-            except CheckpointError:
-                continue
-        return None
+            with suppress(CheckpointError):
+                return read_manifest(path)[1]
+        return {}
+
+    @property
+    def data_fingerprint(self) -> str | None:
+        """The SHA-256 of the training data."""
+        return str(self._manifest.get("data_fingerprint") or "") or None
+
+    @property
+    def origin(self) -> list[str]:
+        """Where the initial weights came from, what is frozen, and what the task has beside its settings, in lines."""
+        lines = self._manifest.get("origin")
+        task = self._manifest.get("task_fingerprint")
+        shown = [str(line) for line in lines] if isinstance(lines, list) else []
+        return [*shown, *([f"task, such as the teacher's weights: sha256 {task}"] if task else [])]
 
     @property
     def restarts(self) -> list[int]:
