@@ -17,8 +17,8 @@ def start(folder: Path, source: Path | None, *, skip: str | None = None, max_ste
     config = make_config(folder, optimizer=OptimizerConfig(freeze=freeze))
     where = replace(config.run, init_from=source, init_skip=skip)
     torch.manual_seed(5)
-    task = ClassificationTask() if source is None else DistillationTask(SmallNet(norm="group"))
-    train(replace(config, run=where, trainer=replace(config.trainer, max_steps=max_steps)), task=task)
+    task = ClassificationTask() if source is None else DistillationTask(SmallNet(norm="batch"))
+    train(replace(config, run=where, trainer=replace(config.trainer, max_steps=max_steps)), task=task, norm="batch")
 
 
 def test_a_resumed_run_still_says_what_it_started_from(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_resumed_run_still_says_what_it_started_from(tmp_path: Path) -> None:
     run = read_run(tmp_path / "second")
     loaded, frozen, task = run.origin
     assert loaded.startswith(
-        f"{file} (sha256 {sha256}): 6 tensors loaded; left out: layers.9.bias, layers.9.weight; new:"
+        f"{file} (sha256 {sha256}): 12 tensors loaded; left out: layers.9.bias, layers.9.weight; new:"
     )
     assert frozen.endswith(r"216 of them frozen: ^layers\.0\.")
     assert task.startswith("task, such as the teacher's weights: sha256 ")
