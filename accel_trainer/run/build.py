@@ -234,7 +234,7 @@ def _data_changes(stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Se
 
 def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
     if checkpoint.manifest.get("task_fingerprint", fingerprint) != fingerprint:
-        fact = "the task is not what this run was trained with, such as the teacher of a DistillationTask"
+        fact = "the task is not what this run was trained with, such as its class weights or its teacher"
         raise CheckpointError("TASK_CHANGED", f"{fact}: restore it, or choose another --output-dir")
 
 
