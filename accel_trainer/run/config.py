@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -59,6 +60,8 @@ class RunConfig:
     """Where decoded data is kept, for all runs."""
     profile: Annotated[bool, tyro.conf.arg(aliases=["--profile"])] = False
     """Trace some steps into `profile/` of the run folder, with torch's table of their operations."""
+    onnx: Annotated[bool, tyro.conf.arg(aliases=["--onnx"])] = False
+    """Also export the model as ONNX, so that others can verify it and predict with it without its class."""
     dry_run: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False
     """Try it all in a temporary folder: a step, an evaluation, a checkpoint, and a resume from it for another step."""
     quiet: Annotated[bool, tyro.conf.arg(aliases=["--quiet"])] = False
@@ -68,6 +71,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_pattern(self, "run", "init_skip")
+        if self.onnx and find_spec("onnxscript") is None:
+            raise ConfigError("CONFIG", "--onnx needs onnxscript: pip install 'accel-trainer[onnx]'")
         if self.init_skip is not None and self.init_from is None:
             raise ConfigError("CONFIG", "--init-skip has no effect without --init-from: add that, or leave it out")
         if self.init_from is not None and self.resume not in ("auto", "never"):

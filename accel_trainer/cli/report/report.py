@@ -122,6 +122,7 @@ def _describe(run: RunReader, number: int, data: ImageDataset | Photos | None) -
         "config": list(flatten(run.config).items()),
         "origins": run.environment.get("config_origins", {}),
         "environment": _environment(run),
+        "origin": run.origin,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -55,10 +55,8 @@ class RunReader:
     def manifest(self) -> Mapping[str, Any]:
         """The manifest of the newest checkpoint that has a readable one; else empty."""
         for path in reversed(list_checkpoints(self.folder / "checkpoints")):
-            try:
+            with suppress(CheckpointError):
                 return read_manifest(path)[1]
-            except CheckpointError:
-                continue
         return {}
 
     @property
@@ -74,6 +72,14 @@ class RunReader:
                 drops_last = (self.config.get("batch") or {}).get("drop_last") is True
                 return (num_samples // size if drops_last else -(-num_samples // size)) or None
         return None
+
+    @property
+    def origin(self) -> list[str]:
+        """Where the initial weights came from, what is frozen, and what the task has beside its settings, in lines."""
+        lines = self.manifest.get("origin")
+        task = self.manifest.get("task_fingerprint")
+        shown = [str(line) for line in lines] if isinstance(lines, list) else []
+        return [*shown, *([f"task, such as the teacher's weights: sha256 {task}"] if task else [])]
 
     def training_clock(self) -> tuple[list[int], list[float]] | None:
         """Return steps, and the seconds of training until each: without evaluations, saves and pauses.
