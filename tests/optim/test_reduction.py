@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
+from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from accel_trainer import (
@@ -27,8 +29,10 @@ from accel_trainer import (
     StepOutput,
 )
 from accel_trainer.core.batch_plan import BatchPlan
+from accel_trainer.core.errors import OutOfMemoryError
 from accel_trainer.distributed.collectives import sum_pairwise
-from accel_trainer.optim.reduction import PairwiseSum
+from accel_trainer.fault_tolerance.out_of_memory import halve_micro_batch
+from accel_trainer.optim.reduction import ExactReduction, PairwiseSum
 
 from .. import processes, workload
 from ..joined import FSDP, joined_processes
@@ -241,7 +245,27 @@ def test_fp16_with_loss_scaling_is_refused(tmp_path: Path) -> None:
         workload.train(config_of(tmp_path, {}), scaler=torch.amp.GradScaler("cpu"))
 
 
-def test_fsdp_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_normalises_over_processes_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
+    reduction = ExactReduction(Accelerator(cpu=True), seed=0, num_parts=2)
+    with pytest.raises(ConfigError, match="the model has a SyncBatchNorm: give it a BatchNorm"):
+        reduction.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_compressed_gradients_are_refused() -> None:
+    compression = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[compression])
+    with pytest.raises(ConfigError, match="does not work with --runtime.gradient-compression"):
+        ExactReduction(accelerator, seed=0, num_parts=2)
+
+
+def test_out_of_memory_does_not_advise_smaller_micro_batches_for_the_same_run() -> None:
+    plan = BatchPlan(num_samples=64, global_batch_size=64, per_device_batch_size=16, reduce="exact")
+    with pytest.raises(OutOfMemoryError, match="another training with --reduce exact, so start a new run with half"):
+        halve_micro_batch(plan, accelerator=Accelerator(cpu=True), step=1, remember=None)
+
+
+def test_fsdp_is_refused(tmp_path: Path) -> None:
     job = processes.start(train_sharded, tmp_path / "run", num_processes=2, folder=tmp_path / "log")
     assert job.wait() == [1, 1]
     assert "--reduce exact does not work with FSDP: leave one of them out" in job.output()
