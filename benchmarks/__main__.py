@@ -17,6 +17,7 @@ NAMES = (
     "startup",
     "scaling",
     "cpu_cifar",
+    "fine_tuning",
     "gpu",
 )
 
