@@ -18,6 +18,7 @@ NAMES = (
     "scaling",
     "cpu_cifar",
     "fine_tuning",
+    "padded_lm",
     "gpu",
 )
 

@@ -14,7 +14,17 @@ from benchmarks.input_pipeline import write_noise
 from . import processes
 
 OURS = ("ours, all on", "ours, the others' optimizer")
-LONG = ("startup", "input_pipeline", "photos", "checkpointing", "cpu_cifar", "fine_tuning", "scaling", "gpu")
+LONG = (
+    "startup",
+    "input_pipeline",
+    "photos",
+    "checkpointing",
+    "cpu_cifar",
+    "fine_tuning",
+    "padded_lm",
+    "scaling",
+    "gpu",
+)
 TINY = {
     "overhead": ["--loops", "raw", *OURS, "--repeats", "1", "--steps", "8", "--resnet-repeats", "0"],
     "input_pipeline": ["--images", "1024", "--repeats", "1", "--workers", "0"],
@@ -24,6 +34,7 @@ TINY = {
     "startup": ["--repeats", "1"],
     "cpu_cifar": ["--seeds", "1", "--max-steps", "1"],
     "fine_tuning": ["--seeds", "1", "--max-steps", "1"],
+    "padded_lm": ["--seeds", "1", "--ways", "ours: the task returns num_items", "--layouts", "1 x 8"],
     "scaling": ["--repeats", "1", "--steps", "2"],
     "gpu": ["--tiny"],
 }
