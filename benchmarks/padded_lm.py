@@ -251,7 +251,8 @@ def hf_trainer_with_items(seed: int, size: int, accumulation: int) -> nn.Module:
             return {"logits": self.model(input_ids)}
 
     def loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        return loss_of(outputs["logits"], labels, "sum") / num_items_in_batch
+        mean: Tensor = loss_of(outputs["logits"], labels, "sum") / num_items_in_batch
+        return mean
 
     model = Model()
     _hf_train(model, seed, size, accumulation, compute_loss_func=loss)
