@@ -147,7 +147,7 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
 def _read_sums(out: Path) -> dict[str, str]:
     """Return the hashes of the files by name, if they were all written once."""
     try:
-        lines = filesystem.read_file(out / _SUMS, max_bytes=1 << 26).decode().splitlines()
+        lines = filesystem.read_file(out / _SUMS, max_bytes=1 << 26).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return {}
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
