@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,9 +33,7 @@ from accel_trainer.core.errors import UserError
 
 from .. import processes, workload
 
-pytest.importorskip("expecttest", reason="torch's own tests need it")
-
-NUM_SAMPLES, MOST_INPUTS = 4, 12
+NUM_SAMPLES, MOST_INPUTS = 4, 6
 
 
 class Scalars(nn.Module):
@@ -95,6 +95,8 @@ def cases() -> Iterator[tuple[str, nn.Module, Arguments]]:
     """Yield some constructions of every module with parameters, evenly spaced, with what torch calls them with."""
     from torch.testing._internal.common_modules import module_db
 
+    # The import forbids what runs do: to set `torch.backends.cudnn.deterministic`, and others.
+    torch.backends.disable_global_flags.__globals__["__allow_nonbracketed_mutation_flag"] = True
     for info in module_db:
         torch.manual_seed(0)
         inputs = info.module_inputs_func(info, "cpu", torch.float64, False, True)
@@ -152,16 +154,30 @@ def train_all(folder: Path, micro: int, accumulation: int) -> None:
             for key, value in expected.items()
             if value.numel()
         ]
-        found[name] = max(differences) if all(map(math.isfinite, differences)) else "not finite"
-        (folder / "found.json").write_text(json.dumps(found, indent=1))
+        found[name] = max(differences) if all(map(math.isfinite, differences)) else math.inf
+    (folder / f"found-{os.environ.get('RANK', 0)}.json").write_text(json.dumps(found, indent=1))
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("expecttest") is None, reason="torch's own tests need it")
 @pytest.mark.parametrize(("num_processes", "micro", "accumulation"), [(1, 4, 1), (1, 2, 2), (2, 2, 1)])
 def test_each_module_of_torch_takes_the_step_that_it_takes_by_hand(
     tmp_path: Path, num_processes: int, micro: int, accumulation: int
 ) -> None:
     processes.run(train_all, tmp_path, micro, accumulation, num_processes=num_processes, folder=tmp_path / "logs")
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert len({name.split()[0] for name in found}) >= 30
-    assert {name: value for name, value in found.items() if not (isinstance(value, float) and value <= 1e-10)} == {}
+    found = json.loads((tmp_path / "found-0.json").read_text())
+    refused = {name: value for name, value in found.items() if isinstance(value, str)}
+    assert {name.split()[0] for name in refused} == {name.split()[0] for name in found if name.startswith("nn.Lazy")}
+    assert all("has no shape yet" in value for value in refused.values())
+    assert len({name.split()[0] for name in {*found} - {*refused}}) >= 30
+    assert {name: value for name, value in found.items() if isinstance(value, float) and value > 1e-10} == {}
+
+
+def test_a_model_without_parameters_or_without_their_shapes_is_refused_in_one_line(tmp_path: Path) -> None:
+    data = Arguments((torch.ones(2, 4, dtype=torch.float64),), {})
+    for module, said in (
+        (nn.ReLU(), "leave some to train"),
+        (nn.LazyLinear(3), "module.weight has no shape yet: call"),
+    ):
+        with pytest.raises(UserError, match=said):
+            in_trainer(module, data, tmp_path / type(module).__name__, 4, 1)
