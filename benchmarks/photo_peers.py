@@ -162,7 +162,8 @@ def litdata(source: Source, num_workers: int) -> Iterator[Any]:
     folder = source.folder / "chunks"
     if not folder.exists():
         inputs = [(data, label) for _, data, label in source.rows()]
-        ld.optimize(fn=_sample, inputs=inputs, output_dir=str(folder), chunk_bytes="16MB", num_workers=1)
+        # It sets the start method for the whole process: that of the others.
+        ld.optimize(_sample, inputs, str(folder), chunk_bytes="16MB", num_workers=1, start_method="fork")
     return iter(
         ld.StreamingDataLoader(Photos(str(folder), shuffle=True), batch_size=BATCH_SIZE, num_workers=num_workers)
     )
