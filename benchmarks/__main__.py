@@ -18,6 +18,8 @@ NAMES = (
     "scaling",
     "traffic",
     "cpu_cifar",
+    "fine_tuning",
+    "padded_lm",
     "gpu",
 )
 
