@@ -24,6 +24,7 @@ LONG = (
     "callbacks.md",
     "checkpoints.md",
     "collectives.md",
+    "commands.md",
     "data.md",
     "exactness.md",
     "tutorial.md",
