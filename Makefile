@@ -68,8 +68,7 @@ gpu: setup ## Test and measure on a GPU, in about ten minutes; DATASET=FOLDER: w
 	@$(BIN)/python -m benchmarks.gpu $(if $(DATASET),--dataset '$(DATASET)') $(ARGS)
 
 docs: setup ## Build the documentation into site/, readable offline
-	@NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet && \
-	echo "open site/index.html, or for its search: python -m http.server --directory site"
+	@NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet && echo "open site/index.html"
 
 # For every supported Python and platform in one file, which pip and uv read. The condition that all lines share goes.
 SUPPORTED := python_full_version < '3.14'

@@ -27,6 +27,7 @@ LONG = (
     "commands.md",
     "data.md",
     "exactness.md",
+    "photos.md",
     "tutorial.md",
 )
 LANGUAGES = {"bash", "python", "text", "yaml"}
