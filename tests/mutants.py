@@ -93,8 +93,8 @@ MUTANTS = [
     Mutant(
         "the average takes the new weights by the decay",
         "accel_trainer/optim/ema.py",
-        "self._sources, 1 - decay)",
-        "self._sources, decay)",
+        "sources, 1 - decay)",
+        "sources, decay)",
         ("tests/optim/test_ema.py",),
     ),
     Mutant(

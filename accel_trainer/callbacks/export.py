@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import safetensors.torch
-from torch import Tensor
-
 from ..checkpoint.format import checkpoint_name
 from ..checkpoint.retention import load_checkpoint
+from ..checkpoint.sharded import stream_tensors
 from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import CheckpointError
@@ -52,8 +50,14 @@ class Exporter(Callback):
     def _export(self, source: str, checkpoint: str, weights: str) -> None:
         loaded = load_checkpoint(self._run_folder / "checkpoints", checkpoint)
         assert loaded is not None
-        tensors: Mapping[str, Tensor] = loaded.pieces[weights]
-        data = safetensors.torch.save(dict(tensors))
-        filesystem.write_file_atomic(self._folder / "model.safetensors", data)
-        config = {**self._config, "weights": source, "sha256": hashlib.sha256(data).hexdigest()}
+        sha256 = hashlib.sha256()
+
+        def hashed(chunks: Iterable[filesystem.Chunk]) -> Iterator[filesystem.Chunk]:
+            for chunk in chunks:
+                sha256.update(chunk)
+                yield chunk
+
+        chunks = hashed(stream_tensors(loaded.pieces[weights]))
+        filesystem.replace_file(self._folder / "model.safetensors", chunks)
+        config = {**self._config, "weights": source, "sha256": sha256.hexdigest()}
         filesystem.write_file_atomic(self._folder / "config.json", json.dumps(config, indent=1).encode())

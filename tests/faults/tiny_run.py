@@ -98,7 +98,7 @@ def valid_steps(folder: Path) -> list[int]:
     steps = []
     for path in list_checkpoints(folder / "checkpoints"):
         try:
-            loaded = decode_files(read_checkpoint(path))
+            loaded = decode_files(read_checkpoint(path), path)
         except CheckpointError:
             continue
         if is_state_at(loaded.pieces, loaded.position.optimizer_step):

@@ -1,0 +1,219 @@
+"""A piece whose tensors are shards: a folder with a file per process, of the slices that the process holds.
+
+    model/r00003.safetensors    the slices of process 3; process 0 also writes what is not sharded
+
+The files are those of torch.distributed.checkpoint: its HuggingFaceStorageReader reads the folder. The manifest has the
+SHA-256 of each file's header, and the header that of each slice: a process verifies what it reads, and no more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core import filesystem
+from ..core.errors import CheckpointError
+from ..distributed.fsdp import as_shard, is_shard, local_part, place_in_whole, shard_like
+from ..distributed.machine import free_memory_bytes
+from .serialization import (
+    DTYPES,
+    MAX_BYTES,
+    Encoded,
+    first_nonfinite,
+    memory_of,
+    pack_header,
+    pack_tensors,
+    parse_json,
+)
+
+_OFFSETS, _OURS = "DCP_SHARDING_INFO", "accel_trainer"  # in the header's metadata; the first name is torch's
+
+
+# --- writing ---
+
+
+def own_slices(encoded: Encoded, process_index: int) -> Encoded:
+    """Return what this process stores of a piece; all of it, if no tensor of it is a shard."""
+    if not any(is_shard(tensor) for tensor in encoded.tensors.values()):
+        return encoded
+    tensors, wholes = {}, {}
+    for key, tensor in encoded.tensors.items():
+        local = local_part(tensor.detach())
+        offsets = place_in_whole(tensor)[0] if is_shard(tensor) else [0] * tensor.ndim
+        if process_index == 0 or (is_shard(tensor) and local.numel()):
+            tensors[key], wholes[key] = local, (list(tensor.shape), offsets)
+    return replace(encoded, tensors=tensors, wholes=wholes)
+
+
+def write_slices(path: Path, encoded: Encoded) -> dict[str, object]:
+    """Write this process's file, durably, and return its entry for the manifest."""
+    assert encoded.wholes is not None
+    hashes = {key: hashlib.sha256(memory_of(tensor)).hexdigest() for key, tensor in encoded.tensors.items()}
+    ours = {key: [shape, hashes[key]] for key, (shape, _) in encoded.wholes.items()}
+    places = {key: {"saved_offsets": offsets} for key, (_, offsets) in encoded.wholes.items()}
+    metadata = {"format": "pt", _OFFSETS: json.dumps(places), _OURS: json.dumps(ours)}
+    chunks = pack_tensors(encoded.tensors, metadata)
+    filesystem.create_file(path, chunks)
+    filesystem.disk.sync_directory(path.parent)
+    size, header_size = sum(len(chunk) for chunk in chunks), len(chunks[0])
+    return {"bytes": size, "header_bytes": header_size, "sha256": hashlib.sha256(chunks[0]).hexdigest()}
+
+
+# --- reading ---
+
+
+@dataclass(frozen=True)
+class StoredSlice:
+    """A slice of a tensor of shape `whole`: it begins there at `offsets`, and in the file at byte `start`."""
+
+    path: Path
+    key: str
+    dtype: torch.dtype
+    shape: Sequence[int]
+    whole: Sequence[int]
+    offsets: Sequence[int]
+    start: int
+    sha256: str
+
+    def read(self) -> Tensor:
+        """Return the slice, verified. Raises CheckpointError."""
+        data = _read(self.path, self.start, math.prod(self.shape) * self.dtype.itemsize)
+        if hashlib.sha256(memory_of(data)).hexdigest() != self.sha256:
+            raise damaged(self.path, f"the sha256 of {self.key} is not the one in its header")
+        tensor = data.view(self.dtype).reshape(self.shape)
+        if first_nonfinite({self.key: tensor}) is not None:
+            where = Path(*self.path.parts[-3:])
+            raise CheckpointError("CKPT_NONFINITE", f"{where}: {self.key} is NaN or inf: resume from an older one")
+        return tensor
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor whose slices are read, and verified, when they are needed."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    slices: list[StoredSlice] = field(default_factory=list)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def read(self, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
+        """Return the part of `shape` that begins at `offsets`, on the CPU; None: the whole. Raises CheckpointError."""
+        offsets, shape = offsets or [0] * self.ndim, self.shape if shape is None else shape
+        part = torch.zeros(tuple(shape), dtype=self.dtype)
+        for stored in self.slices:
+            starts = [max(a, b) for a, b in zip(offsets, stored.offsets, strict=True)]
+            ends = [min(a + n, b + m) for a, n, b, m in zip(offsets, shape, stored.offsets, stored.shape, strict=True)]
+            if all(start < end for start, end in zip(starts, ends, strict=True)):
+                there, here = (
+                    tuple(slice(s - o, e - o) for s, e, o in zip(starts, ends, origin, strict=True))
+                    for origin in (stored.offsets, offsets)
+                )
+                part[here] = stored.read()[there]
+        return part
+
+    def numpy(self) -> Any:
+        """Return the whole as a numpy array."""
+        return self.read().numpy()
+
+
+def read_header(path: Path, entry: Mapping[str, Any]) -> bytes:
+    """Return the header of a file if it is that of its `entry` in the manifest. Raises CheckpointError."""
+    if path.parent.is_symlink():
+        raise damaged(path.parent, "a link")
+    header = _read(path, 0, min(entry["header_bytes"], MAX_BYTES), size=entry["bytes"]).numpy().tobytes()
+    if hashlib.sha256(header).hexdigest() != entry["sha256"]:
+        raise damaged(path, "the sha256 of its header is not the one in the manifest")
+    return header
+
+
+def read_slices(path: Path, header: bytes) -> list[StoredSlice]:
+    """Return the slices that the `header` of a file describes. Raises ValueError for one that is not ours."""
+    try:
+        entries = parse_json(header[8:])
+        metadata = entries.pop("__metadata__")
+        places, ours = (parse_json(metadata[name].encode()) for name in (_OFFSETS, _OURS))
+        slices = []
+        for key, entry in entries.items():
+            (whole, sha256), shape, offsets = ours[key], entry["shape"], places[key]["saved_offsets"]
+            if any(o < 0 or n < 0 or o + n > total for o, n, total in zip(offsets, shape, whole, strict=True)):
+                raise ValueError(f"{key} in {path.name} lies outside its whole")
+            start = len(header) + int(entry["data_offsets"][0])
+            slices.append(StoredSlice(path, key, DTYPES[entry["dtype"]], shape, whole, offsets, start, sha256))
+        return slices
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a header of slices ({type(error).__name__}: {str(error)[:80]})") from None
+
+
+def stored_tensors(slices: Iterable[StoredSlice]) -> dict[str, StoredTensor]:
+    """Return the tensors that `slices`, of all files of a piece, make. Raises ValueError if some are missing."""
+    tensors: dict[str, StoredTensor] = {}
+    for each in slices:
+        tensors.setdefault(each.key, StoredTensor(torch.Size(each.whole), each.dtype)).slices.append(each)
+    for key, tensor in tensors.items():
+        if sum(math.prod(each.shape) for each in tensor.slices) != math.prod(tensor.shape):
+            raise ValueError(f"slices of {key} are missing")
+    return tensors
+
+
+def verify_slices(slices: Iterable[StoredSlice], part: int = 0, num_parts: int = 1) -> None:
+    """Read the slices of every `num_parts`-th file, from number `part` on. Raises CheckpointError."""
+    for stored in slices:
+        if int(stored.path.stem[1:]) % num_parts == part:
+            stored.read()
+
+
+def _read(path: Path, start: int, num_bytes: int, *, size: int | None = None) -> Tensor:
+    """Return bytes of a regular file, fewer at its end, as uint8 [N]; `size` is what the whole file must have."""
+    if num_bytes > (free := free_memory_bytes()):
+        raise damaged(path, f"{num_bytes} bytes to read, and {free} bytes of memory are free")
+    try:
+        with filesystem.open_file(path) as file:
+            if size not in (None, os.fstat(file.fileno()).st_size):
+                raise damaged(path, f"{os.fstat(file.fileno()).st_size} bytes, by the manifest {size}")
+            data = torch.empty(num_bytes, dtype=torch.uint8)
+            file.seek(start)
+            file.readinto(memory_of(data))  # type: ignore[attr-defined]  # missing in its stubs
+    except OSError as error:
+        raise damaged(path, error.strerror or str(error)) from error
+    return data
+
+
+# --- whole tensors and stored ones ---
+
+
+def load_whole(stored: Any) -> Any:
+    """Return a stored tensor, read; anything else as it is."""
+    return stored.read() if isinstance(stored, StoredTensor) else stored
+
+
+def load_like(mine: Tensor, stored: Tensor | StoredTensor) -> Tensor:
+    """Return what this process needs of `stored`, placed as `mine`, reading only that."""
+    if isinstance(stored, StoredTensor) and is_shard(mine):
+        return as_shard(mine, stored.read(*place_in_whole(mine)))
+    return shard_like(mine, load_whole(stored))
+
+
+def stream_tensors(tensors: Mapping[str, Tensor | StoredTensor]) -> Iterator[filesystem.Chunk]:
+    """Yield a safetensors file of whole `tensors`, reading one after the other."""
+    header, order = pack_header(tensors)
+    yield header
+    for name in order:
+        yield memory_of(load_whole(tensors[name]).contiguous())
+
+
+def damaged(path: Path, reason: str) -> CheckpointError:
+    """Return the error for a file that is not what was saved."""
+    return CheckpointError("CKPT_DAMAGED", f"{path}: {reason}: use another checkpoint")
