@@ -111,17 +111,15 @@ class Checkpointer:
 
     def check_shared_disk(self) -> None:
         """Raise CheckpointError if some process does not see the files of the others. **Collective** over peers."""
-        missing: list[str] = []
         with ExitStack() as stack:
             try:
                 names = self.peers.agree(lambda: stack.enter_context(filesystem.probe_file(self.directory)).name)
-                seen = self.peers.agree(lambda: [(self.directory / name).exists() for name in names])
-                by_file = zip(*seen, strict=True)
-                missing = [f"not all see the file of process {at}" for at, by in enumerate(by_file) if not all(by)]
+                seen = self.peers.agree(lambda: all((self.directory / name).exists() for name in names))
+                reason = None if all(seen) else f"process {seen.index(False)} does not see the files of all"
             except OSError as error:
-                missing = [str(error.strerror or error)]
-        if missing:
-            fact = f"each process writes its shards to {self.directory}, which they do not share ({missing[0]})"
+                reason = error.strerror or str(error)
+        if reason is not None:
+            fact = f"each process writes its shards to {self.directory}, which they do not share ({reason})"
             fix = "choose a folder that they share, or set fsdp_state_dict_type to FULL_STATE_DICT"
             raise CheckpointError("CKPT_PREFLIGHT", f"{fact}: {fix}")
 

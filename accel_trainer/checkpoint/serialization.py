@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -68,18 +68,6 @@ def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
 # --- tensors as a safetensors file ---
 
 
-class DescribesTensor(Protocol):
-    """What has the shape and dtype of a tensor, and perhaps not its data."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """As a tensor's."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """As a tensor's."""
-
-
 def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[Chunk]:
     """Return the file as chunks: a header, and the memory of the CPU tensors, which must be contiguous.
 
@@ -90,10 +78,11 @@ def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | No
     return [header, *(memory_of(tensors[name]) for name in order)]
 
 
-def pack_header(
-    tensors: Mapping[str, Tensor | DescribesTensor], metadata: Mapping[str, str] | None = None
-) -> tuple[bytes, list[str]]:
-    """Return the header of a file, and the order in which the tensors' bytes follow it."""
+def pack_header(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
+    """Return the header of a file, and the order in which the tensors' bytes follow it.
+
+    Of the tensors only `shape` and `dtype` are read.
+    """
     header: dict[str, Any] = {}
     # Wide types first: every tensor is aligned, and a reader may map the file.
     order, offset = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize), 0

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..core import filesystem
 from ..core.errors import CheckpointError
-from ..distributed.fsdp import as_shard, is_shard, local_part, place_in_whole, shard_like
+from ..distributed.fsdp import as_shard, is_shard, local_part, place_in_whole
 from ..distributed.machine import free_memory_bytes
 from .serialization import (
     DTYPES,
@@ -35,7 +35,7 @@ from .serialization import (
     parse_json,
 )
 
-_OFFSETS, _OURS = "DCP_SHARDING_INFO", "accel_trainer"  # in the header's metadata; the first name is torch's
+_PLACES = "DCP_SHARDING_INFO"  # in the header's metadata; of each slice torch reads only `saved_offsets`
 
 
 # --- writing ---
@@ -57,15 +57,18 @@ def own_slices(encoded: Encoded, process_index: int) -> Encoded:
 def write_slices(path: Path, encoded: Encoded) -> dict[str, object]:
     """Write this process's file, durably, and return its entry for the manifest."""
     assert encoded.wholes is not None
-    hashes = {key: hashlib.sha256(memory_of(tensor)).hexdigest() for key, tensor in encoded.tensors.items()}
-    ours = {key: [shape, hashes[key]] for key, (shape, _) in encoded.wholes.items()}
-    places = {key: {"saved_offsets": offsets} for key, (_, offsets) in encoded.wholes.items()}
-    metadata = {"format": "pt", _OFFSETS: json.dumps(places), _OURS: json.dumps(ours)}
-    chunks = pack_tensors(encoded.tensors, metadata)
+    places = {
+        key: {"saved_offsets": offsets, "shape": shape, "sha256": _sha256(memory_of(encoded.tensors[key]))}
+        for key, (shape, offsets) in encoded.wholes.items()
+    }
+    chunks = pack_tensors(encoded.tensors, {"format": "pt", _PLACES: json.dumps(places)})
     filesystem.create_file(path, chunks)
     filesystem.disk.sync_directory(path.parent)
-    size, header_size = sum(len(chunk) for chunk in chunks), len(chunks[0])
-    return {"bytes": size, "header_bytes": header_size, "sha256": hashlib.sha256(chunks[0]).hexdigest()}
+    return {"bytes": sum(map(len, chunks)), "header_bytes": len(chunks[0]), "sha256": _sha256(chunks[0])}
+
+
+def _sha256(data: filesystem.Chunk) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 # --- reading ---
@@ -87,7 +90,7 @@ class StoredSlice:
     def read(self) -> Tensor:
         """Return the slice, verified. Raises CheckpointError."""
         data = _read(self.path, self.start, math.prod(self.shape) * self.dtype.itemsize)
-        if hashlib.sha256(memory_of(data)).hexdigest() != self.sha256:
+        if _sha256(memory_of(data)) != self.sha256:
             raise damaged(self.path, f"the sha256 of {self.key} is not the one in its header")
         tensor = data.view(self.dtype).reshape(self.shape)
         if first_nonfinite({self.key: tensor}) is not None:
@@ -104,24 +107,16 @@ class StoredTensor:
     dtype: torch.dtype
     slices: list[StoredSlice] = field(default_factory=list)
 
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions."""
-        return len(self.shape)
-
     def read(self, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
         """Return the part of `shape` that begins at `offsets`, on the CPU; None: the whole. Raises CheckpointError."""
-        offsets, shape = offsets or [0] * self.ndim, self.shape if shape is None else shape
+        offsets, shape = offsets or [0] * len(self.shape), self.shape if shape is None else shape
         part = torch.zeros(tuple(shape), dtype=self.dtype)
         for stored in self.slices:
-            starts = [max(a, b) for a, b in zip(offsets, stored.offsets, strict=True)]
-            ends = [min(a + n, b + m) for a, n, b, m in zip(offsets, shape, stored.offsets, stored.shape, strict=True)]
-            if all(start < end for start, end in zip(starts, ends, strict=True)):
-                there, here = (
-                    tuple(slice(s - o, e - o) for s, e, o in zip(starts, ends, origin, strict=True))
-                    for origin in (stored.offsets, offsets)
-                )
-                part[here] = stored.read()[there]
+            both = list(zip(offsets, shape, stored.offsets, stored.shape, strict=True))
+            starts = [max(mine, theirs) for mine, _, theirs, _ in both]
+            sizes = [min(a + n, b + m) - start for (a, n, b, m), start in zip(both, starts, strict=True)]
+            if min(sizes, default=1) > 0:
+                part[_box(starts, sizes, offsets)] = stored.read()[_box(starts, sizes, stored.offsets)]
         return part
 
     def numpy(self) -> Any:
@@ -134,7 +129,7 @@ def read_header(path: Path, entry: Mapping[str, Any]) -> bytes:
     if path.parent.is_symlink():
         raise damaged(path.parent, "a link")
     header = _read(path, 0, min(entry["header_bytes"], MAX_BYTES), size=entry["bytes"]).numpy().tobytes()
-    if hashlib.sha256(header).hexdigest() != entry["sha256"]:
+    if _sha256(header) != entry["sha256"]:
         raise damaged(path, "the sha256 of its header is not the one in the manifest")
     return header
 
@@ -143,15 +138,14 @@ def read_slices(path: Path, header: bytes) -> list[StoredSlice]:
     """Return the slices that the `header` of a file describes. Raises ValueError for one that is not ours."""
     try:
         entries = parse_json(header[8:])
-        metadata = entries.pop("__metadata__")
-        places, ours = (parse_json(metadata[name].encode()) for name in (_OFFSETS, _OURS))
+        places = parse_json(entries.pop("__metadata__")[_PLACES].encode())
         slices = []
         for key, entry in entries.items():
-            (whole, sha256), shape, offsets = ours[key], entry["shape"], places[key]["saved_offsets"]
+            whole, offsets, shape = places[key]["shape"], places[key]["saved_offsets"], entry["shape"]
             if any(o < 0 or n < 0 or o + n > total for o, n, total in zip(offsets, shape, whole, strict=True)):
                 raise ValueError(f"{key} in {path.name} lies outside its whole")
-            start = len(header) + int(entry["data_offsets"][0])
-            slices.append(StoredSlice(path, key, DTYPES[entry["dtype"]], shape, whole, offsets, start, sha256))
+            dtype, start = DTYPES[entry["dtype"]], len(header) + int(entry["data_offsets"][0])
+            slices.append(StoredSlice(path, key, dtype, shape, whole, offsets, start, places[key]["sha256"]))
         return slices
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"not a header of slices ({type(error).__name__}: {str(error)[:80]})") from None
@@ -194,16 +188,24 @@ def _read(path: Path, start: int, num_bytes: int, *, size: int | None = None) ->
 # --- whole tensors and stored ones ---
 
 
+def _box(starts: Sequence[int], sizes: Sequence[int], origin: Sequence[int] | None = None) -> tuple[slice, ...]:
+    """Return the index of the box of `sizes` that begins at `starts`, counted from `origin`."""
+    begins = [start - at for start, at in zip(starts, origin or [0] * len(starts), strict=True)]
+    return tuple(slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=True))
+
+
 def load_whole(stored: Any) -> Any:
     """Return a stored tensor, read; anything else as it is."""
     return stored.read() if isinstance(stored, StoredTensor) else stored
 
 
 def load_like(mine: Tensor, stored: Tensor | StoredTensor) -> Tensor:
-    """Return what this process needs of `stored`, placed as `mine`, reading only that."""
-    if isinstance(stored, StoredTensor) and is_shard(mine):
-        return as_shard(mine, stored.read(*place_in_whole(mine)))
-    return shard_like(mine, load_whole(stored))
+    """Return what this process needs of `stored`, placed as `mine`; of a StoredTensor, only that is read."""
+    if not is_shard(mine):
+        return load_whole(stored)  # type: ignore[no-any-return]
+    offsets, shape = place_in_whole(mine)
+    local = stored.read(offsets, shape) if isinstance(stored, StoredTensor) else stored[_box(offsets, shape)]
+    return as_shard(mine, local)
 
 
 def stream_tensors(tensors: Mapping[str, Tensor | StoredTensor]) -> Iterator[filesystem.Chunk]:

@@ -145,7 +145,7 @@ def _group_identity(model: nn.Module, group: Mapping[str, Any]) -> tuple[Any, ..
 
 def _fitted(value: Any, parameter: Tensor, name: str) -> Any:
     """Return per-parameter state in the parameter's memory layout, which fused kernels need."""
-    if not isinstance(value, Tensor | StoredTensor) or value.ndim == 0:
+    if not isinstance(value, Tensor | StoredTensor) or not value.shape:
         return load_whole(value)
     if value.shape != parameter.shape:
         if name.partition("[")[0] not in _SHAPED_LIKE_PARAMETER:  # Adafactor's row_var, for one

@@ -100,15 +100,22 @@ def run_on_main(action: Callable[[], Any], accelerator: Accelerator) -> Any:
 
     Its `UserError` is raised on every process: none is left waiting.
     """
-    answer: list[Any] = []
-    if accelerator.is_main_process:
-        try:
-            answer = [action()]
-        except UserError as error:
-            answer = [type(error).__name__, error.code, error.args[0]]
-    result, *failure = json.loads(broadcast_bytes(json.dumps(answer).encode(), accelerator))
+    answer = _answer(action) if accelerator.is_main_process else []
+    return _result(json.loads(broadcast_bytes(json.dumps(answer).encode(), accelerator)))
+
+
+def _answer(action: Callable[[], Any]) -> list[Any]:
+    """Return the result of `action`, or what is needed to raise its UserError elsewhere."""
+    try:
+        return [action()]
+    except UserError as error:
+        return [type(error).__name__, error.code, error.args[0]]
+
+
+def _result(answer: list[Any]) -> Any:
+    result, *failure = answer
     if failure:
-        raise getattr(errors, result)(*failure)
+        raise OSError(*failure) if result == "OSError" else getattr(errors, result)(*failure)
     return result
 
 
@@ -163,18 +170,11 @@ class Peers:
         """
         if self.group is None:
             return [action()]
-        answer: list[Any]
         try:
-            answer = [action()]
+            answer = _answer(action)
         except OSError as error:
             answer = ["OSError", error.errno, f"process {self.process_index}: {error.strerror or error}"]
-        except UserError as error:
-            answer = [type(error).__name__, error.code, error.args[0]]
-        answers = [json.loads(data) for data in self._all_gather(json.dumps(answer).encode())]
-        for name, *failure in answers:
-            if failure:
-                raise OSError(*failure) if name == "OSError" else getattr(errors, name)(*failure)
-        return [result for (result,) in answers]
+        return [_result(json.loads(data)) for data in self._all_gather(json.dumps(answer).encode())]
 
     def _all_gather(self, data: bytes) -> list[bytes]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_processes)]

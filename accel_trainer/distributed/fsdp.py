@@ -75,22 +75,11 @@ def place_in_whole(shard: Tensor) -> tuple[list[int], list[int]]:
 
 
 def as_shard(mine: Tensor, local: Tensor) -> Tensor:
-    """Return `local`, this process's part, as a shard placed as `mine`."""
+    """Return `local`, this process's part of a whole, as a shard placed as `mine`."""
     from torch.distributed.tensor import DTensor
 
-    mesh, placements = mine.device_mesh, mine.placements  # type: ignore[attr-defined]
-    local = local.to(mine.device)
+    mesh, placements, local = mine.device_mesh, mine.placements, local.to(mine.device)  # type: ignore[attr-defined]
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=mine.shape, stride=mine.stride())
-
-
-def shard_like(mine: Tensor, whole: Tensor) -> Tensor:
-    """Return this process's shard of `whole`, placed as `mine`; `whole` itself if `mine` is not a shard."""
-    if not is_shard(mine):
-        return whole
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh, placements = mine.device_mesh, mine.placements  # type: ignore[attr-defined]
-    return distribute_tensor(whole.to(mine.device), mesh, placements, src_data_rank=None)
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -66,7 +67,7 @@ class InterceptedDisk(filesystem.Disk):
         def remove_half() -> None:
             names = sorted(os.listdir(path))
             for name in names[: (len(names) + 1) // 2]:
-                (path / name).unlink()
+                shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
 
         self.intercept("remove_tree", path, lambda: filesystem.Disk.remove_tree(self, path), remove_half)
 
