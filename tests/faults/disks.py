@@ -10,19 +10,20 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from accel_trainer.core import filesystem
 
 When = Literal["before", "half", "after"]
+D = TypeVar("D", bound=filesystem.Disk)
 
 
 @contextmanager
-def installed(disk: filesystem.Disk) -> Iterator[None]:
+def installed(disk: D) -> Iterator[D]:
     """Let all changes go through `disk` inside the block."""
     original, filesystem.disk = filesystem.disk, disk
     try:
-        yield
+        yield disk
     finally:
         filesystem.disk = original
 

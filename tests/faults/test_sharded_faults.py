@@ -11,9 +11,18 @@ import pytest
 from accel_trainer.core.errors import CheckpointError, DivergedError
 from tests import processes
 from tests.faults.disks import installed
+from tests.faults.power_loss import LAST_STEP, Change, Summary, replay
 from tests.faults.shard_kills import ALL_KILLS, NUM_CHANGES, Kill, run_kills
 from tests.faults.tiny_run import leftovers, name_at, position_at, valid_steps
-from tests.faults.tiny_shards import MAX_FAILED_SAVES, ArmedDisk, FailingOnce, Run, sharded_pieces_at
+from tests.faults.tiny_shards import (
+    MAX_FAILED_SAVES,
+    ArmedDisk,
+    FailingOnce,
+    Run,
+    TracingDisk,
+    read_trace,
+    sharded_pieces_at,
+)
 from tests.variants import slow
 
 pytestmark = pytest.mark.crash
@@ -117,6 +126,53 @@ def save_what_is_not_finite(folder: Path) -> None:
 def test_a_nan_in_the_shard_of_one_process_ends_all(scratch: Path) -> None:
     processes.run(save_what_is_not_finite, scratch, num_processes=2, folder=scratch / "logs")
     assert valid_steps(scratch) == [1]
+
+
+def record(folder: Path, trace: Path) -> None:
+    with installed(TracingDisk(trace)) as disk:
+        run = Run(folder)
+        for _ in range(LAST_STEP):
+            run.save()
+            if run.rank == 0:
+                disk.append("acknowledge", Path(name_at(run.step)))
+        run.end()
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Change], Path]:
+    """The changes of the disk by a run of two processes, and its folder."""
+    folder = tmp_path_factory.mktemp("trace")
+    (folder / "run").mkdir()
+    processes.run(record, folder / "run", folder / "trace", num_processes=2, folder=folder / "logs")
+    return read_trace(folder / "trace"), folder / "run"
+
+
+def replay_in(scratch: Path, trace: tuple[list[Change], Path], without: tuple[str, str], num_states: int) -> Summary:
+    """Replay what was recorded without the changes of a kind to paths that have a text."""
+    changes, folder = trace
+    kept = [each for each in changes if not (each[0] == without[0] and without[1] in str(each[1]))]
+    assert without == NOTHING or len(kept) < len(changes)
+    moved = [(operation, scratch / "run" / path.relative_to(folder) if path.is_absolute() else path, details)
+             for operation, path, details in kept]  # fmt: skip
+    return replay(moved, scratch / "run", num_states=num_states)
+
+
+NOTHING = ("", "")
+
+
+def test_no_power_loss_takes_an_acknowledged_checkpoint_of_shards(
+    scratch: Path, trace: tuple[list[Change], Path], effort: int
+) -> None:
+    summary = replay_in(scratch, trace, NOTHING, 1000 * effort)
+    assert summary.num_states >= 1000 * effort
+    assert not summary.lost, summary.lost[:3]
+
+
+@pytest.mark.parametrize("without", [("sync", "r00001"), ("sync_directory", "/model"), ("sync_directory", "/.tmp-")])
+def test_a_protocol_of_shards_with_a_sync_left_out_loses_checkpoints(
+    scratch: Path, trace: tuple[list[Change], Path], without: tuple[str, str]
+) -> None:
+    assert replay_in(scratch, trace, without, 1).lost
 
 
 def start_apart(folder: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import json
 import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from accel_trainer.core.filesystem import AppendFile
 from accel_trainer.distributed.collectives import join_peers, run_on_main
 from accel_trainer.run.resume import read_checkpoint
 from tests.faults.disks import InterceptedDisk, When
+from tests.faults.power_loss import Change
 from tests.faults.tiny_run import METADATA, ROW_BYTES, best_at, is_state_at, name_at, pieces_at, position_at
 from tests.joined import joined_processes
 
@@ -101,6 +105,41 @@ class ArmedDisk(InterceptedDisk):
 
     def meet(self, number: int, act: Callable[[], object], act_half: Callable[[], object]) -> object:
         return act()
+
+
+class TracingDisk(InterceptedDisk):
+    """Appends each change to a file, in one order for the threads and processes that share it."""
+
+    def __init__(self, trace: Path) -> None:
+        self._file, self._lock = trace.open("ab", buffering=0), threading.Lock()
+
+    def intercept(self, operation: str, path: Path, act: Callable[[], object], act_half: Callable[[], object],
+                  *details: object) -> object:  # fmt: skip
+        with self._lock:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                result = act()
+                self.append(operation, path, *details)
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+        return result
+
+    def append(self, operation: str, path: Path, *details: object) -> None:
+        """Append a line."""
+        plain = [each.hex() if isinstance(each, bytes) else each for each in details]
+        line = [operation, str(path), [type(each).__name__ for each in details], plain]
+        self._file.write(json.dumps(line, default=str).encode() + b"\n")
+
+
+def read_trace(trace: Path) -> list[Change]:
+    """Return the changes that `TracingDisk` has recorded."""
+    kinds = {"bytes": bytes.fromhex, "int": int}
+    changes: list[Change] = []
+    for line in trace.read_text().splitlines():
+        operation, path, names, plain = json.loads(line)
+        details = [kinds.get(name, Path)(value) for name, value in zip(names, plain, strict=True)]  # type: ignore[operator]
+        changes.append((operation, Path(path), tuple(details)))
+    return changes
 
 
 class KillingAt(ArmedDisk):
