@@ -259,7 +259,8 @@ MUTANTS = [
         "a checkpoint is there before what must not fall behind it",
         "accel_trainer/checkpoint/format.py",
         "            before_commit()\n            _write(temporary / COMMIT, [_commit_mark(manifest)])\n",
-        "            _write(temporary / COMMIT, [_commit_mark(manifest)])\n            stack.close(), before_commit()\n",
+        "            _write(temporary / COMMIT, [_commit_mark(manifest)])\n"
+        "            stack.close()\n            before_commit()\n",
         ("tests/checkpoint/test_manager.py::test_what_must_not_be_older_than_a_checkpoint_is_synced_before_its_commit",),
     ),
     Mutant(

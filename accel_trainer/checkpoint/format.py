@@ -219,7 +219,10 @@ def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
             raise CheckpointError("CKPT_FORMAT", f"{fact}: use the version of accel_trainer that wrote it")
         name, entries = checkpoint_name(_position(manifest)), manifest["files"].items()
         is_valid = all(
-            _FILE_NAME.fullmatch(file) and min(entry["bytes"], entry.get("header_bytes", 8)) >= 0 and entry["sha256"]
+            _FILE_NAME.fullmatch(file)
+            and entry["bytes"] >= 0
+            and entry["sha256"]
+            and int(entry.get("header_bytes", 0)) >= 0
             for file, entry in entries
         )
     except (ValueError, TypeError, LookupError, AttributeError) as error:

@@ -110,7 +110,9 @@ class Checkpointer:
             raise CheckpointError("CKPT_PREFLIGHT", f"{fact}: free some space or choose another folder")
 
     def check_shared_disk(self) -> None:
-        """Raise CheckpointError if some process does not see the files of the others. **Collective** over peers."""
+        """Raise CheckpointError if some peer does not see the files of the others. **Collective** over peers."""
+        if self.peers.group is None:
+            return
         with ExitStack() as stack:
             try:
                 names = self.peers.agree(lambda: stack.enter_context(filesystem.probe_file(self.directory)).name)
@@ -146,6 +148,7 @@ class Checkpointer:
             wait_for_copies()
             self._commit(name, copies, header)
             if self.peers.process_index == 0:
+                _logger.info("checkpoint %s saved", name)
                 self._tidy_up(name, best)
 
         self._pending = self._executor.submit(commit)
@@ -196,8 +199,6 @@ class Checkpointer:
         if not self.peers.agree(check)[0]:
             write_checkpoint(path, pieces, header=header, before_commit=self._before_commit, peers=self.peers)
         self.last_committed = name
-        if self.peers.process_index == 0:
-            _logger.info("checkpoint %s saved", name)
 
     def _tidy_up(self, name: str, best: BestCheckpoint | None) -> None:
         """Record the best, then delete the old: in this order a crash loses nothing."""

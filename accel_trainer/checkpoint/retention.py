@@ -103,8 +103,7 @@ def has_valid(path: Path, metadata: Mapping[str, object], *, trust_slices: bool 
     try:
         manifest = _read(path, trust_slices=trust_slices)[1].manifest
     except CheckpointError as error:
-        _logger.warning("%s", error)
-        quarantine(path, "damaged")
+        pass_over(path, error)
         return False
     if any(manifest.get(name) != metadata.get(name) for name in ("config_sha256", "data_fingerprint")):
         quarantine(path, "superseded")

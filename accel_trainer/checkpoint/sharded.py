@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -81,15 +80,15 @@ class StoredSlice:
     path: Path
     key: str
     dtype: torch.dtype
-    shape: Sequence[int]
-    whole: Sequence[int]
-    offsets: Sequence[int]
+    shape: torch.Size
+    whole: torch.Size
+    offsets: torch.Size
     start: int
     sha256: str
 
     def read(self) -> Tensor:
         """Return the slice, verified. Raises CheckpointError."""
-        data = _read(self.path, self.start, math.prod(self.shape) * self.dtype.itemsize)
+        data = _read(self.path, self.start, self.shape.numel() * self.dtype.itemsize)
         if _sha256(memory_of(data)) != self.sha256:
             raise damaged(self.path, f"the sha256 of {self.key} is not the one in its header")
         tensor = data.view(self.dtype).reshape(self.shape)
@@ -128,7 +127,7 @@ def read_header(path: Path, entry: Mapping[str, Any]) -> bytes:
     """Return the header of a file if it is that of its `entry` in the manifest. Raises CheckpointError."""
     if path.parent.is_symlink():
         raise damaged(path.parent, "a link")
-    header = _read(path, 0, min(entry["header_bytes"], MAX_BYTES), size=entry["bytes"]).numpy().tobytes()
+    header = _read(path, 0, min(int(entry["header_bytes"]), MAX_BYTES), size=entry["bytes"]).numpy().tobytes()
     if _sha256(header) != entry["sha256"]:
         raise damaged(path, "the sha256 of its header is not the one in the manifest")
     return header
@@ -141,13 +140,14 @@ def read_slices(path: Path, header: bytes) -> list[StoredSlice]:
         places = parse_json(entries.pop("__metadata__")[_PLACES].encode())
         slices = []
         for key, entry in entries.items():
-            whole, offsets, shape = places[key]["shape"], places[key]["saved_offsets"], entry["shape"]
+            numbers = (places[key]["shape"], places[key]["saved_offsets"], entry["shape"])
+            whole, offsets, shape = (torch.Size(map(int, each)) for each in numbers)
             if any(o < 0 or n < 0 or o + n > total for o, n, total in zip(offsets, shape, whole, strict=True)):
                 raise ValueError(f"{key} in {path.name} lies outside its whole")
             dtype, start = DTYPES[entry["dtype"]], len(header) + int(entry["data_offsets"][0])
             slices.append(StoredSlice(path, key, dtype, shape, whole, offsets, start, places[key]["sha256"]))
         return slices
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise ValueError(f"not a header of slices ({type(error).__name__}: {str(error)[:80]})") from None
 
 
@@ -155,9 +155,11 @@ def stored_tensors(slices: Iterable[StoredSlice]) -> dict[str, StoredTensor]:
     """Return the tensors that `slices`, of all files of a piece, make. Raises ValueError if some are missing."""
     tensors: dict[str, StoredTensor] = {}
     for each in slices:
-        tensors.setdefault(each.key, StoredTensor(torch.Size(each.whole), each.dtype)).slices.append(each)
+        tensors.setdefault(each.key, StoredTensor(each.whole, each.dtype)).slices.append(each)
     for key, tensor in tensors.items():
-        if sum(math.prod(each.shape) for each in tensor.slices) != math.prod(tensor.shape):
+        if any((each.whole, each.dtype) != (tensor.shape, tensor.dtype) for each in tensor.slices):
+            raise ValueError(f"slices of {key} are of several tensors")
+        if sum(each.shape.numel() for each in tensor.slices) != tensor.shape.numel():
             raise ValueError(f"slices of {key} are missing")
     return tensors
 
@@ -180,8 +182,8 @@ def _read(path: Path, start: int, num_bytes: int, *, size: int | None = None) ->
             data = torch.empty(num_bytes, dtype=torch.uint8)
             file.seek(start)
             file.readinto(memory_of(data))  # type: ignore[attr-defined]  # missing in its stubs
-    except OSError as error:
-        raise damaged(path, error.strerror or str(error)) from error
+    except (OSError, ValueError) as error:  # of an impossible place in the file
+        raise damaged(path, getattr(error, "strerror", None) or str(error)) from error
     return data
 
 
@@ -190,7 +192,7 @@ def _read(path: Path, start: int, num_bytes: int, *, size: int | None = None) ->
 
 def _box(starts: Sequence[int], sizes: Sequence[int], origin: Sequence[int] | None = None) -> tuple[slice, ...]:
     """Return the index of the box of `sizes` that begins at `starts`, counted from `origin`."""
-    begins = [start - at for start, at in zip(starts, origin or [0] * len(starts), strict=True)]
+    begins = starts if origin is None else [start - at for start, at in zip(starts, origin, strict=True)]
     return tuple(slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=True))
 
 

@@ -158,11 +158,6 @@ class Peers:
     num_processes: int = 1
     group: dist.ProcessGroup | None = None
 
-    @property
-    def take_part(self) -> bool:
-        """Whether this process is one of them."""
-        return self.group is not None or self.process_index == 0
-
     def agree(self, action: Callable[[], Any]) -> list[Any]:
         """Run `action` on each process; return the results, JSON values, of all in their order. **Collective.**
 

@@ -31,7 +31,7 @@ from ..core.errors import CheckpointError, ConfigError
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.fingerprint import SAMPLED, describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions, place_model
-from ..distributed.collectives import Peers, join_peers, run_on_main
+from ..distributed.collectives import ALONE, join_peers, run_on_main
 from ..distributed.fsdp import reject_options_with_fsdp, saves_shards
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, checked_schedule, scale_learning_rate
@@ -122,8 +122,7 @@ def build_trainer(
     checkpointer = Checkpointer(
         run.folder / "checkpoints", config=config.checkpoint, metadata=metadata,
         before_commit=history.sync if history is not None else lambda: None,
-        peers=join_peers(accelerator, timeout_s=config.runtime.timeout_s) if saves_shards(accelerator)
-        else Peers(accelerator.process_index),
+        peers=join_peers(accelerator, timeout_s=config.runtime.timeout_s) if saves_shards(accelerator) else ALONE,
     )  # fmt: skip
     run.resources.callback(checkpointer.close)
     trainer = trainer_class(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -144,7 +145,6 @@ def read_checkpoint(
         except CheckpointError as error:
             if source[1] is not None or error.code != "CKPT_DAMAGED":
                 raise
-            reason = error
-            run_on_main(lambda: pass_over(folder, reason), accelerator)
+            run_on_main(partial(pass_over, folder, error), accelerator)
             return read_checkpoint(source, accelerator, timeout_s=timeout_s)
     return loaded

@@ -166,7 +166,7 @@ class Trainer:
             self._checkpointer.wait()
         with self._watchdog.during("save"):
             pieces = self.state_dict()
-            if self._checkpointer.peers.take_part:
+            if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
                 self._checkpointer.save(self.state, pieces, best=self.best)
         self._notify("on_checkpoint", checkpoint_name(self.state))
 
