@@ -16,6 +16,7 @@ NAMES = (
     "checkpointing",
     "startup",
     "scaling",
+    "traffic",
     "cpu_cifar",
     "gpu",
 )

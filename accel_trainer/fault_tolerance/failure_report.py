@@ -24,7 +24,8 @@ from .watchdog import Watchdog
 _MAX_BYTES = 2**20
 _PATIENCE_S = 8.0  # a stuck process reports a little after the timeout that the others met
 # What a collective says when another process is gone or does not answer (torch 2.6 to 2.13).
-_LOST_PEER = ("gloo", "nccl", "by peer", "timed out", "timeout")
+_COLLECTIVES = ("gloo", "nccl", "pair closure")
+_LOST_PEER = (*_COLLECTIVES, "by peer", "timed out", "timeout")
 _EXIT_CODES = {"done": ExitCode.DONE, "stopped": ExitCode.DONE, "preempted": ExitCode.PREEMPTED}
 _STATES = {ExitCode.PREEMPTED: "preempted", ExitCode.DIVERGED: "diverged"}
 
@@ -120,8 +121,18 @@ def _find_cause(folder: Path, mine: Failure, others: Sequence[int]) -> Failure:
         if reported := [Failure(**report) for report in reports if report]:
             return min(reported, key=lambda failure: failure.time_s)
         if fates or time.monotonic() > deadline_s:
-            return fates[0] if fates else mine
+            return fates[0] if fates else _cut_off(folder, mine, others)
         time.sleep(0.1)
+
+
+def _cut_off(folder: Path, mine: Failure, others: Sequence[int]) -> Failure:
+    """Return a failure that names the processes of other machines, if a collective waited for them; else `mine`."""
+    hosts = {rank: _read_record(folder, rank).get("host", "another machine") for rank in others}
+    away = [f"rank {rank} on {host}" for rank, host in hosts.items() if host != platform.node()]
+    if not away or not any(library in mine.error.lower() for library in _COLLECTIVES):
+        return mine
+    names = f"{', '.join(away[:4])}{' ...' * (len(away) > 4)}"
+    return replace(mine, error=f"no answer from {names}: once machines and links are up, start the same command again")
 
 
 def _fate(record: dict[str, Any]) -> str | None:

@@ -78,6 +78,8 @@ def _finish_printing() -> None:
 def _report(error: Exception, *, is_debug: bool) -> None:
     """Print what happened in one line, on the main process, or on the next if the main process failed.
 
+    If another process failed first, or its machine does not answer, so does the first process of each machine.
+
     A bug has a traceback before that line. A process that fails before the process group exists reports itself, after
     a delay in which the launcher ends it if the main process has failed, too.
     """
@@ -89,7 +91,9 @@ def _report(error: Exception, *, is_debug: bool) -> None:
     is_alone = rank > 0 and not dist.is_initialized()
     if is_alone:
         time.sleep(_WAIT_FOR_MAIN_S)
-    if rank == 0 or is_alone or (rank == 1 and isinstance(error, ProcessError) and error.rank == 0):
+    is_first_here = os.environ.get("LOCAL_RANK") == "0"
+    reports_other = isinstance(error, ProcessError) and (is_first_here or (rank == 1 and error.rank == 0))
+    if rank == 0 or is_alone or reports_other:
         notes = getattr(error, "__notes__", [error])
         line = f"error[INTERNAL]: {notes[0]}" if is_bug else str(error)
         print(f"accel_trainer: {f'process {rank}: ' * is_alone}{line}", file=sys.stderr)

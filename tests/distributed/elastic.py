@@ -9,13 +9,15 @@ import argparse
 import json
 import os
 import signal
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 from torch import nn
 
-from accel_trainer import Batch, BatchConfig, Callback, ClassificationTask, RecipeConfig, StepOutput, main
+from accel_trainer import Batch, BatchConfig, Callback, ClassificationTask, EvalOutput, RecipeConfig, StepOutput, main
 from accel_trainer.distributed import process_group
 from tests import workload
 
@@ -31,6 +33,32 @@ class KillAfterStep(Callback):
             if self._with_launcher:
                 kill_siblings()
             kill()
+
+
+class PauseOnce(ClassificationTask, Callback):
+    """Waits at a place until the file `continue` is there: in an epoch, in the first evaluation, or in a save."""
+
+    def __init__(self, place: str, folder: Path) -> None:
+        super().__init__()
+        self._place, self._folder = place, folder
+
+    def on_step_end(self, trainer: Any, report: Any) -> None:
+        if report.optimizer_step == 2:
+            self._pause("step")
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        self._pause("evaluation")
+        return super().eval_step(model, batch)
+
+    def on_checkpoint(self, trainer: Any, name: str) -> None:
+        self._pause("save")
+
+    def _pause(self, place: str) -> None:
+        if place == self._place:
+            self._place = ""
+            (self._folder / f"paused-{os.environ['RANK']}").touch()
+            while not (self._folder / "continue").exists():
+                time.sleep(0.05)
 
 
 def kill() -> None:
@@ -71,6 +99,8 @@ def command_line() -> None:
     parser.add_argument("--kill", nargs="*", default=[], help="one place per attempt: start, step-N, machine-N")
     parser.add_argument("--samples", type=Path, help="where to write down who trained on what")
     parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--pause", default="", help="where to wait for a file beside FOLDER: step, evaluation, save")
+    parser.add_argument("--timeout-s", type=float, default=300.0)
     options = parser.parse_args()
     environ = os.environ
     attempt = int(environ.get("TORCHELASTIC_RESTART_COUNT", 0))
@@ -79,14 +109,17 @@ def command_line() -> None:
     if place == "start":
         process_group.rendezvous = lambda *args, **keywords: kill()  # type: ignore[assignment]
     what, _, step = place.partition("-")
-    samples = None if options.samples is None else Samples(options.samples, attempt)
-    callbacks = [] if samples is None else [samples]
+    task = None if options.samples is None else Samples(options.samples, attempt)
+    if options.pause:
+        task = PauseOnce(options.pause, options.folder.parent)
+    callbacks = [] if task is None else [task]
     if step:
         callbacks.append(KillAfterStep(int(step), with_launcher=what == "machine"))
     batch = BatchConfig(per_device_batch_size=options.batch_size, eval_batch_size=10)
     config = workload.make_config(options.folder, batch=batch)
+    config = replace(config, runtime=replace(config.runtime, timeout_s=options.timeout_s))
     main(
-        lambda _: workload.train(config, task=samples, callbacks=tuple(callbacks)),
+        lambda _: workload.train(config, task=task, callbacks=tuple(callbacks)),
         RecipeConfig, description="", argv=[],
     )  # fmt: skip
 

@@ -22,6 +22,7 @@ class Machines:
     folder: Path
     address: str = "127.0.0.1"
     namespaces: tuple[str, ...] = ()
+    wires: tuple[str, ...] = ()
     port: int = field(default_factory=free_port)
 
     @property
@@ -53,6 +54,14 @@ class Machines:
         with log.open("wb") as output:
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
         return Launch(process, log)
+
+    def cut_link(self) -> None:
+        """Take machine 1's end of the wire down, as if the cable were pulled out."""
+        ip("-n", self.namespaces[1], "link", "set", self.wires[1], "down")
+
+    def join_link(self) -> None:
+        """Put the cable back."""
+        ip("-n", self.namespaces[1], "link", "set", self.wires[1], "up")
 
     def _inside(self, machine: int) -> list[str]:
         if not self.namespaces:
@@ -90,25 +99,13 @@ def in_namespaces(folder: Path) -> Iterator[Machines]:
     try:
         for name in names:
             ip("netns", "add", name)
-        ip(
-            "link",
-            "add",
-            wires[0],
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            wires[1],
-            "netns",
-            names[1],
-        )
+        wire = ["link", "add", wires[0], "netns", names[0], "type", "veth", "peer", "name", wires[1], "netns", names[1]]
+        ip(*wire)
         for number, (name, wire) in enumerate(zip(names, wires, strict=True), start=1):
             ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", wire)
             for device in ("lo", wire):
                 ip("-n", name, "link", "set", device, "up")
-        yield Machines(folder, "10.77.0.1", names)
+        yield Machines(folder, "10.77.0.1", names, wires)
     finally:
         for name in names:
             with suppress(PermissionError):
