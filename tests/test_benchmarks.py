@@ -14,13 +14,14 @@ from benchmarks.input_pipeline import write_noise
 from . import processes
 
 OURS = ("ours, all on", "ours, the others' optimizer")
-LONG = ("startup", "input_pipeline", "photos", "checkpointing", "cpu_cifar", "scaling", "traffic", "gpu")
+LONG = ("startup", "input_pipeline", "photos", "checkpointing", "sharded", "cpu_cifar", "scaling", "traffic", "gpu")
 TINY = {
     "overhead": ["--loops", "raw", *OURS, "--repeats", "1", "--steps", "8", "--resnet-repeats", "0"],
     "input_pipeline": ["--images", "1024", "--repeats", "1", "--workers", "0"],
     "photos": ["--repeats", "1", "--batches", "2", "--records", "2000"],
     "evaluation": ["--repeats", "1"],
     "checkpointing": ["--repeats", "2"],
+    "sharded": ["--repeats", "2", "--rounds", "1"],
     "startup": ["--repeats", "1"],
     "cpu_cifar": ["--seeds", "1", "--max-steps", "1"],
     "scaling": ["--repeats", "1", "--steps", "2"],
