@@ -62,7 +62,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path: Path, name: str) 
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("victim", "num_changes"), slow([(1, 30), (1, 47), (0, 70), (0, 130)]))
+@pytest.mark.parametrize(("victim", "num_changes"), slow([(1, 70), (1, 110), (0, 130), (0, 260)]))
 def test_a_run_of_which_a_process_is_killed_in_a_save_ends_with_the_same_bytes(
     tmp_path: Path, victim: int, num_changes: int
 ) -> None:
