@@ -99,8 +99,8 @@ MUTANTS = [
     Mutant(
         "the average takes the new weights by the decay",
         "accel_trainer/optim/ema.py",
-        "self._sources, 1 - decay)",
-        "self._sources, decay)",
+        "sources, 1 - decay)",
+        "sources, decay)",
         ("tests/optim/test_ema.py",),
     ),
     Mutant(
@@ -291,10 +291,46 @@ MUTANTS = [
     ),
     # --- checkpoints ---
     Mutant(
+        "the hash of a slice is not looked at",
+        "accel_trainer/checkpoint/sharded.py",
+        "if _sha256(memory_of(data)) != self.sha256:",
+        "if not self.sha256:",
+        ("tests/checkpoint/test_sharded.py::test_what_is_not_what_was_saved_is_named",),
+    ),
+    Mutant(
+        "the hash of a header of slices is not looked at",
+        "accel_trainer/checkpoint/sharded.py",
+        'if _sha256(header) != entry["sha256"]:',
+        'if not entry["sha256"]:',
+        ("tests/checkpoint/test_sharded.py::test_what_is_not_what_was_saved_is_named",),
+    ),
+    Mutant(
+        "a process that cannot write its shards votes yes",
+        "accel_trainer/distributed/collectives.py",
+        'answer = ["OSError", error.errno, f"process {self.process_index}: {error.strerror or error}"]',
+        "answer = [{}]",
+        ("tests/faults/test_sharded_faults.py::test_a_process_that_cannot_write_or_sync_votes_no_and_nobody_commits",),
+    ),
+    Mutant(
+        "the name of a file of shards may be lost",
+        "accel_trainer/checkpoint/sharded.py",
+        "    filesystem.disk.sync_directory(path.parent)\n",
+        "",
+        ("tests/faults/test_sharded_faults.py::test_no_power_loss_takes_an_acknowledged_checkpoint_of_shards",),
+    ),
+    Mutant(
+        "a part of a tensor is taken from the start of a slice",
+        "accel_trainer/checkpoint/sharded.py",
+        "stored.read()[_box(starts, sizes, stored.offsets)]",
+        "stored.read()[_box(starts, sizes, starts)]",
+        ("tests/checkpoint/test_sharded.py::test_a_part_of_a_tensor_is_read_from_the_slices_that_hold_it_and_no_others",),
+    ),
+    Mutant(
         "a checkpoint is there before what must not fall behind it",
         "accel_trainer/checkpoint/format.py",
-        "        before_commit()\n        _write(temporary / COMMIT, [_commit_mark(manifest)])\n",
-        "        _write(temporary / COMMIT, [_commit_mark(manifest)])\n    before_commit()\n",
+        "            before_commit()\n            _write(temporary / COMMIT, [_commit_mark(manifest)])\n",
+        "            _write(temporary / COMMIT, [_commit_mark(manifest)])\n"
+        "            stack.close()\n            before_commit()\n",
         ("tests/checkpoint/test_manager.py::test_what_must_not_be_older_than_a_checkpoint_is_synced_before_its_commit",),
     ),
     Mutant(

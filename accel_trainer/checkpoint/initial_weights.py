@@ -16,6 +16,7 @@ from ..core.errors import CheckpointError, ConfigError
 from .format import CHECKPOINT_NAME, decode_files, read_checkpoint
 from .retention import load_checkpoint
 from .serialization import unpack_tensors
+from .sharded import load_whole
 from .state_dict import check_weights, rename_weights
 
 _MAX_WEIGHTS_BYTES = 2**36
@@ -94,11 +95,12 @@ def _read_weights(path: Path) -> tuple[Mapping[str, Tensor], str]:
         is_run = (path / "checkpoints").is_dir()
         if not is_run and not CHECKPOINT_NAME.fullmatch(path.resolve().name):
             raise ValueError("a folder that is neither a run nor a checkpoint")
-        loaded = load_checkpoint(path / "checkpoints") if is_run else decode_files(read_checkpoint(path))
+        loaded = load_checkpoint(path / "checkpoints") if is_run else decode_files(read_checkpoint(path), path)
         if loaded is None:
             raise CheckpointError("CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path")
-        weights: Mapping[str, Tensor] = loaded.pieces.get("ema", loaded.pieces["model"])
+        stored = loaded.pieces.get("ema", loaded.pieces["model"])
+        weights = {name: load_whole(tensor) for name, tensor in stored.items()}
     except (OSError, ValueError) as error:
         fix = "give a safetensors file, a checkpoint or a run"
         raise CheckpointError("INIT_FROM", f"--init-from {path} cannot be read ({error}): {fix}") from error
-    return weights, hashlib.sha256(safetensors.torch.save(dict(weights))).hexdigest()
+    return weights, hashlib.sha256(safetensors.torch.save(weights)).hexdigest()

@@ -35,7 +35,8 @@ def prepare_directory(path: Path) -> Path:
         path = path.resolve()
         for missing in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
             filesystem.make_directory(missing)
-        filesystem.check_writable(path)
+        with filesystem.probe_file(path):
+            pass
     return path
 
 

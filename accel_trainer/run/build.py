@@ -32,8 +32,8 @@ from ..core.errors import CheckpointError, ConfigError
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.fingerprint import SAMPLED, describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions, place_model
-from ..distributed.collectives import run_on_main
-from ..distributed.fsdp import reject_options_with_fsdp
+from ..distributed.collectives import ALONE, join_peers, run_on_main
+from ..distributed.fsdp import reject_options_with_fsdp, saves_shards
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, checked_schedule, scale_learning_rate
 from ..optim.optimizers import build_optimizer, build_own_optimizer, coming_state_bytes
@@ -67,7 +67,6 @@ def build_trainer(
     """
     config, accelerator, is_main = run.config, run.accelerator, run.accelerator.is_main_process
     options = {
-        "--ema": config.trainer.ema_decay,
         "--compile": config.runtime.compile,
         "--optimizer.name muon": config.optimizer.name == "muon",
         "--mixed-precision fp16": accelerator.scaler,
@@ -125,6 +124,7 @@ def build_trainer(
     checkpointer = Checkpointer(
         run.folder / "checkpoints", config=config.checkpoint, metadata=metadata,
         before_commit=history.sync if history is not None else lambda: None,
+        peers=join_peers(accelerator, timeout_s=config.runtime.timeout_s) if saves_shards(accelerator) else ALONE,
     )  # fmt: skip
     run.resources.callback(checkpointer.close)
     trainer = trainer_class(
@@ -200,6 +200,7 @@ def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     """Check, before any work, that a checkpoint can be stored and has room. **Collective.**"""
     states, coming_bytes = trainer.state_dict(), coming_state_bytes(trainer.optimizer)
     run_on_main(lambda: checkpointer.prepare(states, coming_bytes=coming_bytes), trainer.accelerator)
+    checkpointer.check_shared_disk()
 
 
 def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:

@@ -169,7 +169,7 @@ def test_the_bytes_that_were_verified_are_the_bytes_that_are_parsed(
         return data
 
     monkeypatch.setattr(filesystem, "read_file", read_and_swap)
-    loaded = decode_files(format.read_checkpoint(directory / name_at(1)))
+    loaded = decode_files(format.read_checkpoint(directory / name_at(1)), directory / name_at(1))
     assert is_state_at(loaded.pieces, 1)
 
 

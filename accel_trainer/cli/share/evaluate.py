@@ -16,6 +16,7 @@ from torch import nn
 
 from ...checkpoint.format import decode_files, read_checkpoint
 from ...checkpoint.serialization import read_json_object
+from ...checkpoint.sharded import load_whole
 from ...checkpoint.state_dict import load_weights
 from ...core.errors import CheckpointError, ConfigError
 from ...core.run_dir import expand_home
@@ -109,12 +110,12 @@ def load_model(path: Path, *, weights: str | None) -> StoredModel:
             raise ConfigError("USAGE", f"--weights {weights} is for a checkpoint, {path} is none: leave it out")
         name = str(content.get("weights", "exported weights"))
         return StoredModel(model=from_pretrained(export), config=config, weights=name, run=run, evaluation=evaluation)
-    checkpoint = decode_files(read_checkpoint(path))
+    checkpoint = decode_files(read_checkpoint(path), path)
     chosen = weights or ("ema" if "ema" in checkpoint.pieces else "model")
     if chosen not in checkpoint.pieces:
         raise CheckpointError("CKPT_MISSING", f"{path} has no {chosen} weights: set --weights to model")
     model = config.build_model()
-    load_weights(model, checkpoint.pieces[chosen])
+    load_weights(model, {name: load_whole(stored) for name, stored in checkpoint.pieces[chosen].items()})
     name = f"{chosen} of {checkpoint.name}"
     return StoredModel(model=model, config=config, weights=name, run=run, evaluation=evaluation)
 
