@@ -264,8 +264,8 @@ MUTANTS = [
     Mutant(
         "the sums of the processes are averaged",
         "accel_trainer/training/evaluator.py",
-        'reduction="sum").cpu()',
-        'reduction="mean").cpu()',
+        'flat = self.accelerator.reduce(flat, reduction="sum")',
+        'flat = self.accelerator.reduce(flat, reduction="mean")',
         ("tests/training/test_evaluator.py::test_metrics_equal_a_plain_loop_for_any_number_of_samples_and_processes",),
     ),
     Mutant(
