@@ -54,6 +54,9 @@ signal-test: setup ## Send every signal in every phase to every process, and kil
 	@$(BIN)/python -m tests.faults.interruptions --number 200 --log .interruptions.jsonl
 	@$(REPEATEDLY) -m signal $(ARGS)
 
+elastic-test: setup ## Kill a run of --reduce exact 40 times, on 4, 2, 1, ... processes: not a byte may differ
+	@$(BIN)/python -m tests.faults.elastic --number 40 --folder .elastic
+
 mutants: setup ## Make small mistakes in a copy, one at a time: a test must catch each
 	@$(BIN)/python -m tests.mutants --log .mutants.txt $(ARGS)
 
@@ -75,4 +78,4 @@ clean: ## Remove .venv and all caches, but not runs/
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test slow-test slow-sample lint crash-test shard-test fuzz-test signal-test mutants soak bench gpu docs clean
+.PHONY: help setup train test slow-test slow-sample lint crash-test shard-test fuzz-test signal-test elastic-test mutants soak bench gpu docs clean

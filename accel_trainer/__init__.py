@@ -1,5 +1,6 @@
 """A thin, exact training toolkit over HuggingFace accelerate."""
 
+from .callbacks.metrics_file import read_history
 from .checkpoint.manager import CheckpointConfig
 from .core.batch_plan import BatchConfig, BatchPlan
 from .core.callback import Callback, RunResult
@@ -63,6 +64,6 @@ __all__ = [
     "TorchMetric", "TrainState", "Trainer", "TrainerConfig", "UserError", "WholeSetMetric", "all_gather",
     "all_reduce", "barrier", "broadcast", "build_dataset_loaders", "build_optimizer", "build_schedule",
     "build_stream_loaders", "build_trainer", "launch", "load_config", "main", "main_process_first",
-    "parse_config", "reduce_mean", "reduce_sum", "save_config", "scatter", "schedule_from_torch",
+    "parse_config", "read_history", "reduce_mean", "reduce_sum", "save_config", "scatter", "schedule_from_torch",
     "start_run",
 ]  # fmt: skip

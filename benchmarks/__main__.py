@@ -19,6 +19,8 @@ NAMES = (
     "scaling",
     "traffic",
     "cpu_cifar",
+    "fine_tuning",
+    "padded_lm",
     "gpu",
 )
 

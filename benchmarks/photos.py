@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import math
-import random
 import statistics
 import tempfile
 import time
@@ -20,8 +18,6 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader
 
 from accel_trainer import BatchPlan, RuntimeConfig
 from accel_trainer.core.types import StepBatch
@@ -31,10 +27,10 @@ from accel_trainer.vision.augment.photo import PhotoAugment, random_resized_box
 from accel_trainer.vision.data.eval_transform import resize_box
 
 from . import results
+from .photo_peers import BATCH_SIZE, NUM_CLASSES, PEERS, PIL, SCALE, SHAPE, SIZE, Source, installed_peers
 
-SIZE, BATCH_SIZE, NUM_CUTS = 224, 64, 60
-BARE, OURS, PIL, HF = "bare loop", "ours", "PIL + torch DataLoader", "HF datasets set_transform + DataLoader"
-SCALE, SHAPE = (0.08, 1.0), (3 / 4, 4 / 3)
+NUM_CUTS = 60
+BARE, OURS = "bare loop", "ours"
 
 
 def cut_photos(width: int, height: int) -> list[bytes]:
@@ -57,9 +53,9 @@ def save_table(folder: Path, files: Sequence[bytes], num_rows: int) -> None:
     import pyarrow as pa
     from datasets import ClassLabel, Dataset, Features, Image
 
-    features = Features({"image": Image(), "label": ClassLabel(num_classes=2)})
+    features = Features({"image": Image(), "label": ClassLabel(num_classes=NUM_CLASSES)})
     thousand = [files[index % len(files)] for index in range(min(1000, num_rows))]  # in a record batch
-    columns = {"image": thousand, "label": [index % 2 for index in range(len(thousand))]}
+    columns = {"image": thousand, "label": [index % NUM_CLASSES for index in range(len(thousand))]}
     few = Dataset.from_dict(columns, features=features)
     table = few.data.table
     whole = pa.concat_tables([table] * -(-num_rows // len(table))).slice(0, num_rows)
@@ -79,7 +75,7 @@ def our_batches(photos: Photos, num_workers: int) -> Iterator[StepBatch]:
         plan=plan,
         augment=PhotoAugmentConfig(),
         transform=EvalTransform(size=SIZE),
-        num_classes=2,
+        num_classes=NUM_CLASSES,
         seed=0,
         device=torch.device("cpu"),
         num_workers=num_workers,
@@ -110,48 +106,6 @@ def bare_rate(files: Sequence[bytes], num_batches: int) -> float:
     return photos_per_s(bare_batches(files), num_batches, time.perf_counter)
 
 
-class PilTransform:
-    """RandomResizedCrop and a flip of a PIL image, as in torchvision."""
-
-    def __call__(self, image: Any) -> Tensor:
-        from PIL import Image
-
-        left, top, columns, rows = self._box(*image.size)
-        place = (left, top, left + columns, top + rows)
-        image = image.convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR, box=place)
-        if random.random() < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-    def of_rows(self, rows: dict[str, Any]) -> dict[str, Any]:
-        return {"image": [self(image) for image in rows["image"]], "label": rows["label"]}
-
-    def _box(self, width: int, height: int) -> tuple[int, int, int, int]:
-        for _ in range(10):
-            area = random.uniform(*SCALE) * width * height
-            aspect = math.exp(random.uniform(*map(math.log, SHAPE)))
-            columns, rows = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-            if 0 < columns <= width and 0 < rows <= height:
-                return random.randint(0, width - columns), random.randint(0, height - rows), columns, rows
-        return 0, 0, width, height
-
-
-class Encoded:
-    """A dataset of files in memory, which PIL decodes."""
-
-    def __init__(self, files: Sequence[bytes], num_rows: int) -> None:
-        self._files, self._num_rows, self._transform = files, num_rows, PilTransform()
-
-    def __len__(self) -> int:
-        return self._num_rows
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        from PIL import Image
-
-        with Image.open(io.BytesIO(self._files[index % len(self._files)])) as image:
-            return self._transform(image), index % 2
-
-
 def photos_per_s(batches: Iterator[Any], num_batches: int, clock: Callable[[], float]) -> float:
     """Return the steady rate, without the first batches, during which workers start."""
     for _ in islice(batches, 3):
@@ -169,12 +123,11 @@ def make_rate(folder: Path, files: Sequence[bytes], num_batches: int) -> Callabl
     save_table(folder / "saved", files, num_rows)
     saved = datasets.load_from_disk(folder / "saved")
     photos = load_photos(datasets.DatasetDict(train=saved, test=saved))
-    rows = saved.with_transform(PilTransform().of_rows)
+    source = Source(files, num_rows, saved, folder)
 
     def rate(name: str) -> results.Row:
         num_workers = 2 if "2 workers" in name else 0
         clock = time.perf_counter if num_workers else time.thread_time
-        options: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": num_workers}
         if name.startswith(BARE) and num_workers:
             with ProcessPoolExecutor(2, get_context("spawn")) as pool:
                 rates = list(pool.map(bare_rate, [files] * 2, [num_batches // 2] * 2))
@@ -183,10 +136,8 @@ def make_rate(folder: Path, files: Sequence[bytes], num_batches: int) -> Callabl
             return {"rate": photos_per_s(bare_batches(files), num_batches, clock)}
         if name.startswith(OURS):
             batches: Iterator[Any] = our_batches(photos, num_workers)
-        elif name.startswith(PIL):
-            batches = iter(DataLoader(Encoded(files, num_rows), **options))  # type: ignore[arg-type]
         else:
-            batches = iter(DataLoader(rows, **options))
+            batches = PEERS[name.removesuffix(", 2 workers")].batches(source, num_workers)
         return {"rate": photos_per_s(batches, num_batches, clock)}
 
     return rate
@@ -247,8 +198,9 @@ def main() -> None:
     started = results.environment()
     with tempfile.TemporaryDirectory() as scratch:
         rate = make_rate(Path(scratch), cut_photos(500, 375), options.batches)
-        one = results.interleave([BARE, OURS, PIL, HF], rate, repeats=options.repeats)
-        names = [f"{name}, 2 workers" for name in (BARE, OURS, PIL, HF)]
+        ways = [BARE, OURS, *installed_peers()]
+        one = results.interleave(ways, rate, repeats=options.repeats)
+        names = [f"{name}, 2 workers" for name in ways]
         two = results.interleave(names, rate, repeats=options.repeats)
         save_table(Path(scratch) / "large", cut_photos(32, 32), options.records)
         large = results.in_process("photos", "--large", f"{scratch}/large")

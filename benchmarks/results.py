@@ -28,7 +28,10 @@ def environment() -> dict[str, Any]:
     if info.exists():
         names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = names[0] if names else cpu
-    packages = ("accelerate", "torch", "numpy", "lightning", "pytorch-accelerated", "transformers")
+    packages = (
+        *("accelerate", "torch", "numpy", "lightning", "pytorch-accelerated", "transformers"),
+        *("datasets", "timm", "torchvision", "webdataset", "litdata"),
+    )
     versions = {"python": platform.python_version()}
     for package in packages:
         try:

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 from accel_trainer import BatchConfig, RuntimeConfig, launch
 from accel_trainer.distributed.accelerator import start_accelerator
-from accel_trainer.distributed.collectives import barrier, shutdown
+from accel_trainer.distributed.collectives import barrier, shutdown, sum_pairwise
+from accel_trainer.optim.reduction import ExactReduction
 from accel_trainer.vision import AugmentConfig, ImageLoader, ImageSplit, ModelConfig, Normalization, build_model
 
 from . import results
@@ -25,10 +26,10 @@ from .cost_model import CostModel
 
 PROCESSES = (1, 2, 4)
 PREDICTED = (8, 16, 32, 64, 128, 256, 512, 1024)
-PARTS = ("data_s", "compute_s", "synchronised_s", "all_reduce_s", "message_s")
+PARTS = ("data_s", "compute_s", "synchronised_s", "all_reduce_s", "message_s", "exact_s", "pairwise_s")
 
 
-def measure(batch_size: int, num_steps: int) -> results.Row:
+def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
     """Return medians over steps; all processes start each part together. Runs in every process."""
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     split = ImageSplit(
@@ -41,8 +42,10 @@ def measure(batch_size: int, num_steps: int) -> results.Row:
         split, plan=plan, process_index=accelerator.process_index, seed=0, augment=AugmentConfig(),
         normalization=Normalization(mean=(0.5,) * 3, std=(0.25,) * 3), device=accelerator.device,
     )  # fmt: skip
-    plain = build_model(ModelConfig(name="resnet8"), in_channels=3, num_classes=10)
+    plain, twin = (build_model(ModelConfig(name=model_name), in_channels=3, num_classes=10) for _ in range(2))
     model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9))
+    exact = ExactReduction(accelerator, seed=0, num_parts=accelerator.num_processes)
+    exact_model, exact_optimizer = exact.prepare(twin, torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9))
     gradients, number = torch.zeros(sum(p.numel() for p in plain.parameters())), torch.zeros(1)
     is_alone = accelerator.num_processes == 1
 
@@ -51,6 +54,16 @@ def measure(batch_size: int, num_steps: int) -> results.Row:
             torch.nn.functional.cross_entropy(model(batch.inputs), batch.targets).backward()
         optimizer.step()
         optimizer.zero_grad()
+
+    def exact_step(batch: Any) -> None:
+        exact.begin()
+        exact.begin_forward(0, 0)
+        loss = torch.nn.functional.cross_entropy(exact_model(batch.inputs), batch.targets, reduction="sum")
+        (loss / (len(batch) * accelerator.num_processes)).backward()
+        exact.end_backward(len(batch))
+        exact.finish([loss.detach()], [{}], [None])
+        exact_optimizer.step()
+        exact_optimizer.zero_grad()
 
     def timed(action: Callable[[], object]) -> float:
         barrier(accelerator)
@@ -68,6 +81,8 @@ def measure(batch_size: int, num_steps: int) -> results.Row:
         samples["synchronised_s"].append(timed(partial(step, batch, is_synchronised=True)))
         for name, tensor in (("all_reduce_s", gradients), ("message_s", number)):
             samples[name].append(0.0 if is_alone else timed(partial(dist.all_reduce, tensor)))
+        samples["exact_s"].append(timed(partial(exact_step, batch)))
+        samples["pairwise_s"].append(0.0 if is_alone else timed(partial(sum_pairwise, gradients, accelerator)))
     shutdown(accelerator)
     settled = {name: statistics.median(values[len(values) // 4 :]) for name, values in samples.items()}
     return {**settled, "bytes": gradients.numel() * gradients.element_size()}
@@ -92,15 +107,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=32, help="of each process")
+    parser.add_argument("--model", default="resnet8")
     parser.add_argument("--processes", type=int, help="measure once with these, and print it as JSON")
     options = parser.parse_args()
     if options.processes:
         os.environ["ACCELERATE_USE_CPU"] = "true"
-        row = launch(measure, options.batch_size, options.steps, num_processes=options.processes)
+        row = launch(measure, options.model, options.batch_size, options.steps, num_processes=options.processes)
         print(json.dumps(row))
         return
     started = results.environment()
-    arguments = ("--steps", str(options.steps), "--batch-size", str(options.batch_size))
+    arguments = ("--steps", str(options.steps), "--batch-size", str(options.batch_size), "--model", options.model)
     measured = results.interleave(
         [str(number) for number in PROCESSES],
         lambda number: results.in_process("scaling", "--processes", number, *arguments),
@@ -117,11 +133,13 @@ def main() -> None:
     results.write(
         "scaling",
         title="Scaling",
-        how=f"ResNet-8 on 32x32 images, {options.batch_size} images and one thread per process, gloo on loopback. "
+        how=f"{options.model} on 32x32 images, {options.batch_size} images and one thread per process, over gloo. "
         "Compute is a step without synchronisation; communication is the time that synchronisation adds. Each starts "
         "after a barrier. Medians over steps and repeats. Four processes share two cores here, which the model takes "
         "into account; it was not fitted to them, so their row shows how well it predicts. The second table assumes "
-        "the same kind of cores and network, with one core per process.",
+        "the same kind of cores and network, with one core per process. The third compares a step whose gradients DDP "
+        "averages with one that adds them up in pairs, of the same samples, one micro-batch a process; both send as "
+        "many bytes, the second after backward instead of during it.",
         tables={
             "Measured": table,
             "Predicted (`benchmarks/cost_model.py`)": [
@@ -134,6 +152,7 @@ def main() -> None:
                 }
                 for number in PREDICTED
             ],
+            "`--reduce exact`": [describe_exact(rows[number], number) for number in PROCESSES],
         },
         goals=[
             f"Fitted to one and two processes: {model.bytes_per_s / 1e6:.0f} MB/s, {1e6 * model.latency_s:.0f} us a "
@@ -160,6 +179,17 @@ def describe(row: results.Row, number: int, model: CostModel, cores: int, option
         "predicted step ms": 1e3 * predicted_s,
         "error": predicted_s / step_s - 1,
         "n": options.repeats,
+    }
+
+
+def describe_exact(row: results.Row, number: int) -> results.Row:
+    return {
+        "processes": number,
+        "MB sent by each": 2 * (number - 1) / number * row["bytes"] / 1e6,
+        "float step ms": 1e3 * row["synchronised_s"],
+        "exact step ms": 1e3 * row["exact_s"],
+        "float all-reduce only ms": 1e3 * row["all_reduce_s"],
+        "in pairs only ms": 1e3 * row["pairwise_s"],
     }
 
 

@@ -8,14 +8,7 @@ import inspect
 import numpy as np
 import sklearn.metrics
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import nn
-from transformers import (
-    DataCollatorWithPadding,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    PreTrainedTokenizerFast,
-)
 
 from accel_trainer import (
     Batch,
@@ -31,6 +24,12 @@ from accel_trainer import (
     main,
     start_run,
 )
+
+try:
+    import transformers as hf
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+except ImportError as missing:
+    raise SystemExit(f"recipes/text.py needs {missing.name}: pip install transformers") from None
 
 LIBRARIES, VOCABULARY, MAX_TOKENS = (np, torch, sklearn.metrics), 2000, 64
 
@@ -48,30 +47,30 @@ class TextTask(ClassificationTask):
         return EvalOutput(nn.functional.cross_entropy(logits, batch.targets, reduction="none"), logits)
 
 
-def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+def make_tokenizer(texts: list[str]) -> hf.PreTrainedTokenizerFast:
     """Return a tokenizer for the most frequent words of `texts`."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.WordLevelTrainer(vocab_size=VOCABULARY, special_tokens=["[PAD]", "[UNK]"])
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", model_max_length=MAX_TOKENS)
+    return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", model_max_length=MAX_TOKENS)
 
 
 def train(config: RecipeConfig) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     members = [(label, value) for label, library in enumerate(LIBRARIES) for value in vars(library).values()]
-    texts = sorted({(inspect.getdoc(value) or "", label) for label, value in members if callable(value)})
+    texts = sorted({(text, label) for label, value in members if callable(value) and (text := inspect.getdoc(value))})
     tokenizer = make_tokenizer([text for text, _ in texts[::2]])
     samples = [{**tokenizer(text, truncation=True), "labels": label} for text, label in texts]
     no_dropout = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
     small = {"vocab_size": VOCABULARY, "dim": 64, "hidden_dim": 128, "n_layers": 2, "n_heads": 4}
-    size = DistilBertConfig(**small, **no_dropout, num_labels=len(LIBRARIES))
+    size = hf.DistilBertConfig(**small, **no_dropout, num_labels=len(LIBRARIES))
     with start_run(config, recipe="text") as run:
         loader, eval_loader = build_dataset_loaders(
             samples[::2], samples[1::2], run.config.batch,
-            seed=config.seed, accelerator=run.accelerator, collate=DataCollatorWithPadding(tokenizer),
+            seed=config.seed, accelerator=run.accelerator, collate=hf.DataCollatorWithPadding(tokenizer),
         )  # fmt: skip
-        model, task, metrics = DistilBertForSequenceClassification(size), TextTask(), [TopKAccuracy(), MeanLoss()]
+        model, task, metrics = hf.DistilBertForSequenceClassification(size), TextTask(), [TopKAccuracy(), MeanLoss()]
         return build_trainer(run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics).fit()
 
 

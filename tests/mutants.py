@@ -31,13 +31,19 @@ class Mutant:
     tests: tuple[str, ...]
 
 
+EXACT = "tests/optim/test_reduction.py::test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes"
+EXACT_EVALUATION = (
+    "tests/training/test_evaluator.py"
+    "::test_in_a_fixed_number_of_parts_the_metrics_are_the_same_bits_on_any_number_of_processes"
+)
+
 MUTANTS = [
     # --- data: the plan, the order, what is drawn ---
     Mutant(
         "a process's part of a step begins one sample early",
         "accel_trainer/core/batch_plan.py",
-        "start = first + math.ceil(size * process_index / num_processes)",
-        "start = first + size * process_index // num_processes",
+        "start = first + math.ceil(size * part / parts)",
+        "start = first + size * part // parts",
         ("tests/core/test_batch_plan.py",),
     ),
     Mutant(
@@ -56,7 +62,7 @@ MUTANTS = [
     ),
     Mutant(
         "the loss is divided by the items of this process only",
-        "accel_trainer/training/optimizer_step.py",
+        "accel_trainer/optim/reduction.py",
         'self._accelerator.reduce(num_items, reduction="sum")',
         "num_items",
         ("tests/training/test_items.py",),
@@ -108,16 +114,80 @@ MUTANTS = [
     Mutant(
         "a short last step is divided by the size of a full one",
         "accel_trainer/training/trainer.py",
-        "accelerator.num_processes / step_batch.num_samples",
-        "accelerator.num_processes / self.loader.plan.global_batch_size",
+        "reduction.loss_scale / step_batch.num_samples",
+        "reduction.loss_scale / self.loader.plan.global_batch_size",
         ("tests/training/test_trainer.py::test_every_step_and_a_short_last_one_too_goes_down_the_mean_loss_of_its_own_samples",),
     ),
     Mutant(
         "gradients are scaled as for one process",
-        "accel_trainer/training/trainer.py",
-        "scale = accelerator.num_processes / step_batch.num_samples",
-        "scale = 1 / step_batch.num_samples",
+        "accel_trainer/optim/reduction.py",
+        "self.loss_scale = accelerator, accelerator.num_processes",
+        "self.loss_scale = accelerator, 1",
         ("tests/optim/test_muon.py::test_two_processes_train_the_model_that_one_does",),
+    ),
+    # --- the same bits on any number of processes ---
+    Mutant(
+        "exact: processes add up by a float all-reduce",
+        "accel_trainer/optim/reduction.py",
+        "sum_pairwise(flat, accelerator)",
+        'flat = accelerator.reduce(flat, reduction="sum")',
+        (EXACT,),
+    ),
+    Mutant(
+        "exact: a process adds up one micro-batch after another",
+        "accel_trainer/optim/reduction.py",
+        "while self._partial and self._partial[-1][0] == level:",
+        "while self._partial:",
+        (EXACT,),
+    ),
+    Mutant(
+        "exact: dropout is seeded by the process",
+        "accel_trainer/optim/reduction.py",
+        "num_parts, fold_in(seed, 0)",
+        "num_parts, fold_in(seed, accelerator.process_index)",
+        (EXACT,),
+    ),
+    Mutant(
+        "exact: dropout is seeded by the place in the process",
+        "accel_trainer/optim/reduction.py",
+        "part, device = self._first_part + index, ",
+        "part, device = index, ",
+        (EXACT,),
+    ),
+    Mutant(
+        "exact: running statistics are updated in the order of arrival",
+        "accel_trainer/optim/reduction.py",
+        "            buffer.copy_(saved)\n",
+        "            pass\n",
+        (EXACT,),
+    ),
+    Mutant(
+        "exact: the logged sums are those of each process",
+        "accel_trainer/optim/reduction.py",
+        "_sum_over_processes([*totals, *numbers], self._accelerator)",
+        "_sum_over_processes(totals, self._accelerator)",
+        (EXACT,),
+    ),
+    Mutant(
+        "exact: batch norms normalise over all processes",
+        "accel_trainer/run/config.py",
+        "sync_batch_norm=False, ",
+        "",
+        (EXACT,),
+    ),
+    Mutant(
+        "exact: the sums of an evaluation are added up by an all-reduce",
+        "accel_trainer/training/evaluator.py",
+        "sum_pairwise(flat, self.accelerator)",
+        'flat = self.accelerator.reduce(flat, reduction="sum")',
+        (EXACT_EVALUATION,),
+    ),
+    Mutant(
+        "exact: the parts of an evaluation are one",
+        "accel_trainer/training/evaluator.py",
+        "while self._ends and self._num_samples >= self._ends[0]:",
+        "while False:",
+        (EXACT_EVALUATION,),
     ),
     Mutant(
         "dropout draws the same in every step",
@@ -194,8 +264,8 @@ MUTANTS = [
     Mutant(
         "the sums of the processes are averaged",
         "accel_trainer/training/evaluator.py",
-        'reduction="sum").cpu()',
-        'reduction="mean").cpu()',
+        'flat = self.accelerator.reduce(flat, reduction="sum")',
+        'flat = self.accelerator.reduce(flat, reduction="mean")',
         ("tests/training/test_evaluator.py::test_metrics_equal_a_plain_loop_for_any_number_of_samples_and_processes",),
     ),
     Mutant(

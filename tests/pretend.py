@@ -55,6 +55,9 @@ class Event:
         for copy in self._copies:
             copy.arrive()
 
+    def query(self) -> bool:
+        return all(copy.has_arrived for copy in self._copies)
+
 
 class Stream:
     """Work in its order, of which only the copies take any time."""

@@ -442,13 +442,13 @@ def test_code_lines_are_counted() -> None:
 
 def test_the_engine_can_be_read_in_an_afternoon() -> None:
     paths = [path for folder in ENGINE for path in (ROOT / PACKAGE / folder).rglob("*.py")]
-    assert sum(count_code_lines(path.read_text()) for path in paths) <= 5220
+    assert sum(count_code_lines(path.read_text()) for path in paths) <= 5600
 
 
 def test_importing_the_package_is_light() -> None:
     probe = (
         "import sys, accel_trainer, torch\n"
-        "heavy = 'datasets evaluate matplotlib sklearn PIL tensorboard wandb transformers'.split()\n"
+        "heavy = 'datasets evaluate matplotlib onnx onnxscript sklearn PIL tensorboard wandb transformers'.split()\n"
         "print([name for name in heavy if name in sys.modules], torch.cuda.is_initialized())"
     )
     run = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)

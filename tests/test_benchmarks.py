@@ -14,7 +14,19 @@ from benchmarks.input_pipeline import write_noise
 from . import processes
 
 OURS = ("ours, all on", "ours, the others' optimizer")
-LONG = ("startup", "input_pipeline", "photos", "checkpointing", "sharded", "cpu_cifar", "scaling", "traffic", "gpu")
+LONG = (
+    "startup",
+    "input_pipeline",
+    "photos",
+    "checkpointing",
+    "sharded",
+    "cpu_cifar",
+    "fine_tuning",
+    "padded_lm",
+    "scaling",
+    "traffic",
+    "gpu",
+)
 TINY = {
     "overhead": ["--loops", "raw", *OURS, "--repeats", "1", "--steps", "8", "--resnet-repeats", "0"],
     "input_pipeline": ["--images", "1024", "--repeats", "1", "--workers", "0"],
@@ -24,6 +36,8 @@ TINY = {
     "sharded": ["--repeats", "2", "--rounds", "1"],
     "startup": ["--repeats", "1"],
     "cpu_cifar": ["--seeds", "1", "--max-steps", "1"],
+    "fine_tuning": ["--seeds", "1", "--max-steps", "1"],
+    "padded_lm": ["--seeds", "1", "--ways", "ours: the task returns num_items", "--layouts", "1 x 8"],
     "scaling": ["--repeats", "1", "--steps", "2"],
     "traffic": [],
     "gpu": ["--tiny"],
@@ -45,15 +59,15 @@ def test_a_benchmark_runs_with_tiny_sizes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = TINY[name]
-    if name in ("cpu_cifar", "gpu"):
+    if name in ("cpu_cifar", "fine_tuning", "gpu"):
         options = [*options, "--cache-dir", str(tmp_path / "cache")]
-    if name == "cpu_cifar":
-        write_noise(tmp_path, num_train=256)
+    if name in ("cpu_cifar", "fine_tuning"):
+        write_noise(tmp_path, num_train=2600 if name == "fine_tuning" else 256)
         options = [*options, "--dataset", str(tmp_path)]
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", [name, *options])
     importlib.import_module(f"benchmarks.{name}").main()
-    is_measured = name not in ("cpu_cifar", "gpu")  # cut short
+    is_measured = name not in ("cpu_cifar", "fine_tuning", "gpu")  # cut short
     assert (tmp_path / "results" / f"{name}.json").exists() == is_measured
     if is_measured:
         assert results.readme() == (tmp_path / "README.md").read_text()

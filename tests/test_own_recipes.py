@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -59,6 +61,13 @@ def weights(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_short(name: str) -> None:
     assert len((ROOT / "recipes" / f"{name}.py").read_text().splitlines()) <= 80
+
+
+def test_a_recipe_without_its_library_says_what_to_install() -> None:
+    code = "import sys; sys.modules['transformers'] = None; import recipes.text"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "recipes/text.py needs transformers: pip install transformers\n"
 
 
 @pytest.mark.parametrize("name", slow_but(["characters", "text"], NAMES))

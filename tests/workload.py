@@ -176,6 +176,7 @@ def train(
                 images.test,
                 batch_size=config.batch.eval_batch_size,
                 num_processes=accelerator.num_processes,
+                num_parts=plan.num_parts,
                 normalization=images.normalization,
                 **where,
             ),

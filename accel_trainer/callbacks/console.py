@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -19,6 +21,22 @@ def say(text: str, *, write: Callable[[str], object] = print) -> None:
     except (OSError, ValueError) as error:  # ValueError: it was closed
         _logger.warning("stdout takes no more (%s): nothing more is printed, training continues", error)
         mute()
+
+
+def terminal_columns() -> int | None:
+    """Return the width of the terminal on stdout, None if it is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+
+
+def fold(text: str, columns: int | None) -> str:
+    """Return `text` with lines that are longer than `columns` continued below, indented.
+
+    A word that is longer than a line, such as a path, is left whole: it can be copied.
+    """
+    if columns is None:
+        return text
+    wrapper = textwrap.TextWrapper(columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(wrapper.fill(line) if len(line) > columns else line for line in text.split("\n"))
 
 
 def flush() -> None:

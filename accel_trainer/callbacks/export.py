@@ -4,29 +4,66 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import safetensors.torch
+import torch
+from accelerate.utils import recursively_apply
+from torch import Tensor, nn
 
 from ..checkpoint.format import checkpoint_name
 from ..checkpoint.retention import load_checkpoint
-from ..checkpoint.sharded import stream_tensors
+from ..checkpoint.sharded import load_whole, stream_tensors
+from ..checkpoint.state_dict import load_weights
 from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import CheckpointError
 from ..core.run_dir import writes_to
+from ..core.types import EvalLoader, Task
+
+_logger = logging.getLogger(__name__)
+logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed (torch 2.13)
+_EXAMPLE_SIZE = 8  # samples
+ONNX_FILES = {"model.onnx": "onnx_sha256", "example.safetensors": "example_sha256"}
+"""What `--onnx` adds to an export, and the names of the hashes in its `config.json`."""
+
+
+class OnnxExport(NamedTuple):
+    """What a run writes its ONNX file from: a copy of the model, on the CPU, and how the task calls it."""
+
+    model: nn.Module
+    task: Task
+    loader: EvalLoader
+
+    def files(self, weights: Mapping[str, Tensor]) -> tuple[bytes, bytes]:
+        """Return the contents of `ONNX_FILES`: the model, and some inputs and outputs of it by their names."""
+        load_weights(self.model, weights)
+        batch = next(batch for batch in self.loader.batches() if len(batch))
+        batch = batch.map(lambda tensor: tensor[:_EXAMPLE_SIZE].to("cpu"))
+        calls: list[Any] = []
+        with self.model.eval().register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True):
+            self.task.eval_step(self.model, batch)
+        onnx, example = _to_onnx(self.model, *calls[0])
+        return onnx, safetensors.torch.save(example)
 
 
 class Exporter(Callback):
     """Writes `export/model.safetensors` and `export/config.json` on the main process once a run has ended.
 
     `config` is what is needed to build the model; `weights` are exported from the last step if no evaluation was the
-    best.
+    best. With `onnx` also `model.onnx`; if the model cannot be converted, a warning says so and the run is done.
     """
 
-    def __init__(self, run_folder: Path, *, weights: Literal["model", "ema"], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_folder: Path, *, weights: Literal["model", "ema"], config: Mapping[str, Any],
+        onnx: OnnxExport | None = None,
+    ) -> None:  # fmt: skip
         self._run_folder, self._folder = run_folder, run_folder / "export"
-        self._weights, self._config = weights, config
+        self._weights, self._config, self._onnx = weights, config, onnx
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Export, unless the run continues later."""
@@ -60,4 +97,44 @@ class Exporter(Callback):
         chunks = hashed(stream_tensors(loaded.pieces[weights]))
         filesystem.replace_file(self._folder / "model.safetensors", chunks)
         config = {**self._config, "weights": source, "sha256": sha256.hexdigest()}
+        if self._onnx is not None:
+            whole = {name: load_whole(stored) for name, stored in loaded.pieces[weights].items()}
+            config |= self._export_onnx(self._onnx, whole)
         filesystem.write_file_atomic(self._folder / "config.json", json.dumps(config, indent=1).encode())
+
+    def _export_onnx(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> dict[str, str]:
+        """Write the ONNX file and its example, and return their hashes; none, with a warning, if that fails."""
+        try:
+            with warnings.catch_warnings(), torch.no_grad():
+                warnings.simplefilter("ignore")  # of the exporter, about torch's own internals (torch 2.13)
+                files = dict(zip(ONNX_FILES, onnx.files(weights), strict=True))
+        except Exception as error:  # torch's exporter raises many types
+            reason = " ".join(str(error.__cause__ or error).split())[:200]
+            _logger.warning("no %s: torch cannot convert the model (%s)", self._folder / "model.onnx", reason)
+            return {}
+        for name, data in files.items():
+            filesystem.write_file_atomic(self._folder / name, data)
+        return {ONNX_FILES[name]: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def _to_onnx(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Tensor]]:
+    """Return the model for batches of any size, and the inputs and outputs of this one."""
+    batch, shapes, inputs = torch.export.Dim("batch"), torch.export.ShapesCollection(), _tensors((args, kwargs))
+    for tensor in inputs:
+        others = {axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1}
+        shapes[tensor] = others | ({0: batch} if tensor.ndim else {})
+    traced = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.dynamic_shapes(model, args, kwargs))
+    program = torch.onnx.export(traced, verbose=False)
+    assert program is not None
+    graph = program.model_proto.graph
+    sizes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output)}
+    if any(size[:1] != next(iter(sizes.values()))[:1] for size in sizes.values()):
+        raise ValueError("its inputs and outputs are not all of one sample each, [B, ...]")
+    example = dict(zip(sizes, [*inputs, *_tensors(model(*args, **kwargs))], strict=True))
+    return bytes(program.model_proto.SerializeToString()), {n: each.contiguous().clone() for n, each in example.items()}
+
+
+def _tensors(data: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    recursively_apply(lambda tensor: found.append(tensor) or tensor, data)  # type: ignore[func-returns-value]
+    return found

@@ -17,6 +17,7 @@ from ..core.errors import ConfigError
 from ..core.run_dir import writes_to
 from ..core.types import StepReport
 from ..data.dataloader import DatasetLoader
+from ..distributed.accelerator import peak_memory_bytes
 from ..training.compile import Stopwatch
 from ..training.metrics import is_number, sums_device
 from .metrics_file import MetricsFile
@@ -85,6 +86,7 @@ class MetricLogger(Callback):
             values["perf/images_per_s"] = self._timed_samples / training_s
             values["perf/data_wait_fraction"] = spent_s["data"] / training_s
             self._warn_of_data_wait(trainer, values["perf/data_wait_fraction"])
+        values["perf/peak_memory_gib"] = peak_memory_bytes(trainer.accelerator) / 2**30
         if spent_s["compile"]:
             values["perf/compile_s"] = spent_s["compile"]
         self._write("train", trainer, values)

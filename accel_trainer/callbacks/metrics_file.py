@@ -76,6 +76,15 @@ class MetricsFile:
         self._file.close()
 
 
+def read_history(run: Path | str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a run's `metrics.jsonl`, one at a time, also while the run writes more; NaN and inf are texts.
+
+    Raises OSError: there is none.
+    """
+    for line in read_lines(Path(run) / "metrics.jsonl"):  # without one that is still being written
+        yield json.loads(line)
+
+
 def _json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import safetensors.torch
 from torch import Tensor, nn
 
 from ..core import filesystem
@@ -21,15 +23,19 @@ _MAX_WEIGHTS_BYTES = 2**36
 
 
 class InitialWeights(NamedTuple):
-    """The names of the tensors that a new run took from a file, those of the file left out, and those of its own."""
+    """The names of the tensors that a new run took from a file, those of the file left out, and those of its own.
 
+    `sha256` is that of the file; of a checkpoint, that of its weights as a safetensors file, such as its export.
+    """
+
+    sha256: str
     loaded: list[str]
     left_out: list[str]
     new: list[str]
 
     def describe(self, path: Path) -> str:
         """Return a line, with a few names."""
-        parts = [f"{path}: {len(self.loaded)} tensors loaded"]
+        parts = [f"{path} (sha256 {self.sha256}): {len(self.loaded)} tensors loaded"]
         for word, names in (("left out", self.left_out), ("new", self.new)):
             if names:
                 parts.append(f"{word}: {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if names[4:] else ""))
@@ -48,7 +54,8 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> I
         ConfigError: `skip` is no regular expression, or finds no name.
     """
     mine = model.state_dict()
-    theirs = _like(mine, rename_weights(model, _read_weights(path)))
+    found, sha256 = _read_weights(path)
+    theirs = _like(mine, rename_weights(model, found))
     names = [*theirs, *(name for name in mine if name not in theirs)]
     skipped = {name for name in names if re.search(skip, name)} if skip is not None else set()
     if skip is not None and not skipped:
@@ -62,7 +69,7 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> I
     kept, expected = ({k: v for k, v in tensors.items() if k not in skipped} for tensors in (theirs, mine))
     check_weights("model", expected, kept)
     model.load_state_dict(kept, strict=False)
-    return InitialWeights(list(kept), [n for n in theirs if n in skipped], [n for n in mine if n in skipped])
+    return InitialWeights(sha256, list(kept), [n for n in theirs if n in skipped], [n for n in mine if n in skipped])
 
 
 def _like(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -78,20 +85,22 @@ def _like(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str,
     return cast | {name: cast[other] for name, other in tied.items() if other is not None}
 
 
-def _read_weights(path: Path) -> Mapping[str, Tensor]:
+def _read_weights(path: Path) -> tuple[Mapping[str, Tensor], str]:
     if not path.exists():
         raise CheckpointError("INIT_FROM", f"--init-from {path} does not exist: check the path")
     try:
         if path.is_file():
-            return unpack_tensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
+            data = filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES)
+            return unpack_tensors(data), hashlib.sha256(data).hexdigest()
         is_run = (path / "checkpoints").is_dir()
         if not is_run and not CHECKPOINT_NAME.fullmatch(path.resolve().name):
             raise ValueError("a folder that is neither a run nor a checkpoint")
         loaded = load_checkpoint(path / "checkpoints") if is_run else decode_files(read_checkpoint(path), path)
         if loaded is None:
             raise CheckpointError("CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path")
-        weights = loaded.pieces.get("ema", loaded.pieces["model"])
-        return {name: load_whole(stored) for name, stored in weights.items()}
+        stored = loaded.pieces.get("ema", loaded.pieces["model"])
+        weights = {name: load_whole(tensor) for name, tensor in stored.items()}
     except (OSError, ValueError) as error:
         fix = "give a safetensors file, a checkpoint or a run"
         raise CheckpointError("INIT_FROM", f"--init-from {path} cannot be read ({error}): {fix}") from error
+    return weights, hashlib.sha256(safetensors.torch.save(weights)).hexdigest()

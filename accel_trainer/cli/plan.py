@@ -18,6 +18,7 @@ from ..run.config import RecipeConfig
 from ..run.parser import parse_config
 from ..vision.sources.find import find_source
 from .parser import CommandParser
+from .runs.tables import show
 
 _EXAMPLE = "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --num-processes 8"
 _KNOWN_SAMPLES = {"cifar10": 50_000, "cifar100": 50_000}  # so that a plan needs no download
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config = parse_config(config_class, flags, description=__doc__)
     num_samples = _count_samples(config) if options.num_samples is None else options.num_samples
     plan = plan_run(config, num_samples=num_samples, num_processes=options.num_processes)
-    print("\n".join(describe(plan)))
+    show("\n".join(describe(plan)))
     return 0
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
 from .config import AT_LEAST_ONE, NOT_NEGATIVE
 from .errors import ConfigError, DataError
+
+Reduce = Literal["float", "exact"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,7 @@ class BatchPlan:
     per_device_batch_size: int
     num_processes: int = 1
     drop_last: bool = False
+    reduce: Reduce = "float"
 
     def __post_init__(self) -> None:
         num_samples, batch_size, num_processes = self.num_samples, self.global_batch_size, self.num_processes
@@ -40,6 +43,7 @@ class BatchPlan:
         if batch_size % num_processes:
             fact = f"global batch {batch_size} is not divisible by {num_processes} processes"
             raise ConfigError("BATCH_SIZE", f"{fact}: set --global-batch-size to a multiple of {num_processes}")
+        check_reducible(self.reduce, batch_size, self.per_device_batch_size, num_processes)
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -52,6 +56,11 @@ class BatchPlan:
         """Micro-batches of a full step batch on one process."""
         return math.ceil(self.global_batch_size // self.num_processes / self.per_device_batch_size)
 
+    @property
+    def num_parts(self) -> int:
+        """Contiguous parts of the samples, each as many on every process: one a process, or with `exact` any number."""
+        return self.num_processes if self.reduce == "float" else self.global_batch_size // self.per_device_batch_size
+
     def step_batch_size(self, step_in_epoch: int) -> int:
         """Samples of step `step_in_epoch` over all processes: the global batch, or fewer in a short last step."""
         return min(self.global_batch_size, self.num_samples - step_in_epoch * self.global_batch_size)
@@ -60,7 +69,8 @@ class BatchPlan:
         """Return the positions in the epoch's order of each micro-batch of one process; as many on every process."""
         first = step_in_epoch * self.global_batch_size
         positions = range(first, first + self.step_batch_size(step_in_epoch))
-        return split_evenly(positions, self.per_device_batch_size, self.num_processes, process_index)
+        size, parts = self.per_device_batch_size, self.num_parts
+        return split_evenly(positions, size, self.num_processes, process_index, num_parts=parts)
 
     def describe(self) -> str:
         """Return the arithmetic in one line."""
@@ -71,17 +81,41 @@ class BatchPlan:
         )
 
 
-def split_evenly(positions: range, batch_size: int, num_processes: int, process_index: int) -> list[range]:
+def split_evenly(
+    positions: range, batch_size: int, num_processes: int, process_index: int, *, num_parts: int | None = None
+) -> list[range]:
     """Return one process's contiguous slice of `positions`, split into batches of at most `batch_size`.
 
-    Every process has as many batches, the last perhaps empty: a forward is a collective where batch norms span all
-    processes, or where weights are sharded.
+    The slice is one of `num_parts` (None: `num_processes`), or several in a row, none of which shares a batch: with a
+    fixed number of parts, the batches are the same on any number of processes that divides it.
+
+    Every process has as many batches, the last of a part perhaps empty: a forward is a collective where batch norms
+    span all processes, or where weights are sharded.
     """
-    first, size = positions.start, len(positions)
-    start = first + math.ceil(size * process_index / num_processes)
-    stop = first + math.ceil(size * (process_index + 1) / num_processes)
-    cuts = range(start, start + math.ceil(size / num_processes), batch_size)
-    return [range(min(cut, stop), min(cut + batch_size, stop)) for cut in cuts]
+    parts, first, size = num_parts or num_processes, positions.start, len(positions)
+    batches = []
+    for part in range(process_index * parts // num_processes, (process_index + 1) * parts // num_processes):
+        start = first + math.ceil(size * part / parts)
+        stop = first + math.ceil(size * (part + 1) / parts)
+        cuts = range(start, start + math.ceil(size / parts), batch_size)
+        batches += [range(min(cut, stop), min(cut + batch_size, stop)) for cut in cuts]
+    return batches
+
+
+def check_reducible(reduce: Reduce, global_batch_size: int, per_device_batch_size: int, num_processes: int) -> None:
+    """Raise ConfigError if micro-batches or processes cannot be added up in pairs, which `exact` does."""
+    if reduce == "float":
+        return
+    num_parts, rest = divmod(global_batch_size, per_device_batch_size)
+    split = f"global batch {global_batch_size} / --batch-size {per_device_batch_size}"
+    if rest or num_parts & (num_parts - 1):
+        fact = f"--reduce exact needs 1, 2, 4, 8, ... micro-batches in a step, {split} is"
+        value = global_batch_size / per_device_batch_size
+        raise ConfigError("REDUCE", f"{fact} {value:g}: set --global-batch-size to a power of two times --batch-size")
+    if num_processes & (num_processes - 1) or num_processes > num_parts:
+        fact = f"--reduce exact needs 1, 2, 4, 8, ... processes, at most the {num_parts} micro-batches of {split}"
+        fewer = min(num_parts, 1 << num_processes.bit_length() - 1)
+        raise ConfigError("REDUCE", f"{fact}, and these are {num_processes}: launch {fewer}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +135,9 @@ class BatchConfig:
     """When memory runs out, retry with half the samples per forward and twice the forwards, now and after a restart."""
     drop_last: bool = False
     """Leave out the short last step of an epoch; otherwise it is trained, every sample once."""
+    reduce: Annotated[Reduce, tyro.conf.arg(aliases=["--reduce"])] = "float"
+    """How the micro-batches of a step are added up: `float`, fastest, rounds differently on each number of processes;
+    `exact`, in a fixed order, trains the same bits on 1, 2, 4, ... processes. Both are float32."""
     eval_batch_size: int = 500
     """Samples of one forward on one process in evaluation. It never changes a metric."""
     num_workers: int = 0
@@ -110,6 +147,10 @@ class BatchConfig:
         names = ("per_device_batch_size", "global_batch_size", "accumulation_steps", "eval_batch_size")
         AT_LEAST_ONE.check(self, "batch", *names)
         NOT_NEGATIVE.check(self, "batch", "num_workers")
+        if self.reduce == "exact" and (self.fit_batch or self.accumulation_steps > 1):
+            flag = "--fit-batch" if self.fit_batch else "--accumulate"
+            fact = f"--reduce exact does not work with {flag}, which changes the micro-batches"
+            raise ConfigError("REDUCE", f"{fact}: leave it out, and choose --batch-size and --global-batch-size")
 
     def resolved_global_batch_size(self, num_processes: int) -> int:
         """Return the samples of one optimizer step on `num_processes`."""
@@ -117,10 +158,17 @@ class BatchConfig:
 
     def resolved_per_device_batch_size(self, num_processes: int) -> int:
         """Return the samples of one forward on one of `num_processes`."""
+        if self.reduce == "exact":
+            return self.per_device_batch_size
         per_process = math.ceil(self.resolved_global_batch_size(num_processes) / num_processes)
         if self.accumulation_steps > 1:
             return math.ceil(per_process / self.accumulation_steps)
         return min(self.per_device_batch_size, per_process)
+
+    def check_reducible(self, num_processes: int) -> None:
+        """Raise ConfigError if `reduce` does not fit the micro-batches of a step on `num_processes`."""
+        batch_size = self.resolved_global_batch_size(num_processes)
+        check_reducible(self.reduce, batch_size, self.resolved_per_device_batch_size(num_processes), num_processes)
 
     def plan(self, num_samples: int, *, num_processes: int) -> BatchPlan:
         """Return the arithmetic for `num_samples` on `num_processes`.
@@ -135,4 +183,5 @@ class BatchConfig:
             per_device_batch_size=self.resolved_per_device_batch_size(num_processes),
             num_processes=num_processes,
             drop_last=self.drop_last,
+            reduce=self.reduce,
         )

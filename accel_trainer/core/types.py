@@ -91,7 +91,8 @@ class StepReport(NamedTuple):
     """The report of one optimizer step. Tensors stay on the device: reading one is a host sync.
 
     `optimizer_step` is the step just finished (the first is 1). `loss_sum` [] and `sums` cover this
-    process's samples; `num_samples` all processes'. `grad_norm` [] is the global norm before clipping,
+    process's samples (with `--reduce exact`, those of the step on the main process, none on the others); `num_samples`
+    all processes'. `grad_norm` [] is the global norm before clipping,
     None if nothing asked for it. `was_skipped`: the weights did not change, because of an fp16 overflow, NaN or inf.
     `num_items` [] is what this process's `loss_sum` and `sums` are divided by, if not by samples.
     """

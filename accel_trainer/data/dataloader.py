@@ -52,10 +52,12 @@ class DatasetEvalLoader:
     """Evaluation batches of the samples of `reader`: a contiguous slice for each process, without padding."""
 
     def __init__(
-        self, reader: SampleReader, *, batch_size: int, num_processes: int = 1, process_index: int = 0
-    ) -> None:
+        self, reader: SampleReader, *, batch_size: int, num_processes: int = 1, process_index: int = 0,
+        num_parts: int | None = None,
+    ) -> None:  # fmt: skip
         self._reader, self.num_samples = reader, len(reader)
-        self._batches = split_evenly(range(self.num_samples), batch_size, num_processes, process_index)
+        samples = range(self.num_samples)
+        self._batches = split_evenly(samples, batch_size, num_processes, process_index, num_parts=num_parts)
 
     def fingerprint(self) -> str:
         """Return a hash of some samples."""
@@ -100,8 +102,10 @@ def build_dataset_loaders(
     num_processes, index = accelerator.num_processes, accelerator.process_index
     plan = batch.plan(len(train), num_processes=num_processes)
     loader = DatasetLoader(readers[0], plan, seed=seed, process_index=index)
-    size = batch.eval_batch_size
-    return loader, DatasetEvalLoader(readers[1], batch_size=size, num_processes=num_processes, process_index=index)
+    return loader, DatasetEvalLoader(
+        readers[1], batch_size=batch.eval_batch_size, num_processes=num_processes, process_index=index,
+        num_parts=plan.num_parts,
+    )  # fmt: skip
 
 
 def read_steps(

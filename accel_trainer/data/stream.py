@@ -48,10 +48,12 @@ class StreamEvalLoader:
     def __init__(
         self, stream: Callable[[], Iterable[Any]], num_samples: int, *, batch_size: int, device: torch.device,
         collate: Collate = default_collate, num_processes: int = 1, process_index: int = 0,
+        num_parts: int | None = None,
     ) -> None:  # fmt: skip
         self.num_samples = num_samples
         self._stream, self._device, self._collate = stream, device, collate
-        self._batches = split_evenly(range(num_samples), batch_size, num_processes, process_index)
+        samples = range(num_samples)
+        self._batches = split_evenly(samples, batch_size, num_processes, process_index, num_parts=num_parts)
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's samples, in order. Raises DataError if the stream is short."""
@@ -82,7 +84,7 @@ def build_stream_loaders(
     loader = StreamLoader(train, plan, device=accelerator.device, collate=collate, process_index=index)
     return loader, StreamEvalLoader(
         test, num_test, batch_size=batch.eval_batch_size, device=accelerator.device, collate=collate,
-        num_processes=num_processes, process_index=index,
+        num_processes=num_processes, process_index=index, num_parts=plan.num_parts,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from accelerate.utils import (
 )
 from accelerate.utils import FullyShardedDataParallelPlugin as FsdpPlugin
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..core.config import AT_LEAST_ONE, POSITIVE, Range
 from ..core.errors import ConfigError
@@ -62,7 +63,8 @@ class RuntimeConfig:
     deterministic: bool = True
     """Choose deterministic kernels on CUDA; without them a resumed run is close, but not equal bit by bit."""
     num_threads: int | None = None
-    """CPU threads per process, which decide the last bits; None: OMP_NUM_THREADS if set, else cores / processes."""
+    """CPU threads per process, which decide the last bits; None: OMP_NUM_THREADS if set, else cores / processes; 1
+    with `--reduce exact`."""
     tf32: bool = False
     """Let CUDA compute float32 as TF32: faster, with 10 instead of 23 bits of mantissa."""
     loss_scale: float = 65536.0
@@ -200,7 +202,12 @@ def place_model(
 
     The module keeps its class and its parameters' names: it is compiled in place, and the trainer wraps it for several
     processes later.
+
+    Raises:
+        ConfigError: a parameter has no shape yet, or a sharded model is to be wrapped by a class that it has not.
     """
+    if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
+        raise ConfigError("MODEL", f"{lazy} has no shape yet: call the model with a batch before you hand it over")
     model = model.to(accelerator.device)
     if config.channels_last and not is_sharded(accelerator):  # shards must be contiguous (torch 2.13)
         # `model.to(memory_format=...)` fails on the weights of 3-d convolutions (torch 2.13).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from ..core import errors
 from ..core.errors import UserError
+
+_MAX_GATHERED = 2**20  # elements from all processes, below which one exchange is faster than two (gloo)
 
 # --- public. P processes; tensors are on the accelerator's device and are not changed ---
 
@@ -77,7 +79,44 @@ def scatter(rows: Tensor, accelerator: Accelerator, *, from_process: int = 0) ->
     return row
 
 
-# --- for this package: bytes, rows, and the results of one process ---
+# --- for this package: sums in a fixed order, bytes, rows, and the results of one process ---
+
+
+def sum_pairwise(values: Tensor, accelerator: Accelerator) -> None:
+    """Replace `values` [N] by their sum over the processes, a power of two, added up in pairs. **Collective.**
+
+    The sums of the first and the second half of the processes are one addition each, and so on down: bit for bit what
+    one process gets that adds up in the same pairs. Each process adds up a slice, and sends as many bytes as in a ring.
+    """
+    num_processes, rank = accelerator.num_processes, accelerator.process_index
+    if num_processes == 1:
+        return
+    if num_processes * len(values) <= _MAX_GATHERED:
+        values.copy_(sum_rows(all_gather(values, accelerator)))
+        return
+    slices = values.tensor_split(num_processes)
+    rows = values.new_empty(num_processes, len(slices[rank]))
+    rows[rank] = slices[rank]
+    _exchange(slices, rows, rank)
+    slices[rank].copy_(sum_rows(rows))
+    _exchange([slices[rank]] * num_processes, slices, rank)
+
+
+def _exchange(sent: Sequence[Tensor], received: Sequence[Tensor] | Tensor, rank: int) -> None:
+    """Send a tensor to each other process, and receive one from each. **Collective.**"""
+    operations = []
+    for other in range(len(sent)):
+        if other != rank:
+            operations += [dist.P2POp(dist.isend, sent[other], other), dist.P2POp(dist.irecv, received[other], other)]
+    for work in dist.batch_isend_irecv(operations):
+        work.wait()
+
+
+def sum_rows(rows: Tensor) -> Tensor:
+    """Return the sum [...] of `rows` [N, ...], added up in pairs; N is a power of two."""
+    while len(rows) > 1:
+        rows = rows[0::2] + rows[1::2]
+    return rows[0]
 
 
 def broadcast_bytes(data: bytes | None, accelerator: Accelerator) -> bytes:

@@ -136,7 +136,7 @@ class NonfiniteGuard:
                 filesystem.write_file_atomic(path, json.dumps(record, indent=1).encode())
         samples = f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}" if ids else "no single sample"
         where = f"step {step}, epoch {update.position.epoch + 1}"
-        found = f"(loss {record['loss']}, {samples}, see {path.name})"
+        found = f"(loss sum {record['loss_sum']}, {samples}, see {path.name})"
         fact = f"{where}: the gradient is NaN or inf and is not applied {found}"
         self.skipped_steps = [*self.skipped_steps, step][-_MAX_RECENT:]
         if must_stop or not self._may_skip:
@@ -166,7 +166,7 @@ class NonfiniteGuard:
             "optimizer_step": update.position.optimizer_step + 1,
             "position": asdict(update.position),
             "seed": self._seed,
-            "loss": _plain(sum(losses) / update.step_batch.num_samples),
+            "loss_sum": _plain(sum(losses)),
             "nonfinite_sample_ids": sorted(int(row[2]) for row in blamed),
             "micro_batches": list(batches.values()),
         }

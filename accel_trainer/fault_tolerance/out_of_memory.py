@@ -52,6 +52,9 @@ def halve_micro_batch(
     fact = f"out of memory at step {step} with {size} per device ({describe_memory(accelerator)})"
     if size == 1:
         raise OutOfMemoryError("OUT_OF_MEMORY", f"{fact}: {_NEEDS_LESS}")
+    if plan.reduce == "exact":
+        fix = "another --batch-size would be another training with --reduce exact, so start a new run with half of it"
+        raise OutOfMemoryError("OUT_OF_MEMORY", f"{fact}: {fix}")
     finer = replace(plan, per_device_batch_size=math.ceil(size / 2))
     if remember is None:
         flags = f"--global-batch-size {plan.global_batch_size} --accumulate {finer.accumulation_steps}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 from ..callbacks.attempt_log import AttemptLog
 from ..callbacks.early_stopping import EarlyStopping, TimeLimit
-from ..callbacks.export import Exporter
+from ..callbacks.export import Exporter, OnnxExport
 from ..callbacks.metric_logger import MetricLogger
 from ..callbacks.metrics_file import MetricsFile
 from ..callbacks.profiler import Profile
@@ -75,12 +76,11 @@ def build_trainer(
     num_samples = [loader.plan.num_samples, eval_loader.num_samples]
     task_fingerprint = task.fingerprint() if hasattr(task, "fingerprint") else ""
     check_same_everywhere({"data": f"{fingerprint}, {num_samples} samples"}, accelerator)
-    if config.run.init_from is not None and run.checkpoint is None:
-        loaded = load_initial_weights(model, config.run.init_from, skip=config.run.init_skip)
-        if is_main:
-            _logger.info("%s", loaded.describe(config.run.init_from))
+    origin = _load_origin(run, model)
     if config.optimizer.freeze is not None:
         freeze(model, config.optimizer.freeze)
+        origin += [f"{describe_parameters(model)}: {config.optimizer.freeze}"] * (run.checkpoint is None)
+    onnx = OnnxExport(copy.deepcopy(model), task, eval_loader) if config.run.onnx and is_main else None
     preparation = Stopwatch()
     model = place_model(model, accelerator, config.runtime, Compiler(preparation, is_quiet=not is_main).compile)
     _refuse_unused(config, optimizer=optimizer is not None, schedule=schedule is not None)
@@ -96,7 +96,7 @@ def build_trainer(
         learning_rate_at, rate = checked_schedule(schedule, num_steps=num_steps), "the recipe's learning rates"
     banner = (
         f"{describe_machine(accelerator)}\n{loader.plan.describe()}, {_describe_length(config, loader.plan)}\n"
-        f"{rate}, {describe_parameters(model)}\n"
+        f"{rate}, {describe_parameters(model)}, reduce: {loader.plan.reduce}\n"
         f"{num_samples[0]} + {num_samples[1]} samples, compared at a resume by {describe_fingerprint(fingerprint)}\n"
         f"run folder {run.folder}"
     )
@@ -114,8 +114,10 @@ def build_trainer(
         "config_sha256": identity_sha256(run.config),
         "data_fingerprint": fingerprint,
         "task_fingerprint": task_fingerprint,
+        "origin": origin,
         "num_samples": num_samples,
         "num_processes": accelerator.num_processes,
+        "reduce": loader.plan.reduce,
         "global_batch_size": loader.plan.global_batch_size,
         "versions": library_versions(),
     }
@@ -128,7 +130,10 @@ def build_trainer(
     trainer = trainer_class(
         config.trainer, accelerator=accelerator, model=model, optimizer=chosen,
         learning_rate_at=learning_rate_at, task=task, loader=loader,
-        evaluator=Evaluator(eval_loader, task=task, metrics=metrics, accelerator=accelerator),
+        evaluator=Evaluator(
+            eval_loader, task=task, metrics=metrics, accelerator=accelerator,
+            num_parts=loader.plan.num_parts if loader.plan.reduce == "exact" else None,
+        ),
         checkpointer=checkpointer, seed=config.seed, watchdog=run.watchdog,
         on_micro_batch_halved=run.save_micro_batch if config.batch.fit_batch else None,
         callbacks=[
@@ -138,7 +143,7 @@ def build_trainer(
             progress,
             AttemptLog(run.folder / "attempts.jsonl", phase_s=phase_s),
             Exporter(run.folder, weights="model" if config.trainer.ema_decay is None else "ema",
-                     config=export_config or {}),
+                     config=export_config or {}, onnx=onnx),
             ResultWriter(run.folder, log=log, num_eval_samples=eval_loader.num_samples),
             *([Profile(run.folder / "profile", show=progress.write)] if config.run.profile else []),
             *trackers,
@@ -154,6 +159,18 @@ def build_trainer(
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
     return trainer
+
+
+def _load_origin(run: Run, model: nn.Module) -> list[str]:
+    """Load the initial weights of a new run, and return in lines where weights come from; later starts repeat them."""
+    if run.checkpoint is not None:
+        return list(run.checkpoint.manifest.get("origin", []))
+    origin, path = [str(model.weights_origin)] if hasattr(model, "weights_origin") else [], run.config.run.init_from
+    if path is not None:
+        origin.append(load_initial_weights(model, path, skip=run.config.run.init_skip).describe(path))
+        if run.accelerator.is_main_process:
+            _logger.info("%s", origin[-1])
+    return origin
 
 
 def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
@@ -221,7 +238,7 @@ def _data_changes(stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Se
 
 def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
     if checkpoint.manifest.get("task_fingerprint", fingerprint) != fingerprint:
-        fact = "the task is not what this run was trained with, such as the teacher of a DistillationTask"
+        fact = "the task is not what this run was trained with, such as its class weights or its teacher"
         raise CheckpointError("TASK_CHANGED", f"{fact}: restore it, or choose another --output-dir")
 
 
@@ -231,6 +248,8 @@ def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) 
         {**(each.get("versions") or {}), "num_processes": each["num_processes"]}
         for each in (checkpoint.manifest, metadata)
     )
+    if metadata["reduce"] == "exact":
+        del before["num_processes"]
     if changed := [f"{name} {old} -> {now.get(name)}" for name, old in before.items() if old != now.get(name)]:
         text = "not as when %s was saved: %s; the results may differ in the last bits"
         _logger.warning(text, checkpoint.name, ", ".join(changed))

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -32,6 +33,8 @@ MUTABLE_ON_RESUME = (
     "runtime.num_threads", "runtime.timeout_s", "runtime.stuck_timeout_s", "runtime.backend",
     "runtime.debug_distributed",
 )  # fmt: skip
+# Those of them that decide the bits of `--reduce exact`.
+_PINNED_IF_EXACT = ("batch.per_device_batch_size", "batch.eval_batch_size", "runtime.num_threads")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,8 @@ class RunConfig:
     """Where decoded data is kept, for all runs."""
     profile: Annotated[bool, tyro.conf.arg(aliases=["--profile"])] = False
     """Trace some steps into `profile/` of the run folder, with torch's table of their operations."""
+    onnx: Annotated[bool, tyro.conf.arg(aliases=["--onnx"])] = False
+    """Also export the model as ONNX, so that others can verify it and predict with it without its class."""
     dry_run: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False
     """Try it all in a temporary folder: a step, an evaluation, a checkpoint, and a resume from it for another step."""
     quiet: Annotated[bool, tyro.conf.arg(aliases=["--quiet"])] = False
@@ -66,6 +71,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_pattern(self, "run", "init_skip")
+        if self.onnx and find_spec("onnxscript") is None:
+            raise ConfigError("CONFIG", "--onnx needs onnxscript: pip install 'accel-trainer[onnx]'")
         if self.init_skip is not None and self.init_from is None:
             raise ConfigError("CONFIG", "--init-skip has no effect without --init-from: add that, or leave it out")
         if self.init_from is not None and self.resume not in ("auto", "never"):
@@ -98,7 +105,10 @@ C = TypeVar("C", bound=RecipeConfig)
 
 def with_defaults(config: C) -> C:
     """Return the config with what follows from its other values, as a run stores it."""
-    return replace(config, optimizer=config.optimizer.with_learning_rate())
+    runtime = config.runtime
+    if config.batch.reduce == "exact":  # nothing may depend on the number of processes
+        runtime = replace(runtime, sync_batch_norm=False, num_threads=runtime.num_threads or 1)
+    return replace(config, optimizer=config.optimizer.with_learning_rate(), runtime=runtime)
 
 
 # Version 0.1.0 stored "max" for every metric without a mode of its own, which is now None.
@@ -131,4 +141,5 @@ def check_allowed_changes(config: RecipeConfig) -> None:
 
 def _decisive_values(config: RecipeConfig) -> dict[str, Any]:
     values = flatten_config(config_to_dict(config))
-    return {name: value for name, value in values if not name.startswith(MUTABLE_ON_RESUME)}
+    pinned = _PINNED_IF_EXACT if config.batch.reduce == "exact" else ()
+    return {name: value for name, value in values if name in pinned or not name.startswith(MUTABLE_ON_RESUME)}

@@ -50,6 +50,8 @@ def main(
             except BrokenPipeError:  # the reader, such as `head`, stopped reading
                 console.mute()
             sys.exit(ExitCode.DONE)
+        if os.environ.get("NO_COLOR"):
+            os.environ["TERM"] = "dumb"  # the only way to stop tyro from colouring --help-all
         config = parse_config(config_class, argv, description=description)
         result = dry_run(train, config) if config.run.dry_run else train(config)
         ignore_signals()  # everything is saved: a late signal must not change the exit code

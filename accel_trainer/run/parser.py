@@ -267,10 +267,10 @@ def suggest(name: str, known: Collection[str]) -> str:
     """Return what to use instead of an unknown name: our name of another toolkit's flag, or the nearest name."""
     familiar = name.lstrip("-").replace("_", "-").lower()
     table = read_stored_yaml(FAMILIAR_FLAGS) if name.startswith("-") else {}
-    for here, names in table.items():
-        if familiar in names.split() and not here.startswith("--"):
-            return str(here)
-        if familiar in names.split():
-            return f"did you mean {here}?" if here.split()[0] in known else "see --help"
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    # LightningCLI writes `--trainer.max_epochs`.
+    rows = [str(here) for here, names in table.items() if {familiar, familiar.rpartition(".")[2]} & set(names.split())]
+    if rows:
+        here = next((here for here in rows if not here.startswith("--") or here.split()[0] in known), "see --help")
+        return f"did you mean {here}?" if here.startswith("--") else here
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {nearest[0]}?" if nearest else "see --help"

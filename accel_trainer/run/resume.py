@@ -79,7 +79,8 @@ def read_stored_config(run: Path) -> dict[str, Any]:
     try:
         stored = read_stored_yaml(path)
         batch = stored.get("batch", {})
-        if not isinstance(batch, dict) or not all(isinstance(value, int | None) for value in batch.values()):
+        sizes = batch.items() if isinstance(batch, dict) else {("batch", batch)}
+        if not all(isinstance(value, int | None) for name, value in sizes if name != "reduce"):
             raise ValueError(f"batch is {str(batch)[:80]}, expected whole numbers by name")
         return stored
     except (OSError, ValueError) as error:

@@ -124,6 +124,7 @@ def _open_folder(config: RecipeConfig, recipe: str, accelerator: Accelerator, lo
     source = find_source(folder, config.run)
     stored = None if source is None else read_stored_config(source[0])
     resolved = with_batch(config, stored, num_processes=accelerator.num_processes)
+    resolved.batch.check_reducible(accelerator.num_processes)
     changes: list[str] = []
     if source is not None and stored is not None:
         changes = check_changes(stored, resolved, config.run.allow_change, source[0])

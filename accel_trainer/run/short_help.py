@@ -14,7 +14,8 @@ from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 from ..core.config import config_to_dict, flatten_config
 from .parser import config_fields
 
-_MAX_COLUMNS, _MAX_DEFAULT = 120, 20
+_MAX_COLUMNS, _ROOMY, _MAX_DEFAULT = 120, 80, 20
+_WHOLE = ("model.name",)  # the settings whose text is a list of names
 
 
 def short_help(config_class: Any, *, description: str) -> str:
@@ -33,7 +34,9 @@ def short_help(config_class: Any, *, description: str) -> str:
         default = str(defaults[name])
         shown = f" [{default}]" if len(default) <= _MAX_DEFAULT and default not in ("None", "[]", "False") else ""
         room = max(columns - 2 - width - len(shown), 10)
-        lines.append(f"  {everyday[name]:<{width}}{textwrap.shorten(texts[name], room, placeholder=' ...')}{shown}")
+        max_lines = None if name in _WHOLE and columns >= _ROOMY else 1
+        text = textwrap.wrap(texts[name], room, max_lines=max_lines, placeholder=" ...")
+        lines.append(f"  {everyday[name]:<{width}}" + f"\n{'':{width + 2}}".join(text) + shown)
     return "\n".join(
         [
             *textwrap.wrap(description.strip(), columns),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import Tensor, nn
 
 from ..core.errors import ConfigError, DataError, UserError
 from ..core.types import Batch, EvalLoader, EvalOutput, Metric, Task
+from ..distributed.collectives import sum_pairwise
 from ..distributed.fsdp import is_sharded
 from ..fault_tolerance.preemption import StopFlag
 from ..optim.parameter_groups import set_training_mode
+from ..optim.reduction import PairwiseSum
 from .metric_adapters import EvaluateMetric, WholeSetMetric
 from .metrics import plain_values, sums_device
 
@@ -32,9 +35,16 @@ class MetricRefused(MetricFailed, ConfigError):
 
 
 class Evaluator:
-    """Runs a task over an evaluation set and merges its metrics over all processes."""
+    """Runs a task over an evaluation set and merges its metrics over all processes.
 
-    def __init__(self, loader: EvalLoader, *, task: Task, metrics: Sequence[Metric], accelerator: Accelerator) -> None:
+    With `num_parts`, which a loader of as many parts must have split the samples into, the sums of the parts are added
+    up in pairs: the metrics are then the same bits on any number of processes.
+    """
+
+    def __init__(
+        self, loader: EvalLoader, *, task: Task, metrics: Sequence[Metric], accelerator: Accelerator,
+        num_parts: int | None = None,
+    ) -> None:  # fmt: skip
         if loader.num_samples < 1:
             raise DataError("DATA_TOO_SMALL", "there are no samples to evaluate on: add some")
         for metric in metrics:
@@ -52,7 +62,7 @@ class Evaluator:
             fix = "leave one out, or let it give its numbers other names"
             raise ConfigError("METRIC", f"two metrics name their number {', '.join(repeated)}: {fix}")
         self.loader, self.task, self.metrics, self.accelerator = loader, task, metrics, accelerator
-        self._sums_device = sums_device(accelerator.device)
+        self._sums_device, self._num_parts = sums_device(accelerator.device), num_parts
 
     def run(self, model: nn.Module, *, stop_flag: StopFlag | None = None) -> dict[str, Any]:
         """Return the metrics of the unwrapped `model` over all samples. **Collective. Host sync** (one).
@@ -68,7 +78,7 @@ class Evaluator:
         was_training = model.training
         model.eval()
         _broadcast_buffers(model, self.accelerator)
-        parts = [metric.empty(self._sums_device) for metric in self.metrics]
+        parts = _PartSums([metric.empty(self._sums_device) for metric in self.metrics], self._part_ends())
         batches = self.loader.batches()
         seen, failure = self._update(model, parts, batches if stop_flag is None else stop_flag.until_preempted(batches))
         if was_training:
@@ -81,7 +91,7 @@ class Evaluator:
         # How often each sample was counted; the last count is of ids that are out of range.
         counts = torch.zeros(num_samples + 1, dtype=torch.float64, device=self._sums_device)
         counts.index_add_(0, places, torch.ones_like(places, dtype=torch.float64))
-        counts, num_failures, *merged = self._merge([counts, counts.new_full((1,), failure is not None), *parts])
+        counts, num_failures, *merged = self._merge([counts, counts.new_full((1,), failure is not None), *parts.sums])
         if num_failures:
             raise failure or MetricFailed("by peer")  # words that failure_report looks for
         self._check_each_once(counts)
@@ -93,8 +103,17 @@ class Evaluator:
                 raise _failure_of(metric, error) from error
         return results
 
+    def _part_ends(self) -> list[int]:
+        """Return after how many of its samples each part of this process ends."""
+        if self._num_parts is None:
+            return []
+        num_parts, rank, num_processes = self._num_parts, self.accelerator.process_index, self.accelerator.num_processes
+        first, last = (place * num_parts // num_processes for place in (rank, rank + 1))
+        start, *ends = (math.ceil(self.loader.num_samples * part / num_parts) for part in range(first, last + 1))
+        return [end - start for end in ends]
+
     def _update(
-        self, model: nn.Module, parts: Sequence[Tensor], batches: Iterable[Batch]
+        self, model: nn.Module, parts: _PartSums, batches: Iterable[Batch]
     ) -> tuple[list[Tensor], MetricFailed | None]:
         """Add `batches` to the metrics' sums; return the sample ids, and the first failure of a metric."""
         seen: list[Tensor] = []
@@ -110,11 +129,13 @@ class Evaluator:
                 if self._sums_device != self.accelerator.device:
                     batch, output = _moved(batch, output, self._sums_device)
                 seen.append(batch.sample_ids)
-                for metric, sums in zip(self.metrics, parts, strict=True):
+                parts.begin_batch(len(batch))
+                for metric, sums in zip(self.metrics, parts.sums, strict=True):
                     try:
                         metric.update(sums, batch, output)
                     except Exception as error:
                         failure = failure or _failure_of(metric, error)
+            parts.end()
         return seen, failure
 
     def _check_each_once(self, counts: Tensor) -> None:
@@ -128,10 +149,44 @@ class Evaluator:
         raise RuntimeError(f"{fact}: the evaluation loader must give each sample to exactly one process")
 
     def _merge(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Add up all sums over the processes in one collective; return them on the CPU."""
-        flat = self.accelerator.reduce(torch.cat([part.reshape(-1) for part in parts]), reduction="sum").cpu()
-        pieces = flat.split([part.numel() for part in parts])
+        """Add up all sums over the processes at once; return them on the CPU."""
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        if self._num_parts is None:
+            flat = self.accelerator.reduce(flat, reduction="sum")
+        else:
+            sum_pairwise(flat, self.accelerator)
+        pieces = flat.cpu().split([part.numel() for part in parts])
         return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+
+class _PartSums:
+    """The metrics' sums: `sums` of the part in progress, and in pairs those of the parts before it.
+
+    `ends` are the samples of this process after which a part is complete; empty: all are added up as one part.
+    """
+
+    def __init__(self, sums: list[Tensor], ends: list[int]) -> None:
+        self.sums = sums
+        self._ends, self._num_samples, self._tree = ends, 0, PairwiseSum()
+
+    def begin_batch(self, num_samples: int) -> None:
+        """Complete the parts that end before the next batch."""
+        while self._ends and self._num_samples >= self._ends[0]:
+            self._complete()
+        self._num_samples += num_samples
+
+    def end(self) -> None:
+        """Complete the parts that are left, and let `sums` be the sums over all."""
+        if self._ends:
+            while self._ends:
+                self._complete()
+            self.sums = self._tree.total()
+
+    def _complete(self) -> None:
+        del self._ends[0]
+        self._tree.add([sums.clone() for sums in self.sums])
+        for sums in self.sums:
+            sums.zero_()
 
 
 def _moved(batch: Batch, output: EvalOutput, device: torch.device) -> tuple[Batch, EvalOutput]:

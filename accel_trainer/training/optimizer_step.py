@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 
 from ..core.errors import ConfigError
 from ..core.train_state import TrainState
-from ..core.types import StepBatch
+from ..core.types import StepBatch, StepOutput
 from ..distributed.fsdp import is_sharded, local_part
 from ..fault_tolerance.nonfinite_guard import NonfiniteGuard, PendingUpdate
+from ..optim.reduction import Reduction
 from .metrics import describe_tensor
 
 _MIN_LOSS_SCALE = 1e-3  # a gradient that overflows even below it is NaN or inf, not a float16 overflow
@@ -41,9 +42,9 @@ class OptimizerStep:
 
     def __init__(
         self, *, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer,
-        prepared_optimizer: Optimizer, guard: NonfiniteGuard, max_grad_norm: float | None,
+        prepared_optimizer: Optimizer, reduction: Reduction, guard: NonfiniteGuard, max_grad_norm: float | None,
     ) -> None:  # fmt: skip
-        self._accelerator, self._model, self._guard = accelerator, model, guard
+        self._accelerator, self._model, self._guard, self._reduction = accelerator, model, guard, reduction
         self._max_grad_norm = max_grad_norm
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._scales: dict[float, Tensor] = {}
@@ -62,6 +63,7 @@ class OptimizerStep:
     def begin(self) -> None:
         """Save what the forwards of a step change."""
         self._guard.save_buffers()
+        self._reduction.begin()
         self.is_open = True
 
     def backward(self, loss_sum: Tensor, scale: float) -> None:
@@ -77,27 +79,29 @@ class OptimizerStep:
         else:
             self._accelerator.backward(loss_sum, gradient=gradient)
 
-    def divide_by_items(self, counts: Sequence[Tensor | None], *, num_samples: int) -> Tensor | None:
-        """Let the gradients, divided by samples so far, be divided by the items of all processes. **Collective.**
+    def reduce(
+        self, losses: Sequence[Tensor], sums: Sequence[Mapping[str, Tensor]], counts: Sequence[Tensor | None], *,
+        num_samples: int,
+    ) -> StepOutput:  # fmt: skip
+        """Let the parameters have the gradients of the step, and return the sums to report. **Collective.**
 
-        `counts` are those of the micro-batches, known only after their forwards; None where the task counts none.
-        Return their sum. A step may have no item, if every token is padding.
+        Where the task counts items, known only after the forwards, the gradients, divided by samples so far, are then
+        divided by the items of all processes. A step may have no item, if every token is padding.
 
         Raises:
-            ConfigError: one is no tensor [], or the task counts items only sometimes.
+            ConfigError: a count is no tensor [], or the task counts items only sometimes.
         """
         known = [_checked_count(count) for count in counts if count is not None]
         self._check_counts_always(bool(known), len(known) in (0, len(counts)))
-        if not known:
-            return None
-        num_items = total(known)
-        items = self._accelerator.reduce(num_items, reduction="sum")
+        output, items = self._reduction.finish(losses, sums, counts)
+        if items is None:
+            return output
         # Not in bfloat16, which has no 257.
         ratio = num_samples / items.where(items > 0, 1).to(torch.promote_types(self._parameters[0].dtype, torch.float))
         for parameter in self._parameters:
             if parameter.grad is not None:
                 local_part(parameter.grad).mul_(ratio)
-        return num_items
+        return output
 
     def _check_counts_always(self, has_counts: bool, is_uniform: bool) -> None:
         """Raise ConfigError if the task counts items only sometimes. **Collective** in the first step.
@@ -189,8 +193,3 @@ def _checked_count(count: Tensor) -> Tensor:
         fact = f"train_step returned {describe_tensor(count)} as num_items"
         raise ConfigError("NUM_ITEMS", f"{fact}: let it return their number as a tensor [], as mask.sum() is")
     return count
-
-
-def total(values: Sequence[Tensor]) -> Tensor:
-    """Return the sum of tensors of one shape, of a single one without an operation."""
-    return values[0] if len(values) == 1 else torch.stack(list(values)).sum(0)

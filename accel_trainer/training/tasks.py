@@ -42,6 +42,10 @@ class ClassificationTask:
     def __init__(self, config: ClassificationConfig | None = None, *, class_weights: Tensor | None = None) -> None:
         self.config, self._class_weights = config or ClassificationConfig(), class_weights
 
+    def fingerprint(self) -> str:
+        """Return a hash of the class weights; empty without any."""
+        return "" if self._class_weights is None else hash_value([self._class_weights]).hex()
+
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the cross-entropy summed over the batch, with label smoothing. Raises ConfigError for other shapes."""
         return self.loss(model(batch.inputs), batch)
@@ -84,7 +88,7 @@ class RegressionTask:
         """Return the errors [B] and the predictions. Raises ConfigError for other shapes."""
         predictions = model(batch.inputs)
         _check_same_shape(predictions, batch.targets)
-        errors = F.mse_loss(predictions, batch.targets, reduction="none")
+        errors = F.mse_loss(predictions, batch.targets.to(predictions.dtype), reduction="none")
         return EvalOutput(errors.reshape(len(batch), -1).mean(1), predictions)
 
 

@@ -18,7 +18,6 @@ from ..checkpoint.format import checkpoint_name
 from ..checkpoint.manager import Checkpointer
 from ..checkpoint.state_dict import StateDicts, TrainingState
 from ..core.callback import Callback, RunResult
-from ..core.rng import fold_in, seed_forward
 from ..core.train_state import BestCheckpoint, TrainState
 from ..core.types import Loader, StepBatch, StepOutput, StepReport, Task
 from ..data.dataloader import WaitClock
@@ -32,10 +31,11 @@ from ..optim.ema import Ema
 from ..optim.lr_scheduler import Schedule
 from ..optim.optimizers import set_learning_rate
 from ..optim.parameter_groups import set_training_mode
+from ..optim.reduction import build_reduction
 from .callback_runner import CallbackRunner
 from .config import TrainerConfig
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed
-from .optimizer_step import OptimizerStep, StepResult, total
+from .optimizer_step import OptimizerStep, StepResult
 from .progress import Progress
 
 
@@ -55,7 +55,7 @@ class Trainer:
         reject_unsupported(accelerator)
         self.accelerator, self.loader, self.learning_rate_at = accelerator, loader, learning_rate_at
         self._config, self._task, self._evaluator, self._checkpointer = config, task, evaluator, checkpointer
-        self._process_key = fold_in(seed, accelerator.process_index)
+        self._reduction = build_reduction(loader.plan, accelerator, seed=seed)
         self._progress = Progress(config, evaluator.metrics)
         self.state = self._progress.position
         self._watchdog = watchdog or Watchdog(StopFlag(num_processes=accelerator.num_processes))
@@ -64,7 +64,7 @@ class Trainer:
         self._callback_runner = CallbackRunner(callbacks)
         self.raw_model, self.optimizer = model, optimizer
         copied = None if config.ema_decay is None else sharded_copy(model, accelerator)
-        self.model, prepared_optimizer = accelerator.prepare(model, optimizer)
+        self.model, prepared_optimizer = self._reduction.prepare(model, optimizer)
         self.ema = None if config.ema_decay is None else Ema(model, decay=config.ema_decay, copied=copied)
         self._guard = NonfiniteGuard(
             may_skip=config.on_nonfinite == "skip", accelerator=accelerator, model=model, optimizer=optimizer,
@@ -72,7 +72,7 @@ class Trainer:
         )  # fmt: skip
         self._update = OptimizerStep(
             accelerator=accelerator, model=self.model, optimizer=optimizer, prepared_optimizer=prepared_optimizer,
-            guard=self._guard, max_grad_norm=config.max_grad_norm,
+            reduction=self._reduction, guard=self._guard, max_grad_norm=config.max_grad_norm,
         )  # fmt: skip
         average, gathers = None if self.ema is None else self.ema.model, checkpointer.peers.group is None
         self._training_state = TrainingState(model, optimizer, average, accelerator.scaler, gathers=gathers)
@@ -121,24 +121,23 @@ class Trainer:
 
     def _compute(self, step_batch: StepBatch) -> tuple[StepOutput, StepResult]:
         """Run forward, backward and update; return the losses and sums, and the result of the update."""
-        accelerator, step = self.accelerator, self.state.optimizer_step
-        scale = accelerator.num_processes / step_batch.num_samples  # DDP averages gradients over the processes
+        accelerator, reduction = self.accelerator, self._reduction
+        scale = reduction.loss_scale / step_batch.num_samples
         losses, sums, items = [], [], []
         self._update.begin()
         for index, batch in enumerate(self._data_wait.around(step_batch.micro_batches)):
             self._watchdog.num_forwards += 1
-            seed_forward(self._process_key, optimizer_step=step, micro_batch=index, device=accelerator.device)
+            reduction.begin_forward(self.state.optimizer_step, index)
             is_last = index == len(step_batch.micro_batches) - 1
             with nullcontext() if is_last else accelerator.no_sync(self.model):
                 with accelerator.autocast() if accelerator.native_amp else nullcontext():
                     output = self._task.train_step(self.model, batch)
                 self._update.backward(output.loss_sum, scale)
+            reduction.end_backward(len(batch))
             losses.append(output.loss_sum.detach())
             sums.append(output.sums)
             items.append(output.num_items)
-        num_items = self._update.divide_by_items(items, num_samples=step_batch.num_samples)
-        totals = {name: total([part[name] for part in sums]) for name in sums[0]}
-        output = StepOutput(total(losses), totals, num_items)
+        output = self._update.reduce(losses, sums, items, num_samples=step_batch.num_samples)
         return output, self._update.apply(self.state, step_batch, losses)
 
     def evaluate(self) -> dict[str, Any]:

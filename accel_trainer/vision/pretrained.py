@@ -26,7 +26,8 @@ _MAX_WEIGHTS_BYTES = 2**36
 class ExportConfig:
     """The contents of an export's `config.json`."""
 
-    model: ModelConfig
+    model: ModelConfig | None
+    """None: a model of one's own, which only its ONNX file describes."""
     in_channels: int
     class_names: tuple[str, ...]
     normalization: Normalization
@@ -36,7 +37,10 @@ class ExportConfig:
     """How a photo of any size becomes its input; None: it was trained on images of one size."""
 
     def build_model(self) -> nn.Module:
-        """Build the model with random weights."""
+        """Build the model with random weights. Raises CheckpointError if it is none of accel_trainer.vision."""
+        if self.model is None:
+            fact = "the export is of a model that is none of accel_trainer.vision"
+            raise CheckpointError("EXPORT", f"{fact}: load its weights into your own class, or export it with --onnx")
         return build_model(
             self.model,
             in_channels=self.in_channels,
@@ -57,7 +61,7 @@ def from_pretrained(folder: Path | str) -> nn.Module:
     folder = find_export(folder)
     config = read_export_config(folder)
     model = config.build_model()
-    path = _file_in(folder, "model.safetensors")
+    path = file_in(folder, "model.safetensors")
     try:
         weights = load_safetensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
     except (OSError, SafetensorError) as error:
@@ -77,7 +81,7 @@ def find_export(folder: Path | str) -> Path:
     raise CheckpointError("EXPORT", f"{folder} has no model.safetensors: give a finished run or an exported model")
 
 
-def _file_in(folder: Path, name: str) -> Path:
+def file_in(folder: Path, name: str) -> Path:
     """Return the path of an export's file. Downloads from the hub are links to `blobs`, which are followed."""
     path = folder / name
     is_download = path.resolve().parent == (folder.parent.parent / "blobs").resolve()
@@ -88,7 +92,7 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["config.json", "model.safetensors"]))
+        return Path(snapshot_download(name, allow_patterns=["config.json", "model.onnx", "model.safetensors"]))
     except Exception as error:  # network errors depend on the version of the hub's HTTP library
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         message = f"{name} is not a folder and cannot be downloaded from the hub ({reason}): check the name"
@@ -97,12 +101,13 @@ def _download(name: str) -> Path:
 
 def read_export_config(folder: Path) -> ExportConfig:
     """Read `config.json` in an export."""
-    path = _file_in(folder, "config.json")
+    path = file_in(folder, "config.json")
     try:
         content = read_json_object(path)
         mean_and_std = {name: tuple(values) for name, values in content["normalization"].items()}
         return ExportConfig(
-            model=ModelConfig(**{"stem": "cifar", **content["model"]}),  # version 0.1.0 had no other
+            # Version 0.1.0 had no other stem.
+            model=ModelConfig(**{"stem": "cifar", **content["model"]}) if "model" in content else None,
             in_channels=int(content["in_channels"]),
             class_names=tuple(content["class_names"]),
             normalization=Normalization(**mean_and_std),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from accel_trainer import read_history
 from accel_trainer.callbacks.metrics_file import MetricsFile
 
 
@@ -66,3 +67,15 @@ def test_a_file_shorter_than_the_checkpoint_remembers_is_kept_with_a_warning(
     history.append({"optimizer_step": 9})
     assert [row["optimizer_step"] for row in rows(path)] == [1, 9]
     history.close()
+
+
+def test_a_history_is_read_row_by_row_without_one_that_is_still_written(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"event": "train", "train/loss": "nan"}\n{"event": "eval"}\n{"event": "tra')
+    rows_of_run = read_history(tmp_path)
+    assert next(rows_of_run) == {"event": "train", "train/loss": "nan"}
+    with path.open("a") as file:
+        file.write('in"}\n')
+    assert list(rows_of_run) == [{"event": "eval"}, {"event": "train"}]
+    with pytest.raises(FileNotFoundError):
+        next(read_history(tmp_path / "none"))

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import pty
 import re
 import signal
-import struct
-import subprocess
-import sys
-import termios
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +13,7 @@ import pytest
 
 from accel_trainer import BatchConfig, Callback, CheckpointConfig, StepReport, Trainer
 
-from .. import processes, workload
+from .. import processes, terminal, workload
 
 
 class Acts(Callback):
@@ -57,7 +50,7 @@ def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> Non
     found = [match.groups() for match in steps if match]
     assert found == [("1", "2"), ("1", "4"), ("1", "5"), ("2", "6"), ("2", "8"), ("2", "10")]
     (last,) = (line for line in lines if "step 10/10  loss" in line)
-    assert re.search(r"  learning rate \S+  images/s [\d,]+  data wait \S+%  memory \d\.\d GiB  00:00 left$", last)
+    assert re.search(r"  learning rate \S+  images/s [\d,]+  data wait \S+%  peak memory \d\.\d GiB  00:00 left$", last)
     assert "\r" not in job.output(0)
     assert job.output(1) == "WARNING: a word of warning\n", "what process 0 shows is shown once"
 
@@ -82,25 +75,36 @@ def test_a_run_that_continues_reports_from_where(tmp_path: Path) -> None:
     assert "continuing after step 5, epoch 2 of 2, from step-0000000005-epoch-00001" in job.output().splitlines()
 
 
+def on_terminal(folder: Path, columns: int) -> str:
+    """Return what an attempt writes to a terminal."""
+    code = f"from tests.callbacks.test_progress_bar import attempt, Path; attempt(Path({str(folder)!r}))"
+    return terminal.run_python(code, columns=columns)
+
+
 @pytest.mark.usefixtures("python_is_forked")
 def test_a_terminal_shows_one_bar_and_warnings_on_lines_of_their_own(tmp_path: Path) -> None:
-    code = f"from tests.callbacks.test_progress_bar import attempt, Path; attempt(Path({str(tmp_path / 'run')!r}))"
-    screen, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 150, 0, 0))  # rows and columns
-    child = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=terminal, stdout=terminal, stderr=terminal,
-        cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    os.close(terminal)
-    text = b""
-    with suppress(OSError):  # how a terminal without a process ends
-        while part := os.read(screen, 65536):
-            text += part
-    assert child.wait() == 0, text.decode()
-    lines = [line.rpartition("\r")[2] for line in text.decode().replace("\r\n", "\n").split("\n")]
+    lines = [line.rpartition("\r")[2] for line in on_terminal(tmp_path / "run", 150).split("\n")]
     assert "WARNING: a word of warning" in lines
     bars = [line for line in lines if "|" in line]
     assert len(bars) == 1, lines
-    assert re.match(r"epoch 2/2 \|█{16}\| 10/10, 00:00 left  loss 1\.\d+ ", bars[0])
+    assert re.match(r"epoch 2/2 \|█+\| 10/10  00:00 left  +[\d.]+(step/s|s/step), loss 1\.\d+  grad norm ", bars[0])
     assert sum(bool(re.match(r"epoch \d/2  step \d+/10  eval loss ", line)) for line in lines) == 2, lines
     assert lines[-3].startswith("done: ")
+
+
+@pytest.mark.usefixtures("python_is_forked")
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_a_bar_and_the_lines_around_it_fit_the_terminal(tmp_path: Path, columns: int) -> None:
+    text = on_terminal(tmp_path / "run", columns)
+    assert terminal.too_long(text, columns) == []
+    bars = [state for line in text.split("\n") for state in line.split("\r") if "|" in state]
+    assert re.search(r"\|█+\|.* 00:00 .*(step/s|s/step), loss 1\.\d+", bars[-1]), "time left, speed and loss"
+
+
+@pytest.mark.usefixtures("python_is_forked")
+def test_the_loss_is_on_the_bar_before_the_first_row(tmp_path: Path) -> None:
+    text = on_terminal(tmp_path / "run", 80)
+    states = [state for line in text.split("\n") for state in line.split("\r") if "loss" in state and "|" in state]
+    assert re.search(r"\| [12]/10 ", states[0]), "the first row is that of step 2, written after the bar has moved"
+    first, second = (float(re.findall(r"loss ([\d.]+)", state)[0]) for state in states[:2])
+    assert first != second, "of one step, then the mean of two"

@@ -343,7 +343,7 @@ def test_the_separate_evaluation_imports_only_torch_and_safetensors() -> None:
     named = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     named |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     outside = {name.partition(".")[0] for name in named} - set(sys.stdlib_module_names)
-    assert outside == {"torch", "safetensors"}
+    assert outside == {"torch", "safetensors", "onnxruntime"}, "the last for models of one's own"
 
 
 def copy(runs: Path, model: Path) -> Path:
@@ -407,12 +407,16 @@ def test_what_is_not_a_picture_or_a_model_is_named(
     assert "has no model.safetensors: give a finished run or an exported model" in err
 
 
-def test_a_model_of_somebody_elses_is_refused_by_name(
+def test_a_model_of_ones_own_has_no_source_to_build_it_and_no_onnx_unless_its_run_wrote_one(
     runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = copy(runs, model)
     (folder / "export" / "config.json").write_text('{"weights": "model after step 46"}')
-    code, _, err = run_command(capsys, ["export", folder, "--to", model.parent / "again"])
+    code, _, err = run_command(capsys, ["export", folder, "--to", model.parent / "again", "--onnx"])
     assert code == 74
-    assert "does not describe a model of accel_trainer.vision (no 'normalization')" in err
+    assert "has no model.onnx, and only the recipe has the class: start its recipe again with --onnx" in err
     assert not (model.parent / "again").exists()
+    assert run_command(capsys, ["export", folder, "--to", model.parent / "again"])[0] == 0
+    assert not (model.parent / "again" / "model.py").exists()
+    code, _, err = run_command(capsys, ["evaluate", folder])
+    assert (code, "does not describe a model of accel_trainer.vision (no 'normalization')" in err) == (74, True)

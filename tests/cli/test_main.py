@@ -35,7 +35,7 @@ def test_only_the_command_that_is_called_is_imported() -> None:
         " and not hasattr(module, '__path__')])"  # the packages of commands are empty
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    loaded = [f"accel_trainer.cli.{name}" for name in ("main", "parser", "runs.status")]
+    loaded = [f"accel_trainer.cli.{name}" for name in ("main", "parser", "runs.tables", "runs.status")]
     assert run.stdout.strip() == str(loaded)
 
 

@@ -112,6 +112,21 @@ def test_a_photo_that_was_changed_on_disk_is_named_when_it_is_read_and_replaced_
     assert contents(packed) == expected
 
 
+def test_damaged_sums_are_written_again_and_vouch_for_no_file(source: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
+    pack(source, packed)
+    expected = contents(packed)
+    sums, shard = packed / "SHA256SUMS", packed / "train" / "data-00001-of-00005.arrow"
+    sums.write_bytes(b"\xff" + sums.read_bytes()[1:])
+    assert pack(source, packed) == 0
+    assert contents(packed) == expected
+    sums.rename(packed / "other")
+    shard.rename(sums)
+    (packed / "other").rename(shard)
+    assert pack(source, packed) == 0
+    assert contents(packed) == expected
+
+
 FLAGS = ("--short-side", "48", "--shard-size", "4", "--num-workers", "2")
 
 

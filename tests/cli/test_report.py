@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import html
 import io
 import json
+import math
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,13 +21,16 @@ import torch
 import yaml
 from PIL import Image
 
-from accel_trainer.cli.report.charts import draw_class_accuracy, draw_curves
+from accel_trainer.cli.report.charts import draw_class_accuracy, draw_confusion, draw_curves
+from accel_trainer.cli.report.page_data import page_data
 from accel_trainer.cli.report.pictures import read_mistakes
 from accel_trainer.cli.report.report import render
 from accel_trainer.cli.runs.run_reader import RunReader, read_run
 from accel_trainer.cli.share.evaluate import load_model
 from accel_trainer.vision import load_images
 from tests.cli.conftest import run_command
+
+ROOT = Path(__file__).parents[2]
 
 
 class Page(HTMLParser):
@@ -64,19 +72,98 @@ def test_a_report_is_one_file_that_loads_nothing(
     assert not re.search(r"https?://|@import|url\((?!#)", text)
     assert page.addresses
     assert all(address.startswith(("data:image/png;base64,", "#")) for address in page.addresses)
-    assert "script" not in page.counts
     assert "link" not in page.counts
+
+
+def test_only_the_pages_own_script_may_run_and_nothing_may_be_loaded(page: str) -> None:
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)">', page)
+    data, script = re.findall(r"<script[^>]*>(.*?)</script>", page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rules = dict(rule.split(" ", 1) for rule in html.unescape(policy).split("; "))
+    assert rules["default-src"] == "'none'"
+    assert rules["script-src"] == f"'sha256-{digest}'"
+    assert rules["img-src"] == "data:"
+    assert not re.search(r"fetch\(|XMLHttpRequest|import\(|innerHTML|eval\(|https?:", script)
+    assert json.loads(data)["runs"][0]["name"] == "fast"
+
+
+def test_the_script_gets_every_logged_number_and_the_learning_rate_of_every_step(runs: Path) -> None:
+    run = read_run(runs / "fast")
+    data = page_data([run])
+    assert [chart["names"] for chart in data["charts"]][:2] == [
+        ["train/loss", "eval/loss", "eval_ema/loss"], ["eval/accuracy", "eval_ema/accuracy"]
+    ]  # fmt: skip
+    (shown,) = data["runs"]
+    place, values = shown["series"]["train/loss"]
+    logged = [(row["optimizer_step"], row["train/loss"]) for row in run.rows if "train/loss" in row]
+    assert shown["steps"][place] == [step for step, _ in logged]
+    assert values == pytest.approx([value for _, value in logged], rel=1e-5)
+    place, rates = shown["series"]["optim/learning_rate"]
+    assert shown["steps"][place] == list(range(1, 47)), "every step, although every tenth was logged"
+    assert rates[0] == pytest.approx(0.1)
+    assert shown["steps_per_epoch"] == 23
+    steps, seconds = shown["clock"]
+    assert steps[0] == seconds[0] == 0
+    assert seconds == sorted(seconds)
+    assert seconds[-1] < run.result["wall_s"]
+
+
+def test_a_schedule_of_the_recipes_own_is_drawn_as_it_was_logged(runs: Path) -> None:
+    run = read_run(runs / "fast")
+    rows = [row | ({"optim/learning_rate": 0.5} if row["event"] == "train" else {}) for row in run.rows]
+    place, rates = page_data([replace(run, rows=rows)])["runs"][0]["series"]["optim/learning_rate"]
+    assert set(rates) == {0.5}
+    assert len(rates) == sum(row["event"] == "train" for row in rows)
+
+
+def test_numbers_that_json_does_not_have_are_gaps(runs: Path) -> None:
+    run = read_run(runs / "fast")
+    rows = [row | {"train/loss": math.nan} if row["event"] == "train" else row for row in run.rows]
+    text, _ = render([replace(run, rows=rows)])
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    assert set(json.loads(data)["runs"][0]["series"]["train/loss"][1]) == {None}
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_a_browser_runs_the_script_and_asks_the_network_for_nothing(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_command(capsys, ["report", runs / "fast", runs / "slow", "--to", tmp_path / "page.html"])
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    done = subprocess.run(
+        [*command, f"--user-data-dir={tmp_path}/profile", (tmp_path / "page.html").as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    drawn = Page(done.stdout)
+    assert done.stdout.count('class="live"') == 8, "one for each chart over the steps"
+    assert drawn.counts["button"] == 1 + 3 + 2 + 8, "show all, three kinds of lines, two runs, a log for each chart"
+    assert "CONSOLE" not in done.stderr, "no error and no refusal by the policy"
+
+
+def test_a_folder_of_runs_is_reported_as_a_whole_and_opened_if_asked(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
+    browser.chmod(0o755)
+    page = tmp_path / "page.html"
+    words = ["report", str(runs), "--open", "--to", str(page)]
+    code = f"import sys; from accel_trainer.cli.main import main; sys.exit(main({words}))"
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "BROWSER": f"{browser} %s"}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert "<h1>2 runs</h1>" in page.read_text()
+    assert (tmp_path / "opened").read_text() == f"{page.as_uri()}\n"
 
 
 def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
     parsed = Page(page)
     assert parsed.headings == [
         "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Gradient norm", "Learning rate", "Images per second",
-        "Time that waits for data", "Where the time went", "Classes", "Confusion", "Accuracy by class",
-        "Most confident mistakes",
+        "Time that waits for data", "Peak memory (GiB)", "Where the time went", "Classes", "Confusion",
+        "Accuracy by class", "Most confident mistakes",
         "Training images, as the network saw them", "Settings", "Settings that differ from the defaults", "Environment",
     ]  # fmt: skip
-    assert parsed.counts["svg"] == 10
+    assert parsed.counts["svg"] == 11
     assert parsed.counts["img"] > 16, "samples and mistakes"
 
 
@@ -92,7 +179,7 @@ def test_the_colours_of_charts_are_those_of_the_page(page: str) -> None:
     used, defined = (set(re.findall(pattern, page)) for pattern in (r"var\(--([\w-]+)\)", r"--([\w-]+): #"))
     assert used <= defined
     assert {"series-1", "series-2", "ink", "muted", "line"} <= used
-    assert not re.search(r"#0[a1-4]0[a1-4]0\d", page), "no placeholder is left"
+    assert not re.search(r"#0[a1-6]0[a1-6][01][0-9a-f]\b", page), "no placeholder is left"
     assert "prefers-color-scheme: dark" in page
 
 
@@ -101,10 +188,10 @@ def test_each_chart_lies_beside_the_page_as_a_picture(
 ) -> None:
     code, out, _ = run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
     assert code == 0
-    assert out.splitlines() == [f"{tmp_path}/page.html", f"{tmp_path}/page/  10 charts"]
+    assert out.splitlines() == [f"{tmp_path}/page.html", f"{tmp_path}/page/  11 charts"]
     for path in (tmp_path / "page").iterdir():
         with Image.open(path) as image:
-            assert image.size[0] == 920
+            assert image.size[0] == 920, path.name
             assert image.convert("RGB").getpixel((1, 1)) == (255, 255, 255), "light, also without a page"
     loss = (tmp_path / "page" / "loss.png").read_bytes()
     run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
@@ -155,7 +242,7 @@ def test_a_stored_picture_that_is_none_is_not_put_into_the_page(runs: Path, tmp_
     path.write_text(json.dumps(stored))
     page, _ = render([read_run(tmp_path / "run")])
     assert "example.org" not in page
-    assert "<script" not in page
+    assert Page(page).counts["script"] == 2, "the page's own"
 
 
 def test_a_run_without_stored_mistakes_shows_none(runs: Path, tmp_path: Path) -> None:
@@ -175,8 +262,20 @@ def test_a_report_of_a_thousand_classes_shows_the_hardest_and_the_easiest(runs: 
     page, files = render([replace(run, result={**run.result, "metrics": metrics})])
     assert "fast-confusion.png" in files
     assert "The hardest and the easiest classes" in page
+    assert "Most confused: true → predicted" in page
     assert ">999</text>" in page.replace("\n", "")
     assert len(page) < 1_500_000
+
+
+def test_of_many_classes_the_pairs_that_are_confused_most_are_shown_with_their_counts() -> None:
+    counts = [[0] * 25 for _ in range(25)]
+    for label in range(25):
+        counts[label][label], counts[label][(label + 1) % 25] = 40, label
+    svg = draw_confusion("confusion", counts, [f"class-{number:02}" for number in range(25)]).svg
+    pairs = re.findall(r">(class-\d\d → class-\d\d)<", svg)
+    assert pairs[:2] == ["class-24 → class-00", "class-23 → class-24"]
+    assert len(pairs) == 20
+    assert re.findall(r">(\d+ of \d+)<", svg)[0] == "24 of 64"
 
 
 def test_the_hardest_class_stands_on_top_and_of_many_those_between_are_left_out() -> None:
@@ -225,7 +324,7 @@ def test_a_value_says_where_it_came_from_if_the_run_knows(runs: Path, tmp_path: 
 
 def test_several_runs_share_their_charts_and_the_table_names_what_differs(runs: Path) -> None:
     text, files = render([read_run(runs / "fast"), read_run(runs / "slow")])
-    assert Page(text).counts["svg"] == len(files) == 8 + 2 * 2
+    assert Page(text).counts["svg"] == len(files) == 9 + 2 * 2
     header = re.search(r"<thead>.*?</thead>", text, re.DOTALL)
     assert header is not None
     assert "optimizer.learning_rate" in header[0]
@@ -262,7 +361,7 @@ def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(runs: Path
     config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()) | {"dataset": "/gone"}
     (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(config))
     page = Page(render([read_run(tmp_path / "run")])[0])
-    assert page.counts["svg"] == 8
+    assert page.counts["svg"] == 9
     assert "img" not in page.counts
 
 
@@ -272,4 +371,5 @@ def test_names_from_a_run_are_text_and_not_markup(runs: Path, tmp_path: Path) ->
     (tmp_path / "<script>alert(1)<").mkdir()
     shutil.move(tmp_path / "run", folder)
     text, _ = render([read_run(folder), read_run(runs / "slow")])
-    assert "<script" not in text
+    assert Page(text).counts["script"] == 2, "the page's own"
+    assert "<script>alert" not in text

@@ -55,6 +55,26 @@ def test_all_processes_have_as_many_micro_batches_and_none_is_too_large() -> Non
                 assert all(map(len, micros[:-1])), plan  # only the last may be empty
 
 
+def test_an_exact_plan_has_the_same_micro_batches_on_any_number_of_processes() -> None:
+    for num_samples, global_batch, micro in itertools.product((65, 71, 100, 128), (16, 32, 64), (4, 8)):
+        plans = [
+            BatchPlan(
+                num_samples=num_samples, global_batch_size=global_batch, per_device_batch_size=micro,
+                num_processes=number, reduce="exact",
+            )
+            for number in (1, 2, 4, 8, 16) if number <= global_batch // micro
+        ]  # fmt: skip
+        for step in range(plans[0].steps_per_epoch):
+            whole = plans[0].micro_batches(step, 0)
+            assert len(whole) == global_batch // micro
+            assert [position for part in whole for position in part] == positions(plans[0], step)
+            assert max(map(len, whole)) - min(map(len, whole)) <= 1
+            for plan in plans[1:]:
+                dealt = [plan.micro_batches(step, rank) for rank in range(plan.num_processes)]
+                assert [part for parts in dealt for part in parts] == whole, plan
+                assert {len(parts) for parts in dealt} == {plan.accumulation_steps}
+
+
 def test_parts_of_a_step_batch_differ_by_at_most_one_sample() -> None:
     for plan in PLANS:
         for step in range(plan.steps_per_epoch):

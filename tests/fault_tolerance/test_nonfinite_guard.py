@@ -133,7 +133,7 @@ def test_of_two_processes_both_stop_before_the_update_and_name_the_sample(tmp_pa
         assert line.startswith(f"79 True error[NONFINITE]: step {step}, epoch 1: ")
         assert f"sample ids {BAD}, see" in line
     assert record["nonfinite_sample_ids"] == [BAD]
-    assert (record["seed"], record["loss"], record["position"]["optimizer_step"]) == (3, "nan", step - 1)
+    assert (record["seed"], record["loss_sum"], record["position"]["optimizer_step"]) == (3, "nan", step - 1)
     (culprit,) = [batch for batch in record["micro_batches"] if BAD in batch["sample_ids"]]
     assert culprit["process"] == 1  # by the order of the data
     assert len(record["micro_batches"]) == 4

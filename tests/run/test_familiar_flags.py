@@ -7,7 +7,7 @@ import yaml
 
 from accel_trainer import ConfigError, RecipeConfig, parse_config
 from accel_trainer.run.parser import FAMILIAR_FLAGS, config_fields, suggest
-from recipes import cifar
+from recipes import cifar, images
 
 
 def said_of(flag: str, config_class: type[RecipeConfig] = cifar.Config) -> str:
@@ -41,14 +41,35 @@ def test_a_flag_of_another_toolkit_is_answered_by_ours(flag: str, said: str) -> 
     assert said_of(flag) == said
 
 
-def test_every_flag_that_is_named_exists_and_no_name_is_one_of_ours() -> None:
-    known = {flag for field in config_fields(cifar.Config).values() for flag in field.flags}
+@pytest.mark.parametrize("config", [cifar.Config, images.Config])
+def test_every_name_is_answered_by_its_first_row_whose_flag_the_recipe_has(config: type[RecipeConfig]) -> None:
+    known = {flag for field in config_fields(config).values() for flag in field.flags}
     table = yaml.safe_load(FAMILIAR_FLAGS.read_text())
-    names = [(name, here) for here, names in table.items() for name in names.split()]
-    assert len({name for name, _ in names}) == len(names) > 150
-    for name, here in names:
-        assert f"--{name}" not in known
-        assert suggest(f"--{name}", known) == (f"did you mean {here}?" if here.startswith("--") else here)
+    answers: dict[str, list[str]] = {}
+    for here, names in table.items():
+        for name in names.split():
+            answers.setdefault(name, []).append(here)
+    assert len(answers) > 200
+    for name, rows in answers.items():
+        assert len(rows) == len(set(rows)), f"{name} is there twice"
+        usable = [here for here in rows if not here.startswith("--") or here.split()[0] in known]
+        expected = "see --help" if not usable else usable[0]
+        if expected.startswith("--"):
+            expected = f"did you mean {expected}?"
+        if f"--{name}" not in known:
+            assert suggest(f"--{name}", known) == expected
+            assert suggest(f"--trainer.{name}", known) == expected, "as LightningCLI writes it"
+
+
+def test_every_flag_in_the_table_is_one_of_a_recipes() -> None:
+    known = {
+        flag
+        for config in (cifar.Config, images.Config)
+        for field in config_fields(config).values()
+        for flag in field.flags
+    }
+    rows = [here for here in yaml.safe_load(FAMILIAR_FLAGS.read_text()) if here.startswith("--")]
+    assert [here for here in rows if here.split()[0] not in known] == []
 
 
 def test_a_recipe_without_images_is_not_told_to_augment_them() -> None:

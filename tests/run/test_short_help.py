@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from accel_trainer import RecipeConfig, main
 from accel_trainer.run.parser import config_fields
 from accel_trainer.run.short_help import short_help
+from accel_trainer.vision.models.zoo import MODEL_NAMES
 from recipes import cifar, images
 
 CONFIGS = [RecipeConfig, cifar.Config, images.Config]
@@ -28,6 +31,17 @@ def test_every_short_flag_has_a_line_that_says_what_it_does(config: type[RecipeC
     short = {field.flags[-1] for field in config_fields(config).values() if len(field.flags) > 1}
     assert short <= set(shown)
     assert all(len(words) >= 2 for words in shown.values())
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_every_model_is_named(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = " ".join(short_help(images.Config, description="").split()).partition("--model ")[2].partition(" --")[0]
+    names = set()
+    for kind, numbers in re.findall(r"`([a-z]+|wrn\d+_)(\d+`[/\d]*)", text):
+        names |= {kind + number.strip("`") for number in numbers.split("/")}
+    assert names == set(MODEL_NAMES)
+    assert "timm/NAME" in text
 
 
 def test_a_recipes_own_flags_come_first() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.types import Batch, EvalLoader, Metric
+from accel_trainer.core.types import Batch, EvalLoader, EvalOutput, Metric
 from accel_trainer.data.dataloader import DatasetEvalLoader
 from accel_trainer.data.workers import SampleReader
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
@@ -78,12 +78,15 @@ def evaluate(model: nn.Module, loader: EvalLoader, accelerator: Accelerator) -> 
     return evaluator.run(model)
 
 
-def shared(samples: Samples, batch_size: int, accelerator: Accelerator) -> DatasetEvalLoader:
+def shared(
+    samples: Samples, batch_size: int, accelerator: Accelerator, *, num_parts: int | None = None
+) -> DatasetEvalLoader:
     return DatasetEvalLoader(
         SampleReader(samples, accelerator.device),
         batch_size=batch_size,
         num_processes=accelerator.num_processes,
         process_index=accelerator.process_index,
+        num_parts=num_parts,
     )
 
 
@@ -100,6 +103,47 @@ def check_all_sizes() -> None:
             for batch_size in batch_sizes:
                 result = evaluate(make_model(), shared(samples, batch_size, accelerator), accelerator)
                 assert result == expected, (num_samples, batch_size)
+
+
+def test_in_a_fixed_number_of_parts_the_metrics_are_the_same_bits_on_any_number_of_processes(tmp_path: Path) -> None:
+    results = []
+    for number in (1, 2, 4):
+        job = processes.run(evaluate_in_parts, num_processes=number, folder=tmp_path / str(number))
+        results.append(job.output())
+    assert len(results[0].splitlines()) == 7
+    assert results[0] == results[1]
+    assert results[0] == results[2]
+
+
+class ManySums:
+    """Sums of the losses, each with other weights: in some of them every other order of addition shows."""
+
+    higher_is_better: dict[str, bool] = {}
+
+    def empty(self, device: torch.device) -> Tensor:
+        return torch.zeros(64, dtype=torch.float64, device=device)
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        angles = batch.sample_ids[:, None] * torch.arange(1, 65)
+        sums.add_((output.losses[:, None] * angles.double().sin()).sum(0))
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        return {"sums": sums}
+
+
+def evaluate_in_parts() -> None:
+    with joined_processes() as accelerator:
+        for num_samples, batch_size in ((1, 7), (3, 1), (5, 2), (97, 1), (97, 13), (97, 500), (1000, 31)):
+            samples = Samples(num_samples)
+            loader = shared(samples, batch_size, accelerator, num_parts=8)
+            evaluator = Evaluator(
+                loader, task=ClassificationTask(), metrics=[*METRICS, ManySums()], accelerator=accelerator, num_parts=8
+            )
+            result = evaluator.run(make_model())
+            if accelerator.is_main_process:
+                print(result)
+            del result["sums"]
+            assert result == plain_loop(make_model(), samples)
 
 
 def test_where_running_statistics_differ_the_main_process_has_the_say(tmp_path: Path) -> None:

@@ -284,3 +284,21 @@ def test_a_teacher_of_other_classes_is_named() -> None:
     batch = Batch(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
     with pytest.raises(ConfigError, match=r"teacher gives float32 \[4, 5\], the model float32 \[4, 3\]: let both have"):
         DistillationTask(nn.Linear(3, 5)).train_step(nn.Identity(), batch)
+
+
+def test_numbers_to_predict_may_be_integers() -> None:
+    layer, targets = nn.Linear(2, 1), torch.tensor([[3], [5]])
+    batches = [Batch(torch.ones(2, 2), numbers, torch.arange(2)) for numbers in (targets, targets.float())]
+    losses = [RegressionTask().train_step(layer, batch).loss_sum for batch in batches]
+    assert torch.equal(*losses)
+    losses[0].backward()
+    assert layer.weight.grad is not None
+
+
+def test_other_class_weights_are_another_task() -> None:
+    plain, even, other = (
+        ClassificationTask(class_weights=weights) for weights in (None, torch.ones(3), torch.tensor([1.0, 1.0, 2.0]))
+    )
+    assert plain.fingerprint() == ""
+    assert even.fingerprint() == ClassificationTask(class_weights=torch.ones(3)).fingerprint() != ""
+    assert even.fingerprint() != other.fingerprint()

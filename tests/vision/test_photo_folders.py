@@ -344,7 +344,7 @@ FOLDERS = {
         "z.jpg cannot be read (No such file or directory)",
         0.5,
     ),
-    "damaged parquet": Folder(texts({"train.parquet": "PAR1 no", "test.parquet": ""}), "cannot be read by datasets"),
+    "damaged parquet": Folder(texts({"train.parquet": "PAR1 no", "test.parquet": ""}), "test.parquet is damaged"),
     "damaged tar": Folder(texts({"train.tar": "no tar at all", "val.tar": ""}), "cannot be read by datasets"),
     "parquet without photos": Folder(
         lambda root: both(lambda root: root.mkdir(), *(

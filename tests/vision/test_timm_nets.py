@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,9 @@ from accel_trainer import (
     RuntimeConfig,
     TrainerConfig,
 )
+from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.vision import ModelConfig, PhotoConfig, build_model
+from accel_trainer.vision.models.timm_nets import describe_origin
 from recipes import images
 
 from .. import processes
@@ -102,6 +106,25 @@ def test_weights_from_a_file_and_a_frozen_body(tmp_path: Path, timm: object) -> 
     changed = {name for name in weights if not torch.equal(weights[name], trained[name])}
     assert {name.partition(".")[0] for name in changed} == {"layer3", "layer4", "fc"}
     assert trained["fc.weight"].shape == (2, 512)
+    loaded, frozen = read_run(tmp_path / "run").origin
+    sha256 = hashlib.sha256((tmp_path / "weights.safetensors").read_bytes()).hexdigest()
+    assert (
+        f"weights.safetensors (sha256 {sha256}): 120 tensors loaded; left out: fc.bias, fc.weight; new: fc." in loaded
+    )
+    assert frozen.endswith("of them frozen: ^(conv1|bn1|layer[12])")
+
+
+def test_the_origin_of_pretrained_weights_does_not_depend_on_the_new_head(timm: object) -> None:
+    first, second = (
+        build_model(ModelConfig(name="timm/resnet18"), in_channels=3, num_classes=num_classes) for num_classes in (2, 7)
+    )
+    second.load_state_dict({k: v for k, v in first.state_dict().items() if not k.startswith("fc.")}, strict=False)
+    line = describe_origin("timm/resnet18.a1_in1k", first)
+    assert line == describe_origin("timm/resnet18.a1_in1k", second)
+    assert re.fullmatch(r"timm/resnet18.a1_in1k from \S+ \(sha256 [0-9a-f]{64} without fc\): 120 tensors loaded", line)
+    with torch.no_grad():
+        second.conv1.weight[0] += 1  # type: ignore[union-attr, index]
+    assert line != describe_origin("timm/resnet18.a1_in1k", second)
 
 
 def fine_tune(photos: Path, folder: Path) -> None:

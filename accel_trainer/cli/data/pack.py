@@ -90,7 +90,7 @@ def pack(source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_worker
                 for shard in shards:
                     path = out / split / shard.name
                     digest = _sha256(path) if path.exists() else None
-                    if digest is None or digest != known.get(f"{split}/{shard.name}", digest):
+                    if digest is None or (known is not None and digest != known.get(f"{split}/{shard.name}")):
                         digest = write_shard(path, _records(source, shard, settings, threads, left_out, bar))
                     sums[f"{split}/{shard.name}"] = digest
                     bar.update(shard.rows.stop - bar.n)
@@ -144,12 +144,12 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
         raise OutputError("PACK_OUT", f"{out} was packed from other data or with other settings ({listed}): {fix}")
 
 
-def _read_sums(out: Path) -> dict[str, str]:
-    """Return the hashes of the files by name, if they were all written once."""
+def _read_sums(out: Path) -> dict[str, str] | None:
+    """Return the hashes of the files by name; None: they were never all written."""
     try:
-        lines = filesystem.read_file(out / _SUMS, max_bytes=1 << 26).decode().splitlines()
+        lines = filesystem.read_file(out / _SUMS, max_bytes=1 << 26).decode(errors="replace").splitlines()
     except FileNotFoundError:
-        return {}
+        return None
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 

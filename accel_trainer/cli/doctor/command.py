@@ -30,6 +30,7 @@ from ...run.preflight import Check, LaunchContext
 from ...run.resume import read_stored_config
 from ...vision.sources.photos import PhotoConfig
 from ..plan import find_config_class
+from ..runs.tables import show
 from . import folder, launching, machine
 from .findings import Finding, examine, rank_in
 from .symptoms import diagnose
@@ -57,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     # After an error such as a port in use, connecting would only wait for the timeout.
     lines, everything = ([], mine) if has_errors else examine_together(now, mine)
     if rank == 0 or not lines:
-        print(_as_json(everything) if as_json else "\n".join([*lines, *_describe(everything, now)]))
+        if as_json:
+            print(_as_json(everything))
+        else:
+            show("\n".join([*lines, *_describe(everything, now)]))
     is_bad = any(finding.severity == "error" for finding in everything)
     return ExitCode.USAGE if is_bad else ExitCode.DONE
 

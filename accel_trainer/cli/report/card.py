@@ -7,15 +7,12 @@ from importlib import resources
 from typing import Any
 
 from ...core.errors import OutputError
-from ...vision.pretrained import ExportConfig
 from ..runs.run_reader import RunReader
 from ..runs.settings import changed_settings
 from ..runs.tables import format_number
 
 
-def write_card(
-    run: RunReader, described: ExportConfig, config: Mapping[str, Any], metrics: Mapping[str, float]
-) -> dict[str, bytes]:
+def write_card(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, bytes]:
     """Return `README.md` with the hub's metadata, and its images, by file name."""
     try:
         import jinja2
@@ -24,7 +21,7 @@ def write_card(
         from .charts import draw_curves
 
         curves = draw_curves([run], quantities=("loss", "accuracy"))
-        data = _metadata(run, described, metrics)
+        data = _metadata(run, config, metrics)
     except ImportError as error:
         raise OutputError("EXPORT", f"a model card needs {error.name}: pip install 'accel-trainer[report]'") from error
     template = resources.files(__package__).joinpath("card.md.jinja").read_text()
@@ -37,6 +34,7 @@ def write_card(
             metrics={name: format_number(name, value) for name, value in metrics.items()},
             result=run.result,
             environment=run.environment,
+            origin=run.origin,
             training=run.config,
             settings=[(name, value) for name, _, value in changed_settings(run)],
             curves=[curve.name for curve in curves],
@@ -46,18 +44,20 @@ def write_card(
     return {"README.md": card.encode()} | {f"{curve.name}.png": curve.png for curve in curves}
 
 
-def _metadata(run: RunReader, described: ExportConfig, metrics: Mapping[str, float]) -> Any:
+def _metadata(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, float]) -> Any:
     from huggingface_hub import EvalResult, ModelCardData
 
     dataset = str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2] or "unknown"
+    name = config.get("model", {}).get("name")  # None: a model of one's own
+    task = "other" if name is None else "image-classification"
     return ModelCardData(
         library_name="pytorch",
-        pipeline_tag="image-classification",
-        tags=["accel_trainer", described.model.name],
-        model_name=f"{described.model.name} on {dataset}",
+        pipeline_tag=None if name is None else task,
+        tags=["accel_trainer", *([] if name is None else [name])],
+        model_name=run.name if name is None else f"{name} on {dataset}",
         eval_results=[
             EvalResult(
-                task_type="image-classification",
+                task_type=task,
                 dataset_type=dataset,
                 dataset_name=dataset,
                 dataset_split="test",

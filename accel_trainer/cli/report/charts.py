@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, scale_learning_rate
 from ..runs.run_reader import RunReader
 from ..runs.tables import format_duration, is_fraction
 from .figures import NUM_SERIES, Chart, Palette, draw_chart
@@ -19,36 +20,82 @@ _RIGHT, _WRONG = (0.23, 0.45, 0.85), (0.90, 0.45, 0.13)
 
 _SIZE = (4.6, 2.6)  # inches; about the width of a phone
 _SQUARE = (4.6, 4.3)
-# Line styles for training, evaluation, and evaluation of the averaged weights.
-_KINDS: dict[str, dict[str, Any]] = {
-    "train": {"linewidth": 1.0, "alpha": 0.75},
-    "eval": {"marker": "o", "markersize": 3.2},
-    "eval_ema": {"marker": "o", "markersize": 3.2, "linestyle": (0, (4, 2))},
+
+
+class Kind(NamedTuple):
+    """How the lines of a group of metrics are drawn; `color` is that of a page with one run."""
+
+    label: str
+    color: str
+    style: Mapping[str, Any]
+
+
+KINDS = {
+    "train": Kind("training", "muted", {"linewidth": 1.0, "alpha": 0.75}),
+    "eval": Kind("evaluation", "series-1", {"marker": "o", "markersize": 3.2}),
+    "eval_ema": Kind("averaged weights", "series-2", {"marker": "o", "markersize": 3.2, "linestyle": (0, (4, 2))}),
 }
-_KIND_NAMES = {"train": "training", "eval": "evaluation", "eval_ema": "averaged weights"}
 _PHASES = {"training": "training", "evaluation": "evaluation", "save": "saves", "start": "start"}
+_PHASE_COLORS = {"training": "series-9", "evaluation": "series-12", "save": "series-13", "start": "line"}
 _MAX_NAMED_CLASSES = 20
+_MAX_NAME = 18  # characters of a class
 _MAX_MARKERS = 40
+_MAX_RUNS_IN_LEGEND, _LEGEND_CHARACTERS, _LEGEND_ROW = 6, 60, 0.19  # inches
+_SCHEDULE_POINTS = 300
 
 
-def draw_curves(runs: Sequence[RunReader], *, quantities: Collection[str] | None = None) -> list[Chart]:
-    """Return a chart per recorded quantity, of `quantities` only (None: of all)."""
+def group_curves(runs: Sequence[RunReader]) -> dict[str, list[str]]:
+    """Return the metrics of each chart, in the order of the page."""
     names = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
     charts: dict[str, list[str]] = {"loss": [], "accuracy": []}
     for name in names:
         group, _, quantity = name.partition("/")
-        charts.setdefault(quantity if group in _KINDS else name, []).append(name)
+        charts.setdefault(quantity if group in KINDS else name, []).append(name)
+    return {chart: members for chart, members in sorted(charts.items(), key=lambda item: "/" in item[0]) if members}
+
+
+def draw_curves(runs: Sequence[RunReader], *, quantities: Collection[str] | None = None) -> list[Chart]:
+    """Return a chart per recorded quantity, of `quantities` only (None: of all)."""
     return [
         _draw_curve(chart, members, runs)
-        for chart, members in sorted(charts.items(), key=lambda item: "/" in item[0])
-        if members and (quantities is None or chart in quantities)
+        for chart, members in group_curves(runs).items()
+        if quantities is None or chart in quantities
     ]
 
 
+def curve(run: RunReader, name: str) -> tuple[list[int], list[float]]:
+    """Return steps and values of a metric: the learning rate of many steps by its schedule, else what was logged."""
+    logged = run.series(name)
+    if name != "optim/learning_rate" or run.steps_per_epoch is None:
+        return logged
+    try:
+        schedule = _schedule(run.config, run.steps_per_epoch)
+    except (KeyError, TypeError, ValueError):  # a config of another version
+        return logged
+    if any(not math.isclose(schedule(step - 1), value) for step, value in zip(*logged, strict=True)):
+        return logged  # the recipe had a schedule of its own
+    every = max(1, logged[0][-1] // _SCHEDULE_POINTS)
+    steps = sorted({*range(1, logged[0][-1], every), *logged[0]})
+    return steps, [schedule(step - 1) for step in steps]
+
+
+def _schedule(config: Mapping[str, Any], steps_per_epoch: int) -> Schedule:
+    optimizer, settings = config["optimizer"], dict(config["schedule"])
+    peak = scale_learning_rate(
+        optimizer["learning_rate"], rule=optimizer["learning_rate_scaling"],
+        global_batch_size=config["batch"]["global_batch_size"], base_batch_size=optimizer["base_batch_size"],
+    )  # fmt: skip
+    return build_schedule(
+        ScheduleConfig(**settings | {"milestones": tuple(settings["milestones"])}), peak_learning_rate=peak,
+        total_steps=config["trainer"]["num_epochs"] * steps_per_epoch, steps_per_epoch=steps_per_epoch,
+    )  # fmt: skip
+
+
 def _title(chart: str) -> str:
-    words = chart.rpartition("/")[2].replace("_per_s", " per second").replace("_", " ")
+    words = chart.rpartition("/")[2].replace("_per_s", " per second").replace("_gib", " (GiB)").replace("_", " ")
     words = words.replace("grad ", "gradient ").replace("data wait fraction", "time that waits for data")
-    return re.sub(r"\btop(\d+)", r"top-\1", words).capitalize()
+    words = re.sub(r"\btop(\d+)", r"top-\1", words)
+    return words[:1].upper() + words[1:]
 
 
 def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> Chart:
@@ -68,57 +115,73 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
         elif chart.startswith("perf/"):
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        if len(names) > 1 or len(runs) > 1:
-            columns = min(3, len(names) if len(runs) == 1 else len(runs))
+        if columns:
             axes.legend(
                 loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=columns, labelcolor=palette.muted, borderpad=0
             )  # fmt: skip
 
+    kinds = [name.partition("/")[0] for name in names]
+    labels = [run.name for run in runs] if len(runs) > 1 else [KINDS[kind].label for kind in kinds if kind in KINDS]
+    columns, rows = _legend_shape(labels)
     name = re.sub(r"\W+", "_", chart.rpartition("/")[2])
-    return draw_chart(name, title=_title(chart), size=_SIZE, draw=draw)
+    return draw_chart(name, title=_title(chart), size=(_SIZE[0], _SIZE[1] + _LEGEND_ROW * max(0, rows - 1)), draw=draw)
+
+
+def _legend_shape(labels: Sequence[str]) -> tuple[int, int]:
+    """Return columns and rows of a legend: none for one line, or for so many that the page's table is the legend."""
+    if not 1 < len(labels) <= _MAX_RUNS_IN_LEGEND:
+        return 0, 0
+    columns = max(1, min(3, _LEGEND_CHARACTERS // (max(map(len, labels)) + 5)))
+    return columns, math.ceil(len(labels) / columns)
 
 
 def _plot_run(axes: Axes, palette: Palette, run: RunReader, names: Sequence[str], *, color: str | None) -> None:
     """Draw the series of one run, in one colour per run, or per kind if there is one run."""
-    kind_colors = {"train": palette.muted, "eval": palette.series[0], "eval_ema": palette.series[1]}
+    colors = palette.variables()
     for name in names:
-        steps, values = run.series(name)
-        kind = name.partition("/")[0]
-        style = dict(_KINDS.get(kind, {}))
+        steps, values = curve(run, name)
+        kind = KINDS.get(name.partition("/")[0], Kind("", "series-1", {}))
+        style = dict(kind.style)
         if len(steps) > _MAX_MARKERS:
             style.pop("marker", None)
-        label = _KIND_NAMES.get(kind, "") if color is None else run.name if name == names[-1] else None
-        axes.plot(steps, values, color=color or kind_colors.get(kind, palette.series[0]), label=label, **style)
+        label = kind.label if color is None else run.name if name == names[-1] else None
+        axes.plot(steps, values, color=color or colors[kind.color], label=label, **style)
 
 
 def draw_time(runs: Sequence[RunReader]) -> Chart | None:
-    """Return the seconds per phase over the attempts that ended cleanly; None if there are none."""
-    timed = [(run, number % NUM_SERIES) for number, run in enumerate(runs) if run.phase_s]
+    """Return the seconds per phase over the attempts that ended cleanly, a bar per run; None if there are none."""
+    timed = [run for run in runs if run.phase_s]
     if not timed:
         return None
+    phases = [phase for phase in _PHASES if any(run.phase_s.get(phase) for run in timed)]
 
     def draw(axes: Axes, palette: Palette) -> None:
-        height = 0.62 / len(timed)
-        longest = max(max(run.phase_s.values()) for run, _ in timed)
-        for number, (run, series) in enumerate(timed):
-            total_s = sum(run.phase_s.values())
-            color = palette.series[series]
-            for row, phase in enumerate(_PHASES):
-                seconds = run.phase_s.get(phase, 0.0)
-                place = row + (number - (len(timed) - 1) / 2) * height
-                axes.barh(place, seconds, color=color, height=height)
-                text = f"{format_duration(seconds)}, {seconds / total_s:.0%}"
-                axes.text(seconds + longest * 0.015, place, text, va="center", color=palette.muted)
-        axes.set_yticks(range(len(_PHASES)), list(_PHASES.values()))
+        totals = [sum(run.phase_s.get(phase, 0.0) for phase in phases) for run in timed]
+        before = [0.0] * len(timed)
+        for phase in phases:
+            seconds = [run.phase_s.get(phase, 0.0) for run in timed]
+            label = _PHASES[phase]
+            if len(timed) == 1:
+                label += f" {format_duration(seconds[0])}, {seconds[0] / (totals[0] or 1):.0%}"
+            color = palette.variables()[_PHASE_COLORS[phase]]
+            axes.barh(range(len(timed)), seconds, left=before, color=color, height=0.62, label=label)
+            before = [start + length for start, length in zip(before, seconds, strict=True)]
+        for position, total in enumerate(totals):
+            axes.text(total + max(totals) * 0.015, position, format_duration(total), va="center", color=palette.muted)
+        axes.set_yticks(range(len(timed)), [run.name for run in timed] if len(timed) > 1 else [""])
         axes.invert_yaxis()
-        axes.set_xlim(0, longest * 1.4)
+        axes.set_xlim(0, max(totals) * 1.3)
         _clear(axes)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=2, labelcolor=palette.muted, borderpad=0)
 
-    return draw_chart("time", title="Where the time went", size=_SIZE, draw=draw)
+    size = _SIZE[0] * (1 if len(timed) == 1 else 2), 0.9 + 0.24 * len(timed)
+    return draw_chart("time", title="Where the time went", size=size, draw=draw)
 
 
 def draw_confusion(name: str, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> Chart:
-    """Return the confusion matrix: true classes as rows, predicted classes as columns."""
+    """Return the confusion matrix, true classes as rows; of many classes the pairs that are confused most."""
+    if len(counts) > _MAX_NAMED_CLASSES:
+        return _draw_confused_pairs(name, counts, class_names)
     fractions = [[count / max(1, sum(row)) for count in row] for row in counts]
     # The square root keeps rare mistakes visible.
     pixels = [
@@ -132,8 +195,6 @@ def draw_confusion(name: str, counts: Sequence[Sequence[int]], class_names: Sequ
         axes.set(xlabel="predicted", ylabel="true")
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
-        if len(counts) > _MAX_NAMED_CLASSES:
-            return
         ticks = range(len(counts))
         is_long = max(map(len, class_names)) > 3
         turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
@@ -148,6 +209,34 @@ def draw_confusion(name: str, counts: Sequence[Sequence[int]], class_names: Sequ
     return draw_chart(name, title="Confusion", size=_SQUARE, draw=draw)
 
 
+def _draw_confused_pairs(name: str, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> Chart:
+    mistakes = (
+        (count, row, column)
+        for row, line in enumerate(counts)
+        for column, count in enumerate(line)
+        if count and row != column
+    )
+    worst = sorted(mistakes, key=lambda pair: (-pair[0], pair[1:]))[:_MAX_NAMED_CLASSES]
+
+    def draw(axes: Axes, palette: Palette) -> None:
+        axes.barh(range(len(worst)), [count for count, _, _ in worst], color=palette.series[1], height=0.62)
+        axes.set_yticks(
+            range(len(worst)), [f"{_cut(class_names[row])} → {_cut(class_names[column])}" for _, row, column in worst]
+        )
+        axes.invert_yaxis()
+        axes.set_xlim(0, 1.35 * max((count for count, _, _ in worst), default=1))
+        _clear(axes)
+        for position, (count, row, _) in enumerate(worst):
+            text = f"{count} of {sum(counts[row])}"
+            axes.text(count * 1.02, position, text, va="center", color=palette.muted)
+
+    return draw_chart(name, title="Most confused: true → predicted", size=_SQUARE, draw=draw)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 1]}…"
+
+
 def draw_class_accuracy(name: str, values: Sequence[float | None], class_names: Sequence[str]) -> Chart:
     """Return a bar per class, the hardest on top; of many classes only the hardest and the easiest."""
     known = [(value, label) for value, label in zip(values, class_names, strict=True) if value is not None]
@@ -159,7 +248,7 @@ def draw_class_accuracy(name: str, values: Sequence[float | None], class_names: 
     def draw(axes: Axes, palette: Palette) -> None:
         positions = range(len(shown))
         axes.barh(positions, [value for value, _ in shown], color=palette.series[0], height=0.62)
-        axes.set_yticks(positions, [label for _, label in shown])
+        axes.set_yticks(positions, [_cut(label) for _, label in shown])
         axes.invert_yaxis()
         axes.set_xlim(0, 1.12)
         _clear(axes)

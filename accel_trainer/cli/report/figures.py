@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NUM_SERIES = 6
+NUM_SERIES = 20
 _PNG_DPI = 200
 
 
@@ -40,20 +40,31 @@ class Palette:
     def variables(self) -> dict[str, str]:
         """Return the colours by the names of their CSS variables."""
         roles = {name.replace("_", "-"): color for name, color in vars(self).items() if name != "series"}
-        return roles | {f"series-{number}": color for number, color in enumerate(self.series, start=1)}
+        return roles | {series_name(number): color for number, color in enumerate(self.series)}
+
+
+def series_name(number: int) -> str:
+    """Return the CSS variable with the colour of the run of this number, from 0."""
+    return f"series-{number % NUM_SERIES + 1}"
 
 
 LIGHT = Palette(
     page="#fafaf8", card="#ffffff", ink="#1b1c1f", muted="#66686f", line="#e4e3df", on_fill="#ffffff",
-    series=("#2f62d3", "#d96f10", "#0c8a6c", "#8a4bcb", "#c8345e", "#7a7034"),
+    series=(
+        "#2f62d3", "#d96f10", "#0c8a6c", "#8a4bcb", "#c8345e", "#7a7034", "#1593b8", "#8c5a3c", "#5f6b7a", "#b8369f",
+        "#7fa3f0", "#f0a55c", "#56bd9f", "#bd93e8", "#ec7f9f", "#b5a94f", "#5fc0dc", "#c4957a", "#a1abb8", "#e286d3",
+    ),
 )  # fmt: skip
 DARK = Palette(
     page="#121316", card="#1a1b1f", ink="#ececea", muted="#9c9ea6", line="#303238", on_fill="#ffffff",
-    series=("#7ea6ff", "#f4a04c", "#4cc9a4", "#c093f2", "#f4819f", "#cfc37a"),
+    series=(
+        "#7ea6ff", "#f4a04c", "#4cc9a4", "#c093f2", "#f4819f", "#cfc37a", "#5cc8e8", "#d09a78", "#a9b4c2", "#f08fe0",
+        "#4a72d0", "#b87224", "#2a8f72", "#8b5cc4", "#c04c6e", "#918639", "#2d8fb0", "#9a6a4a", "#75808f", "#b85aa8",
+    ),
 )  # fmt: skip
 _PLACEHOLDERS = Palette(
     page="#050505", card="#060606", ink="#010101", muted="#020202", line="#030303", on_fill="#040404",
-    series=tuple(f"#0a0a0{number}" for number in range(1, NUM_SERIES + 1)),
+    series=tuple(f"#0a0a{number:02x}" for number in range(1, NUM_SERIES + 1)),
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """`accel-trainer report RUN [RUN ...]`: one self-contained HTML page about runs, and its charts as PNG.
 
-The page works offline and contains no script.
+The page works offline. Its charts can be hovered, zoomed and smoothed; where scripts are off they are pictures.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
+import webbrowser
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -20,18 +21,21 @@ from ...core.run_dir import expand_home
 from ...vision import ImageDataset, Photos
 from ..parser import CommandParser
 from ..runs.run_reader import RunReader, read_run, reading
+from ..runs.runs import find_runs
 from ..runs.settings import changed_settings, differing_settings, flatten
 from ..runs.tables import format_duration, format_number
-from .figures import DARK, LIGHT, NUM_SERIES, Chart
+from .figures import DARK, LIGHT, Chart, series_name
 from .pictures import draw_samples, load_data, read_mistakes
 
-_EXAMPLE = "example: accel-trainer report runs/first runs/second --to report.html"
+_EXAMPLE = "example: accel-trainer report runs --open"
+_OPEN = 3  # runs whose details a page shows from the start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page and its charts and print their paths."""
     parser = CommandParser(prog="accel-trainer report", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("run", type=Path, nargs="+", help="a run folder")
+    parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument("--to", type=Path, default=Path("report.html"), help="the file to write; default: report.html")
     parser.add_argument("--dataset", help="data for images of training samples; default: none")
     parser.add_argument(
@@ -41,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path, data = options.to, None
     charts = path.with_suffix("")
     with reading(*options.run):
-        runs = [read_run(folder) for folder in options.run]
+        runs = [run for folder in options.run for run in find_runs(folder) or [read_run(folder)]]
         if options.dataset is not None:
             data = load_data(runs[0], options.dataset, cache_dir=expand_home(options.cache_dir))
         page, files = render(runs, data)
@@ -53,6 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         raise OutputError("REPORT", f"{path} cannot be written ({error.strerror}): choose another --to") from error
     print(f"{path}\n{charts}{os.sep}  {len(files)} charts")
+    if options.open and not webbrowser.open(path.resolve().as_uri()):
+        print("no browser was found: open the page yourself")
     return 0
 
 
@@ -65,33 +71,45 @@ def render(runs: Sequence[RunReader], data: ImageDataset | Photos | None = None)
         import jinja2
 
         from .charts import draw_curves, draw_time
+        from .page_data import page_data, policy
 
         time = draw_time(runs)
-        curves = [*draw_curves(runs), *([] if time is None else [time])]
+        curves = draw_curves(runs)
         classes = [_class_charts(run) for run in runs]
     except ImportError as error:
         raise OutputError("REPORT", f"a report needs {error.name}: pip install 'accel-trainer[report]'") from error
-    template = resources.files(__package__).joinpath("report.html.jinja").read_text()
+    template, script = (
+        resources.files(__package__).joinpath(f"report.{end}").read_text() for end in ("html.jinja", "js")
+    )
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = environment.from_string(template).render(
         title=runs[0].name if len(runs) == 1 else f"{len(runs)} runs",
-        runs=[_describe(run, data) | {"classes": charts} for run, charts in zip(runs, classes, strict=True)],
+        runs=[
+            _describe(run, number, data) | {"classes": charts}
+            for number, (run, charts) in enumerate(zip(runs, classes, strict=True))
+        ],
         curves=curves,
+        time=time,
+        data=page_data(runs),
+        script=script,
+        policy=policy(script),
         differences=differing_settings(runs),
         palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
-        num_series=NUM_SERIES,
+        is_open=len(runs) <= _OPEN,
     )
     files: dict[str, bytes] = {}
-    for chart in itertools.chain(curves, *classes):
+    for chart in itertools.chain(curves, [] if time is None else [time], *classes):
         names = (f"{chart.name}{number}.png" for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2))))
         files[next(name for name in names if name not in files)] = chart.png  # two runs may have the same name
     return page, files
 
 
-def _describe(run: RunReader, data: ImageDataset | Photos | None) -> dict[str, Any]:
+def _describe(run: RunReader, number: int, data: ImageDataset | Photos | None) -> dict[str, Any]:
     """Return what the page shows for one run."""
     return {
         "name": run.name,
+        "color": series_name(number),
         "state": run.state,
         "stop_reason": run.result.get("stop_reason"),
         "subtitle": _subtitle(run),
@@ -104,6 +122,7 @@ def _describe(run: RunReader, data: ImageDataset | Photos | None) -> dict[str, A
         "config": list(flatten(run.config).items()),
         "origins": run.environment.get("config_origins", {}),
         "environment": _environment(run),
+        "origin": run.origin,
     }
 
 

@@ -10,7 +10,7 @@ from ...core.config import diff_config
 from ...training.metrics import is_number
 from ..parser import CommandParser
 from .run_reader import RunReader, read_run, reading
-from .tables import format_number
+from .tables import format_number, show
 
 # Folder, time, command and addresses: these never cause a different result.
 _EVERY_RUN_ITS_OWN = (
@@ -29,17 +29,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, nargs=2, help="a run folder")
     options = parser.parse_args(argv)
     first, second = (read_run(folder) for folder in options.run)
-    print(f"{first.name} -> {second.name}")
+    show(f"{first.name} -> {second.name}")
     with reading(*options.run):
         groups = compare(first, second)
     for title, changes in groups.items():
         if changes:
-            print(title)
+            show(title)
             width = max(len(name) for name, _, _ in changes)
             for name, old, new in changes:
-                print(f"  {name.ljust(width)}  {_show(name, old)} -> {_show(name, new)}")
+                show(f"  {name.ljust(width)}  {_show(name, old)} -> {_show(name, new)}")
     if not any(groups.values()):
-        print("no difference")
+        show("no difference")
     return 0
 
 

@@ -15,7 +15,7 @@ from ...core.filesystem import TEMPORARY_NAME
 from ..parser import CommandParser
 from .checkpoint_report import CheckpointReport, inspect_checkpoint, inspect_checkpoints
 from .run_reader import reading
-from .tables import format_table
+from .tables import format_table, show
 
 _TENSOR = re.compile(r"[a-z]+\d* \[[\d, ]*\]")
 _POSITION = ("optimizer_step", "epoch", "step_in_epoch", "samples_seen")
@@ -40,7 +40,7 @@ def _inspect(path: Path, *, is_full: bool) -> int:
     if not (path / "manifest.json").exists() and not (path / "COMMIT").exists():
         raise CheckpointError("CKPT_NOT_FOUND", f"{path} is neither a run nor a checkpoint: check the path")
     report = inspect_checkpoint(path)
-    print("\n".join(_describe_checkpoint(report, is_full=True)))
+    show("\n".join(_describe_checkpoint(report, is_full=True)))
     return ExitCode.DONE if report.problem is None else ExitCode.CHECKPOINT
 
 
@@ -53,21 +53,21 @@ def _inspect_run(run: Path, *, is_full: bool) -> int:
         marks = [mark for mark, name in (("best", best), ("resumes here", usable)) if name == report.name]
         state = "whole" if report.problem is None else "DAMAGED"
         rows.append([report.name, state, f"{report.num_bytes:,}", ", ".join(marks)])
-    print(f"run {run}")
+    show(f"run {run}")
     print(format_table(["checkpoint", "state", "bytes", ""], rows))
     for report in reports:
         if report.problem is not None:
-            print(f"damaged: {report.problem}")
+            show(f"damaged: {report.problem}")
     known = {report.name for report in reports}
     for other in sorted(path.name for path in directory.iterdir() if path.is_dir() and path.name not in known):
         kind = "left by a killed save, deleted at the next start" if TEMPORARY_NAME.fullmatch(other) else "set aside"
-        print(f"not used: {other} ({kind})")
+        show(f"not used: {other} ({kind})")
     if usable is None:
-        print("there is no valid checkpoint to resume from" if reports else "there is no checkpoint yet")
+        show("there is no valid checkpoint to resume from" if reports else "there is no checkpoint yet")
         return ExitCode.CHECKPOINT
-    print(f"a resume would use {usable}\n")
+    show(f"a resume would use {usable}\n")
     chosen = next(report for report in reports if report.name == usable)
-    print("\n".join(_describe_checkpoint(chosen, is_full=is_full)))
+    show("\n".join(_describe_checkpoint(chosen, is_full=is_full)))
     return ExitCode.DONE
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -52,14 +52,51 @@ class RunReader:
             return str(self.result.get("state", "unknown"))
 
     @cached_property
+    def manifest(self) -> Mapping[str, Any]:
+        """The manifest of the newest checkpoint that has a readable one; else empty."""
+        for path in reversed(list_checkpoints(self.folder / "checkpoints")):
+            with suppress(CheckpointError):
+                return read_manifest(path)[1]
+        return {}
+
+    @property
     def data_fingerprint(self) -> str | None:
         """The SHA-256 of the training data, from the newest checkpoint."""
-        for path in reversed(list_checkpoints(self.folder / "checkpoints")):
-            try:
-                return str(read_manifest(path)[1].get("data_fingerprint") or "") or None
-            except CheckpointError:
-                continue
+        return str(self.manifest.get("data_fingerprint") or "") or None
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """The optimizer steps of an epoch, None if the run has no checkpoint yet."""
+        match self.manifest:
+            case {"num_samples": [int(num_samples), *_], "global_batch_size": int(size)} if size > 0:
+                drops_last = (self.config.get("batch") or {}).get("drop_last") is True
+                return (num_samples // size if drops_last else -(-num_samples // size)) or None
         return None
+
+    @property
+    def origin(self) -> list[str]:
+        """Where the initial weights came from, what is frozen, and what the task has beside its settings, in lines."""
+        lines = self.manifest.get("origin")
+        task = self.manifest.get("task_fingerprint")
+        shown = [str(line) for line in lines] if isinstance(lines, list) else []
+        return [*shown, *([f"task, such as the teacher's weights: sha256 {task}"] if task else [])]
+
+    def training_clock(self) -> tuple[list[int], list[float]] | None:
+        """Return steps, and the seconds of training until each: without evaluations, saves and pauses.
+
+        None if the run has logged no speed.
+        """
+        samples, done = self.result.get("samples_seen"), self.result.get("optimizer_step")
+        stored = (self.config.get("batch") or {}).get("global_batch_size")
+        samples_per_step = samples / done if samples and done else stored
+        if not isinstance(samples_per_step, int | float):
+            return None
+        steps, seconds = [0], [0.0]
+        for step, images_per_s in zip(*self.series("perf/images_per_s"), strict=True):
+            if step > steps[-1] and images_per_s > 0:
+                seconds.append(seconds[-1] + (step - steps[-1]) * samples_per_step / images_per_s)
+                steps.append(step)
+        return (steps, seconds) if len(steps) > 1 else None
 
     @property
     def restarts(self) -> list[int]:

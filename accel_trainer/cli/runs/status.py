@@ -10,6 +10,7 @@ from ...checkpoint.serialization import read_json_object
 from ...core.errors import ConfigError, ExitCode
 from ...core.run_dir import is_in_use
 from ..parser import CommandParser
+from .tables import show
 
 _EXAMPLE = "example: accel-trainer status runs/first --exit-code"
 
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = read_status(options.run)
     except (OSError, ValueError) as error:
         raise ConfigError("STATUS", f"{options.run} is not a run ({error}): check the path") from error
-    print("\n".join(f"{name}: {value}" for name, value in status.items() if value is not None))
+    show("\n".join(f"{name}: {value}" for name, value in status.items() if value is not None))
     return (status["exit_code"] or 0) if options.exit_code else 0
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...callbacks.console import fold, terminal_columns
+
+_INDENT = "    "
 _NUMERIC = {"step", "epoch", "best", "last", "images/s", "wall", "bytes"}
 
 
@@ -28,12 +31,33 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
+def show(text: str) -> None:
+    """Print `text`, folded to the width of a terminal."""
+    print(fold(text, terminal_columns()))
+
+
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of text under their columns, numbers aligned to the right."""
+    """Return rows of text under their columns, numbers aligned to the right.
+
+    On a terminal that is too narrow, the columns that do not fit stand below, indented.
+    """
     lines = [columns, *rows]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     aligns = [">" if name in _NUMERIC else "<" for name in columns]
+    groups = _groups(widths, terminal_columns())
     return "\n".join(
-        "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, aligns, widths, strict=True)).rstrip()
+        _INDENT * (number > 0) + "  ".join(f"{line[i]:{aligns[i]}{widths[i]}}" for i in group).rstrip()
         for line in lines
+        for number, group in enumerate(groups)
     )
+
+
+def _groups(widths: Sequence[int], room: int | None) -> list[list[int]]:
+    """Return the columns of each line of a row, so that none is longer than `room`."""
+    groups: list[list[int]] = [[]]
+    for column, width in enumerate(widths):
+        taken = len(_INDENT) + sum(widths[i] + 2 for i in groups[-1])
+        if room is not None and groups[-1] and taken + width > room:
+            groups.append([])
+        groups[-1].append(column)
+    return groups

@@ -6,13 +6,14 @@ import hashlib
 import json
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
 
+from ...callbacks.export import ONNX_FILES
 from ...checkpoint.serialization import read_json_object, unpack_tensors
 from ...checkpoint.state_dict import rename_weights
 from ...core import filesystem
@@ -23,7 +24,7 @@ from ...vision.pretrained import ExportConfig, find_export, read_export_config
 from ..parser import CommandParser
 from ..report.card import write_card
 from ..runs.run_reader import RunReader, read_run
-from .onnx_model import write_onnx
+from .onnx_model import is_own_model, write_onnx
 from .plain_model import write_source
 from .publish import create_repository, upload
 
@@ -60,13 +61,34 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
     """Write weights, config, source and model card to `folder`, and optionally the model as ONNX.
 
     Raises:
-        CheckpointError: the run has no exported model, or not one of accel_trainer.vision.
+        CheckpointError: the run has no exported model, or no ONNX of a model that is not one of accel_trainer.vision.
         OutputError: the folder cannot be written, or the run's records contradict each other.
     """
     source = find_export(run.folder)
-    described = read_export_config(source)
-    metrics = reported_metrics(run)
     config = read_json_object(source / "config.json") | {"evaluation": _evaluation(run)}
+    metrics = reported_metrics(run)
+    files = _own_model(source, config, with_onnx) if is_own_model(source) else _our_model(source, config, with_onnx)
+    files |= {"config.json": json.dumps(config, indent=1).encode(), **write_card(run, config, metrics)}
+    prepare_directory(folder)
+    try:
+        for name, data in files.items():
+            filesystem.write_file_atomic(folder / name, data)
+    except OSError as error:
+        raise OutputError("EXPORT", f"{folder} cannot be written ({error.strerror}): choose another") from error
+
+
+def _own_model(source: Path, config: Mapping[str, Any], with_onnx: bool) -> dict[str, bytes]:
+    """Return the files that the run has written."""
+    names = ["model.safetensors", *(name for name, key in ONNX_FILES.items() if key in config)]
+    if with_onnx and len(names) == 1:
+        fix = "start its recipe again with --onnx, which then only exports"
+        raise CheckpointError("EXPORT", f"{source} has no model.onnx, and only the recipe has the class: {fix}")
+    return {name: filesystem.read_file(source / name, max_bytes=_MAX_WEIGHTS_BYTES) for name in names}
+
+
+def _our_model(source: Path, config: dict[str, Any], with_onnx: bool) -> dict[str, bytes]:
+    """Return the weights, the source of the model, and optionally its ONNX; their hashes go into `config`."""
+    described = read_export_config(source)
     stored = filesystem.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
     weights = _with_current_names(stored, described)
     if config.get("sha256") in (None, _sha256(stored)):  # another hash stays: `verify` then finds the damage
@@ -75,18 +97,7 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
     if with_onnx:
         files["model.onnx"] = write_onnx(source)
         config["onnx_sha256"] = _sha256(files["model.onnx"])
-    files |= {
-        "model.safetensors": weights,
-        "config.json": json.dumps(config, indent=1).encode(),
-        "model.py": write_source(described).encode(),
-        **write_card(run, described, config, metrics),
-    }
-    prepare_directory(folder)
-    try:
-        for name, data in files.items():
-            filesystem.write_file_atomic(folder / name, data)
-    except OSError as error:
-        raise OutputError("EXPORT", f"{folder} cannot be written ({error.strerror}): choose another") from error
+    return files | {"model.safetensors": weights, "model.py": write_source(described).encode()}
 
 
 def _sha256(data: bytes) -> str:

@@ -1,27 +1,30 @@
 """`accel-trainer predict MODEL IMAGE ...`: the predicted classes of images and of folders of them, with confidence.
 
 Images of any size go through the transform that is stored with the model. One that cannot be read is reported, the
-others are predicted, and the exit code is 65.
+others are predicted, and the exit code is 65. A model of one's own runs from the ONNX file that its recipe writes with
+`--onnx`, also on `.npy` and `.safetensors` files of its inputs.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ...checkpoint.serialization import read_json_object
 from ...core.errors import ConfigError, DataError, ExitCode
 from ...distributed.accelerator import RuntimeConfig, place_model, start_accelerator
 from ...distributed.machine import available_cpus
-from ...vision.pretrained import ExportConfig, find_export, from_pretrained, read_export_config
+from ...vision.pretrained import ExportConfig, file_in, find_export, from_pretrained, read_export_config
 from ..parser import CommandParser
 from ..threads import in_order
+from .onnx_model import SUFFIXES, OnnxModel, is_own_model, predict_file
 
 _EXAMPLE = "example: accel-trainer predict runs/first photos/ cat.png --top 3"
 
@@ -42,17 +45,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.batch_size < 1:
         raise ConfigError("USAGE", f"--batch-size is {options.batch_size}: set it to 1 or more")
-    paths = [path for given in options.image for path in find_images(given)]
     folder = find_export(options.model)
+    own_model = OnnxModel(folder) if is_own_model(folder) else None
+    content = read_json_object(file_in(folder, "config.json"))
+    if own_model is not None and {path.suffix for path in options.image} <= set(SUFFIXES):
+        for path in options.image:
+            for line in predict_file(own_model, path, content.get("class_names", []), top=options.top):
+                print(line)
+        return ExitCode.DONE
+    if own_model is not None and "normalization" not in content:
+        fact = f"the run did not record how {options.image[0]} becomes its input"
+        raise ConfigError("USAGE", f"{fact}: give a .npy or .safetensors file of inputs")
+    paths = [path for given in options.image for path in find_images(given)]
     config, runtime = read_export_config(folder), RuntimeConfig()
     accelerator = start_accelerator(runtime)
-    model = place_model(from_pretrained(folder), accelerator, runtime, lambda module: None)
+    device = torch.device("cpu") if own_model is not None else accelerator.device
+    model = own_model or place_model(from_pretrained(folder), accelerator, runtime, lambda module: None)
     num_failed = 0
     with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
         batch_size = options.batch_size if config.image_size is not None else 1  # of images that may differ in size
-        results = predict(
-            model, config, paths, top=options.top, batch_size=batch_size, threads=threads, device=accelerator.device
-        )
+        results = predict(model, config, paths, top=options.top, batch_size=batch_size, threads=threads, device=device)
         for path, found in results:
             if isinstance(found, DataError):
                 num_failed += 1
@@ -82,7 +94,7 @@ def find_images(path: Path) -> list[Path]:
 
 
 def predict(
-    model: nn.Module, config: ExportConfig, paths: Iterable[Path], *, top: int, batch_size: int,
+    model: Callable[[Tensor], Tensor], config: ExportConfig, paths: Iterable[Path], *, top: int, batch_size: int,
     threads: ThreadPoolExecutor, device: torch.device,
 ) -> Iterator[Prediction]:  # fmt: skip
     """Yield the images in order, each with its `top` classes, or with the error of one that cannot be read."""

@@ -1,6 +1,7 @@
 """`accel-trainer verify EXPORT_OR_RUN`: check that an export gives the reported numbers without this package.
 
-It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that you trust.
+It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that you trust. Of a
+model of one's own, `model.onnx` must give the stored outputs of the stored inputs: only its recipe has the data.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
+from ...callbacks.export import ONNX_FILES
 from ...checkpoint.serialization import read_json_object
 from ...core import filesystem
 from ...core.errors import CheckpointError, DataError, ExitCode
@@ -34,6 +36,7 @@ from ..runs.tables import format_number, is_fraction
 from ..threads import in_order
 from .evaluation_data import DataChoice, load_chosen_photos
 from .export import export
+from .onnx_model import OnnxModel, is_own_model
 
 _SCRIPT = Path(__file__).with_name("plain_evaluation.py")
 _FAILED = 1
@@ -56,6 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         folder, dataset = options.folder, options.dataset
+        if is_own_model(place := find_export(folder)):
+            OnnxModel(place)  # refuses a missing or a changed one
+            differences = evaluate_apart(place, python=options.python)
+            has_files = _check_weights(place)
+            return ExitCode.DONE if _compare_example(differences, options.tolerance) & has_files else _FAILED
         if (folder / "config.yaml").exists():
             run = read_run(folder)
             folder, dataset = Path(scratch) / "export", dataset or run.config.get("dataset")
@@ -117,9 +125,12 @@ def _decoded(photos: PhotoSplit, transform: EvalTransform) -> Iterator[tuple[Ten
             yield torch.stack(list(islice(pixels, len(part)))).permute(0, 3, 1, 2), part
 
 
-def evaluate_apart(folder: Path, data: Path, *, python: str = sys.executable) -> dict[str, float]:
-    """Evaluate the model in `folder` in a separate process that cannot import this package."""
-    command = [python, "-I", str(_SCRIPT), str(folder.resolve()), str(data.resolve())]
+def evaluate_apart(folder: Path, data: Path | None = None, *, python: str = sys.executable) -> dict[str, float]:
+    """Evaluate the model in `folder` in a separate process that cannot import this package.
+
+    Without `data`, return how much each output of `model.onnx` differs from the stored one.
+    """
+    command = [python, "-I", str(_SCRIPT), *(str(path.resolve()) for path in (folder, data) if path is not None)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -131,7 +142,7 @@ def _check_weights(folder: Path) -> bool:
     """Print whether the files have their recorded hashes; older versions recorded none."""
     place = find_export(folder)
     config = read_json_object(place / "config.json")
-    recorded = {"model.safetensors": config.get("sha256"), "model.onnx": config.get("onnx_sha256")}
+    recorded = {"model.safetensors": config.get("sha256")} | {name: config.get(key) for name, key in ONNX_FILES.items()}
     are_same = True
     for name in filter(lambda name: (place / name).exists(), recorded):
         expected, found = recorded[name], _sha256(place / name)
@@ -139,6 +150,13 @@ def _check_weights(folder: Path) -> bool:
         verdict = "ok" if expected == found else "CHANGED" if expected else "no hash was recorded"
         print(f"{name.ljust(17)}  sha256 {found[:16]}  {verdict}")
     return are_same
+
+
+def _compare_example(differences: Mapping[str, float], tolerance: float) -> bool:
+    for name, difference in differences.items():
+        verdict = "ok" if difference <= tolerance else "DIFFERS"
+        print(f"{name.ljust(17)}  differs by at most {difference:.1e} from the trained model's  {verdict}")
+    return all(difference <= tolerance for difference in differences.values())
 
 
 def _sha256(path: Path) -> str:

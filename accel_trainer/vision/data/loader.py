@@ -191,9 +191,11 @@ class ImageEvalLoader:
         keep_on_device: bool = True,
         channels_last: bool = True,
         dtype: torch.dtype = torch.float32,
+        num_parts: int | None = None,
     ) -> None:
         self.num_samples = len(split)
-        self._ranges = split_evenly(range(len(split)), batch_size, num_processes, process_index)
+        samples = range(len(split))
+        self._ranges = split_evenly(samples, batch_size, num_processes, process_index, num_parts=num_parts)
         self._pixels = _Pixels(
             split,
             normalization=normalization,

@@ -184,10 +184,12 @@ class PhotoEvalLoader:
         num_processes: int = 1,
         process_index: int = 0,
         num_workers: int = 0,
+        num_parts: int | None = None,
     ) -> None:
         self.num_samples = len(photos)
         self._transform = transform
-        self._ranges = split_evenly(range(len(photos)), batch_size, num_processes, process_index)
+        samples = range(len(photos))
+        self._ranges = split_evenly(samples, batch_size, num_processes, process_index, num_parts=num_parts)
         self._reader = PhotoReader(photos, size=transform.size, device=device, num_workers=num_workers)
         self._copy, self._normalize = DeviceCopy(device), _normalizer(transform, device)
 
@@ -269,6 +271,7 @@ def build_photo_loaders(
         num_processes=num_processes,
         process_index=process_index,
         num_workers=batch.num_workers,
+        num_parts=train.plan.num_parts,
     )
     return train, evaluation
 

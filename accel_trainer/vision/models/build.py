@@ -37,6 +37,7 @@ def build_image_loaders(
         process_index=accelerator.process_index,
         normalization=images.normalization,
         device=accelerator.device,
+        num_parts=train.plan.num_parts,
     )
     return train, evaluation
 

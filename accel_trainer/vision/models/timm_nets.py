@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
+import safetensors.torch
 from torch import nn
 
 from ...core.errors import ConfigError
@@ -43,10 +45,24 @@ def build_timm_net(
     except (RuntimeError, TypeError) as error:
         fact = f"timm cannot build {wanted} ({str(error).splitlines()[0]})"
         raise ConfigError("TIMM", f"{fact}: choose another net") from error
+    if pretrained and "." in wanted:
+        model.weights_origin = describe_origin(name, model)
     if recompute:
         model.set_grad_checkpointing(True)
     net: nn.Module = model
     return net
+
+
+def describe_origin(name: str, model: Any) -> str:
+    """Return where the weights of a net of timm come from, and the SHA-256 of those before its head."""
+    settings = model.pretrained_cfg
+    source = settings.get("hf_hub_id") or settings.get("url") or settings.get("file")
+    heads = settings["classifier"] if isinstance(settings["classifier"], tuple) else (settings["classifier"],)
+    body = {
+        key: value for key, value in model.state_dict().items() if not key.startswith(tuple(f"{h}." for h in heads))
+    }
+    digest = hashlib.sha256(safetensors.torch.save(body)).hexdigest()
+    return f"{name} from {source} (sha256 {digest} without {', '.join(heads)}): {len(body)} tensors loaded"
 
 
 def input_settings(model: nn.Module) -> Mapping[str, Any]:

@@ -45,8 +45,8 @@ class ModelConfig:
     """Which model to train."""
 
     name: Annotated[str, tyro.conf.arg(aliases=["--model"])] = "resnet20"
-    """`resnet8` to `resnet110`, `resnet18/34/50/101`, `resnet9`, `wrn28_10`, `airbench94`, ... or `timm/NAME`, with
-    pretrained weights if NAME has a tag, as in `timm/resnet50.a1_in1k`. A wrong name lists all."""
+    """`resnet8`/20/32/44/56/110, `resnet9`, `airbench94`/96, `resnet18`/34/50/101, `wrn16_2`/4/8, `wrn28_2`/10,
+    `wrn40_2`/4, or `timm/NAME`. A timm net has pretrained weights if NAME has a tag, as `timm/resnet50.a1_in1k`."""
     width: int | None = None
     """Channels of the first trained layer; every other layer scales with it. None: as in the paper."""
     stem: Literal["auto", "cifar", "imagenet"] = "auto"

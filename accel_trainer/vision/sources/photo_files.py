@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -110,8 +111,30 @@ def _checked(load: Callable[[], Any], path: Path) -> Any:
             return load()
     except Exception as error:  # the readers of `datasets` raise errors of any type
         reason = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
+        if damaged := _find_damaged(path):
+            raise DataError(
+                "DATA_DAMAGED", f"{damaged} is damaged ({reason}): restore it, or write it again"
+            ) from error
         fact = f"{path} cannot be read by datasets ({type(error.__cause__ or error).__name__}: {reason})"
         raise DataError("DATA_NOT_RECOGNISED", f"{fact}: expected {_EXPECTED}") from error
+
+
+def _find_damaged(root: Path) -> Path | None:
+    """Return the first table below a folder, or description of one, that cannot be opened: `datasets` names none."""
+    import pyarrow.parquet as pq
+    from datasets.table import MemoryMappedTable
+
+    readers: dict[str, Callable[[str], Any]] = {
+        ".arrow": MemoryMappedTable.from_file,
+        ".json": lambda name: json.loads(Path(name).read_bytes()),
+        ".parquet": pq.read_metadata,
+    }
+    for path in sorted(path for path in root.rglob("*") if path.suffix in readers):
+        try:
+            readers[path.suffix](str(path))
+        except Exception:  # of any type, as above
+            return path
+    return None
 
 
 @contextmanager

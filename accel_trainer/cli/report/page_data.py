@@ -1,0 +1,70 @@
+"""The numbers that the page's script draws, and the policy that lets only this script run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ..runs.run_reader import RunReader
+from ..runs.tables import is_fraction
+from .charts import KINDS, curve, group_curves
+from .figures import series_name
+
+_MAX_POINTS = 8_000  # of a line, shared by the runs of the page
+_FEWEST_POINTS = 400
+
+
+def page_data(runs: Sequence[RunReader]) -> dict[str, Any]:
+    """Return the runs, their lines and the charts in the order of the page, as plain values for JSON."""
+    charts = group_curves(runs)
+    limit = max(_FEWEST_POINTS, _MAX_POINTS // len(runs))
+    return {
+        "runs": [_run(run, number, limit) for number, run in enumerate(runs)],
+        "charts": [
+            {
+                "names": names,
+                "format": "percent" if is_fraction(chart) else "number",
+                "fromZero": chart.startswith("perf/"),
+            }
+            for chart, names in charts.items()
+        ],
+        "kinds": {name: {"label": kind.label, "color": kind.color} for name, kind in KINDS.items()},
+    }
+
+
+def policy(script: str) -> str:
+    """Return a content security policy: nothing from the network, and no script but this one."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _run(run: RunReader, number: int, limit: int) -> dict[str, Any]:
+    """Return the lines of a run; those measured at the same steps share their steps."""
+    all_steps: list[list[int]] = []
+    series: dict[str, tuple[int, list[float | None]]] = {}
+    for name in run.metric_names():
+        steps, values = (_thin(column, limit) for column in curve(run, name))
+        if steps not in all_steps:
+            all_steps.append(steps)
+        series[name] = all_steps.index(steps), [_short(value) for value in values]
+    return {
+        "name": run.name, "color": series_name(number), "restarts": run.restarts, "steps": all_steps, "series": series,
+        "steps_per_epoch": run.steps_per_epoch, "clock": run.training_clock(),
+    }  # fmt: skip
+
+
+def _thin(values: Sequence[Any], limit: int) -> list[Any]:
+    """Return every n-th value, and the last."""
+    kept = list(values[:: math.ceil(len(values) / limit) or 1])
+    return kept if not values or (len(values) - 1) % math.ceil(len(values) / limit) == 0 else [*kept, values[-1]]
+
+
+def _short(value: float) -> float | None:
+    """Return six digits of a number, None for NaN and infinity, which JSON does not have."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,0 +1,286 @@
+"""`--onnx`, and `export`, `verify` and `predict` of models whose class is only in their recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+
+from tests.cli.conftest import run_command
+
+pytest.importorskip("onnxscript")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+RECIPE = """
+import sys
+import torch
+from torch import nn
+from accel_trainer import (
+    ClassificationTask, EvalOutput, MeanLoss, RecipeConfig, StepOutput, TopKAccuracy, build_dataset_loaders,
+    build_trainer, main, start_run,
+)
+
+
+class Pixels(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten()), nn.Linear(16, 3)
+
+    def forward(self, images):
+        return self.head(self.body(images))
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 4), nn.Linear(4, 3)
+
+    def forward(self, tokens, mask):
+        if FORKS and tokens.float().mean() > 100:  # what it computes depends on the data
+            tokens = tokens[:, :2]
+        embedded = self.embedding(tokens)[:, : mask.shape[1]] * mask[..., None]
+        return {"logits": self.head(embedded.sum(1)), "embedded": embedded}
+
+
+class DictTask(ClassificationTask):
+    def train_step(self, model, batch):
+        return self.loss(model(**batch.inputs)["logits"], batch)
+
+    def eval_step(self, model, batch):
+        logits = model(tokens=batch.inputs["tokens"], mask=batch.inputs["mask"])["logits"]
+        return EvalOutput(nn.functional.cross_entropy(logits, batch.targets, reduction="none"), logits)
+
+
+class Texts:
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        length = 3 + index % 2
+        return {"tokens": torch.arange(length) + index % 9, "mask": torch.ones(length), "labels": index % 3}
+
+
+class Images(Texts):
+    def __getitem__(self, index):
+        return torch.full((1, 4, 4), index / 40), index % 3
+
+
+def collate(samples):
+    parts = {name: [sample[name] for sample in samples] for name in ("tokens", "mask")}
+    padded = {name: nn.utils.rnn.pad_sequence(values, batch_first=True) for name, values in parts.items()}
+    return padded, torch.tensor([sample["labels"] for sample in samples])
+
+
+def train(config):
+    with start_run(config, recipe="own") as run:
+        options = {} if KIND == "pixels" else {"collate": collate}
+        data = Images() if KIND == "pixels" else Texts()
+        loader, eval_loader = build_dataset_loaders(
+            data, data, run.config.batch, seed=config.seed, accelerator=run.accelerator, **options
+        )
+        described = {
+            "class_names": ["ant", "bee", "cow"], "in_channels": 1, "image_size": [4, 4],
+            "normalization": {"mean": [0.0], "std": [1.0]},
+        }
+        return build_trainer(
+            run, model=Pixels() if KIND == "pixels" else Words(), loader=loader, eval_loader=eval_loader,
+            task=ClassificationTask() if KIND == "pixels" else DictTask(), metrics=[MeanLoss(), TopKAccuracy()],
+            export_config=described if KIND == "pixels" else None,
+        ).fit()
+
+
+if __name__ == "__main__":
+    KIND = sys.argv.pop(1)
+    FORKS = KIND == "forking words"
+    try:
+        main(train, RecipeConfig, description="")
+    finally:
+        print("loaded:", sorted({"onnx", "onnxscript", "onnxruntime"} & sys.modules.keys()))
+"""
+
+
+def train(folder: Path, kind: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Run the recipe, which nobody else can import, in a process; the run is `folder`/run."""
+    folder.mkdir(exist_ok=True)
+    recipe = folder / "only_here.py"
+    recipe.write_text(RECIPE)
+    command = [sys.executable, str(recipe), kind, "--output-dir", str(folder / "run"), "--epochs", "1", *flags]
+    command += ["--runtime.num-threads", "1", "--batch-size", "8"]
+    place = str(Path(__file__).parents[2])
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "PYTHONPATH": place}
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pixels")
+    done = train(folder, "pixels", "--onnx")
+    assert done.returncode == 0, done.stderr
+    assert not re.search("WARNING|W[0-9]{4}", done.stderr), done.stderr
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    done = train(folder, "words", "--onnx")
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def session_of(run: Path) -> Any:
+    return onnxruntime.InferenceSession(run / "export" / "model.onnx")
+
+
+def test_a_model_of_ones_own_is_verified_without_its_class(
+    pixels: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in (pixels, words):
+        assert run_command(capsys, ["export", run, "--to", tmp_path / run.parent.name, "--onnx"])[0] == 0
+        for place in (run, tmp_path / run.parent.name):
+            code, text, _ = run_command(capsys, ["verify", place])
+            assert code == 0, text
+            assert all(line.endswith("  ok") for line in text.splitlines())
+            names = [line.split()[0] for line in text.splitlines()]
+            assert names[:3] == ["model.safetensors", "model.onnx", "example.safetensors"]
+            assert len(names) == (4 if run is pixels else 5), "and each output"
+
+
+def test_the_onnx_has_the_exported_weights_and_takes_batches_of_any_size(pixels: Path) -> None:
+    weights = {name: torch.from_numpy(value) for name, value in load_file(pixels / "export/model.safetensors").items()}
+    images = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    body = torch.nn.functional.conv2d(images, weights["body.0.weight"], weights["body.0.bias"])
+    norm = [weights[f"body.1.{name}"] for name in ("running_mean", "running_var", "weight", "bias")]
+    body = torch.nn.functional.batch_norm(body, *norm)
+    expected = torch.nn.functional.linear(body.flatten(1), weights["head.weight"], weights["head.bias"])
+    for size in (1, 5):
+        (logits,) = session_of(pixels).run(None, {"images": images[:size].numpy()})
+        torch.testing.assert_close(torch.from_numpy(logits), expected[:size], rtol=1e-5, atol=1e-5)
+
+
+def test_dict_inputs_keep_their_names_and_may_be_longer_than_the_example(words: Path) -> None:
+    session = session_of(words)
+    assert [value.name for value in session.get_inputs()] == ["tokens", "mask"]
+    inputs = {"tokens": np.ones((3, 11), np.int64), "mask": np.ones((3, 11), np.float32)}
+    logits, embedded = session.run(None, inputs)
+    assert (logits.shape, embedded.shape) == ((3, 3), (3, 11, 4))
+
+
+def test_predict_runs_images_and_files_of_inputs_through_the_onnx(
+    pixels: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.fromarray(np.full((9, 9), 255, np.uint8)).save(tmp_path / "white.png")
+    np.save(tmp_path / "white.npy", np.ones((2, 1, 4, 4), np.float32))
+    _, picture, _ = run_command(capsys, ["predict", pixels, tmp_path / "white.png", "--jsonl"])
+    code, rows, _ = run_command(capsys, ["predict", pixels, tmp_path / "white.npy"])
+    expected = json.loads(picture)["predictions"]
+    assert code == 0
+    assert expected[0]["label"] in ("ant", "bee", "cow")
+    assert [json.loads(row)["predictions"][0]["label"] for row in rows.splitlines()] == [expected[0]["label"]] * 2
+
+    inputs = {"tokens": np.ones((3, 7), np.int64), "mask": np.ones((3, 7), np.float32)}
+    save_file(inputs, tmp_path / "words.safetensors")
+    code, rows, _ = run_command(capsys, ["predict", words, tmp_path / "words.safetensors"])
+    found = [np.array(list(json.loads(row)["outputs"].values())[0]) for row in rows.splitlines()]
+    assert code == 0
+    np.testing.assert_allclose(found, session_of(words).run(None, inputs)[0], rtol=1e-6)
+
+
+def test_inputs_that_do_not_fit_are_one_line(
+    pixels: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "small.npy", np.ones((2, 1, 3, 3), np.float32))
+    (tmp_path / "torn.npy").write_bytes(b"\x93NUMPY")
+    save_file({"tokens": np.ones((3, 7), np.int64)}, tmp_path / "half.safetensors")
+    cases = [
+        (pixels, "small.npy", 65, "does not fit the model ("),
+        (pixels, "torn.npy", 65, "cannot be read ("),
+        (words, "half.safetensors", 65, "has no mask: the model takes tokens, mask"),
+        (words, "a.png", 64, "becomes its input: give a .npy or .safetensors file of inputs"),
+    ]
+    for run, name, expected, text in cases:
+        code, out, err = run_command(capsys, ["predict", run, tmp_path / name])
+        assert (code, out, err.count("\n")) == (expected, "", 1), err
+        assert text in err
+
+
+def test_a_changed_onnx_is_neither_verified_nor_run(
+    pixels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(pixels, tmp_path / "run")
+    with (run / "export" / "model.onnx").open("ab") as file:
+        file.write(b"!")
+    for command in (["verify", run], ["predict", run, tmp_path / "a.npy"]):
+        code, _, err = run_command(capsys, command)
+        assert code == 74
+        assert "model.onnx was changed" in err
+
+
+def test_an_onnx_of_other_weights_differs(pixels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = shutil.copytree(pixels, tmp_path / "run")
+    example = load_file(run / "export" / "example.safetensors")
+    save_file({name: value + (0 if name == "images" else 0.01) for name, value in example.items()},
+              run / "export" / "example.safetensors")  # fmt: skip
+    code, out, _ = run_command(capsys, ["verify", run])
+    assert code == 1
+    assert re.search(r"^example.safetensors .* CHANGED$", out, re.MULTILINE)
+    assert re.search(r"^linear .* DIFFERS$", out, re.MULTILINE)
+
+
+def test_a_model_that_cannot_be_converted_is_one_line_and_the_run_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = train(tmp_path, "forking words", "--onnx")
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("WARNING"))
+    assert "model.onnx: torch cannot convert the model (" in line
+    run = tmp_path / "run"
+    assert json.loads((run / "result.json").read_text())["state"] == "done"
+    assert sorted(path.name for path in (run / "export").iterdir()) == ["config.json", "model.safetensors"]
+    for command in (["predict", run, "a.npy"], ["verify", run], ["export", run, "--to", tmp_path / "to", "--onnx"]):
+        code, _, err = run_command(capsys, command)
+        assert code == 74
+        assert "again with --onnx" in err
+
+
+@pytest.mark.slow
+def test_a_finished_run_exports_later_and_loads_onnx_only_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = train(tmp_path, "pixels")
+    assert done.returncode == 0, done.stderr
+    assert "loaded: []" in done.stdout
+    weights = (tmp_path / "run" / "export" / "model.safetensors").read_bytes()
+    assert run_command(capsys, ["export", tmp_path / "run", "--to", tmp_path / "to"])[0] == 0
+    assert "import onnxruntime" not in (tmp_path / "to" / "README.md").read_text()
+    again = train(tmp_path, "pixels", "--onnx")
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "run" / "export" / "model.safetensors").read_bytes() == weights
+    assert run_command(capsys, ["verify", tmp_path / "run"])[0] == 0
+
+
+def test_the_code_in_the_card_of_a_model_of_ones_own_runs(
+    words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_command(capsys, ["export", words, "--to", tmp_path / "to"])
+    card = (tmp_path / "to" / "README.md").read_text()
+    code = re.search(r"```python\n(.*?)```", card, re.DOTALL)
+    assert code is not None
+    script = "import sys; sys.modules['accel_trainer'] = None\n" + code[1]
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script], cwd=tmp_path / "to", capture_output=True, text=True, check=True
+    )
+    differences = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    assert len(differences) == 2
+    assert max(differences) < 1e-5

@@ -1,0 +1,64 @@
+"""What happens if people of other toolkits type their flags: the table at the end of `docs/coming_from.md`.
+
+`python -m tests.docs.flags_table` writes it into the page.
+"""
+
+from __future__ import annotations
+
+from accel_trainer import ConfigError, parse_config
+from recipes import images
+
+from .pages import GENERATED, ROOT
+
+PAGE = ROOT / "docs" / "coming_from.md"
+MARK = f"{GENERATED}python -m tests.docs.flags_table -->\n"
+TYPED = {
+    "HF Trainer": (
+        "--learning_rate 1e-3", "--weight_decay 0.01", "--num_train_epochs 3", "--max_steps 100",
+        "--per_device_train_batch_size 8", "--per_device_eval_batch_size 8", "--gradient_accumulation_steps 4",
+        "--warmup_ratio 0.1", "--lr_scheduler_type cosine", "--optim adamw_torch", "--bf16", "--max_grad_norm 1",
+        "--save_steps 500", "--resume_from_checkpoint last", "--report_to wandb",
+    ),
+    "Lightning": (
+        "--max_epochs 10", "--max_steps 100", "--accelerator gpu", "--devices 4", "--strategy ddp", "--num_nodes 2",
+        "--precision bf16-mixed", "--accumulate_grad_batches 4", "--gradient_clip_val 1", "--check_val_every_n_epoch 1",
+        "--log_every_n_steps 50", "--default_root_dir runs", "--ckpt_path last", "--fast_dev_run",
+        "--trainer.max_epochs 10",
+    ),
+    "timm": (
+        "--opt adamw", "--lr 1e-3", "--weight-decay 0.05", "--sched cosine", "--warmup-epochs 5", "--min-lr 1e-5",
+        "--smoothing 0.1", "--mixup 0.2", "--reprob 0.25", "--model-ema", "--amp", "--clip-grad 1", "--workers 8",
+        "--img-size 224", "--aa rand-m9",
+    ),
+    "Ultralytics": (
+        "--imgsz 640", "--batch 16", "--lr0 0.01", "--lrf 0.01", "--cos_lr", "--epochs 100", "--weight_decay 0.0005",
+        "--warmup_epochs 3", "--device 0", "--workers 8", "--project runs", "--patience 50", "--optimizer SGD",
+        "--pretrained", "--half",
+    ),
+}  # fmt: skip
+
+
+def answer(typed: str) -> str:
+    """Return what a recipe says to a flag: that it works, ours, or advice."""
+    try:
+        parse_config(images.Config, typed.split(), description="")
+    except ConfigError as error:
+        said = str(error).partition(": ")[2].partition(": ")[2]
+        ours = said.removeprefix("did you mean ").removesuffix("?")
+        flag, _, unit = ours.partition(" (")
+        return said if said == ours else f"`{flag}` ({unit}" if unit else f"`{flag}`"
+    return "works"
+
+
+def table() -> str:
+    """Return a row for each flag."""
+    rows = [
+        f"| {toolkit} | `{typed}` | {answer(typed)} |\n"
+        for toolkit, everything in TYPED.items()
+        for typed in everything
+    ]
+    return "".join(["| from | typed | here |\n|---|---|---|\n", *rows])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(PAGE.read_text().partition(MARK)[0] + MARK + table())

@@ -1,0 +1,19 @@
+"""Some trials of `photo_damage`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.photo_damage import DAMAGES, LAYOUTS, Campaign, is_ok
+
+# Newer Pythons warn of threads; those of torch are idle here.
+pytestmark = [pytest.mark.fuzz, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
+
+
+@pytest.mark.timeout(3600)
+def test_a_damaged_or_swapped_file_is_named_or_one_of_those_that_cannot_be_seen(tmp_path: Path, effort: int) -> None:
+    campaign = Campaign(tmp_path)
+    results = [campaign.run_trial(number) for number in range(len(LAYOUTS) * len(DAMAGES) * max(1, effort // 5))]
+    assert [result for result in results if not is_ok(result)] == []

@@ -1,0 +1,294 @@
+"""`--reduce exact`: the same bits on any number of processes, and what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+from torch import Tensor, nn
+
+from accel_trainer import (
+    Batch,
+    BatchConfig,
+    Callback,
+    ClassificationTask,
+    ConfigError,
+    OptimizerConfig,
+    RecipeConfig,
+    StepOutput,
+)
+from accel_trainer.core.batch_plan import BatchPlan
+from accel_trainer.core.errors import OutOfMemoryError
+from accel_trainer.distributed.collectives import sum_pairwise
+from accel_trainer.fault_tolerance.out_of_memory import halve_micro_batch
+from accel_trainer.optim.reduction import ExactReduction, PairwiseSum
+
+from .. import processes, workload
+from ..joined import FSDP, joined_processes
+from ..training.test_exactness import final_files, history
+from ..variants import slow_but
+
+PROCESSES = (1, 2, 4)
+# 71 samples, 16 a step: the last step of an epoch has 7 samples for 8 micro-batches, so that one is empty.
+NUM_TRAIN, MICRO, GLOBAL = 71, 2, 16
+
+# --- sums ---
+
+
+def in_pairs(values: Sequence[float]) -> Tensor:
+    """Return the sum by the definition: of the sums of both halves."""
+    half = len(values) // 2
+    return torch.tensor(values[0]) if half == 0 else in_pairs(values[:half]) + in_pairs(values[half:])
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 8, 64])
+def test_a_process_adds_up_in_pairs_with_one_partial_sum_for_each_level(number: int) -> None:
+    values = (torch.randn(number, generator=torch.Generator().manual_seed(number)) * 1e3).tolist()
+    tree = PairwiseSum()
+    for value in values:
+        tree.add([torch.tensor(value), torch.tensor([value, -value])])
+        assert len(tree._partial) <= number.bit_length()
+    one, two = tree.total()
+    assert torch.equal(one, in_pairs(values))
+    assert torch.equal(two, torch.stack([one, -one]))
+
+
+@pytest.mark.parametrize("num_processes", [2, 4])
+def test_processes_add_up_in_the_same_pairs_at_any_length(tmp_path: Path, num_processes: int) -> None:
+    processes.run(add_up, num_processes=num_processes, folder=tmp_path)
+
+
+def add_up() -> None:
+    with joined_processes() as accelerator:
+        for length in (1, 3, 35, 600_001):
+            generator = torch.Generator().manual_seed(5)
+            rows = torch.randn(accelerator.num_processes, length, generator=generator) * 1e3
+            summed = rows[accelerator.process_index].clone()
+            sum_pairwise(summed, accelerator)
+            for position in range(0, length, 1 + length // 2000):
+                assert summed[position] == in_pairs(rows[:, position].tolist()), (length, position)
+
+
+# --- trainings ---
+
+
+class Counting(ClassificationTask):
+    """Divides by items, of which samples have 1 to 4."""
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return super().train_step(model, batch)._replace(num_items=(batch.sample_ids % 4 + 1).sum())
+
+
+def config_of(folder: Path, options: Mapping[str, Any]) -> RecipeConfig:
+    batch = BatchConfig(
+        per_device_batch_size=MICRO, global_batch_size=GLOBAL, eval_batch_size=4,
+        reduce=options.get("reduce", "exact"),
+    )  # fmt: skip
+    config = workload.make_config(
+        folder, batch=batch, optimizer=OptimizerConfig(name=options.get("optimizer", "sgd"), learning_rate=0.02)
+    )
+    trainer = replace(config.trainer, max_grad_norm=options.get("clip"), max_steps=options.get("max_steps"))
+    runtime = replace(config.runtime, mixed_precision=options.get("precision"), num_threads=None)
+    return replace(config, trainer=trainer, runtime=runtime)
+
+
+def train(folder: Path, options: Mapping[str, Any], callbacks: tuple[Callback, ...] = ()) -> None:
+    workload.train(
+        config_of(folder, options), num_train=NUM_TRAIN, norm=options.get("norm", "batch"),
+        dropout=options.get("dropout", 0.2), task=Counting() if options.get("items") else None,
+        num_workers=options.get("num_workers"), callbacks=callbacks,
+    )  # fmt: skip
+
+
+def train_columns(folder: Path, columns: Mapping[str, Mapping[str, Any]]) -> None:
+    """Train all columns one after another in the same processes; store a hash of all that each run left."""
+    hashes = {}
+    for name, options in columns.items():
+        train(folder / name, options)
+        if os.environ.get("RANK", "0") == "0":
+            files = {**final_files(folder / name), "export": (folder / name / "export/model.safetensors").read_bytes()}
+            hashes[name] = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
+    if hashes:
+        (folder / "hashes.json").write_text(json.dumps(hashes))
+
+
+def hashes_on(num_processes: int, columns: Mapping[str, Mapping[str, Any]], tmp_path: Path) -> dict[str, Any]:
+    folder = tmp_path / str(num_processes)
+    processes.run(train_columns, folder, columns, num_processes=num_processes, folder=folder)
+    return json.loads((folder / "hashes.json").read_text())
+
+
+SHOWN = {
+    "GroupNorm": {"norm": "group", "clip": 0.5},
+    "BatchNorm, AdamW, items": {"optimizer": "adamw", "items": True},
+    "BatchNorm, Muon, bf16, a dataset": {"optimizer": "muon", "precision": "bf16", "num_workers": 0},
+}
+
+
+def test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes(tmp_path: Path) -> None:
+    one, two, four = (hashes_on(number, SHOWN, tmp_path) for number in PROCESSES)
+    assert one == two
+    assert one == four
+
+
+MATRIX = {
+    ", ".join(map(str, values)): dict(zip(("optimizer", "norm", "dropout", "clip", "precision"), values, strict=True))
+    for values in itertools.product(
+        ("sgd", "adamw", "muon"), ("group", "batch"), (0.0, 0.3), (None, 0.5), (None, "bf16")
+    )
+}
+
+
+@pytest.mark.slow
+def test_every_optimizer_norm_dropout_clipping_and_precision_has_one_hash_on_any_number(tmp_path: Path) -> None:
+    one, two, four = (hashes_on(number, MATRIX, tmp_path) for number in PROCESSES)
+    different = [name for name in MATRIX if not one[name] == two[name] == four[name]]
+    assert (len(one), different) == (48, [])
+
+
+@pytest.mark.slow
+def test_without_it_the_bits_depend_on_the_number(tmp_path: Path) -> None:
+    columns = {"float": {"reduce": "float", "norm": "group", "dropout": 0.0}}
+    hashes = [hashes_on(number, columns, tmp_path)["float"]["export"] for number in PROCESSES]
+    assert len(set(hashes)) == 3
+
+
+class KillAllAfter(Callback):
+    """Kills every process after a step."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_step_end(self, trainer: Any, report: Any) -> None:
+        if report.optimizer_step == self._step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until(folder: Path, options: Mapping[str, Any], step: int | None) -> None:
+    train(folder, options, callbacks=() if step is None else (KillAllAfter(step),))
+
+
+ATTEMPTS = {"2, 1": ((2, 4), (1, None)), "4, 2, 1, 4": ((4, 2), (2, 4), (1, 7), (4, None))}
+
+
+@pytest.mark.parametrize("numbers", slow_but(["2, 1"], ATTEMPTS))
+def test_a_run_killed_and_continued_on_other_numbers_of_processes_leaves_the_same_bytes(
+    tmp_path: Path, numbers: str
+) -> None:
+    options = {"clip": 0.5}
+    processes.run(train, tmp_path / "whole", options, folder=tmp_path / "log")
+    for attempt, (number, step) in enumerate(ATTEMPTS[numbers]):
+        arguments = (tmp_path / "parts", options, step)
+        job = processes.start(train_until, *arguments, num_processes=number, folder=tmp_path / f"log {attempt}")
+        codes = job.wait()
+        assert (0 if step is None else -signal.SIGKILL) in codes, job.output()
+        assert attempt == 0 or "continuing after step" in job.output()
+        assert "may differ in the last bits" not in job.output()
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert (whole / "export/model.safetensors").read_bytes() == (parts / "export/model.safetensors").read_bytes()
+    assert final_files(whole) == final_files(parts)
+    assert manifest(whole) == manifest(parts)
+    assert history(whole) == history(parts)
+
+
+def manifest(folder: Path) -> dict[str, Any]:
+    """Return the newest manifest without the number of processes, and what holds the size of the log of times."""
+    newest = max((folder / "checkpoints").glob("step-*"))
+    values = json.loads((newest / "manifest.json").read_text())
+    del values["num_processes"], values["files"]["trainer.json"]
+    return values
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"global_batch_size": 48, "per_device_batch_size": 8}, "global batch 48 / --batch-size 8 is 6: set"),
+        ({"global_batch_size": 16, "per_device_batch_size": 32}, "global batch 16 / --batch-size 32 is 0.5: set"),
+        ({"global_batch_size": 48, "per_device_batch_size": 12, "num_processes": 3}, "these are 3: launch 2"),
+        ({"global_batch_size": 64, "per_device_batch_size": 16, "num_processes": 8}, "these are 8: launch 4"),
+    ],
+)
+def test_what_does_not_pair_up_is_refused(sizes: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        BatchPlan(num_samples=100, reduce="exact", **sizes)
+
+
+@pytest.mark.parametrize("option", [{"accumulation_steps": 2}, {"fit_batch": True}])
+def test_what_changes_the_micro_batches_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="changes the micro-batches: leave it out"):
+        BatchConfig(reduce="exact", **option)
+
+
+def test_too_many_processes_are_refused_before_any_work(tmp_path: Path) -> None:
+    job = processes.start(train, tmp_path / "run", {"clip": 1.0}, num_processes=3, folder=tmp_path / "log")
+    assert job.wait() == [1, 1, 1]
+    assert "these are 3: launch 2" in job.output()
+    assert not (tmp_path / "run").exists()
+
+
+def test_fp16_with_loss_scaling_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--reduce exact does not work with --mixed-precision fp16"):
+        workload.train(config_of(tmp_path, {}), scaler=torch.amp.GradScaler("cpu"))
+
+
+def test_a_model_that_normalises_over_processes_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
+    reduction = ExactReduction(Accelerator(cpu=True), seed=0, num_parts=2)
+    with pytest.raises(ConfigError, match="the model has a SyncBatchNorm: give it a BatchNorm"):
+        reduction.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_compressed_gradients_are_refused() -> None:
+    compression = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
+    accelerator = Accelerator(cpu=True, kwargs_handlers=[compression])
+    with pytest.raises(ConfigError, match="does not work with --runtime.gradient-compression"):
+        ExactReduction(accelerator, seed=0, num_parts=2)
+
+
+def test_out_of_memory_does_not_advise_smaller_micro_batches_for_the_same_run() -> None:
+    plan = BatchPlan(num_samples=64, global_batch_size=64, per_device_batch_size=16, reduce="exact")
+    with pytest.raises(OutOfMemoryError, match="another training with --reduce exact, so start a new run with half"):
+        halve_micro_batch(plan, accelerator=Accelerator(cpu=True), step=1, remember=None)
+
+
+def test_fsdp_is_refused(tmp_path: Path) -> None:
+    job = processes.start(train_sharded, tmp_path / "run", num_processes=2, folder=tmp_path / "log")
+    assert job.wait() == [1, 1]
+    assert "--reduce exact does not work with FSDP: leave one of them out" in job.output()
+
+
+def train_sharded(folder: Path) -> None:
+    os.environ.update(FSDP)
+    config = config_of(folder, {})
+    workload.train(replace(config, trainer=replace(config.trainer, ema_decay=None)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"reduce": "float"}, "batch.reduce: exact -> float"),
+        ({"batch_size": 4}, "batch.per_device_batch_size: 2 -> 4"),
+        ({"num_threads": 2}, "runtime.num_threads: 1 -> 2"),
+    ],
+)
+def test_a_run_is_not_continued_with_what_gives_other_bits(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    train(tmp_path, {"max_steps": 1})
+    config = config_of(tmp_path, change)
+    batch = replace(config.batch, per_device_batch_size=change.get("batch_size", MICRO))
+    runtime = replace(config.runtime, num_threads=change.get("num_threads"))
+    with pytest.raises(ConfigError, match=words):
+        workload.train(replace(config, batch=batch, runtime=runtime), num_train=NUM_TRAIN)
