@@ -1,5 +1,5 @@
-# docker build -t accel-trainer:0.1.0 .
-# docker run --gpus all --ipc host -v "$PWD/runs:/app/runs" accel-trainer:0.1.0 accel-trainer launch recipes/cifar.py
+# docker build -t accel-trainer .
+# docker run --gpus all --ipc host -v "$PWD/runs:/app/runs" accel-trainer accel-trainer launch recipes/cifar.py
 FROM python:3.11-slim
 WORKDIR /app
 COPY pyproject.toml constraints.txt README.md LICENSE ./

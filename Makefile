@@ -71,11 +71,22 @@ gpu: setup ## Test and measure on a GPU, in about ten minutes; DATASET=FOLDER: w
 	@$(BIN)/python -m benchmarks.gpu $(if $(DATASET),--dataset '$(DATASET)') $(ARGS)
 
 docs: setup ## Build the documentation into site/, readable offline
-	@NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet && \
-	echo "open site/index.html, or for its search: python -m http.server --directory site"
+	@NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet && echo "open site/index.html"
+
+# For every supported Python and platform in one file, which pip and uv read. The condition that all lines share goes.
+SUPPORTED := python_full_version < '3.14'
+PLATFORMS := sys_platform == 'darwin' or sys_platform == 'linux' or sys_platform == 'win32'
+lock: setup ## Choose versions for constraints.txt, keeping what fits; ARGS=--upgrade: the newest
+	@$(BIN)/pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --all-extras --no-header --no-annotate \
+	pyproject.toml --output-file constraints.txt $(ARGS)
+	@{ echo "# The exact versions that the tests run with: \`pip install -c constraints.txt -e '.[dev]'\`,"; \
+	echo "# or \`uv pip install\` with the same arguments. Written by \`make lock\`."; \
+	sed -E "/^#/d; s/ and $(SUPPORTED)//; s/$(SUPPORTED) and //; s/ (;|and) \(?($(PLATFORMS))\)?$$//" constraints.txt; \
+	} > .constraints.new && mv .constraints.new constraints.txt
 
 clean: ## Remove .venv and all caches, but not runs/
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test slow-test slow-sample lint crash-test shard-test fuzz-test signal-test elastic-test mutants soak bench gpu docs clean
+.PHONY: help setup train test slow-test slow-sample lint crash-test shard-test fuzz-test signal-test elastic-test mutants soak bench gpu docs lock clean

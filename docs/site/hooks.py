@@ -27,7 +27,8 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the pages outside docs/, and the files that pages link to."""
     for path, page in _PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text()))
-    files.append(File.generated(config, "assets/extra.css", abs_src_path=str(ROOT / "docs/site/extra.css")))
+    for name in ("extra.css", "iframe-worker.js"):
+        files.append(File.generated(config, f"assets/{name}", abs_src_path=str(ROOT / "docs/site" / name)))
     for page in files.documentation_pages():
         for target in _LINK.findall(page.content_string):
             path = _in_repository(target, page.src_uri)

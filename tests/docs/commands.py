@@ -54,7 +54,12 @@ def command_flags(name: str) -> set[str]:
     """Return the flags of a command of `accel-trainer`."""
     if name == "launch":
         return _parser_flags(launch_command_parser())
-    return _flags_in(_shown(lambda: accel_trainer([name, "--help"])))
+    return _flags_in(command_help(name))
+
+
+def command_help(name: str) -> str:
+    """Return what `accel-trainer NAME --help` prints, in lines as long as COLUMNS says."""
+    return _shown(lambda: accel_trainer([name, "--help"]))
 
 
 @functools.cache

@@ -24,8 +24,10 @@ LONG = (
     "callbacks.md",
     "checkpoints.md",
     "collectives.md",
+    "commands.md",
     "data.md",
     "exactness.md",
+    "photos.md",
     "tutorial.md",
 )
 LANGUAGES = {"bash", "python", "text", "yaml"}

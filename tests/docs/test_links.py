@@ -12,6 +12,7 @@ import pytest
 import accel_trainer
 import accel_trainer.vision
 from accel_trainer import ConfigError, parse_config
+from accel_trainer.cli.main import find_commands
 from recipes import cifar
 
 from .commands import command_flags, launcher_flags, recipe_flags
@@ -53,9 +54,8 @@ def test_every_path_of_the_repository_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_flag_exists(page: Path) -> None:
-    commands = ("data", "doctor", "evaluate", "export", "pack", "plan", "predict", "replay", "report", "runs", "verify")
     known = recipe_flags("recipes/cifar.py") | recipe_flags("recipes/images.py") | launcher_flags() | OF_OTHERS
-    known = known.union(*map(command_flags, commands))
+    known = known.union(*map(command_flags, find_commands()))
     named = _FLAG.findall(prose_of(page))
     assert [flag for flag in named if flag not in known] == []
 

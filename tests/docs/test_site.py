@@ -37,6 +37,10 @@ def test_nothing_is_loaded_from_the_network(site: Path) -> None:
     loaded = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="?(https?:[^"\s>]*)""")
     for page in site.glob("*.html"):
         assert loaded.findall(page.read_text()) == [], page.name
+    # The search runs where the pages are files and scripts may not be fetched.
+    index = (site / "search" / "search_index.js").read_text()
+    assert "commands.html#sweep" in index
+    assert 'src="assets/iframe-worker.js"' in (site / "index.html").read_text()
     for style in site.rglob("*.css"):
         assert re.findall(r"(?:url\(|@import )[\"']?https?:", style.read_text()) == [], style.name
 

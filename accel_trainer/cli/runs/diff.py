@@ -18,7 +18,7 @@ _EVERY_RUN_ITS_OWN = (
     "variables.SLURM_", "variables.ACCELERATE_USE_CPU",
 )  # fmt: skip
 _RESULTS = ("optimizer_step", "images_per_s", "wall_s")
-_EXAMPLE = "example: accel-trainer diff runs/baseline runs/more-augmentation"
+_EXAMPLE = "example: accel-trainer diff runs/first runs/second"
 
 Change = tuple[str, Any, Any]
 

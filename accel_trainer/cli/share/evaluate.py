@@ -32,7 +32,7 @@ from ..runs.run_reader import RunReader, read_run
 from ..runs.tables import format_number, format_table
 from .evaluation_data import DataChoice, build_eval_loader
 
-_EXAMPLE = "example: accel-trainer evaluate runs/first --dataset other_photos"
+_EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"
 _BATCH_SIZE = 500
 _NUM_CLASSES = 10  # of the best and of the worst that are shown
 _KEPT = ("mixed_precision", "num_threads", "channels_last", "deterministic", "tf32")

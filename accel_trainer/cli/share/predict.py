@@ -26,7 +26,7 @@ from ..parser import CommandParser
 from ..threads import in_order
 from .onnx_model import SUFFIXES, OnnxModel, is_own_model, predict_file
 
-_EXAMPLE = "example: accel-trainer predict runs/first photos/ cat.png --top 3"
+_EXAMPLE = "example: accel-trainer predict runs/first photos --top 2"
 
 Prediction = tuple[Path, list[tuple[str, float]] | DataError]
 """An image, and its classes with their probabilities, or why there are none."""

@@ -42,7 +42,7 @@ _SCRIPT = Path(__file__).with_name("plain_evaluation.py")
 _FAILED = 1
 _PHOTOS_PER_FILE = 2_000
 _MAX_WEIGHTS_BYTES = 1 << 36
-_EXAMPLE = "example: accel-trainer verify model --dataset cifar10"
+_EXAMPLE = "example: accel-trainer verify model --dataset photos"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
