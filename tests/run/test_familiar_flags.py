@@ -51,7 +51,7 @@ def test_every_name_is_answered_by_its_first_row_whose_flag_the_recipe_has(confi
             answers.setdefault(name, []).append(here)
     assert len(answers) > 200
     for name, rows in answers.items():
-        assert len(rows) == len(set(rows)), f"{name} is there twice"
+        assert len(rows) == len(set(rows)), f"{name} appears twice"
         usable = [here for here in rows if not here.startswith("--") or here.split()[0] in known]
         expected = "see --help" if not usable else usable[0]
         if expected.startswith("--"):
