@@ -39,7 +39,7 @@ TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.
 BAD_FLAGS = [
     ("--epoch 3", 64, "unknown flag --epoch: did you mean --epochs?"),
     ("--learning-rate 0.1", 64, "unknown flag --learning-rate: did you mean --lr?"),
-    ("--num_gpus 2", 64, "unknown flag --num_gpus: the launcher makes the processes"),
+    ("--num_gpus 2", 64, "unknown flag --num_gpus: the launcher starts the processes"),
     ("--use-amp", 64, "unknown flag --use-amp: did you mean --mixed-precision bf16?"),
     ("-x", 64, "unknown flag -x: see --help"),
     ("--no-lr", 64, "unknown flag --no-lr"),

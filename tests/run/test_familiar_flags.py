@@ -26,13 +26,13 @@ def said_of(flag: str, config_class: type[RecipeConfig] = cifar.Config) -> str:
         ("--per_device_train_batch_size", "did you mean --batch-size?"),
         ("--warmup", "did you mean --schedule.warmup-epochs?"),
         ("--use-amp", "did you mean --mixed-precision bf16?"),
-        ("--world-size", "the launcher makes the processes: accelerate launch --multi_gpu --num_processes N RECIPE"),
-        ("--num_gpus", "the launcher makes the processes: accelerate launch --multi_gpu --num_processes N RECIPE"),
+        ("--world-size", "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE"),
+        ("--num_gpus", "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE"),
         (
             "--device",
-            "a GPU is found by itself: CUDA_VISIBLE_DEVICES chooses one, ACCELERATE_USE_CPU=true takes the CPU",
+            "GPUs are detected: CUDA_VISIBLE_DEVICES selects one, ACCELERATE_USE_CPU=true uses the CPU",
         ),
-        ("--img-size", "images keep the size that they have: save them smaller or larger first"),
+        ("--img-size", "images keep their size: resize the files first"),
         ("-j", "did you mean --batch.num-workers?"),
         ("--epoch", "did you mean --epochs?"),  # the nearest, as no toolkit calls it so
     ],
