@@ -64,7 +64,7 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
     """
     optimizer = build(model) if callable(build) else build
     if not callable(build) or not isinstance(optimizer, Optimizer):
-        fact = f"optimizer= {'gives' if callable(build) else 'is'} an object of type {type(optimizer).__name__}"
+        fact = f"optimizer= {'returns' if callable(build) else 'is'} an object of type {type(optimizer).__name__}"
         raise ConfigError("CONFIG", f"{fact}: pass a function that takes the model and returns a torch optimizer")
     if reason := UNSUITABLE.get(type(optimizer).__name__):
         raise ConfigError("CONFIG", f"the recipe's optimizer is {type(optimizer).__name__}, but {reason}: use another")

@@ -123,7 +123,7 @@ def test_a_scheduler_of_torch_gives_the_learning_rate_of_every_step() -> None:
     ("build", "message"),
     [
         (torch.optim.SGD([torch.zeros(1)]), "optimizer= is an object of type SGD: pass a function"),
-        (lambda model: [torch.optim.SGD(model.parameters())], "optimizer= gives an object of type list: pass a funct"),
+        (lambda model: [torch.optim.SGD(model.parameters())], "optimizer= returns an object of type list: pass a f"),
         (lambda model: torch.optim.LBFGS(model.parameters()), "optimizer is LBFGS, but it needs several forwards"),
         (lambda model: torch.optim.SGD([torch.zeros(1)]), "has parameters that are not the model's: build it from"),
         (
