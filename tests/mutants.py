@@ -244,7 +244,7 @@ MUTANTS = [
         "accel_trainer/distributed/collectives.py",
         "    accelerator.wait_for_everyone()\n",
         "",
-        ("tests/distributed/test_collectives.py::test_a_barrier_lets_nobody_past_before_all_are_there",),
+        ("tests/distributed/test_collectives.py::test_a_barrier_waits_for_all_processes",),
     ),
     Mutant(
         "--runtime.backend is ignored",
@@ -383,7 +383,7 @@ MUTANTS = [
         "        if RESTARTS_EPOCH & set(changes):\n",
         "        if True:\n",
         ("tests/training/test_ends.py::test_each_of_two_callbacks_of_one_class_finds_its_own_state",
-         "tests/training/test_ends.py::test_a_time_limit_is_as_if_it_had_never_been"),
+         "tests/training/test_ends.py::test_a_run_stopped_by_a_time_limit_ends_as_one_without_it"),
     ),
     Mutant(
         "a resume forgets what the optimizer had gathered",
@@ -414,14 +414,14 @@ MUTANTS = [
         "accel_trainer/fault_tolerance/preemption.py",
         "            self.agreed = Stop(int(self._reduced[0]) % _NOTHING)\n",
         "            self.agreed = self._wish\n",
-        ("tests/fault_tolerance/test_preemption.py::test_all_processes_stop_at_the_same_step_though_one_alone_got_a_signal",),
+        ("tests/fault_tolerance/test_preemption.py::test_all_processes_stop_at_the_same_step_though_only_one_got_a_signal",),
     ),
     Mutant(
         "a later signal replaces the first",
         "accel_trainer/fault_tolerance/preemption.py",
         "        if not self._wish.is_preemption:\n            self._wish = Stop(code)\n",
         "        self._wish = Stop(code)\n",
-        ("tests/fault_tolerance/test_preemption.py::test_the_first_wish_is_kept",),
+        ("tests/fault_tolerance/test_preemption.py::test_the_first_stop_request_is_kept",),
     ),
     Mutant(
         "slow evaluations are taken for stuck",
@@ -435,7 +435,7 @@ MUTANTS = [
         "accel_trainer/fault_tolerance/watchdog.py",
         "line = self.on_stuck(idle_s, _stacks())",
         'line = self.on_stuck(idle_s, "")',
-        ("tests/fault_tolerance/test_watchdog.py::test_a_limit_of_ones_own_ends_what_makes_no_progress_with_its_stacks",),
+        ("tests/fault_tolerance/test_watchdog.py::test_a_stuck_timeout_ends_a_process_that_makes_no_progress_and_logs_its_stacks",),
     ),
     # --- vision and commands ---
     Mutant(
@@ -450,7 +450,7 @@ MUTANTS = [
         "accel_trainer/cli/share/predict.py",
         "height, width = config.image_size",
         "width, height = config.image_size",
-        ("tests/cli/test_export.py::test_a_picture_becomes_as_high_and_as_wide_as_those_of_the_training",),
+        ("tests/cli/test_export.py::test_a_picture_is_resized_to_the_size_of_the_training_images",),
     ),
     Mutant(
         "the stem for large images begins where the longer side is large",
@@ -485,7 +485,7 @@ MUTANTS = [
         "accel_trainer/cli/share/evaluation_data.py",
         "return np.array([number_of.get(name, -1) for name in names], np.int64)[labels]",
         "return labels",
-        ("tests/cli/test_evaluate.py::test_classes_are_matched_by_name_whatever_their_order_and_number",),
+        ("tests/cli/test_evaluate.py::test_classes_are_matched_by_name_in_any_order_and_number",),
     ),
     Mutant(
         "a folder is predicted with the errors of others in between",

@@ -84,7 +84,7 @@ def test_a_loop_takes_its_steps_on_an_accelerator(tmp_path: Path, loop: str) -> 
     processes.run_on("pretend", take_steps, loop, folder=tmp_path)
 
 
-def test_the_page_of_a_gpu_says_what_held_what_failed_and_what_there_was_no_time_for(
+def test_the_page_of_a_gpu_says_what_passed_what_failed_and_what_there_was_no_time_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     page = gpu.Page()

@@ -80,7 +80,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
     Raises CheckpointError if the directory is a link, which may lead to another run's.
     """
     if directory.is_symlink():
-        raise CheckpointError("CKPT_LINK", f"{directory} is a link: give the run that it leads to, or move it away")
+        raise CheckpointError("CKPT_LINK", f"{directory} is a link: give the run that it points to, or move it away")
     if not directory.is_dir():
         return []
     return sorted(path for path in directory.iterdir() if CHECKPOINT_NAME.fullmatch(path.name))
@@ -167,7 +167,7 @@ def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes:
         return read_header(path, entry)
     size = entry["bytes"]
     if size > (free := free_memory_bytes()):
-        raise damaged(path, f"{size} bytes by the manifest, and {free} bytes of memory are free")
+        raise damaged(path, f"the manifest says {size} bytes, but only {free} bytes of memory are free")
     data = _read(path, max_bytes=size if path.suffix == ".safetensors" else min(size, MAX_BYTES))
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise damaged(path, "its sha256 is not the one in the manifest")

@@ -36,7 +36,7 @@ class InitialWeights(NamedTuple):
     def describe(self, path: Path) -> str:
         """Return a line, with a few names."""
         parts = [f"{path} (sha256 {self.sha256}): {len(self.loaded)} tensors loaded"]
-        for word, names in (("left out", self.left_out), ("new", self.new)):
+        for word, names in (("skipped", self.left_out), ("new", self.new)):
             if names:
                 parts.append(f"{word}: {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if names[4:] else ""))
         return "; ".join(parts)
@@ -59,8 +59,8 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> I
     names = [*theirs, *(name for name in mine if name not in theirs)]
     skipped = {name for name in names if re.search(skip, name)} if skip is not None else set()
     if skip is not None and not skipped:
-        fact = f"--init-skip {skip!r} finds none of the tensors ({', '.join([names[0], names[-1]])})"
-        raise ConfigError("INIT_FROM", f"{fact}: correct it or leave it out")
+        fact = f"--init-skip {skip!r} matches none of the tensors ({', '.join([names[0], names[-1]])})"
+        raise ConfigError("INIT_FROM", f"{fact}: correct or remove it")
     head = list(dict(model.named_parameters()))[-1].rpartition(".")[0]
     in_head = [name for name in mine if name.rpartition(".")[0] == head and name in theirs]
     if any(mine[name].shape != theirs[name].shape for name in in_head):

@@ -36,15 +36,15 @@ class CheckpointConfig:
     """When checkpoints are saved, and which are kept."""
 
     every_n_steps: Annotated[int | None, tyro.conf.arg(aliases=["--checkpoint-every-n-steps"])] = None
-    """Save every so many optimizer steps; None: only at the ends of epochs."""
+    """Save every n optimizer steps; None: only at the end of epochs."""
     every_n_epochs: int = 1
-    """Save at the end of every so many epochs."""
+    """Save at the end of every n-th epoch."""
     keep_last_n: int = 2
-    """How many of the newest to keep: at least 2, in case the newest is damaged."""
+    """How many of the newest checkpoints to keep: at least 2, in case the newest is damaged."""
     keep_every_n_steps: int | None = None
-    """Keep those at multiples of so many optimizer steps forever; None: keep none for that reason."""
+    """Also keep, for good, the checkpoints at multiples of this many optimizer steps; None: no others."""
     max_failed_saves: int = 3
-    """End the run after so many failed saves in a row; before that a failed save is a warning."""
+    """End the run after this many failed saves in a row; until then a failed save is a warning."""
 
     def __post_init__(self) -> None:
         names = ("every_n_steps", "every_n_epochs", "keep_every_n_steps", "max_failed_saves")

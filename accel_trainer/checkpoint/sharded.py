@@ -184,11 +184,11 @@ def keep_slices(slices: Iterable[StoredSlice], part: int, num_parts: int) -> Non
 def _read(path: Path, start: int, num_bytes: int, *, size: int | None = None) -> Tensor:
     """Return bytes of a regular file, fewer at its end, as uint8 [N]; `size` is what the whole file must have."""
     if num_bytes > (free := free_memory_bytes()):
-        raise damaged(path, f"{num_bytes} bytes to read, and {free} bytes of memory are free")
+        raise damaged(path, f"{num_bytes} bytes to read, but only {free} bytes of memory are free")
     try:
         with filesystem.open_file(path) as file:
             if size not in (None, os.fstat(file.fileno()).st_size):
-                raise damaged(path, f"{os.fstat(file.fileno()).st_size} bytes, by the manifest {size}")
+                raise damaged(path, f"{os.fstat(file.fileno()).st_size} bytes, but the manifest says {size}")
             data = torch.empty(num_bytes, dtype=torch.uint8)
             file.seek(start)
             file.readinto(memory_of(data))  # type: ignore[attr-defined]  # missing in its stubs

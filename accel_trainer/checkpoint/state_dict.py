@@ -58,7 +58,7 @@ class TrainingState:
         for name, renamed in weights.items():
             check_weights(name, mine[name], renamed)
         if self.scaler is not None and pieces["scaler"].keys() != mine["scaler"].keys():
-            raise CheckpointError("CKPT_SCALER", "the checkpoint's scaler has other fields: use its version of torch")
+            raise CheckpointError("CKPT_SCALER", "the checkpoint's scaler has other fields: use the same torch version")
         optimizer_state = _fitted_optimizer_state(self.optimizer, self.model, pieces["optimizer"])
         for name, module in modules.items():
             live = module.state_dict()

@@ -165,7 +165,7 @@ def _make_batch(samples: list[tuple[int, Any]], *, collate: Collate, num_classes
     try:
         inputs, targets = inputs_and_targets(collate([sample for _, sample in samples]))
     except Exception as error:
-        raise _failed(f"samples {', '.join(map(str, ids))} make no batch", error) from error
+        raise _failed(f"samples {', '.join(map(str, ids))} cannot be collated into a batch", error) from error
     if num_classes is not None:
         for sample_id, label in zip(ids, targets.tolist(), strict=True):
             if not 0 <= label < num_classes:

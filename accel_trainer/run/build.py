@@ -97,7 +97,7 @@ def build_trainer(
     banner = (
         f"{describe_machine(accelerator)}\n{loader.plan.describe()}, {_describe_length(config, loader.plan)}\n"
         f"{rate}, {describe_parameters(model)}, reduce: {loader.plan.reduce}\n"
-        f"{num_samples[0]} + {num_samples[1]} samples, compared at a resume by {describe_fingerprint(fingerprint)}\n"
+        f"{num_samples[0]} + {num_samples[1]} samples; a resume checks {describe_fingerprint(fingerprint)}\n"
         f"run folder {run.folder}"
     )
     progress = ProgressBar(config.trainer, banner=banner, is_quiet=config.run.quiet or not is_main)
@@ -251,7 +251,7 @@ def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) 
     if metadata["reduce"] == "exact":
         del before["num_processes"]
     if changed := [f"{name} {old} -> {now.get(name)}" for name, old in before.items() if old != now.get(name)]:
-        text = "not as when %s was saved: %s; the results may differ in the last bits"
+        text = "changed since %s was saved: %s; the results may differ in the last bits"
         _logger.warning(text, checkpoint.name, ", ".join(changed))
 
 
@@ -263,5 +263,5 @@ def _restore(trainer: Trainer, checkpoint: LoadedCheckpoint, changes: Sequence[s
             stored.kept = None  # verified here, and read on another process
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-        message = f"{checkpoint.name} holds what this run cannot load ({reason}): use another checkpoint"
+        message = f"{checkpoint.name} contains state that this run cannot load ({reason}): use another checkpoint"
         raise CheckpointError("CKPT_STATE", message) from error

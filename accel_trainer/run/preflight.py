@@ -73,7 +73,7 @@ def check_nccl(now: LaunchContext) -> str | None:
     if now.has_nccl or not is_wanted or not now.num_gpus or now.num_processes == 1:
         return None
     fact = f"{now.num_processes} processes on GPUs, and this torch {torch.__version__} has no NCCL"
-    return f"{fact}: install torch for CUDA on Linux, or take --runtime.backend gloo"
+    return f"{fact}: install torch for CUDA on Linux, or use --runtime.backend gloo"
 
 
 def check_idle_gpus(now: LaunchContext) -> str | None:
@@ -81,7 +81,7 @@ def check_idle_gpus(now: LaunchContext) -> str | None:
     if now.num_gpus <= now.num_local_processes or now.is_on_cpu:
         return None
     fix = f"`accelerate launch --multi_gpu --num_processes {now.num_gpus} RECIPE`, or hide them (CUDA_VISIBLE_DEVICES)"
-    return f"{now.num_gpus} GPUs are visible and {now.num_local_processes} is used, since each needs a process: {fix}"
+    return f"{now.num_gpus} GPUs are visible but {now.num_local_processes} is used, since each needs a process: {fix}"
 
 
 def check_learning_rate(now: LaunchContext) -> str | None:

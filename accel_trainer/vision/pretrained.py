@@ -39,7 +39,7 @@ class ExportConfig:
     def build_model(self) -> nn.Module:
         """Build the model with random weights. Raises CheckpointError if it is none of accel_trainer.vision."""
         if self.model is None:
-            fact = "the export is of a model that is none of accel_trainer.vision"
+            fact = "the exported model is not one of accel_trainer.vision"
             raise CheckpointError("EXPORT", f"{fact}: load its weights into your own class, or export it with --onnx")
         return build_model(
             self.model,

@@ -148,9 +148,9 @@ def link(checkpoint: Path) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a byte of a slice": (lambda c: flip(c / "model/r00001.safetensors", -3), "the sha256 of layers.*is not the one"),
     "a byte of a header": (lambda c: flip(c / "model/r00001.safetensors", 20), "the sha256 of its header is not"),
-    "swapped": (swap, "model/r00000.safetensors: [0-9]+ bytes, by the manifest [0-9]+"),
+    "swapped": (swap, "model/r00000.safetensors: [0-9]+ bytes, but the manifest says [0-9]+"),
     "missing": (lambda c: (c / "ema/r00001.safetensors").unlink(), "ema/r00001.safetensors: No such file"),
-    "cut short": (lambda c: (c / "ema/r00001.safetensors").write_bytes(b""), "0 bytes, by the manifest"),
+    "cut short": (lambda c: (c / "ema/r00001.safetensors").write_bytes(b""), "0 bytes, but the manifest says"),
     "a link": (link, "model: a link"),
     "of another piece": (
         lambda c: shutil.copy(c / "ema/r00000.safetensors", c / "model/r00000.safetensors"),

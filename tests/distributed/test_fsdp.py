@@ -129,7 +129,7 @@ def _evaluate_untrained(folder: Path) -> None:
     workload.train(config, num_train=72, num_test=2)
 
 
-def test_a_gradient_that_is_not_finite_is_found_by_all_and_told_with_its_micro_batch(tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_finite_is_found_by_all_and_reported_with_its_micro_batch(tmp_path: Path) -> None:
     job = processes.start(_diverge, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
     assert job.wait() == [1, 1]
     record = json.loads(next((tmp_path / "run").glob("nonfinite-step-*.json")).read_text())

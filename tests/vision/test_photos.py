@@ -285,7 +285,7 @@ def test_wrong_labels_are_one_line(tmp_path: Path, labels: list[Any], feature: A
     assert message.removeprefix("names") in str(error.value)
 
 
-def test_columns_that_are_not_clear_are_asked_for(tmp_path: Path) -> None:
+def test_ambiguous_columns_are_asked_for(tmp_path: Path) -> None:
     data = table(4).rename_columns({"image": "left", "label": "fine"})
     data = data.add_column("coarse", [0, 1, 0, 1]).cast_column("coarse", ClassLabel(names=["p", "q"]))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""`accel-trainer runs [DIR]`: the runs below a folder as a table, the best one marked."""
+"""`accel-trainer runs [DIR]`: list the runs below a folder as a table, with the best one marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`accel-trainer evaluate MODEL`: loss and accuracy of a stored model on any labelled images.
+"""`accel-trainer evaluate MODEL`: measure a stored model's loss and accuracy on any labelled images.
 
 MODEL is a run, one of its checkpoints, an export, or ORG/NAME on the hub. The images go through the transform that is
 stored with the model. With the data and the batch size of the run, the numbers are those of its own evaluation.
@@ -55,12 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="accel-trainer evaluate", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub")
     parser.add_argument("--dataset", help="name or folder; default: the data of the run")
-    parser.add_argument("--split", help="default: the one that a run would evaluate on, or the only one")
+    parser.add_argument("--split", help="default: the one that a run evaluates on, or the only one")
     parser.add_argument("--image-column", help="the column of the photos, if there are several")
     parser.add_argument("--label-column", help="the column of the classes, if there are several")
-    parser.add_argument("--weights", choices=("model", "ema"), help="of a checkpoint; default: ema if it has them")
+    parser.add_argument("--weights", choices=("model", "ema"), help="of a checkpoint; default: ema if it has one")
     parser.add_argument("--batch-size", type=int, help="default: that of the run")
-    parser.add_argument("--num-workers", type=int, help="threads that decode; default: as many as there are CPUs")
+    parser.add_argument("--num-workers", type=int, help="threads that decode; default: one per CPU")
     parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="cache of decoded data")
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the confusion matrix")
     options = parser.parse_args(argv)
@@ -107,7 +107,7 @@ def load_model(path: Path, *, weights: str | None) -> StoredModel:
     evaluation = content.get("evaluation") or {}
     if not is_checkpoint:
         if weights is not None:
-            raise ConfigError("USAGE", f"--weights {weights} is for a checkpoint, {path} is none: leave it out")
+            raise ConfigError("USAGE", f"--weights {weights} is for a checkpoint, which {path} is not: leave it out")
         name = str(content.get("weights", "exported weights"))
         return StoredModel(model=from_pretrained(export), config=config, weights=name, run=run, evaluation=evaluation)
     checkpoint = decode_files(read_checkpoint(path), path)

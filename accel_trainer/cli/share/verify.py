@@ -1,7 +1,7 @@
 """`accel-trainer verify EXPORT_OR_RUN`: check that an export gives the reported numbers without this package.
 
-It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that you trust. Of a
-model of one's own, `model.onnx` must give the stored outputs of the stored inputs: only its recipe has the data.
+It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that you trust. For your
+own model, `model.onnx` must give the stored outputs for the stored inputs, because only its recipe has the data.
 """
 
 from __future__ import annotations

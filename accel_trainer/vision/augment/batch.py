@@ -37,7 +37,7 @@ class AugmentConfig:
     mixup: float = 0.0
     """Blend with another training image, in a proportion from Beta(mixup, mixup); 0: no blending."""
     cutmix: float = 0.0
-    """Paste a box of another training image, with area from Beta(cutmix, cutmix); with mixup, one of both at random."""
+    """Paste a box of another training image, with area from Beta(cutmix, cutmix); with mixup, either at random."""
 
     def __post_init__(self) -> None:
         for name, value in (("crop-padding", self.crop_padding), ("cutout", self.cutout)):

@@ -31,18 +31,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoConfig:
-    """Which columns and which part of the data are used, and the size of the photos for the model."""
+    """Which columns and which part of the data to use, and the size of the model's input."""
 
     image_column: Annotated[str | None, tyro.conf.arg(aliases=["--image-column"])] = None
-    """The column of the photos; None: the only one that holds images."""
+    """The column with the photos; None: the only one with images."""
     label_column: Annotated[str | None, tyro.conf.arg(aliases=["--label-column"])] = None
-    """The column of the classes; None: the only one that holds classes."""
+    """The column with the classes; None: the only one with classes."""
     val_fraction: Annotated[float, tyro.conf.arg(aliases=["--val-fraction"])] = 0.0
     """The fraction (0..1) of the photos to evaluate on, for data without a validation split."""
     image_size: Annotated[int, tyro.conf.arg(aliases=["--image-size"])] = 224
-    """Height and width in pixels of what the model sees."""
+    """Height and width in pixels of the model's input."""
     crop_ratio: float | None = None
-    """The side of the evaluated square, in the middle, as a fraction (0..1) of a photo's shorter side; None: as for
+    """The side of the centre crop in evaluation, as a fraction (0..1) of a photo's shorter side; None: as for
     the weights of a timm model, else 0.875."""
 
     def __post_init__(self) -> None:
@@ -120,7 +120,7 @@ def load_photos(
     if val is None and val_fraction == 0:
         raise DataError("DATA_NO_VAL", f"{name} has no validation split: set one aside with --val-fraction 0.1")
     if val is not None and val_fraction > 0:
-        fact = f"{name} has a validation split, so --val-fraction {val_fraction} has no meaning"
+        fact = f"{name} has a validation split, so --val-fraction {val_fraction} does not apply"
         raise ConfigError("VAL_FRACTION", f"{fact}: leave it out")
     splits = [train] if val is None else [train, val]
     image_column = find_image_column(train, image_column, name)
@@ -166,11 +166,11 @@ def train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
     for split in splits.values():
         if not isinstance(split, Dataset):
             fact = f"{name} is of type {type(split).__name__}"
-            raise DataError("DATA_TYPE", f"{fact}: give a map-style datasets.Dataset, whose photos have numbers")
+            raise DataError("DATA_TYPE", f"{fact}: give a map-style datasets.Dataset, which can be indexed")
     train_name = "train" if "train" in splits or len(splits) != 1 else next(iter(splits))
     if train_name not in splits:
         fact = f"{name} has the splits {', '.join(map(str, splits)) or '(none)'}"
-        raise DataError("DATA_NO_TRAIN", f"{fact}: call the one to train on train")
+        raise DataError("DATA_NO_TRAIN", f"{fact}: rename the one to train on to train")
     val_name = next((key for key in VAL_NAMES if key in splits and key != train_name), None)
     return splits[train_name], splits[val_name] if val_name else None
 
