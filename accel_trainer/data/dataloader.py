@@ -70,16 +70,9 @@ class DatasetEvalLoader:
 
 
 def build_dataset_loaders(
-    train: Any,
-    test: Any,
-    batch: BatchConfig,
-    *,
-    seed: int,
-    accelerator: Accelerator,
-    collate: Collate = default_collate,
-    num_classes: int | None = None,
-    timeout_s: float = WORKER_TIMEOUT_S,
-) -> tuple[DatasetLoader, DatasetEvalLoader]:
+    train: Any, test: Any, batch: BatchConfig, *, seed: int, accelerator: Accelerator,
+    collate: Collate = default_collate, num_classes: int | None = None, timeout_s: float = WORKER_TIMEOUT_S,
+) -> tuple[DatasetLoader, DatasetEvalLoader]:  # fmt: skip
     """Return this process's training and evaluation loader over map-style datasets.
 
     Samples are `(input, target)` pairs, or what `collate` makes a batch of. The options are those of `SampleReader`.
@@ -90,15 +83,11 @@ def build_dataset_loaders(
     reject_unsupported(accelerator)
     readers = [
         SampleReader(
-            dataset,
-            accelerator.device,
-            num_workers=batch.num_workers,
-            collate=collate,
-            num_classes=num_classes,
+            dataset, accelerator.device, num_workers=batch.num_workers, collate=collate, num_classes=num_classes,
             timeout_s=timeout_s,
         )
         for dataset in (train, test)
-    ]
+    ]  # fmt: skip
     num_processes, index = accelerator.num_processes, accelerator.process_index
     plan = batch.plan(len(train), num_processes=num_processes)
     loader = DatasetLoader(readers[0], plan, seed=seed, process_index=index)

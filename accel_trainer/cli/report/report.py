@@ -89,15 +89,10 @@ def render(runs: Sequence[RunReader], data: ImageDataset | Photos | None = None)
             _describe(run, number, data) | {"classes": charts}
             for number, (run, charts) in enumerate(zip(runs, classes, strict=True))
         ],
-        curves=curves,
-        time=time,
-        data=page_data(runs),
-        script=script,
-        policy=policy(script),
-        differences=differing_settings(runs),
-        palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
+        curves=curves, time=time, data=page_data(runs), script=script, policy=policy(script),
+        differences=differing_settings(runs), palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
         is_open=len(runs) <= _OPEN,
-    )
+    )  # fmt: skip
     files: dict[str, bytes] = {}
     for chart in itertools.chain(curves, [] if time is None else [time], *classes):
         names = (f"{chart.name}{number}.png" for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2))))
@@ -108,22 +103,13 @@ def render(runs: Sequence[RunReader], data: ImageDataset | Photos | None = None)
 def _describe(run: RunReader, number: int, data: ImageDataset | Photos | None) -> dict[str, Any]:
     """Return what the page shows for one run."""
     return {
-        "name": run.name,
-        "color": series_name(number),
-        "state": run.state,
-        "stop_reason": run.result.get("stop_reason"),
-        "subtitle": _subtitle(run),
-        "facts": _facts(run),
-        "restarts": run.restarts,
-        "num_killed": run.num_killed,
-        "mistakes": read_mistakes(run),
-        "samples": [] if data is None else draw_samples(run, data),
-        "changed": changed_settings(run),
-        "config": list(flatten(run.config).items()),
-        "origins": run.environment.get("config_origins", {}),
-        "environment": _environment(run),
-        "origin": run.origin,
-    }
+        "name": run.name, "color": series_name(number), "state": run.state,
+        "stop_reason": run.result.get("stop_reason"), "subtitle": _subtitle(run), "facts": _facts(run),
+        "restarts": run.restarts, "num_killed": run.num_killed, "mistakes": read_mistakes(run),
+        "samples": [] if data is None else draw_samples(run, data), "changed": changed_settings(run),
+        "config": list(flatten(run.config).items()), "origins": run.environment.get("config_origins", {}),
+        "environment": _environment(run), "origin": run.origin,
+    }  # fmt: skip
 
 
 def _subtitle(run: RunReader) -> str:

@@ -24,15 +24,9 @@ class _Pixels:
     """A split's images on the device that crops them, and their conversion to model inputs."""
 
     def __init__(
-        self,
-        split: ImageSplit,
-        *,
-        normalization: Normalization,
-        device: torch.device,
-        keep_on_device: bool,
-        channels_last: bool,
-        dtype: torch.dtype,
-    ) -> None:
+        self, split: ImageSplit, *, normalization: Normalization, device: torch.device, keep_on_device: bool,
+        channels_last: bool, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
         home = device if keep_on_device else torch.device("cpu")
         self.images = split.images.permute(0, 2, 3, 1).contiguous().to(home)  # uint8 [N, H, W, C]
         self.labels = split.labels.to(home)
@@ -88,19 +82,10 @@ class ImageLoader:
     """
 
     def __init__(
-        self,
-        split: ImageSplit,
-        *,
-        plan: BatchPlan,
-        process_index: int,
-        seed: int,
-        augment: AugmentConfig,
-        normalization: Normalization,
-        device: torch.device,
-        keep_on_device: bool = True,
-        channels_last: bool = True,
+        self, split: ImageSplit, *, plan: BatchPlan, process_index: int, seed: int, augment: AugmentConfig,
+        normalization: Normalization, device: torch.device, keep_on_device: bool = True, channels_last: bool = True,
         dtype: torch.dtype = torch.float32,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if plan.num_samples != len(split):
             raise ValueError(f"the plan is for {plan.num_samples} samples, the split has {len(split)}")
         smallest = min(split.images.shape[2:])
@@ -120,13 +105,9 @@ class ImageLoader:
         self._process_index, self._seed, self._augment = process_index, seed, augment
         self._num_classes = split.num_classes
         self._pixels = _Pixels(
-            split,
-            normalization=normalization,
-            device=device,
-            keep_on_device=keep_on_device,
-            channels_last=channels_last,
-            dtype=dtype,
-        )
+            split, normalization=normalization, device=device, keep_on_device=keep_on_device,
+            channels_last=channels_last, dtype=dtype,
+        )  # fmt: skip
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch`, starting at step `first_step`. Seeking is O(1).
@@ -180,30 +161,17 @@ class ImageEvalLoader:
     """One process's contiguous part of a split, only normalised; it may be empty."""
 
     def __init__(
-        self,
-        split: ImageSplit,
-        *,
-        batch_size: int,
-        num_processes: int,
-        process_index: int,
-        normalization: Normalization,
-        device: torch.device,
-        keep_on_device: bool = True,
-        channels_last: bool = True,
-        dtype: torch.dtype = torch.float32,
-        num_parts: int | None = None,
-    ) -> None:
+        self, split: ImageSplit, *, batch_size: int, num_processes: int, process_index: int,
+        normalization: Normalization, device: torch.device, keep_on_device: bool = True, channels_last: bool = True,
+        dtype: torch.dtype = torch.float32, num_parts: int | None = None,
+    ) -> None:  # fmt: skip
         self.num_samples = len(split)
         samples = range(len(split))
         self._ranges = split_evenly(samples, batch_size, num_processes, process_index, num_parts=num_parts)
         self._pixels = _Pixels(
-            split,
-            normalization=normalization,
-            device=device,
-            keep_on_device=keep_on_device,
-            channels_last=channels_last,
-            dtype=dtype,
-        )
+            split, normalization=normalization, device=device, keep_on_device=keep_on_device,
+            channels_last=channels_last, dtype=dtype,
+        )  # fmt: skip
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches in order. Raises DataError at the end if the image cache was modified meanwhile."""
