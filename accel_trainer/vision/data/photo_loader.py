@@ -24,7 +24,7 @@ from ...core.types import Batch, StepBatch
 from ...data.dataloader import DeviceCopy, read_steps
 from ...distributed.accelerate_settings import reject_unsupported
 from ...distributed.streams import has_streams
-from ..augment.batch import draw_mix, draw_partners
+from ..augment.batch import draw_mix, draw_partners, mix_targets
 from ..augment.photo import PhotoAugment, PhotoAugmentConfig
 from ..sources.photos import Photos, PhotoSplit
 from .eval_transform import EvalTransform
@@ -152,9 +152,7 @@ class PhotoLoader:
         labels, other_labels = batch.targets.chunk(2)
         size = self._transform.size
         pixel_weights, weights = draw_mix(self._augment, ids, height=size, width=size, seed=self._seed, epoch=epoch)
-        targets = weights.new_zeros((len(ids), self._num_classes))
-        targets.scatter_add_(1, labels[:, None], weights[:, None])
-        targets.scatter_add_(1, other_labels[:, None], 1 - weights[:, None])
+        targets = mix_targets(labels, other_labels, weights, self._num_classes)
         return Batch(torch.lerp(others, images, pixel_weights), targets, ids)
 
 
