@@ -123,24 +123,16 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
     metric, best, result = run.headline(), run.best_evaluation(), run.result
     shown = []
     if metric is not None:
-        place = f"best, epoch {best['epoch']}"
-        shown.append(
-            (
-                metric.replace("eval_ema/", "averaged ").replace("eval/", ""),
-                format_number(metric, best[metric]),
-                place,
-            )
-        )
+        name = metric.replace("eval_ema/", "averaged ").replace("eval/", "")
+        shown.append((name, format_number(metric, best[metric]), f"best, epoch {best['epoch']}"))
         loss = metric.partition("/")[0] + "/loss"
         if loss in best and loss != metric:
             shown.append(("loss", format_number(loss, best[loss]), "at the same step"))
     epochs = (run.config.get("trainer") or {}).get("num_epochs")
     if result.get("optimizer_step") is not None:
         shown.append(("steps", f"{result['optimizer_step']:,}", f"{result.get('epoch')} of {epochs} epochs"))
-    if result.get("images_per_s"):
-        shown.append(
-            ("images per second", f"{result['images_per_s']:,.0f}", f"{result.get('samples_seen') or 0:,} seen")
-        )
+    if images_per_s := result.get("images_per_s"):
+        shown.append(("images per second", f"{images_per_s:,.0f}", f"{result.get('samples_seen') or 0:,} seen"))
     if result.get("wall_s") is not None:
         memory = (result.get("peak_memory_bytes") or 0) / 2**30
         seconds = sum(run.phase_s.values()) or result["wall_s"]
