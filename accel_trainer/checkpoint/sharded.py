@@ -73,9 +73,12 @@ def _sha256(data: filesystem.Chunk) -> str:
 # --- reading ---
 
 
-@dataclass(frozen=True)
+@dataclass
 class StoredSlice:
-    """A slice of a tensor of shape `whole`: it begins there at `offsets`, and in the file at byte `start`."""
+    """A slice of a tensor of shape `whole`: it begins there at `offsets`, and in the file at byte `start`.
+
+    `kept` is its content if it was verified in advance; the first `read` takes it.
+    """
 
     path: Path
     key: str
@@ -85,9 +88,13 @@ class StoredSlice:
     offsets: torch.Size
     start: int
     sha256: str
+    kept: Tensor | None = field(default=None, repr=False)
 
     def read(self) -> Tensor:
         """Return the slice, verified. Raises CheckpointError."""
+        if (kept := self.kept) is not None:
+            self.kept = None
+            return kept
         data = _read(self.path, self.start, self.shape.numel() * self.dtype.itemsize)
         if _sha256(memory_of(data)) != self.sha256:
             raise damaged(self.path, f"the sha256 of {self.key} is not the one in its header")
@@ -134,7 +141,7 @@ def read_header(path: Path, entry: Mapping[str, Any]) -> bytes:
 
 
 def read_slices(path: Path, header: bytes) -> list[StoredSlice]:
-    """Return the slices that the `header` of a file describes. Raises ValueError for one that is not ours."""
+    """Return the slices that the `header` of a file describes. Raises CheckpointError for one that is not ours."""
     try:
         entries = parse_json(header[8:])
         places = parse_json(entries.pop("__metadata__")[_PLACES].encode())
@@ -143,12 +150,12 @@ def read_slices(path: Path, header: bytes) -> list[StoredSlice]:
             numbers = (places[key]["shape"], places[key]["saved_offsets"], entry["shape"])
             whole, offsets, shape = (torch.Size(map(int, each)) for each in numbers)
             if any(o < 0 or n < 0 or o + n > total for o, n, total in zip(offsets, shape, whole, strict=True)):
-                raise ValueError(f"{key} in {path.name} lies outside its whole")
+                raise ValueError(f"{key} lies outside its whole")
             dtype, start = DTYPES[entry["dtype"]], len(header) + int(entry["data_offsets"][0])
             slices.append(StoredSlice(path, key, dtype, shape, whole, offsets, start, places[key]["sha256"]))
         return slices
-    except (LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-        raise ValueError(f"not a header of slices ({type(error).__name__}: {str(error)[:80]})") from None
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
+        raise damaged(path, f"not a header of slices ({type(error).__name__}: {str(error)[:80]})") from None
 
 
 def stored_tensors(slices: Iterable[StoredSlice]) -> dict[str, StoredTensor]:
@@ -164,11 +171,14 @@ def stored_tensors(slices: Iterable[StoredSlice]) -> dict[str, StoredTensor]:
     return tensors
 
 
-def verify_slices(slices: Iterable[StoredSlice], part: int = 0, num_parts: int = 1) -> None:
-    """Read the slices of every `num_parts`-th file, from number `part` on. Raises CheckpointError."""
+def keep_slices(slices: Iterable[StoredSlice], part: int, num_parts: int) -> None:
+    """Verify and keep the slices of every `num_parts`-th file, from number `part` on. Raises CheckpointError.
+
+    On as many processes as wrote them, process `part` then needs just these.
+    """
     for stored in slices:
         if int(stored.path.stem[1:]) % num_parts == part:
-            stored.read()
+            stored.kept = stored.read()
 
 
 def _read(path: Path, start: int, num_bytes: int, *, size: int | None = None) -> Tensor:

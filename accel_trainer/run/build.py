@@ -254,6 +254,8 @@ def _restore(trainer: Trainer, checkpoint: LoadedCheckpoint, changes: Sequence[s
     """Restore the checkpoint. Raises CheckpointError, also for content that no run has saved."""
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
+        for stored in checkpoint.slices:
+            stored.kept = None  # verified here, and read on another process
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         message = f"{checkpoint.name} holds what this run cannot load ({reason}): use another checkpoint"

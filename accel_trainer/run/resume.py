@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from ..checkpoint.format import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
 from ..checkpoint.retention import find_checkpoint, has_checkpoints, pass_over
 from ..checkpoint.serialization import read_json_object
-from ..checkpoint.sharded import verify_slices
+from ..checkpoint.sharded import keep_slices
 from ..core.errors import CheckpointError, ConfigError, OutputError
 from ..core.run_dir import expand_home, is_in_use
 from ..distributed.collectives import broadcast_files, join_peers, run_on_main
@@ -142,7 +142,7 @@ def read_checkpoint(
     if loaded.slices:
         peers = join_peers(accelerator, timeout_s=timeout_s)
         try:
-            peers.agree(lambda: verify_slices(loaded.slices, peers.process_index, peers.num_processes))
+            peers.agree(lambda: keep_slices(loaded.slices, peers.process_index, peers.num_processes))
         except CheckpointError as error:
             if source[1] is not None or error.code != "CKPT_DAMAGED":
                 raise

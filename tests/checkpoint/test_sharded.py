@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from torch import Tensor
 from accel_trainer import CheckpointError
 from accel_trainer.checkpoint.format import decode_files, read_checkpoint
 from accel_trainer.checkpoint.retention import load_checkpoint
-from accel_trainer.checkpoint.sharded import StoredTensor, stored_tensors, verify_slices
+from accel_trainer.checkpoint.sharded import StoredTensor, stored_tensors
 from accel_trainer.cli.main import main
-from tests.checkpoint.sharded_run import flat, newest, run, stored_bytes
+from tests import processes
+from tests.checkpoint.sharded_run import flat, newest, run, stored_bytes, train_until_killed
 from tests.variants import slow
 
 Shown = pytest.CaptureFixture[str]
@@ -57,6 +59,23 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path: Path, name: str) 
         f"{piece}/r0000{index}.safetensors" for piece in ("ema", "model", "optimizer") for index in (0, 1)
     ]
     assert not list(tmp_path.glob("*/checkpoints/.*"))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(("victim", "num_changes"), slow([(1, 70), (1, 110), (0, 130), (0, 260)]))
+def test_a_run_of_which_a_process_is_killed_in_a_save_ends_with_the_same_bytes(
+    tmp_path: Path, victim: int, num_changes: int
+) -> None:
+    run(tmp_path / "once", 2)
+    folder = tmp_path / "run"
+    job = processes.start(train_until_killed, folder, victim, num_changes, num_processes=2, folder=tmp_path / "killed")
+    codes = job.wait()
+    assert codes[victim] == -signal.SIGKILL, job.output(victim)
+    assert codes[1 - victim] == 1
+    assert f"rank {victim}, step " in job.output(1 - victim), "the other says which process is gone"
+    assert "resumed at step" in run(folder, 2)
+    assert stored_bytes(newest(folder)) == stored_bytes(newest(tmp_path / "once"))
+    assert not list(folder.glob("checkpoints/.*"))
 
 
 SHARDED_CHAIN = [(4, "sharded"), (2, "sharded"), (3, "sharded"), (1, "whole")]
@@ -103,6 +122,11 @@ def load_whole_piece(checkpoint: Path, piece: str) -> dict[str, Tensor]:
 # --- damage ---
 
 
+def verify(checkpoint: Path) -> None:
+    for stored in decode_files(read_checkpoint(checkpoint), checkpoint).slices:
+        stored.read()
+
+
 def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -143,7 +167,7 @@ def test_what_is_not_what_was_saved_is_named(stopped: Path, damage: str, capsys:
     assert main(["inspect", str(checkpoint)]) == 74
     assert "DAMAGED" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match=rf"CKPT_DAMAGED.*{message}"):
-        verify_slices(decode_files(read_checkpoint(checkpoint), checkpoint).slices)
+        verify(checkpoint)
     loaded = load_checkpoint(stopped / "checkpoints")
     assert loaded is not None
     assert loaded.name == older.name
@@ -265,8 +289,9 @@ FORGERIES: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
 def test_a_forged_header_is_refused_in_one_line(stopped: Path, forgery: str) -> None:
     checkpoint = newest(stopped)
     forge(checkpoint, lambda entry, place: None)
-    verify_slices(decode_files(read_checkpoint(checkpoint), checkpoint).slices)
+    verify(checkpoint)
     forge(checkpoint, FORGERIES[forgery])
     with pytest.raises(CheckpointError, match="CKPT_DAMAGED") as refused:
-        verify_slices(decode_files(read_checkpoint(checkpoint), checkpoint).slices)
+        verify(checkpoint)
     assert "\n" not in str(refused.value)
+    assert main(["inspect", str(checkpoint)]) == 74

@@ -146,7 +146,7 @@ def test_the_source_in_an_export_builds_the_same_model(name: str, tmp_path: Path
     assert str(plain) == str(ours)
 
 
-def test_the_source_of_a_net_of_timm_builds_it_with_timm_and_without_a_download() -> None:
+def test_the_source_of_a_timm_model_builds_it_with_timm_and_without_a_download() -> None:
     normalization = Normalization(mean=(0.5,), std=(0.5,))
     described = ExportConfig(ModelConfig(name="timm/resnet18.a1_in1k"), 3, ("a", "b", "c"), normalization, None)
     tree = ast.parse(write_source(described))

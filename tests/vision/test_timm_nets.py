@@ -76,7 +76,7 @@ def exported(folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", slow_but(["resnet18"], NAMES))
-def test_a_net_of_timm_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
+def test_a_timm_model_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
     photos = make_photos(tmp_path / "photos")
     for which, stops in (("whole", ()), ("parts", (3,))):
         processes.run(train, name, photos, tmp_path / which, *stops, folder=tmp_path / f"logs-{which}")
@@ -86,7 +86,7 @@ def test_a_net_of_timm_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_net_of_timm_trains_on_two_processes(tmp_path: Path, name: str) -> None:
+def test_a_timm_model_trains_on_two_processes(tmp_path: Path, name: str) -> None:
     photos = make_photos(tmp_path / "photos")
     processes.run(two_processes, name, photos, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
     assert exported(tmp_path / "run")

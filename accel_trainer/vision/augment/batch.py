@@ -183,13 +183,6 @@ def draw_mix(
     return weights, weights.mean((1, 2, 3))
 
 
-def mix_targets(labels: Tensor, others: Tensor, weights: Tensor, num_classes: int) -> Tensor:
-    """Return class weights [B, K]: `weights` [B] for `labels` [B], and the rest for `others` [B]."""
-    targets = weights.new_zeros((len(labels), num_classes))
-    targets.scatter_add_(1, labels[:, None], weights[:, None])
-    return targets.scatter_add_(1, others[:, None], 1 - weights[:, None])
-
-
 def _box_mask(rows: Tensor, columns: Tensor, heights: Tensor, widths: Tensor, *, height: int, width: int) -> Tensor:
     """Return bool [B, 1, H, W], true inside boxes given by first row and column, height and width [B]."""
     row = torch.arange(height, device=rows.device)

@@ -15,7 +15,7 @@ from ...core.batch_plan import BatchPlan, split_evenly
 from ...core.errors import ConfigError
 from ...core.rng import epoch_permutation
 from ...core.types import Batch, LazyBatches, StepBatch
-from ..augment.batch import AugmentConfig, Placement, cut_out, draw_mix, draw_partners, draw_placement, mix_targets
+from ..augment.batch import AugmentConfig, Placement, cut_out, draw_mix, draw_partners, draw_placement
 from .images import ImageSplit, Normalization
 from .pixels import Normalizer, crop
 
@@ -111,7 +111,10 @@ class ImageLoader:
         pixel_weights, weights = draw_mix(self._augment, ids, height=height, width=width, seed=self._seed, epoch=epoch)
         others = self._augmented(partners, placements.of(partners), epoch)
         images = torch.lerp(others, images, pixel_weights)
-        return images, mix_targets(labels, self._pixels.labels[partners], weights, self._num_classes)
+        targets = weights.new_zeros((len(ids), self._num_classes))
+        targets.scatter_add_(1, labels[:, None], weights[:, None])
+        targets.scatter_add_(1, self._pixels.labels[partners][:, None], 1 - weights[:, None])
+        return images, targets
 
 
 class ImageEvalLoader:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor
@@ -24,7 +25,7 @@ from ...core.types import Batch, StepBatch
 from ...data.dataloader import DeviceCopy, read_steps
 from ...distributed.accelerate_settings import reject_unsupported
 from ...distributed.streams import has_streams
-from ..augment.batch import draw_mix, draw_partners, mix_targets
+from ..augment.batch import draw_mix, draw_partners
 from ..augment.photo import PhotoAugment, PhotoAugmentConfig
 from ..sources.photos import Photos, PhotoSplit
 from .eval_transform import EvalTransform
@@ -149,11 +150,15 @@ class PhotoLoader:
         if not self._augment.mixes:
             return Batch(images, batch.targets, batch.sample_ids)
         (ids, _), (images, others) = batch.sample_ids.chunk(2), images.chunk(2)
-        labels, other_labels = batch.targets.chunk(2)
+        labels, other_labels = (self._weights_of(part) for part in batch.targets.chunk(2))
         size = self._transform.size
         pixel_weights, weights = draw_mix(self._augment, ids, height=size, width=size, seed=self._seed, epoch=epoch)
-        targets = mix_targets(labels, other_labels, weights, self._num_classes)
+        targets = weights[:, None] * labels + (1 - weights[:, None]) * other_labels
         return Batch(torch.lerp(others, images, pixel_weights), targets, ids)
+
+    def _weights_of(self, labels: Tensor) -> Tensor:
+        """Return labels [B] or [B, K] as weights of the classes [B, K]."""
+        return labels if labels.ndim == 2 else F.one_hot(labels, self._num_classes).float()
 
 
 class PhotoEvalLoader:
@@ -203,11 +208,11 @@ class PhotoDataset:
     def __len__(self) -> int:
         return len(self._photos)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
         from PIL import Image
 
         pixels = decode_photo(self._photos.encoded_at(index), self._photos.name_of(index))
-        return self._transform(Image.fromarray(pixels)), int(self._photos.labels[index])
+        return self._transform(Image.fromarray(pixels)), self._photos.labels[index]
 
 
 def build_photo_loaders(

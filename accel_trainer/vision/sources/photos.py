@@ -6,7 +6,7 @@ Shapes: N samples, K classes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from ...data.fingerprint import SAMPLED
 from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
 from ..models.timm_nets import input_settings
-from .photo_columns import ImageColumn, find_image_column, find_label_column, read_labels
+from .photo_columns import ImageColumn, find_image_column, find_label_column, read_label_lists, read_labels
 from .photo_files import VAL_NAMES, open_dataset
 
 _NUM_HASHED = 256
@@ -59,12 +59,12 @@ class PhotoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoSplit:
-    """Labels int64 [N] below K, and the encoded photos.
+    """Labels int64 [N] below K, or with several for each photo float32 [N, K] of 0 and 1, and the encoded photos.
 
     `encoded_at(index)` reads a file as bytes, from any thread; `name_of(index)` describes where it is, for messages.
     """
 
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     encoded_at: Callable[[int], bytes]
     name_of: Callable[[int], str]
 
@@ -95,13 +95,14 @@ class Photos:
 
 def load_photos(
     source: Any, *, image_column: str | None = None, label_column: str | None = None, val_fraction: float = 0.0,
-    cache_dir: Path | None = None,
+    multi_label: bool = False, cache_dir: Path | None = None,
 ) -> Photos:  # fmt: skip
     """Return the photos of a folder, a name on the hub, a `datasets.Dataset` or a `DatasetDict`. Decodes none.
 
     The columns are found by type unless they are named. `val_fraction` (0..1) of the photos are for validation if
     the source has no such split: which ones is decided by a hash of each photo's name, so that adding photos moves
-    no other. What `datasets` writes for local files is below `cache_dir`; None: in its own cache.
+    no other. `multi_label`: the column has a list of classes for each photo. What `datasets` writes for local files is
+    below `cache_dir`; None: in its own cache.
 
     Raises:
         ConfigError: a wrong column or fraction.
@@ -118,8 +119,11 @@ def load_photos(
         raise ConfigError("VAL_FRACTION", f"{fact}: leave it out")
     splits = [train] if val is None else [train, val]
     image_column = find_image_column(train, image_column, name)
-    label_column = find_label_column(train, label_column, name)
-    class_names, labels = read_labels(splits, label_column, name)
+    label_column = find_label_column(train, label_column, name, multi_label=multi_label)
+    read: Callable[..., tuple[tuple[str, ...], Sequence[NDArray[Any]]]] = (
+        read_label_lists if multi_label else read_labels
+    )
+    class_names, labels = read(splits, label_column, name)
     root = Path(source).absolute() if is_path else None
     images = [ImageColumn(split, image_column, name=name, root=root) for split in splits]
     if val is None:
@@ -162,7 +166,7 @@ def train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
     return splits[train_name], splits[val_name] if val_name else None
 
 
-def _split(images: ImageColumn, labels: NDArray[np.int64], rows: NDArray[np.int64] | None) -> PhotoSplit:
+def _split(images: ImageColumn, labels: NDArray[Any], rows: NDArray[np.int64] | None) -> PhotoSplit:
     """Return the photos in `rows`; None: all."""
     if rows is None:
         return PhotoSplit(labels=labels, encoded_at=images.encoded_at, name_of=images.name_of)
@@ -177,11 +181,11 @@ def _at_row(read: Callable[[int], T], rows: NDArray[np.int64], index: int) -> T:
     return read(int(rows[index]))
 
 
-def _one_sided(labels: NDArray[np.int64], is_val: NDArray[np.bool_], class_names: tuple[str, ...]) -> tuple[str, ...]:
+def _one_sided(labels: NDArray[Any], is_val: NDArray[np.bool_], class_names: tuple[str, ...]) -> tuple[str, ...]:
     """Return a line for each side on which classes are missing."""
     notes = []
     for side, words in ((is_val, "validation"), (~is_val, "training")):
-        without = np.flatnonzero(np.bincount(labels[side], minlength=len(class_names)) == 0)
+        without = np.setdiff1d(np.arange(len(class_names)), _classes_in(labels[side]))
         if without.size and side.any():
             fact = f"no {words} photo of {_listed(without, class_names)}"
             notes.append(f"{fact}: add photos of it, or change --val-fraction")
@@ -189,11 +193,17 @@ def _one_sided(labels: NDArray[np.int64], is_val: NDArray[np.bool_], class_names
 
 
 def _refuse_untrained(train: PhotoSplit, val: PhotoSplit, class_names: tuple[str, ...]) -> None:
-    missing = np.setdiff1d(val.labels, train.labels)
+    missing = np.setdiff1d(_classes_in(val.labels), _classes_in(train.labels))
     if len(missing):
-        fact = f"{val.name_of(int(np.flatnonzero(val.labels == missing[0])[0]))} is of class"
+        has_class = val.labels == missing[0] if val.labels.ndim == 1 else val.labels[:, missing[0]] > 0
+        fact = f"{val.name_of(int(np.flatnonzero(has_class)[0]))} is of class"
         listed = _listed(missing, class_names)
         raise DataError("DATA_LABEL", f"{fact} {listed}, which no training photo has: fix the label, or add photos")
+
+
+def _classes_in(labels: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the classes that occur."""
+    return np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(0))
 
 
 def _listed(labels: NDArray[np.int64], class_names: tuple[str, ...]) -> str:
