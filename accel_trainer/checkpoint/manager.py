@@ -72,14 +72,9 @@ class Checkpointer:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        *,
-        config: CheckpointConfig,
-        metadata: Mapping[str, object],
-        before_commit: Callable[[], None] = lambda: None,
-        peers: Peers = ALONE,
-    ) -> None:
+        self, directory: Path, *, config: CheckpointConfig, metadata: Mapping[str, object],
+        before_commit: Callable[[], None] = lambda: None, peers: Peers = ALONE,
+    ) -> None:  # fmt: skip
         self.directory, self.config, self.peers = directory, config, peers
         self.last_committed: str | None = None
         self.num_failed_saves = self.num_waits = self._failed_in_a_row = 0

@@ -179,10 +179,7 @@ class BatchConfig:
             DataError: there are fewer samples than processes.
         """
         return BatchPlan(
-            num_samples=num_samples,
-            global_batch_size=self.resolved_global_batch_size(num_processes),
-            per_device_batch_size=self.resolved_per_device_batch_size(num_processes),
-            num_processes=num_processes,
-            drop_last=self.drop_last,
-            reduce=self.reduce,
-        )
+            num_samples=num_samples, global_batch_size=self.resolved_global_batch_size(num_processes),
+            per_device_batch_size=self.resolved_per_device_batch_size(num_processes), num_processes=num_processes,
+            drop_last=self.drop_last, reduce=self.reduce,
+        )  # fmt: skip

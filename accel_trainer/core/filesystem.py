@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import re
@@ -205,6 +206,15 @@ def read_file(path: Path, *, max_bytes: int) -> bytes:
         if size > max_bytes:
             raise OSError(errno.EFBIG, f"{size} bytes, more than {max_bytes}", str(path))
         return file.read(size)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a regular file of any size. Raises OSError."""
+    digest = hashlib.sha256()
+    with open_file(path) as file:
+        while data := file.read(_COPIED_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
 
 
 def read_lines(path: Path, *, start: int = 0) -> Iterator[bytes]:

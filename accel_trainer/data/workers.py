@@ -45,15 +45,9 @@ class SampleReader:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        device: torch.device,
-        *,
-        num_workers: int = 0,
-        collate: Collate = default_collate,
-        num_classes: int | None = None,
-        timeout_s: float = WORKER_TIMEOUT_S,
-    ) -> None:
+        self, dataset: Any, device: torch.device, *, num_workers: int = 0, collate: Collate = default_collate,
+        num_classes: int | None = None, timeout_s: float = WORKER_TIMEOUT_S,
+    ) -> None:  # fmt: skip
         self.dataset, self.device = dataset, device
         self._samples = _SeededSamples(dataset, num_workers=num_workers)
         self._order = _Order()

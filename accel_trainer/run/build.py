@@ -111,16 +111,11 @@ def build_trainer(
         phase_s=phase_s, sinks=[progress.show, *(each.show for each in trackers)],
     )  # fmt: skip
     metadata = {
-        "config_sha256": identity_sha256(run.config),
-        "data_fingerprint": fingerprint,
-        "task_fingerprint": task_fingerprint,
-        "origin": origin,
-        "num_samples": num_samples,
-        "num_processes": accelerator.num_processes,
-        "reduce": loader.plan.reduce,
-        "global_batch_size": loader.plan.global_batch_size,
-        "versions": library_versions(),
-    }
+        "config_sha256": identity_sha256(run.config), "data_fingerprint": fingerprint,
+        "task_fingerprint": task_fingerprint, "origin": origin, "num_samples": num_samples,
+        "num_processes": accelerator.num_processes, "reduce": loader.plan.reduce,
+        "global_batch_size": loader.plan.global_batch_size, "versions": library_versions(),
+    }  # fmt: skip
     checkpointer = Checkpointer(
         run.folder / "checkpoints", config=config.checkpoint, metadata=metadata,
         before_commit=history.sync if history is not None else lambda: None,

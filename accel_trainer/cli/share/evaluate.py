@@ -29,7 +29,7 @@ from ...training.tasks import ClassificationConfig, ClassificationTask
 from ...vision.pretrained import ExportConfig, find_export, from_pretrained, read_export_config
 from ..parser import CommandParser
 from ..runs.run_reader import RunReader, read_run
-from ..runs.tables import format_number, format_table
+from ..runs.tables import both_ends, format_number, format_table
 from .evaluation_data import DataChoice, build_eval_loader
 
 _EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"
@@ -56,12 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub")
     parser.add_argument("--dataset", help="name or folder; default: the data of the run")
     parser.add_argument("--split", help="default: the one that a run evaluates on, or the only one")
-    parser.add_argument("--image-column", help="the column of the photos, if there are several")
-    parser.add_argument("--label-column", help="the column of the classes, if there are several")
     parser.add_argument("--weights", choices=("model", "ema"), help="of a checkpoint; default: ema if it has one")
     parser.add_argument("--batch-size", type=int, help="default: that of the run")
-    parser.add_argument("--num-workers", type=int, help="threads that decode; default: one per CPU")
-    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="cache of decoded data")
+    parser.add_data_options()
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the confusion matrix")
     options = parser.parse_args(argv)
     if options.batch_size is not None and options.batch_size < 1:
@@ -153,7 +150,4 @@ def _class_rows(metrics: Mapping[str, Any], names: Sequence[str]) -> list[list[s
     counts = [sum(row) for row in metrics["confusion_matrix"]]
     seen = [(accuracy, names[at], at) for at, accuracy in enumerate(metrics["per_class_accuracy"]) if counts[at]]
     rows = [[name, f"{counts[at]:,}", f"{accuracy:.1%}"] for accuracy, name, at in sorted(seen)]
-    if len(rows) <= 2 * _NUM_CLASSES:
-        return rows
-    between = [f"({len(rows) - 2 * _NUM_CLASSES:,} more classes)", "", ""]
-    return [*rows[:_NUM_CLASSES], between, *rows[-_NUM_CLASSES:]]
+    return both_ends(rows, _NUM_CLASSES)

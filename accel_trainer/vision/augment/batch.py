@@ -172,12 +172,9 @@ def draw_mix(
     heights, widths = (side * height).round().long(), (side * width).round().long()
     box = _box_mask(
         random_int(key, sample_ids, _Draw.BOX_ROW, high=height) - heights // 2,
-        random_int(key, sample_ids, _Draw.BOX_COLUMN, high=width) - widths // 2,
-        heights,
-        widths,
-        height=height,
+        random_int(key, sample_ids, _Draw.BOX_COLUMN, high=width) - widths // 2, heights, widths, height=height,
         width=width,
-    )
+    )  # fmt: skip
     weights = whole.masked_fill(box, 0.0)
     if config.mixup > 0:
         is_blend = random_bits(key, sample_ids, _Draw.MIX_KIND) & 1 != 0

@@ -103,18 +103,9 @@ class PhotoLoader:
     """Training step batches of one process: inputs [B, 3, S, S], targets [B] or, when photos are mixed, [B, K]."""
 
     def __init__(
-        self,
-        photos: PhotoSplit,
-        *,
-        plan: BatchPlan,
-        augment: PhotoAugmentConfig,
-        transform: EvalTransform,
-        num_classes: int,
-        seed: int,
-        device: torch.device,
-        process_index: int = 0,
-        num_workers: int = 0,
-    ) -> None:
+        self, photos: PhotoSplit, *, plan: BatchPlan, augment: PhotoAugmentConfig, transform: EvalTransform,
+        num_classes: int, seed: int, device: torch.device, process_index: int = 0, num_workers: int = 0,
+    ) -> None:  # fmt: skip
         if plan.num_samples != len(photos):
             raise ValueError(f"the plan is for {plan.num_samples} samples, the split has {len(photos)}")
         if augment.crop == "padded" and augment.crop_padding >= transform.size:
@@ -143,13 +134,9 @@ class PhotoLoader:
             return self._reader.read((self._with_partners(each, epoch) for each in ids), rows_of)
 
         yield from read_steps(
-            self.plan,
-            epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch),
-            first_step,
-            self._process_index,
-            read=read,
-            to_device=lambda batch: self._finish(self._copy(batch), epoch),
-        )
+            self.plan, epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch), first_step,
+            self._process_index, read=read, to_device=lambda batch: self._finish(self._copy(batch), epoch),
+        )  # fmt: skip
 
     def _with_partners(self, ids: Tensor, epoch: int) -> Tensor:
         """Return the ids, then those that they are mixed with."""
@@ -178,17 +165,9 @@ class PhotoEvalLoader:
     """One process's contiguous part of a split, seen through `transform`; it may be empty."""
 
     def __init__(
-        self,
-        photos: PhotoSplit,
-        *,
-        transform: EvalTransform,
-        batch_size: int,
-        device: torch.device,
-        num_processes: int = 1,
-        process_index: int = 0,
-        num_workers: int = 0,
-        num_parts: int | None = None,
-    ) -> None:
+        self, photos: PhotoSplit, *, transform: EvalTransform, batch_size: int, device: torch.device,
+        num_processes: int = 1, process_index: int = 0, num_workers: int = 0, num_parts: int | None = None,
+    ) -> None:  # fmt: skip
         self.num_samples = len(photos)
         self._transform = transform
         samples = range(len(photos))
@@ -237,14 +216,9 @@ class PhotoDataset:
 
 
 def build_photo_loaders(
-    photos: Photos,
-    batch: BatchConfig,
-    *,
-    augment: PhotoAugmentConfig,
-    transform: EvalTransform,
-    seed: int,
+    photos: Photos, batch: BatchConfig, *, augment: PhotoAugmentConfig, transform: EvalTransform, seed: int,
     accelerator: Accelerator,
-) -> tuple[PhotoLoader, PhotoEvalLoader]:
+) -> tuple[PhotoLoader, PhotoEvalLoader]:  # fmt: skip
     """Return the training and the evaluation loader of this process. The main process logs the photos' notes.
 
     Raises:
@@ -256,26 +230,15 @@ def build_photo_loaders(
             _logger.warning(note)
     num_processes, process_index = accelerator.num_processes, accelerator.process_index
     train = PhotoLoader(
-        photos.train,
-        plan=batch.plan(len(photos.train), num_processes=num_processes),
-        augment=augment,
-        transform=transform,
-        num_classes=photos.num_classes,
-        seed=seed,
-        device=accelerator.device,
-        process_index=process_index,
-        num_workers=batch.num_workers,
-    )
+        photos.train, plan=batch.plan(len(photos.train), num_processes=num_processes), augment=augment,
+        transform=transform, num_classes=photos.num_classes, seed=seed, device=accelerator.device,
+        process_index=process_index, num_workers=batch.num_workers,
+    )  # fmt: skip
     evaluation = PhotoEvalLoader(
-        photos.val,
-        transform=transform,
-        batch_size=batch.eval_batch_size,
-        device=accelerator.device,
-        num_processes=num_processes,
-        process_index=process_index,
-        num_workers=batch.num_workers,
+        photos.val, transform=transform, batch_size=batch.eval_batch_size, device=accelerator.device,
+        num_processes=num_processes, process_index=process_index, num_workers=batch.num_workers,
         num_parts=train.plan.num_parts,
-    )
+    )  # fmt: skip
     return train, evaluation
 
 

@@ -120,12 +120,9 @@ def model_call(
 ) -> partial[Any]:
     """Return a partial call that builds the model."""
     shared: _Shared = {
-        "norm": config.norm,
-        "dropout": config.dropout,
-        "recompute": config.activation_checkpointing,
-        "in_channels": in_channels,
-        "num_classes": num_classes,
-    }
+        "norm": config.norm, "dropout": config.dropout, "recompute": config.activation_checkpointing,
+        "in_channels": in_channels, "num_classes": num_classes,
+    }  # fmt: skip
     if config.name == "resnet9":
         return partial(ResNet9, width=config.width or 64, **shared)
     if config.name in _AIRBENCH:

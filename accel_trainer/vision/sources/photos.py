@@ -94,14 +94,9 @@ class Photos:
 
 
 def load_photos(
-    source: Any,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    val_fraction: float = 0.0,
-    multi_label: bool = False,
-    cache_dir: Path | None = None,
-) -> Photos:
+    source: Any, *, image_column: str | None = None, label_column: str | None = None, val_fraction: float = 0.0,
+    multi_label: bool = False, cache_dir: Path | None = None,
+) -> Photos:  # fmt: skip
     """Return the photos of a folder, a name on the hub, a `datasets.Dataset` or a `DatasetDict`. Decodes none.
 
     The columns are found by type unless they are named. `val_fraction` (0..1) of the photos are for validation if
@@ -144,13 +139,9 @@ def load_photos(
             raise DataError("DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction")
     columns = (image_column, label_column)
     return Photos(
-        train=parts[0],
-        val=parts[1],
-        class_names=class_names,
-        fingerprint=fingerprint_photos(parts, columns, class_names),
-        name=name,
-        notes=notes,
-    )
+        train=parts[0], val=parts[1], class_names=class_names,
+        fingerprint=fingerprint_photos(parts, columns, class_names), name=name, notes=notes,
+    )  # fmt: skip
 
 
 def _check_fraction(val_fraction: float) -> None:
