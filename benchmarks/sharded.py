@@ -88,7 +88,7 @@ class Savers:
     def peak_growth(self, action: Callable[[], object]) -> int:
         """Return by how many bytes the resident memory of this process grows while it saves or loads."""
         ctypes.CDLL(None).malloc_trim(0)  # give back what was freed: it would be taken again, unnoticed
-        before = psutil.Process().memory_info().rss
+        before = int(psutil.Process().memory_info().rss)
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
         action()
         status = Path("/proc/self/status").read_text()

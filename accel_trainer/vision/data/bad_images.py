@@ -50,13 +50,15 @@ class BadImageConfig:
                 "--bad-images.max-fraction",
             )
 
-    def usable(self, split: RawSplit, left_out: list[BadImage]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield index and pixels [H, W, C] of the usable images; add the others to `left_out`.
+    def usable(
+        self, split: RawSplit, left_out: list[BadImage], *, start: int = 0
+    ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield index and pixels [H, W, C] of the usable images from `start` on; add the others to `left_out`.
 
         Raises:
             DataError: too many are left out.
         """
-        for index in range(len(split.labels)):
+        for index in range(start, len(split.labels)):
             try:
                 image = split.image_at(index)
             except DataError as error:

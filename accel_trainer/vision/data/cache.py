@@ -12,19 +12,31 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
 from ...core import platform
-from ...core.errors import OutputError
-from ...core.filesystem import create_file, new_directory, read_file, remove_directories, sweep
+from ...core.errors import DataError, OutputError
+from ...core.filesystem import (
+    AppendFile,
+    make_directory,
+    open_file,
+    read_file,
+    read_lines,
+    remove_directories,
+    rename,
+    sweep,
+    temporary_path,
+    write_file_atomic,
+)
 from ..sources.raw import RawImages, RawSplit, Source, checked_class_names
 from .bad_images import BadImage, BadImageConfig
 from .images import ImageDataset, ImageSplit, MappedFile, Normalization
@@ -32,7 +44,7 @@ from .images import ImageDataset, ImageSplit, MappedFile, Normalization
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
-_MANIFEST, _IMAGES, _LABELS = "images.json", "_images.u8", "_labels.i64"
+_MANIFEST, _IMAGES, _LABELS, _JOURNAL = "images.json", "_images.u8", "_labels.i64", "_chunks.jsonl"
 _LEFT_OUT, _SHA256 = "left_out", "sha256"
 _MAX_MANIFEST_BYTES = 1 << 24
 _CHUNK_IMAGES = 256
@@ -40,6 +52,8 @@ _MIN_STD = 1 / 255  # avoids a division by zero for an all-black channel
 
 Shape = Sequence[int]
 """H, W, C of one image."""
+Row = dict[str, Any]
+"""What the journal says of a chunk: `start` and `stop` of its samples, `left_out`, `sha256` of its pixels."""
 
 
 def open_or_build(source: Source, *, cache_dir: Path, bad_images: BadImageConfig) -> ImageDataset:
@@ -60,7 +74,7 @@ def _open_or_build(source: Source, cache_dir: Path, bad_images: BadImageConfig) 
         return dataset
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
-        with _writer_lock(cache_dir):
+        with _writer_lock(cache_dir) as is_sole_writer:
             dataset = _open(folder)  # another process may have written it while this one waited
             if dataset is None:
                 if folder.exists():
@@ -68,7 +82,7 @@ def _open_or_build(source: Source, cache_dir: Path, bad_images: BadImageConfig) 
                     remove_directories([folder])
                 logger.info("decoding %s into %s, once", source.name, folder)
                 try:
-                    _build(folder, source.read(), bad_images)
+                    _build(folder, source.read(), bad_images, is_sole_writer=is_sole_writer)
                 except OSError:  # on a file system without locks another process may have written it meanwhile
                     if _open(folder) is None:
                         raise
@@ -91,43 +105,52 @@ def cache_folder(source: Source, cache_dir: Path) -> Path:
 
 
 @contextmanager
-def _writer_lock(cache_dir: Path) -> Iterator[None]:
-    """Wait until no other process writes. Where files cannot be locked, several may write."""
+def _writer_lock(cache_dir: Path) -> Iterator[bool]:
+    """Wait until no other process writes; yield whether files can be locked. If not, several may write."""
     descriptor = os.open(cache_dir / ".lock", os.O_RDWR | os.O_CREAT | platform.SAFELY, 0o600)
     try:
         try:
             platform.wait_for_lock(descriptor)
-            sweep(cache_dir)
         except OSError as error:
             logger.warning("%s cannot be locked (%s): several processes may decode at once", cache_dir, error)
-        yield
+            yield False
+        else:
+            sweep(cache_dir)
+            yield True
     finally:
         os.close(descriptor)  # this also unlocks
 
 
-def _build(folder: Path, raw: RawImages, bad_images: BadImageConfig) -> None:
-    """Write the cache, whole or not at all."""
+def _build(folder: Path, raw: RawImages, bad_images: BadImageConfig, *, is_sole_writer: bool) -> None:
+    """Write the cache under another name and rename it. Killed, a sole writer leaves what the next one continues."""
     class_names = checked_class_names(raw)
     _, first = next(bad_images.usable(raw.train, []))
     shape = first.shape
-    with new_directory(folder) as temporary:
-        _check_room(folder.parent, int(np.prod(shape)) * (len(raw.train.labels) + len(raw.test.labels)))
+    partial = folder.with_name(f"{folder.name}.partial") if is_sole_writer else temporary_path(folder, "tmp")
+    make_directory(partial)
+    sweep(partial)
+    try:
+        _check_room(partial, int(np.prod(shape)) * (len(raw.train.labels) + len(raw.test.labels)))
         left_out: dict[str, list[BadImage]] = {"train": [], "test": []}
-        train = _write_split(temporary, "train", raw.train, shape, bad_images, left_out["train"])
-        test = _write_split(temporary, "test", raw.test, shape, bad_images, left_out["test"])
+        train = _write_split(partial, "train", raw.train, shape, bad_images, left_out["train"])
+        test = _write_split(partial, "test", raw.test, shape, bad_images, left_out["test"])
         manifest: dict[str, Any] = {"shape": shape, "class_names": class_names, "train": train, "test": test}
         if any(left_out.values()):
             manifest[_LEFT_OUT] = left_out
         manifest[_SHA256] = _sha256(manifest)
-        create_file(temporary / _MANIFEST, [_encoded(manifest)])
+        write_file_atomic(partial / _MANIFEST, _encoded(manifest))
+        rename(partial, folder)
+    except (OSError, DataError, OutputError):
+        remove_directories([partial])
+        raise
 
 
-def _check_room(cache_dir: Path, needed: int) -> None:
-    free = shutil.disk_usage(cache_dir).free
+def _check_room(partial: Path, needed: int) -> None:
+    free = shutil.disk_usage(partial.parent).free + sum(path.stat().st_size for path in partial.iterdir())
     if needed > free:
         raise OutputError(
             "CACHE_TOO_LARGE",
-            f"the decoded images need {needed / 2**30:.2f} GiB in {cache_dir}, which has "
+            f"the decoded images need {needed / 2**30:.2f} GiB in {partial.parent}, which has "
             f"{free / 2**30:.2f} GiB free: choose another cache folder, or smaller images",
         )
 
@@ -139,22 +162,19 @@ def _write_split(
     digest = hashlib.sha256()
     kept: list[int] = []
     counts = np.zeros((shape[-1], 256), dtype=np.int64)  # [C, values]: exact as integers
-    usable = bad_images.usable(split, left_out)
-
-    def chunks() -> Iterator[bytes]:
-        with tqdm(desc=f"decoding {name}", total=len(split.labels), unit="image", leave=False, disable=None) as bar:
-            while some := list(islice(usable, _CHUNK_IMAGES)):
-                chunk = np.ascontiguousarray(np.stack([image for _, image in some]))
-                kept.extend(index for index, _ in some)
-                for channel in range(len(counts)):
-                    counts[channel] += np.bincount(chunk[..., channel].ravel(), minlength=256)
-                digest.update(chunk.data)
-                yield chunk.tobytes()
-                bar.update(kept[-1] + 1 - bar.n)
-
-    create_file(folder / f"{name}{_IMAGES}", chunks())
+    images, journal = AppendFile(folder / f"{name}{_IMAGES}"), AppendFile(folder / f"{name}{_JOURNAL}")
+    bar = tqdm(desc=f"decoding {name}", total=len(split.labels), unit="image", leave=False, disable=None)
+    with closing(images), closing(journal), bar:
+        for row, chunk in _chunks(split, shape, images, journal, bad_images, left_out):
+            digest.update(chunk.data)
+            dropped = {index for index, *_ in row["left_out"]}
+            kept += [index for index in range(row["start"], row["stop"]) if index not in dropped]
+            for channel in range(len(counts)):
+                counts[channel] += np.bincount(chunk[..., channel].ravel(), minlength=256)
+            bar.update(row["stop"] - row["start"])
+        images.sync()
     labels = split.labels[kept].tobytes()
-    create_file(folder / f"{name}{_LABELS}", [labels])
+    write_file_atomic(folder / f"{name}{_LABELS}", labels)
     values = np.arange(256)
     return {
         "num_samples": len(kept),
@@ -162,6 +182,47 @@ def _write_split(
         "labels_sha256": hashlib.sha256(labels).hexdigest(),
         "pixel_sums": [(counts @ values).tolist(), (counts @ values**2).tolist()],
     }
+
+
+def _chunks(
+    split: RawSplit, shape: Shape, images: AppendFile, journal: AppendFile, bad_images: BadImageConfig,
+    left_out: list[BadImage],
+) -> Iterator[tuple[Row, NDArray[np.uint8]]]:  # fmt: skip
+    """Yield the usable images [n, H, W, C] of a split, in order, once they and their journal row are written."""
+    start = 0
+    for row, chunk in _whole_chunks(images, journal, shape):
+        left_out += [BadImage(code, message) for _, code, message in row["left_out"]]
+        yield row, chunk
+        start = row["stop"]
+    usable, num_known = bad_images.usable(split, left_out, start=start), len(left_out)
+    while some := list(islice(usable, _CHUNK_IMAGES)):
+        stop = some[-1][0] + 1 if len(some) == _CHUNK_IMAGES else len(split.labels)
+        dropped = sorted({*range(start, stop)} - {index for index, _ in some})
+        chunk = np.ascontiguousarray(np.stack([image for _, image in some]))
+        row = {"start": start, "stop": stop, "sha256": hashlib.sha256(chunk.data).hexdigest()}
+        row["left_out"] = [[index, *bad] for index, bad in zip(dropped, left_out[num_known:], strict=True)]
+        images.append(chunk.tobytes())
+        journal.append(json.dumps(row).encode() + b"\n")
+        yield row, chunk
+        start, num_known = stop, len(left_out)
+
+
+def _whole_chunks(images: AppendFile, journal: AppendFile, shape: Shape) -> Iterator[tuple[Row, NDArray[np.uint8]]]:
+    """Yield what a writer that was killed has left, and cut off what does not have its hash."""
+    num_image_bytes, num_journal_bytes = 0, 0
+    with open_file(images.path) as file:
+        for line in read_lines(journal.path):
+            try:
+                row = json.loads(line)
+                data = file.read((row["stop"] - row["start"] - len(row["left_out"])) * math.prod(shape))
+            except (ValueError, KeyError, TypeError):
+                break  # a power loss leaves anything
+            if hashlib.sha256(data).hexdigest() != row["sha256"]:
+                break
+            yield row, np.frombuffer(data, np.uint8).reshape(-1, *shape)
+            num_image_bytes, num_journal_bytes = num_image_bytes + len(data), num_journal_bytes + len(line)
+    images.truncate(num_image_bytes)
+    journal.truncate(num_journal_bytes)
 
 
 def _encoded(manifest: dict[str, Any]) -> bytes:
