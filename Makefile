@@ -43,6 +43,9 @@ lint: setup ## Check style, format and types
 crash-test: setup ## Kill runs at many points, a hundred times as many as `make test`
 	@$(REPEATEDLY) -m crash $(ARGS)
 
+shard-test: setup ## Kill one of two processes at each change of the disk by a save of shards; PART=1/4: a quarter
+	@$(BIN)/python -m tests.faults.shard_kills --part $(or $(PART),1/1)
+
 fuzz-test: setup ## Load damaged and hostile files, a hundred times as many as `make test`
 	@$(REPEATEDLY) -m fuzz $(ARGS)
 
@@ -86,4 +89,4 @@ clean: ## Remove .venv and all caches, but not runs/
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test slow-test slow-sample lint crash-test fuzz-test signal-test elastic-test mutants soak bench gpu docs lock clean
+.PHONY: help setup train test slow-test slow-sample lint crash-test shard-test fuzz-test signal-test elastic-test mutants soak bench gpu docs lock clean

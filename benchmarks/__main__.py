@@ -14,6 +14,7 @@ NAMES = (
     "photos",
     "evaluation",
     "checkpointing",
+    "sharded",
     "startup",
     "scaling",
     "traffic",

@@ -1,4 +1,4 @@
-"""Tell the documentation of numpy, torch and scikit-learn apart: a small transformer on texts of any length.
+"""Classify documentation as numpy's, torch's or scikit-learn's: a small transformer on texts of any length.
 
 python recipes/text.py --optimizer.name adamw --epochs 10    # needs transformers; downloads nothing
 """

@@ -19,6 +19,7 @@ LONG = (
     "input_pipeline",
     "photos",
     "checkpointing",
+    "sharded",
     "cpu_cifar",
     "fine_tuning",
     "padded_lm",
@@ -32,6 +33,7 @@ TINY = {
     "photos": ["--repeats", "1", "--batches", "2", "--records", "2000"],
     "evaluation": ["--repeats", "1"],
     "checkpointing": ["--repeats", "2"],
+    "sharded": ["--repeats", "2", "--rounds", "1"],
     "startup": ["--repeats", "1"],
     "cpu_cifar": ["--seeds", "1", "--max-steps", "1"],
     "fine_tuning": ["--seeds", "1", "--max-steps", "1"],
@@ -82,7 +84,7 @@ def test_a_loop_takes_its_steps_on_an_accelerator(tmp_path: Path, loop: str) -> 
     processes.run_on("pretend", take_steps, loop, folder=tmp_path)
 
 
-def test_the_page_of_a_gpu_says_what_held_what_failed_and_what_there_was_no_time_for(
+def test_the_page_of_a_gpu_says_what_passed_what_failed_and_what_there_was_no_time_for(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     page = gpu.Page()

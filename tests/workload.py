@@ -150,7 +150,7 @@ def train(
     with start_run(config, recipe="workload") as run:
         accelerator = run.accelerator
         accelerator.scaler = scaler
-        where = {"process_index": accelerator.process_index, "device": accelerator.device, "dtype": dtype}
+        where = {"process_index": accelerator.process_index, "device": accelerator.device}
         plan = run.config.batch.plan(num_train, num_processes=accelerator.num_processes)
         loader: Loader = ImageLoader(
             images.train,
@@ -167,9 +167,12 @@ def train(
                 seed=config.seed,
                 process_index=accelerator.process_index,
             )
+        model = SmallNet(norm=norm, dropout=dropout).to(dtype)
+        if dtype != torch.float32:  # the loaders give float32
+            model.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
         trainer = build_trainer(
             run,
-            model=SmallNet(norm=norm, dropout=dropout).to(dtype),
+            model=model,
             task=task or ClassificationTask(),
             loader=loader,
             eval_loader=ImageEvalLoader(

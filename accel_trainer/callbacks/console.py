@@ -19,7 +19,7 @@ def say(text: str, *, write: Callable[[str], object] = print) -> None:
         write(text)
         flush()
     except (OSError, ValueError) as error:  # ValueError: it was closed
-        _logger.warning("stdout takes no more (%s): nothing more is printed, training continues", error)
+        _logger.warning("cannot write to stdout (%s): nothing more is printed, training continues", error)
         mute()
 
 

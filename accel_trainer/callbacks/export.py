@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..checkpoint.format import checkpoint_name
 from ..checkpoint.retention import load_checkpoint
+from ..checkpoint.sharded import load_whole, stream_tensors
 from ..checkpoint.state_dict import load_weights
 from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
@@ -86,12 +87,19 @@ class Exporter(Callback):
     def _export(self, source: str, checkpoint: str, weights: str) -> None:
         loaded = load_checkpoint(self._run_folder / "checkpoints", checkpoint)
         assert loaded is not None
-        tensors: Mapping[str, Tensor] = loaded.pieces[weights]
-        data = safetensors.torch.save(dict(tensors))
-        filesystem.write_file_atomic(self._folder / "model.safetensors", data)
-        config = {**self._config, "weights": source, "sha256": hashlib.sha256(data).hexdigest()}
+        sha256 = hashlib.sha256()
+
+        def hashed(chunks: Iterable[filesystem.Chunk]) -> Iterator[filesystem.Chunk]:
+            for chunk in chunks:
+                sha256.update(chunk)
+                yield chunk
+
+        chunks = hashed(stream_tensors(loaded.pieces[weights]))
+        filesystem.replace_file(self._folder / "model.safetensors", chunks)
+        config = {**self._config, "weights": source, "sha256": sha256.hexdigest()}
         if self._onnx is not None:
-            config |= self._export_onnx(self._onnx, tensors)
+            whole = {name: load_whole(stored) for name, stored in loaded.pieces[weights].items()}
+            config |= self._export_onnx(self._onnx, whole)
         filesystem.write_file_atomic(self._folder / "config.json", json.dumps(config, indent=1).encode())
 
     def _export_onnx(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> dict[str, str]:

@@ -126,7 +126,7 @@ class MetricLogger(Callback):
         if is_long and trainer.accelerator.is_main_process and not self._has_warned:
             self._has_warned = True
             advice = ": raise --batch.num-workers" if isinstance(trainer.loader, DatasetLoader) else ""
-            _logger.warning("data wait %.0f %%%s", 100 * fraction, advice)
+            _logger.warning("training waits for data %.0f %% of the time%s", 100 * fraction, advice)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums since the last row and the length of the history. **Collective. Host sync.**"""
@@ -166,7 +166,7 @@ class Meters:
         """Add a step to the sums; of a skipped one only the count. Raises ConfigError for a name that is taken."""
         if not _TAKEN.isdisjoint(report.sums):
             name = sorted(_TAKEN.intersection(report.sums))[0]
-            raise ConfigError("SUMS", f"train_step returned a sum with the name {name}, which is taken: rename it")
+            raise ConfigError("SUMS", f"train_step returned a sum named {name}, which is reserved: rename it")
         self._pending.append(report)
         if len(self._pending) >= _SUM_AFTER:
             self._sum_pending()

@@ -44,7 +44,7 @@ class MetricsFile:
                 self._write()
             except OSError as error:
                 if is_first:
-                    _logger.warning("a row of %s is kept for later: %s", self.path, error.strerror)
+                    _logger.warning("a row of %s cannot be written yet and is kept: %s", self.path, error.strerror)
 
     def _write(self) -> None:
         if self._unwritten:
@@ -60,7 +60,7 @@ class MetricsFile:
     def truncate(self, size: int) -> None:
         """Drop the rows after the first `size` bytes."""
         if self.size < size:
-            text = "%s is %d bytes, %d at the checkpoint: rows before it are missing"
+            text = "%s has %d bytes, but had %d at the checkpoint: earlier rows are missing"
             _logger.warning(text, self.path, self.size, size)
         else:
             self._file.truncate(size)

@@ -28,15 +28,11 @@ class ResultWriter(Callback):
         if not trainer.accelerator.is_main_process:
             return
         outcome = {
-            "state": result.state,
-            "stop_reason": result.stop_reason,
-            "optimizer_step": result.position.optimizer_step,
-            "epoch": result.position.epoch,
-            "samples_seen": result.position.samples_seen,
-            "metrics": dict(result.metrics),
-            "best": None if result.best is None else vars(result.best),
-            "num_eval_samples": self._num_eval_samples,
-        }
+            "state": result.state, "stop_reason": result.stop_reason,
+            "optimizer_step": result.position.optimizer_step, "epoch": result.position.epoch,
+            "samples_seen": result.position.samples_seen, "metrics": dict(result.metrics),
+            "best": None if result.best is None else vars(result.best), "num_eval_samples": self._num_eval_samples,
+        }  # fmt: skip
         path = self._folder / "result.json"
         try:
             known = read_json_object(path, max_bytes=_MAX_RESULT_BYTES)

@@ -39,7 +39,7 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name not in LOGGER_TYPE_TO_CLASS:
             known = ", ".join(sorted(map(str, LOGGER_TYPE_TO_CLASS)))
-            raise ConfigError("TRACKER", f"--track {name}: accelerate knows no such tracker, but {known}")
+            raise ConfigError("TRACKER", f"--track {name}: accelerate has no such tracker: choose from {known}")
         if not filter_trackers([name], "."):
             raise ConfigError("TRACKER", f"--track {name} needs a package that is missing: pip install {name}")
 
@@ -84,7 +84,7 @@ class Trackers(Callback):
             self._thread.join(self._drain_s)
         if self._thread.is_alive():
             names = ", ".join(self._names)
-            _logger.warning("%s: no answer, and the last rows may be missing there: metrics.jsonl has all", names)
+            _logger.warning("%s does not answer, so the last rows may be missing there: metrics.jsonl has all", names)
 
     def _follow(self) -> None:
         """Log every row in every tracker; drop one that fails until the next start."""

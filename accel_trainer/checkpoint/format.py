@@ -6,6 +6,7 @@ The name is the position, so that the order never depends on a clock:
         model.safetensors           a piece that is a flat state dict: any program can load it
         optimizer.json              any other piece: a skeleton ...
         optimizer.safetensors       ... and the tensors it refers to
+        ema/r00003.safetensors      a piece whose tensors are shards: a file per process (`sharded.py`)
         manifest.json               the position, what the run was, size and sha256 of every piece's file
         COMMIT                      sha256 of manifest.json, written last
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 from ..core import filesystem
 from ..core.errors import CheckpointError
 from ..core.train_state import TrainState
+from ..distributed.collectives import ALONE, Peers
 from ..distributed.machine import free_memory_bytes
 from .serialization import (
     MAX_BYTES,
@@ -33,24 +36,29 @@ from .serialization import (
     parse_json,
     unpack_tensors,
 )
+from .sharded import StoredSlice, damaged, read_header, read_slices, stored_tensors, write_slices
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 COMMIT = "COMMIT"
 _PIECES_OF_A_RUN = ("model", "ema", "optimizer", "scaler", "trainer")
 CHECKPOINT_NAME = re.compile(r"step-\d{10}-epoch-\d{5}")
-_FILE_NAME = re.compile(r"(?!manifest\.)[a-z0-9_]+(-r\d{5})?\.(safetensors|json)", re.ASCII)
+_FILE_NAME = re.compile(r"(?!manifest\.)[a-z0-9_]+((-r\d{5})?\.(safetensors|json)|/r\d{5}\.safetensors)", re.ASCII)
 
 Files = dict[str, bytes]
 
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A verified checkpoint: its name, its manifest and the state of each piece, with tensors on the CPU."""
+    """A verified checkpoint: its name, its manifest and the state of each piece, with tensors on the CPU.
+
+    A piece in shards has a StoredTensor for each tensor; its `slices` are not verified before they are read.
+    """
 
     name: str
     manifest: Mapping[str, Any]
     pieces: Mapping[str, Any]
+    slices: Sequence[StoredSlice] = ()
 
     @property
     def position(self) -> TrainState:
@@ -72,28 +80,55 @@ def list_checkpoints(directory: Path) -> list[Path]:
     Raises CheckpointError if the directory is a link, which may lead to another run's.
     """
     if directory.is_symlink():
-        raise CheckpointError("CKPT_LINK", f"{directory} is a link: give the run that it leads to, or move it away")
+        raise CheckpointError("CKPT_LINK", f"{directory} is a link: give the run that it points to, or move it away")
     if not directory.is_dir():
         return []
     return sorted(path for path in directory.iterdir() if CHECKPOINT_NAME.fullmatch(path.name))
 
 
 def write_checkpoint(
-    final: Path, pieces: Mapping[str, Encoded], *, header: Mapping[str, object], before_commit: Callable[[], None]
-) -> None:
-    """Write a checkpoint: on return it is complete and durable, and until then it does not exist."""
-    with filesystem.new_directory(final) as temporary:
-        files = {}
-        for piece, encoded in pieces.items():
-            if encoded.skeleton is not None:
-                files[f"{piece}.json"] = _write(temporary / f"{piece}.json", [encoded.skeleton])
-            if encoded.tensors:
-                chunks = pack_tensors(encoded.tensors)
-                files[f"{piece}.safetensors"] = _write(temporary / f"{piece}.safetensors", chunks)
-        manifest = dump_json({"format": FORMAT, **header, "files": files}, indent=1)
-        _write(temporary / MANIFEST, [manifest])
-        before_commit()
-        _write(temporary / COMMIT, [_commit_mark(manifest)])
+    final: Path, pieces: Mapping[str, Encoded], *, header: Mapping[str, object], before_commit: Callable[[], None],
+    peers: Peers = ALONE,
+) -> None:  # fmt: skip
+    """Write a checkpoint: on return it is complete and durable, and until then it does not exist.
+
+    **Collective** over `peers`: the main process makes it valid once all have written their files.
+    """
+    is_main = peers.process_index == 0
+    with ExitStack() as stack:
+
+        def begin() -> str:
+            temporary = stack.enter_context(filesystem.new_directory(final))
+            for piece in [name for name, encoded in pieces.items() if encoded.wholes is not None]:
+                filesystem.disk.make_directory(temporary / piece)
+            return temporary.name
+
+        temporary = final.with_name(peers.agree(lambda: begin() if is_main else "")[0])
+        written = peers.agree(lambda: _write_pieces(temporary, pieces, peers.process_index))
+        files = {name: entry for entries in written for name, entry in entries.items()}
+
+        def finish() -> None:
+            manifest = dump_json({"format": FORMAT, **header, "files": files}, indent=1)
+            _write(temporary / MANIFEST, [manifest])
+            before_commit()
+            _write(temporary / COMMIT, [_commit_mark(manifest)])
+            stack.close()
+
+        peers.agree(lambda: finish() if is_main else None)
+
+
+def _write_pieces(folder: Path, pieces: Mapping[str, Encoded], process_index: int) -> dict[str, dict[str, object]]:
+    """Write this process's files, and return their entries for the manifest."""
+    files = {}
+    for piece, encoded in pieces.items():
+        if encoded.skeleton is not None and process_index == 0:
+            files[f"{piece}.json"] = _write(folder / f"{piece}.json", [encoded.skeleton])
+        if encoded.wholes is not None and encoded.tensors:
+            name = f"{piece}/r{process_index:05d}.safetensors"
+            files[name] = write_slices(folder / name, encoded)
+        elif encoded.tensors and process_index == 0:
+            files[f"{piece}.safetensors"] = _write(folder / f"{piece}.safetensors", pack_tensors(encoded.tensors))
+    return files
 
 
 def _write(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
@@ -118,7 +153,7 @@ def is_committed(path: Path) -> bool:
 
 
 def read_checkpoint(path: Path) -> Files:
-    """Return the verified bytes of all files of a checkpoint, for `decode_files`.
+    """Return the verified bytes of all files of a checkpoint, for `decode_files`; of files of slices, the headers.
 
     Raises CheckpointError naming the file that is damaged.
     """
@@ -128,36 +163,43 @@ def read_checkpoint(path: Path) -> Files:
 
 def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes:
     """Return the bytes of a file if they are those of its `entry` in the manifest. Its size is checked first."""
+    if "header_bytes" in entry:
+        return read_header(path, entry)
     size = entry["bytes"]
     if size > (free := free_memory_bytes()):
-        raise damaged(path, f"{size} bytes by the manifest, and {free} bytes of memory are free")
+        raise damaged(path, f"the manifest says {size} bytes, but only {free} bytes of memory are free")
     data = _read(path, max_bytes=size if path.suffix == ".safetensors" else min(size, MAX_BYTES))
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise damaged(path, "its sha256 is not the one in the manifest")
     return data
 
 
-def decode_files(files: Files) -> LoadedCheckpoint:
-    """Return the checkpoint in `files`, which `read_checkpoint` has verified on this process or on main.
+def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
+    """Return the checkpoint in `files`, which `read_checkpoint` has read from `folder` on this process or on main.
 
     Raises CheckpointError naming the file that cannot be parsed, or the tensor that is not finite.
     """
     manifest = parse_json(files[MANIFEST])
     name = checkpoint_name(_position(manifest))
-    pieces = {}
-    for piece in dict.fromkeys(file.partition(".")[0] for file in manifest["files"]):
+    pieces: dict[str, Any] = {}
+    slices: list[StoredSlice] = []
+    for piece in dict.fromkeys(re.split("[./]", file)[0] for file in manifest["files"]):
         file = f"{piece}.safetensors"
         try:
             tensors = unpack_tensors(files[file]) if file in files else {}
             if (key := first_nonfinite(tensors)) is not None:
                 raise CheckpointError("CKPT_NONFINITE", f"{name}/{file}: {key} is NaN or inf: resume from an older one")
+            file = piece
+            names = [name for name in manifest["files"] if name.startswith(f"{piece}/")]
+            own = [each for name in names for each in read_slices(folder / name, files[name])]
+            slices += own
             file = f"{piece}.json"
-            pieces[piece] = decode(files.get(file), tensors)
+            pieces[piece] = decode(files.get(file), {**tensors, **stored_tensors(own)})
             if piece in _PIECES_OF_A_RUN and not isinstance(pieces[piece], dict):
                 raise ValueError(f"not the state of a run's {piece}")
         except ValueError as error:
             raise damaged(Path(name, file), str(error)) from None
-    return LoadedCheckpoint(name, manifest, pieces)
+    return LoadedCheckpoint(name, manifest, pieces, slices)
 
 
 def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
@@ -177,7 +219,11 @@ def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
             raise CheckpointError("CKPT_FORMAT", f"{fact}: use the version of accel_trainer that wrote it")
         name, entries = checkpoint_name(_position(manifest)), manifest["files"].items()
         is_valid = all(
-            _FILE_NAME.fullmatch(file) and entry["bytes"] >= 0 and entry["sha256"] for file, entry in entries
+            _FILE_NAME.fullmatch(file)
+            and entry["bytes"] >= 0
+            and entry["sha256"]
+            and int(entry.get("header_bytes", 0)) >= 0
+            for file, entry in entries
         )
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise damaged(path / MANIFEST, f"not a manifest ({error})") from None
@@ -197,8 +243,3 @@ def _read(path: Path, *, max_bytes: int) -> bytes:
         return filesystem.read_file(path, max_bytes=max_bytes)
     except OSError as error:
         raise damaged(path, error.strerror or str(error)) from error
-
-
-def damaged(path: Path, reason: str) -> CheckpointError:
-    """Return the error for a file that is not what was saved."""
-    return CheckpointError("CKPT_DAMAGED", f"{path}: {reason}: use another checkpoint")

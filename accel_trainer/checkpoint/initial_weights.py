@@ -16,6 +16,7 @@ from ..core.errors import CheckpointError, ConfigError
 from .format import CHECKPOINT_NAME, decode_files, read_checkpoint
 from .retention import load_checkpoint
 from .serialization import unpack_tensors
+from .sharded import load_whole
 from .state_dict import check_weights, rename_weights
 
 _MAX_WEIGHTS_BYTES = 2**36
@@ -35,7 +36,7 @@ class InitialWeights(NamedTuple):
     def describe(self, path: Path) -> str:
         """Return a line, with a few names."""
         parts = [f"{path} (sha256 {self.sha256}): {len(self.loaded)} tensors loaded"]
-        for word, names in (("left out", self.left_out), ("new", self.new)):
+        for word, names in (("skipped", self.left_out), ("new", self.new)):
             if names:
                 parts.append(f"{word}: {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if names[4:] else ""))
         return "; ".join(parts)
@@ -58,8 +59,8 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> I
     names = [*theirs, *(name for name in mine if name not in theirs)]
     skipped = {name for name in names if re.search(skip, name)} if skip is not None else set()
     if skip is not None and not skipped:
-        fact = f"--init-skip {skip!r} finds none of the tensors ({', '.join([names[0], names[-1]])})"
-        raise ConfigError("INIT_FROM", f"{fact}: correct it or leave it out")
+        fact = f"--init-skip {skip!r} matches none of the tensors ({', '.join([names[0], names[-1]])})"
+        raise ConfigError("INIT_FROM", f"{fact}: correct or remove it")
     head = list(dict(model.named_parameters()))[-1].rpartition(".")[0]
     in_head = [name for name in mine if name.rpartition(".")[0] == head and name in theirs]
     if any(mine[name].shape != theirs[name].shape for name in in_head):
@@ -94,11 +95,12 @@ def _read_weights(path: Path) -> tuple[Mapping[str, Tensor], str]:
         is_run = (path / "checkpoints").is_dir()
         if not is_run and not CHECKPOINT_NAME.fullmatch(path.resolve().name):
             raise ValueError("a folder that is neither a run nor a checkpoint")
-        loaded = load_checkpoint(path / "checkpoints") if is_run else decode_files(read_checkpoint(path))
+        loaded = load_checkpoint(path / "checkpoints") if is_run else decode_files(read_checkpoint(path), path)
         if loaded is None:
             raise CheckpointError("CKPT_NOT_FOUND", f"--init-from {path} has no checkpoint: check the path")
-        weights: Mapping[str, Tensor] = loaded.pieces.get("ema", loaded.pieces["model"])
+        stored = loaded.pieces.get("ema", loaded.pieces["model"])
+        weights = {name: load_whole(tensor) for name, tensor in stored.items()}
     except (OSError, ValueError) as error:
         fix = "give a safetensors file, a checkpoint or a run"
         raise CheckpointError("INIT_FROM", f"--init-from {path} cannot be read ({error}): {fix}") from error
-    return weights, hashlib.sha256(safetensors.torch.save(dict(weights))).hexdigest()
+    return weights, hashlib.sha256(safetensors.torch.save(weights)).hexdigest()

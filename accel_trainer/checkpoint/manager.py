@@ -6,6 +6,7 @@ import errno
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,9 +19,11 @@ from ..core.config import AT_LEAST_ONE
 from ..core.errors import CheckpointError, ConfigError, DivergedError
 from ..core.run_dir import free_bytes
 from ..core.train_state import BestCheckpoint, TrainState
+from ..distributed.collectives import ALONE, Peers
 from . import retention
 from .format import checkpoint_name, list_checkpoints, write_checkpoint
 from .serialization import Encoded, encode, first_nonfinite
+from .sharded import own_slices
 from .staging import Snapshot
 
 _logger = logging.getLogger(__name__)
@@ -33,15 +36,15 @@ class CheckpointConfig:
     """When checkpoints are saved, and which are kept."""
 
     every_n_steps: Annotated[int | None, tyro.conf.arg(aliases=["--checkpoint-every-n-steps"])] = None
-    """Save every so many optimizer steps; None: only at the ends of epochs."""
+    """Save every n optimizer steps; None: only at the end of epochs."""
     every_n_epochs: int = 1
-    """Save at the end of every so many epochs."""
+    """Save at the end of every n-th epoch."""
     keep_last_n: int = 2
-    """How many of the newest to keep: at least 2, in case the newest is damaged."""
+    """How many of the newest checkpoints to keep: at least 2, in case the newest is damaged."""
     keep_every_n_steps: int | None = None
-    """Keep those at multiples of so many optimizer steps forever; None: keep none for that reason."""
+    """Also keep, for good, the checkpoints at multiples of this many optimizer steps; None: no others."""
     max_failed_saves: int = 3
-    """End the run after so many failed saves in a row; before that a failed save is a warning."""
+    """End the run after this many failed saves in a row; until then a failed save is a warning."""
 
     def __post_init__(self) -> None:
         names = ("every_n_steps", "every_n_epochs", "keep_every_n_steps", "max_failed_saves")
@@ -61,21 +64,18 @@ class Checkpointer:
 
     `metadata` goes into every manifest: `config_sha256`, `data_fingerprint`, versions and the like.
     `before_commit` runs in the saving thread just before a checkpoint becomes valid, to sync what must not be older
-    than the checkpoint, such as the history of metrics.
+    than the checkpoint, such as the history of metrics. `peers` are the processes that save together, each its shards;
+    each has a Checkpointer, and saves, waits and fails in the same order.
 
     `last_committed` is the name of the newest durable checkpoint; `num_failed_saves` and `num_waits` count failures,
     and the times that training waited because the save before was still running.
     """
 
     def __init__(
-        self,
-        directory: Path,
-        *,
-        config: CheckpointConfig,
-        metadata: Mapping[str, object],
-        before_commit: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.directory, self.config = directory, config
+        self, directory: Path, *, config: CheckpointConfig, metadata: Mapping[str, object],
+        before_commit: Callable[[], None] = lambda: None, peers: Peers = ALONE,
+    ) -> None:  # fmt: skip
+        self.directory, self.config, self.peers = directory, config, peers
         self.last_committed: str | None = None
         self.num_failed_saves = self.num_waits = self._failed_in_a_row = 0
         self._metadata, self._before_commit = dict(metadata), before_commit
@@ -104,6 +104,22 @@ class Checkpointer:
             fact = f"{num_missing} more checkpoints must fit, of {needed} bytes each; {self.directory} has {free} free"
             raise CheckpointError("CKPT_PREFLIGHT", f"{fact}: free some space or choose another folder")
 
+    def check_shared_disk(self) -> None:
+        """Raise CheckpointError if some peer does not see the files of the others. **Collective** over peers."""
+        if self.peers.group is None:
+            return
+        with ExitStack() as stack:
+            try:
+                names = self.peers.agree(lambda: stack.enter_context(filesystem.probe_file(self.directory)).name)
+                seen = self.peers.agree(lambda: all((self.directory / name).exists() for name in names))
+                reason = None if all(seen) else f"process {seen.index(False)} does not see the files of all"
+            except OSError as error:
+                reason = error.strerror or str(error)
+        if reason is not None:
+            fact = f"each process writes its shards to {self.directory}, which they do not share ({reason})"
+            fix = "choose a folder that they share, or set fsdp_state_dict_type to FULL_STATE_DICT"
+            raise CheckpointError("CKPT_PREFLIGHT", f"{fact}: {fix}")
+
     def is_due(self, position: TrainState) -> bool:
         """Whether the config asks for a checkpoint at `position`."""
         return self.config.is_due(position)
@@ -118,6 +134,7 @@ class Checkpointer:
         self.num_waits += self._pending is not None and not self._pending.done()
         self.wait()
         encoded = {name: encode(value, name=name) for name, value in pieces.items()}
+        encoded = {name: own_slices(each, self.peers.process_index) for name, each in encoded.items()}
         copies, wait_for_copies = self._snapshot.take(encoded)
         header = {**self._metadata, **asdict(position)}
         name = checkpoint_name(position)
@@ -125,7 +142,9 @@ class Checkpointer:
         def commit() -> None:
             wait_for_copies()
             self._commit(name, copies, header)
-            self._tidy_up(name, best)
+            if self.peers.process_index == 0:
+                _logger.info("checkpoint %s saved", name)
+                self._tidy_up(name, best)
 
         self._pending = self._executor.submit(commit)
 
@@ -155,18 +174,26 @@ class Checkpointer:
         if must_succeed or is_gone or self._failed_in_a_row >= self.config.max_failed_saves:
             fix = "the folder is gone" if is_gone else f"{count}: free or repair the disk and resume"
             raise CheckpointError(code, f"{reason}, {fix}") from error
-        _logger.warning("error[%s]: %s; older checkpoints are intact and training continues, %s", code, reason, count)
+        if self.peers.process_index == 0:
+            fact = f"error[{code}]: {reason}; older checkpoints are intact and training continues"
+            _logger.warning("%s, %s", fact, count)
 
     def _commit(self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]) -> None:
-        for piece, encoded in pieces.items():
-            if (key := first_nonfinite(encoded.tensors)) is not None:
-                fact = f"{piece}: {key} is NaN or inf: {name} is not saved and {self.last_committed} stays the newest"
-                raise DivergedError("CKPT_NONFINITE", f"{fact}: lower the learning rate and resume from it")
         path = self.directory / name
-        if not retention.has_valid(path, self._metadata):
-            write_checkpoint(path, pieces, header=header, before_commit=self._before_commit)
+
+        def check() -> bool:
+            """Return whether the checkpoint is there already; main's answer counts."""
+            for piece, encoded in pieces.items():
+                if (key := first_nonfinite(encoded.tensors)) is not None:
+                    newest = f"{name} is not saved and {self.last_committed} stays the newest"
+                    fact = f"{piece}: {key} is NaN or inf: {newest}"
+                    raise DivergedError("CKPT_NONFINITE", f"{fact}: lower the learning rate and resume from it")
+            is_known = name == self.last_committed
+            return self.peers.process_index == 0 and retention.has_valid(path, self._metadata, trust_slices=is_known)
+
+        if not self.peers.agree(check)[0]:
+            write_checkpoint(path, pieces, header=header, before_commit=self._before_commit, peers=self.peers)
         self.last_committed = name
-        _logger.info("checkpoint %s saved", name)
 
     def _tidy_up(self, name: str, best: BestCheckpoint | None) -> None:
         """Record the best, then delete the old: in this order a crash loses nothing."""

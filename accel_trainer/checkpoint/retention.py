@@ -29,23 +29,25 @@ BEST_FILE = "best.json"
 RETRY_DELAYS_S = (0.05, 0.2)
 
 
-def find_checkpoint(directory: Path, name: str | None = None) -> tuple[Files, LoadedCheckpoint] | None:
+def find_checkpoint(
+    directory: Path, name: str | None = None, *, trust_slices: bool = False
+) -> tuple[Files, LoadedCheckpoint] | None:
     """Return the newest valid checkpoint, or the one called `name`, as the bytes of its files and decoded.
 
-    A damaged newest one is reported, quarantined and skipped; a damaged `name` is an error. None if there never was a
-    checkpoint. Raises CheckpointError if there are checkpoints, but no valid one: only the user may decide to train
-    from scratch over them.
+    A damaged newest one is reported, quarantined and skipped; a damaged `name` is an error. With `trust_slices` the
+    slices of shards are not read here: whoever reads them verifies them. None if there never was a checkpoint. Raises
+    CheckpointError if there are checkpoints, but no valid one: only the user may decide to start over.
     """
     candidates = list_checkpoints(directory)
     if name is not None:
         if directory / name not in candidates:
             known = ", ".join(path.name for path in candidates[-3:]) or "none"
             raise CheckpointError("CKPT_NOT_FOUND", f"{directory / name} does not exist: there are {known}")
-        return _read_patiently(directory / name)
+        return _read_patiently(directory / name, trust_slices=trust_slices)
     damaged = []
     for path in reversed(candidates):
         try:
-            found = _read_patiently(path)
+            found = _read_patiently(path, trust_slices=trust_slices)
         except CheckpointError as error:
             if error.code != "CKPT_DAMAGED":
                 raise
@@ -63,33 +65,44 @@ def find_checkpoint(directory: Path, name: str | None = None) -> tuple[Files, Lo
 
 
 def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoint | None:
-    """Return what `find_checkpoint` finds, decoded."""
-    found = find_checkpoint(directory, name)
+    """Return what `find_checkpoint` finds, decoded. With a `name`, slices are verified when they are read."""
+    found = find_checkpoint(directory, name, trust_slices=name is not None)
     return None if found is None else found[1]
 
 
-def _read_patiently(path: Path) -> tuple[Files, LoadedCheckpoint]:
+def _read_patiently(path: Path, *, trust_slices: bool) -> tuple[Files, LoadedCheckpoint]:
     for delay_s in RETRY_DELAYS_S:
         try:
-            files = read_checkpoint(path)
-            return files, decode_files(files)
+            return _read(path, trust_slices=trust_slices)
         except CheckpointError as error:
             if error.code != "CKPT_DAMAGED":
                 raise
             time.sleep(delay_s)  # until the content of a network file arrives
+    return _read(path, trust_slices=trust_slices)
+
+
+def _read(path: Path, *, trust_slices: bool) -> tuple[Files, LoadedCheckpoint]:
     files = read_checkpoint(path)
-    return files, decode_files(files)
+    loaded = decode_files(files, path)
+    for stored in () if trust_slices else loaded.slices:
+        stored.read()
+    return files, loaded
 
 
-def has_valid(path: Path, metadata: Mapping[str, object]) -> bool:
+def pass_over(path: Path, reason: CheckpointError) -> None:
+    """Report and quarantine a damaged checkpoint; an older one is then the newest."""
+    _logger.warning("%s", reason)
+    quarantine(path, "damaged")
+
+
+def has_valid(path: Path, metadata: Mapping[str, object], *, trust_slices: bool = False) -> bool:
     """Whether a valid checkpoint of this run is at `path`. Any other that is there is quarantined."""
     if not path.exists() and not path.is_symlink():
         return False
     try:
-        manifest = decode_files(read_checkpoint(path)).manifest
+        manifest = _read(path, trust_slices=trust_slices)[1].manifest
     except CheckpointError as error:
-        _logger.warning("%s", error)
-        quarantine(path, "damaged")
+        pass_over(path, error)
         return False
     if any(manifest.get(name) != metadata.get(name) for name in ("config_sha256", "data_fingerprint")):
         quarantine(path, "superseded")

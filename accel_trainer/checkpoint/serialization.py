@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ..core.errors import CheckpointError
-from ..core.filesystem import read_file
+from ..core.filesystem import Chunk, read_file
 
 MAX_BYTES = 8 * 2**20
 DTYPES = {
@@ -68,25 +68,38 @@ def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
 # --- tensors as a safetensors file ---
 
 
-def pack_tensors(tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[Chunk]:
     """Return the file as chunks: a header, and the memory of the CPU tensors, which must be contiguous.
 
     safetensors' own `save` copies everything twice while it holds the interpreter lock: a background save would
     pause training.
     """
+    header, order = pack_header(tensors, metadata)
+    return [header, *(memory_of(tensors[name]) for name in order)]
+
+
+def pack_header(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
+    """Return the header of a file, and the order in which the tensors' bytes follow it.
+
+    Of the tensors only `shape` and `dtype` are read.
+    """
     header: dict[str, Any] = {}
-    chunks: list[bytes | memoryview] = []
-    offset = 0
     # Wide types first: every tensor is aligned, and a reader may map the file.
-    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
-        data = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-        offsets = [offset, offset + len(data)]
-        header[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
-        chunks.append(data)
-        offset += len(data)
-    text = dump_json({name: header[name] for name in tensors})  # in the order of the state dict
+    order, offset = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize), 0
+    for name in order:
+        shape, dtype = tensors[name].shape, tensors[name].dtype
+        offsets = [offset, offset + shape.numel() * dtype.itemsize]
+        header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": offsets}
+        offset = offsets[1]
+    described = {} if metadata is None else {"__metadata__": metadata}
+    text = dump_json(described | {name: header[name] for name in tensors})  # in the order of the state dict
     text += b" " * (-len(text) % 8)
-    return [_HEADER_SIZE.pack(len(text)) + text, *chunks]
+    return _HEADER_SIZE.pack(len(text)) + text, order
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a CPU tensor, which must be contiguous."""
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
 def unpack_tensors(data: bytes) -> dict[str, Tensor]:
@@ -115,11 +128,13 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
 class Encoded:
     """A value as JSON, the skeleton, and the tensors that it refers to by key.
 
-    A flat, non-empty dict of tensors has no skeleton: any other program can load its file as a state dict.
+    A flat, non-empty dict of tensors has no skeleton: any other program can load its file as a state dict. `wholes` are
+    the shapes of the tensors that these are slices of, and where each slice begins; None: the tensors are whole.
     """
 
     skeleton: bytes | None
     tensors: Mapping[str, Tensor]
+    wholes: Mapping[str, tuple[list[int], list[int]]] | None = None
 
 
 def encode(value: object, *, name: str) -> Encoded:
@@ -138,7 +153,7 @@ def encode(value: object, *, name: str) -> Encoded:
         raise _unstorable(name, f"is too large without its tensors ({error})") from None
 
 
-def decode(skeleton: bytes | None, tensors: Mapping[str, Tensor]) -> Any:
+def decode(skeleton: bytes | None, tensors: Mapping[str, Any]) -> Any:
     """Return the value that `encode` split. Raises ValueError for a skeleton that is not one of its."""
     if skeleton is None:
         return dict(tensors)
@@ -203,7 +218,7 @@ def _keep(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
     return path
 
 
-def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _decode(value: Any, tensors: Mapping[str, Any]) -> Any:
     """Return the Python value of a parsed JSON value. Raises ValueError, or what Python raises, for a strange one."""
     if not isinstance(value, dict):
         return [_decode(item, tensors) for item in value] if isinstance(value, list) else value

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.errors import CheckpointError
-from ..distributed.fsdp import gather_shards, shard_like
+from ..distributed.fsdp import gather_shards
+from .sharded import StoredTensor, load_like, load_whole
 
 _SAME_OPTIONS = "start with the options that it was made with"
 _STATE = ("params", "lr")  # what a group of parameters has beside settings
@@ -25,17 +26,20 @@ _SHAPED_LIKE_PARAMETER = ("momentum_buffer", "exp_avg", "exp_avg_sq")
 class TrainingState:
     """The live objects whose state makes a checkpoint, the same on every process.
 
-    Create it before the first step: it records the settings that the optimizer starts with.
+    Create it before the first step: it records the settings that the optimizer starts with. `gathers`: whether shards
+    are gathered on main, or each process stores its own.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, scaler: torch.amp.GradScaler | None
-    ) -> None:
+        self, model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, scaler: torch.amp.GradScaler | None,
+        *, gathers: bool = True,
+    ) -> None:  # fmt: skip
         self.model, self.optimizer, self.ema, self.scaler = model, optimizer, ema, scaler
+        self._gathers = gathers
         self._initial_groups = [_settings(group) for group in optimizer.param_groups]
 
     def pieces(self) -> dict[str, Any]:
-        """Return the states, as references to live tensors; shards are gathered on main. **Collective** with shards."""
+        """Return the states, as references to live tensors. **Collective** if shards are gathered."""
         settings = {"class": type(self.optimizer).__name__, "initial_groups": self._initial_groups}
         pieces: dict[str, Any] = {"model": dict(self.model.state_dict())}
         pieces["optimizer"] = settings | self.optimizer.state_dict()
@@ -43,24 +47,25 @@ class TrainingState:
             pieces["ema"] = dict(self.ema.state_dict())
         if self.scaler is not None:
             pieces["scaler"] = self.scaler.state_dict()
-        return {name: gather_shards(piece) for name, piece in pieces.items()}
+        return {name: gather_shards(piece) for name, piece in pieces.items()} if self._gathers else pieces
 
     def restore(self, pieces: StateDicts) -> None:
         """Load `pieces`. Raises CheckpointError, before anything changes, if one is missing or does not fit."""
-        mine = self.pieces()
+        mine, modules = self.pieces(), {"model": self.model} | ({} if self.ema is None else {"ema": self.ema})
         if missing := [name for name in mine if name not in pieces]:
             raise CheckpointError("CKPT_MISSING", f"the checkpoint has no {missing[0]}: {_SAME_OPTIONS}")
-        weights = {name: rename_weights(self.model, pieces[name]) for name in ("model", "ema") if name in mine}
+        weights = {name: rename_weights(self.model, pieces[name]) for name in modules}
         for name, renamed in weights.items():
             check_weights(name, mine[name], renamed)
         if self.scaler is not None and pieces["scaler"].keys() != mine["scaler"].keys():
-            raise CheckpointError("CKPT_SCALER", "the checkpoint's scaler has other fields: use its version of torch")
+            raise CheckpointError("CKPT_SCALER", "the checkpoint's scaler has other fields: use the same torch version")
         optimizer_state = _fitted_optimizer_state(self.optimizer, self.model, pieces["optimizer"])
-        live = self.model.state_dict()
-        self.model.load_state_dict({key: shard_like(live[key], whole) for key, whole in weights["model"].items()})
+        for name, module in modules.items():
+            live = module.state_dict()
+            weights[name] = {key: load_like(live[key], stored) for key, stored in weights[name].items()}
+        for name, module in modules.items():
+            module.load_state_dict(weights[name])
         self.optimizer.load_state_dict(optimizer_state)
-        if self.ema is not None:
-            self.ema.load_state_dict(weights["ema"])
         if self.scaler is not None:
             current = {name: pieces["scaler"][name] for name in ("scale", "_growth_tracker")}
             self.scaler.load_state_dict({**mine["scaler"], **current})  # how the scale grows is a setting of this run
@@ -140,10 +145,10 @@ def _group_identity(model: nn.Module, group: Mapping[str, Any]) -> tuple[Any, ..
 
 def _fitted(value: Any, parameter: Tensor, name: str) -> Any:
     """Return per-parameter state in the parameter's memory layout, which fused kernels need."""
-    if not isinstance(value, Tensor) or value.ndim == 0:
-        return value
+    if not isinstance(value, Tensor | StoredTensor) or not value.shape:
+        return load_whole(value)
     if value.shape != parameter.shape:
         if name.partition("[")[0] not in _SHAPED_LIKE_PARAMETER:  # Adafactor's row_var, for one
-            return value
+            return load_whole(value)
         raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's {name} has another shape than its parameter")
-    return torch.empty_like(parameter, dtype=value.dtype).copy_(shard_like(parameter, value))
+    return torch.empty_like(parameter, dtype=value.dtype).copy_(load_like(parameter, value))

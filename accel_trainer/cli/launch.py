@@ -1,4 +1,4 @@
-"""`accel-trainer launch`: accelerate's launcher, but it forwards signals and returns the run's exit code."""
+"""`accel-trainer launch`: run accelerate's launcher, but forward signals and return the run's exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`accel-trainer lr-find RECIPE.py [its flags]`: a learning-rate range test, with its curve and a suggestion."""
+"""`accel-trainer lr-find RECIPE.py [its flags]`: run a learning-rate range test, with its curve and a suggestion."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def judge(learning_rates: Sequence[float], losses: Sequence[float]) -> Sweep:
 
 def _verdict(sweep: Sweep) -> list[str]:
     if sweep.suggestion is None:
-        return ["the loss never fell: look at the data, the labels and the model"]
+        return ["the loss never fell: check the data, the labels and the model"]
     lines = [f"steepest fall of the loss at --lr {sweep.steepest:.2g}"]
     if sweep.divergence is not None:
         lines.append(f"diverges at --lr {sweep.divergence:.2g}; one tenth of that is {sweep.divergence / 10:.2g}")

@@ -83,20 +83,20 @@ def test_a_dry_run_succeeds(tmp_path):
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the files of a new project into a folder that does not exist yet."""
     parser = CommandParser(prog="accel-trainer new", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to make")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to create")
     parser.add_argument("--template", choices=TEMPLATES, default="cifar", help="the recipe to start from")
     options = parser.parse_args(argv)
     folder: Path = options.folder
     if folder.exists():
         raise ConfigError("NEW_EXISTS", f"{folder} exists: choose a folder that does not")
     if not folder.resolve().parent.is_dir():
-        raise ConfigError("NEW_FOLDER", f"{folder.parent} does not exist: make it first")
+        raise ConfigError("NEW_FOLDER", f"{folder.parent} does not exist: create it first")
     with writes_to(folder.parent), filesystem.new_directory(folder) as temporary:
         filesystem.make_directory(temporary / _PRESETS)
         for path, text in _files(folder.resolve().name, options.template).items():
             filesystem.create_file(temporary / path, [text])
     command = f"cd {shlex.quote(str(folder))} && accelerate launch train.py {_TEMPLATES[options.template].flags}"
-    print(f"made {folder}: {command.rstrip()}")
+    print(f"created {folder}: {command.rstrip()}")
     return 0
 
 

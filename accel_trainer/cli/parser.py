@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+from pathlib import Path
 from typing import NoReturn
 
 from ..core.errors import ConfigError
@@ -12,6 +13,14 @@ from ..core.errors import ConfigError
 
 class CommandParser(argparse.ArgumentParser):
     """Raises ConfigError with the nearest flag instead of printing the usage and exiting with 2."""
+
+    def add_data_options(self) -> None:
+        """Add the flags of commands that read labelled photos."""
+        self.add_argument("--image-column", help="the column of the photos, if there are several")
+        self.add_argument("--label-column", help="the column of the classes, if there are several")
+        self.add_argument("--num-workers", type=int, help="threads that decode; default: as many as there are CPUs")
+        cache_help = "where decoded data, and what datasets writes, are kept"
+        self.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help=cache_help)
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with the message and its fix."""

@@ -1,4 +1,4 @@
-"""`accel-trainer plan [RECIPE.py] [its flags] [--num-processes N]`: batches, steps and learning rates before a run."""
+"""`accel-trainer plan [RECIPE.py] [its flags] [--num-processes N]`: show batches, steps and learning rates of a run."""
 
 from __future__ import annotations
 

@@ -109,39 +109,40 @@ def check_reducible(reduce: Reduce, global_batch_size: int, per_device_batch_siz
     num_parts, rest = divmod(global_batch_size, per_device_batch_size)
     split = f"global batch {global_batch_size} / --batch-size {per_device_batch_size}"
     if rest or num_parts & (num_parts - 1):
-        fact = f"--reduce exact needs 1, 2, 4, 8, ... micro-batches in a step, {split} is"
+        fact = f"--reduce exact needs 1, 2, 4, 8, ... micro-batches per step, and {split} is"
         value = global_batch_size / per_device_batch_size
         raise ConfigError("REDUCE", f"{fact} {value:g}: set --global-batch-size to a power of two times --batch-size")
     if num_processes & (num_processes - 1) or num_processes > num_parts:
-        fact = f"--reduce exact needs 1, 2, 4, 8, ... processes, at most the {num_parts} micro-batches of {split}"
+        fact = f"--reduce exact needs 1, 2, 4, 8, ... processes, and at most {num_parts}, the micro-batches per step"
         fewer = min(num_parts, 1 << num_processes.bit_length() - 1)
-        raise ConfigError("REDUCE", f"{fact}, and these are {num_processes}: launch {fewer}")
+        raise ConfigError("REDUCE", f"{fact}, but there are {num_processes}: launch {fewer}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchConfig:
     """How many samples make a step: per device x processes x accumulation = global.
 
-    Only the global batch decides what is trained, not its split over processes and micro-batches.
+    Only the global batch affects what is learned, not how it is split over processes and micro-batches.
     """
 
     per_device_batch_size: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 128
-    """Samples of one forward on one process."""
+    """Samples per forward pass on one process."""
     global_batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--global-batch-size"])] = None
-    """Samples of one optimizer step; None: per device x processes x accumulation. If set, it decides accumulation."""
+    """Samples per optimizer step over all processes; None: per device x processes x accumulation. If set, it determines
+    the accumulation."""
     accumulation_steps: Annotated[int, tyro.conf.arg(aliases=["--accumulate"])] = 1
-    """Micro-batches of one optimizer step on each process."""
+    """Micro-batches per optimizer step on each process."""
     fit_batch: Annotated[bool, tyro.conf.arg(aliases=["--fit-batch"])] = False
-    """When memory runs out, retry with half the samples per forward and twice the forwards, now and after a restart."""
+    """When out of memory, retry with half the micro-batch and twice the accumulation, now and after a restart."""
     drop_last: bool = False
-    """Leave out the short last step of an epoch; otherwise it is trained, every sample once."""
+    """Drop the short last step of an epoch; otherwise it is trained too, each sample once."""
     reduce: Annotated[Reduce, tyro.conf.arg(aliases=["--reduce"])] = "float"
-    """How the micro-batches of a step are added up: `float`, fastest, rounds differently on each number of processes;
-    `exact`, in a fixed order, trains the same bits on 1, 2, 4, ... processes. Both are float32."""
+    """How the micro-batches of a step are summed: `float` is fastest, but rounds differently for each process count;
+    `exact` sums in a fixed order: the same bits on 1, 2, 4, ... processes. Both are float32."""
     eval_batch_size: int = 500
-    """Samples of one forward on one process in evaluation. It never changes a metric."""
+    """Samples per forward pass on one process in evaluation. It never changes a metric."""
     num_workers: int = 0
-    """Data workers for each training process, for data that is not already decoded in memory."""
+    """Data workers per training process, for data that is not already decoded in memory."""
 
     def __post_init__(self) -> None:
         names = ("per_device_batch_size", "global_batch_size", "accumulation_steps", "eval_batch_size")
@@ -178,10 +179,7 @@ class BatchConfig:
             DataError: there are fewer samples than processes.
         """
         return BatchPlan(
-            num_samples=num_samples,
-            global_batch_size=self.resolved_global_batch_size(num_processes),
-            per_device_batch_size=self.resolved_per_device_batch_size(num_processes),
-            num_processes=num_processes,
-            drop_last=self.drop_last,
-            reduce=self.reduce,
-        )
+            num_samples=num_samples, global_batch_size=self.resolved_global_batch_size(num_processes),
+            per_device_batch_size=self.resolved_per_device_batch_size(num_processes), num_processes=num_processes,
+            drop_last=self.drop_last, reduce=self.reduce,
+        )  # fmt: skip

@@ -43,7 +43,7 @@ def check_pattern(config: object, group: str, name: str) -> None:
     try:
         re.compile(value or "")
     except re.error as error:
-        fact = f"{group}.{name} is {value!r}, which is no regular expression ({error})"
+        fact = f"{group}.{name} is {value!r}, which is not a regular expression ({error})"
         raise ConfigError("CONFIG", f"{fact}: correct it") from error
 
 

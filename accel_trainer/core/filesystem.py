@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import re
@@ -101,16 +102,17 @@ def create_file(path: Path, chunks: Iterable[Chunk]) -> None:
 
 def write_file_atomic(path: Path, data: bytes) -> None:
     """Replace `path` by a file of `data`: a reader finds the old bytes or the new, even after a crash."""
-    _replace(path, [data])
+    replace_file(path, [data])
 
 
 def copy_file_atomic(source: Path, target: Path) -> None:
     """Replace `target` by a copy of a regular file of any size."""
     with open_file(source) as file:
-        _replace(target, iter(lambda: file.read(_COPIED_BYTES), b""))
+        replace_file(target, iter(lambda: file.read(_COPIED_BYTES), b""))
 
 
-def _replace(path: Path, chunks: Iterable[Chunk]) -> None:
+def replace_file(path: Path, chunks: Iterable[Chunk]) -> None:
+    """Replace `path` by a file of `chunks`, which are taken as they are written."""
     temporary = temporary_path(path, "tmp")
     try:
         create_file(temporary, chunks)
@@ -206,6 +208,15 @@ def read_file(path: Path, *, max_bytes: int) -> bytes:
         return file.read(size)
 
 
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a regular file of any size. Raises OSError."""
+    digest = hashlib.sha256()
+    with open_file(path) as file:
+        while data := file.read(_COPIED_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
+
+
 def read_lines(path: Path, *, start: int = 0) -> Iterator[bytes]:
     """Yield the lines after the first `start` bytes, without one that is still being written.
 
@@ -219,11 +230,15 @@ def read_lines(path: Path, *, start: int = 0) -> Iterator[bytes]:
             raise OSError(errno.EFBIG, f"a line of more than {_MAX_LINE_BYTES} bytes", str(path))
 
 
-def check_writable(directory: Path) -> None:
-    """Raise OSError if no file can be created in `directory`."""
+@contextmanager
+def probe_file(directory: Path) -> Iterator[Path]:
+    """Create an empty file in `directory` for the block. Raises OSError if that cannot be done."""
     probe = temporary_path(directory / "probe", "tmp")
     os.close(disk.create(probe))
-    _discard(probe)  # unless the run that holds the folder has swept it
+    try:
+        yield probe
+    finally:
+        _discard(probe)  # unless the run that holds the folder has swept it
 
 
 class AppendFile:

@@ -30,12 +30,13 @@ def prepare_directory(path: Path) -> Path:
     Raises OutputError: an impossible name, a file in the way, or no permission.
     """
     if re.search(r"[\x00-\x1f\x7f]", str(path)):
-        raise OutputError("OUT_DIR_NAME", f"the output folder {str(path)!r} has a control character: rename it")
+        raise OutputError("OUT_DIR_NAME", f"the output folder {str(path)!r} contains a control character: rename it")
     with writes_to(path):
         path = path.resolve()
         for missing in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
             filesystem.make_directory(missing)
-        filesystem.check_writable(path)
+        with filesystem.probe_file(path):
+            pass
     return path
 
 
@@ -44,7 +45,7 @@ def expand_home(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:
-        raise ConfigError("HOME", f"the home folder in {path} is unknown: set HOME, or give a whole path") from None
+        raise ConfigError("HOME", f"the home folder in {path} is unknown: set HOME, or give an absolute path") from None
 
 
 @contextmanager
@@ -60,7 +61,7 @@ def _unusable(path: Path, error: OSError) -> OutputError:
     if error.errno == errno.ENAMETOOLONG:
         return OutputError("PATH_TOO_LONG", f"the output folder {str(path)[:40]}... is too long: choose a shorter name")
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return OutputError("OUT_DIR_IS_FILE", f"{path} is or lies below a file: choose a folder for --output-dir")
+        return OutputError("OUT_DIR_IS_FILE", f"{path} is a file, or below one: choose a folder for --output-dir")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError("NO_SPACE", f"{path} cannot be written ({error.strerror}): free some space and start again")
     return OutputError(

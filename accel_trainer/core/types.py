@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, overload
 
 import torch
 from accelerate.utils import recursively_apply
@@ -46,6 +46,24 @@ class Batch:
     def pin_memory(self) -> Batch:
         """Return the batch in page-locked memory. torch's DataLoader calls this in its pinning thread."""
         return self.map(Tensor.pin_memory)
+
+
+class LazyBatches(Sequence[Batch]):
+    """`length` micro-batches that `make(index)` gives when they are indexed, so that one at a time is in memory."""
+
+    def __init__(self, make: Callable[[int], Batch], length: int) -> None:
+        self._make, self._indices = make, range(length)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
+    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
+        found = self._indices[index]
+        return self._make(found) if isinstance(found, int) else [self._make(each) for each in found]
 
 
 class StepBatch(NamedTuple):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
 from ..core.rng import epoch_permutation, fold_in
-from ..core.types import Batch, StepBatch
+from ..core.types import Batch, LazyBatches, StepBatch
 from ..distributed.accelerate_settings import reject_unsupported
 from ..distributed.streams import has_streams
 from .workers import WORKER_TIMEOUT_S, Collate, SampleReader
@@ -70,16 +70,9 @@ class DatasetEvalLoader:
 
 
 def build_dataset_loaders(
-    train: Any,
-    test: Any,
-    batch: BatchConfig,
-    *,
-    seed: int,
-    accelerator: Accelerator,
-    collate: Collate = default_collate,
-    num_classes: int | None = None,
-    timeout_s: float = WORKER_TIMEOUT_S,
-) -> tuple[DatasetLoader, DatasetEvalLoader]:
+    train: Any, test: Any, batch: BatchConfig, *, seed: int, accelerator: Accelerator,
+    collate: Collate = default_collate, num_classes: int | None = None, timeout_s: float = WORKER_TIMEOUT_S,
+) -> tuple[DatasetLoader, DatasetEvalLoader]:  # fmt: skip
     """Return this process's training and evaluation loader over map-style datasets.
 
     Samples are `(input, target)` pairs, or what `collate` makes a batch of. The options are those of `SampleReader`.
@@ -90,15 +83,11 @@ def build_dataset_loaders(
     reject_unsupported(accelerator)
     readers = [
         SampleReader(
-            dataset,
-            accelerator.device,
-            num_workers=batch.num_workers,
-            collate=collate,
-            num_classes=num_classes,
+            dataset, accelerator.device, num_workers=batch.num_workers, collate=collate, num_classes=num_classes,
             timeout_s=timeout_s,
         )
         for dataset in (train, test)
-    ]
+    ]  # fmt: skip
     num_processes, index = accelerator.num_processes, accelerator.process_index
     plan = batch.plan(len(train), num_processes=num_processes)
     loader = DatasetLoader(readers[0], plan, seed=seed, process_index=index)
@@ -121,9 +110,16 @@ def read_steps(
     ids = [order[micro.start : micro.stop] for step_batch in positions for micro in step_batch]
     batches = read(ids)
     for step, step_batch in zip(steps, positions, strict=True):
-        micro_batches = _MicroBatches(batches, len(step_batch), to_device)
+        host: list[Batch] = []
+        micro_batches = LazyBatches(partial(_read_up_to, batches, host, to_device), len(step_batch))
         yield StepBatch(micro_batches, num_samples=plan.step_batch_size(step))
-        micro_batches.read_all()
+        host += islice(batches, len(step_batch) - len(host))  # not indexed: the next step begins after this one
+
+
+def _read_up_to(batches: Iterator[Batch], host: list[Batch], to_device: Callable[[Batch], Batch], index: int) -> Batch:
+    """Return batch `index` of a step on the device; `host` has those of the step that were read."""
+    host += islice(batches, max(0, index + 1 - len(host)))
+    return to_device(host[index])
 
 
 class DeviceCopy:
@@ -148,32 +144,6 @@ class DeviceCopy:
             return tensor
 
         return moved.map(keep)
-
-
-class _MicroBatches(Sequence[Batch]):
-    """The micro-batches of a step, read when they are indexed; one at a time is on the device."""
-
-    def __init__(self, batches: Iterator[Batch], length: int, to_device: Callable[[Batch], Batch]) -> None:
-        self._batches, self._length, self._to_device = batches, length, to_device
-        self._read: list[Batch] = []
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> Batch: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
-    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(self._length))]
-        position = range(self._length)[index]
-        self._read += islice(self._batches, max(0, position + 1 - len(self._read)))
-        return self._to_device(self._read[position])
-
-    def read_all(self) -> None:
-        """Read those that were not indexed: the next step begins after this one."""
-        self._read += islice(self._batches, self._length - len(self._read))
 
 
 class WaitClock:

@@ -24,8 +24,8 @@ def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
     """
     if hash_value(read(0)) != hash_value(read(0)):
         _logger.warning(
-            "sample 0 of the data differs each time it is read: when a run is resumed, only the number of samples can "
-            "show that the data has changed"
+            "sample 0 of the data differs each time it is read, so a resume can detect changed data only by the number "
+            "of samples"
         )
         return ""
     digest = hashlib.sha256(str(num_samples).encode())
@@ -37,7 +37,7 @@ def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
 def describe_fingerprint(fingerprint: str) -> str:
     """Return a description of what is compared when a run is resumed."""
     if not fingerprint:
-        return "their number only"
+        return "only their number"
     return "a hash of some samples" if fingerprint.startswith(SAMPLED) else "a hash of all samples"
 
 

@@ -78,7 +78,7 @@ def build_stream_loaders(
                 inspect.signature(stream).bind(*arguments)
         except TypeError as error:
             fact, call = f"{name} cannot start a stream ({error})", f"{name}({'epoch' if arguments else ''})"
-            raise ConfigError("DATA_STREAM", f"{fact}: give it a function, of which {call} yields samples") from error
+            raise ConfigError("DATA_STREAM", f"{fact}: pass a function for which {call} yields samples") from error
     num_processes, index = accelerator.num_processes, accelerator.process_index
     plan = batch.plan(num_train, num_processes=num_processes)
     loader = StreamLoader(train, plan, device=accelerator.device, collate=collate, process_index=index)
@@ -98,8 +98,8 @@ def _read(stream: Iterable[Any], ids: Sequence[Tensor], *, collate: Collate) -> 
             if latest is None or latest[0] < wanted:
                 latest = next((sample for sample in samples if sample[0] == wanted), None)
             if latest is None:
-                fact = f"the stream has ended before its sample {wanted}, counted from 0"
-                raise DataError("DATA_STREAM", f"{fact}: lower num_train or num_test, or let it yield more")
+                fact = f"the stream ended before sample {wanted}, counted from 0"
+                raise DataError("DATA_STREAM", f"{fact}: lower num_train or num_test, or yield more samples")
             rows.append(latest[1])
         batch = Batch(*inputs_and_targets(collate(rows)), torch.arange(len(rows)) if not len(batch_ids) else batch_ids)
         yield batch if len(batch_ids) else batch.map(lambda tensor: tensor[:0])

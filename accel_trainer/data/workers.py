@@ -45,15 +45,9 @@ class SampleReader:
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        device: torch.device,
-        *,
-        num_workers: int = 0,
-        collate: Collate = default_collate,
-        num_classes: int | None = None,
-        timeout_s: float = WORKER_TIMEOUT_S,
-    ) -> None:
+        self, dataset: Any, device: torch.device, *, num_workers: int = 0, collate: Collate = default_collate,
+        num_classes: int | None = None, timeout_s: float = WORKER_TIMEOUT_S,
+    ) -> None:  # fmt: skip
         self.dataset, self.device = dataset, device
         self._samples = _SeededSamples(dataset, num_workers=num_workers)
         self._order = _Order()
@@ -165,7 +159,7 @@ def _make_batch(samples: list[tuple[int, Any]], *, collate: Collate, num_classes
     try:
         inputs, targets = inputs_and_targets(collate([sample for _, sample in samples]))
     except Exception as error:
-        raise _failed(f"samples {', '.join(map(str, ids))} make no batch", error) from error
+        raise _failed(f"samples {', '.join(map(str, ids))} cannot be collated into a batch", error) from error
     if num_classes is not None:
         for sample_id, label in zip(ids, targets.tolist(), strict=True):
             if not 0 <= label < num_classes:

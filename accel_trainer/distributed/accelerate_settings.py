@@ -95,7 +95,7 @@ def accelerates_errors() -> Iterator[None]:
         yield
     except (ImportError, NotImplementedError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError("LAUNCH", f"accelerate refuses its settings ({reason}): use those of a preset") from error
+        raise ConfigError("LAUNCH", f"accelerate rejects its settings ({reason}): use those of a preset") from error
 
 
 def forget_earlier_accelerators() -> None:

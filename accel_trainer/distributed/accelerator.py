@@ -53,17 +53,17 @@ class RuntimeConfig:
     """Precision, devices and processes."""
 
     mixed_precision: Annotated[_Precision | None, tyro.conf.arg(aliases=["--mixed-precision"])] = None
-    """Precision of forward and backward; weights stay float32. None: the launcher's setting, else `no`."""
+    """Precision of the forward and backward passes; weights stay float32. None: the launcher's setting, else `no`."""
     sync_batch_norm: bool = True
-    """With several processes, normalise over all of them: their number does not change the model."""
+    """With several processes, BatchNorm normalises over all of them, so their number does not change the model."""
     channels_last: bool = True
     """Lay out images and filters with channels innermost: usually faster on CPUs, and on GPUs in half precision."""
     compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
     """Compile the model with torch.compile; if that fails, it runs in eager mode, with a warning."""
     deterministic: bool = True
-    """Choose deterministic kernels on CUDA; without them a resumed run is close, but not equal bit by bit."""
+    """Use deterministic CUDA kernels; without them a resumed run is close, but not identical."""
     num_threads: int | None = None
-    """CPU threads per process, which decide the last bits; None: OMP_NUM_THREADS if set, else cores / processes; 1
+    """CPU threads per process, which affect the last bits; None: OMP_NUM_THREADS if set, else cores / processes; 1
     with `--reduce exact`."""
     tf32: bool = False
     """Let CUDA compute float32 as TF32: faster, with 10 instead of 23 bits of mantissa."""
@@ -74,17 +74,17 @@ class RuntimeConfig:
     timeout_s: float = 600.0
     """How long a process waits for the others in a collective before it fails."""
     stuck_timeout_s: float | None = None
-    """End a process without progress for this long, and log its stacks; None: `timeout_s`, or never for one process."""
+    """End a process stuck for this long, and log its stack traces; None: `timeout_s`, or never for one process."""
     find_unused_parameters: bool = False
-    """With several processes, let a step leave parameters without gradient; it costs a search of each step's graph."""
+    """With several processes, allow parameters that a step does not use; costs a search of each step's graph."""
     static_graph: bool = False
     """Promise that each step uses the same parameters in the same order, which saves torch some work."""
     gradient_compression: Literal["fp16", "bf16"] | None = None
-    """Send gradients between processes in half precision: half the bytes, rounded. None: in full precision."""
+    """Send gradients between processes in half precision: half the bytes, rounded. None: full precision."""
     backend: Literal["nccl", "gloo", "mpi"] | None = None
     """The backend of torch.distributed; None: nccl between GPUs, gloo between CPUs."""
     debug_distributed: Annotated[bool, tyro.conf.arg(aliases=["--debug-distributed"])] = False
-    """Let torch and NCCL log what they do between processes; with TORCH_CPP_LOG_LEVEL=INFO, each connection too."""
+    """Make torch and NCCL log what they do between processes; with TORCH_CPP_LOG_LEVEL=INFO, each connection too."""
 
     def __post_init__(self) -> None:
         _THREADS.check(self, "runtime", "num_threads")
@@ -154,8 +154,8 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
             raise ConfigError("CONFIG", f"--runtime.{message}")
     if dist.is_initialized():
         if config.backend is not None and f":{config.backend}" not in dist.get_backend_config():
-            fact = f"--runtime.backend {config.backend}, but the processes joined over {dist.get_backend()} already"
-            raise ConfigError("LAUNCH", f"{fact}: make no process group, PartialState or Accelerator before the run")
+            fact = f"--runtime.backend {config.backend}, but the processes already joined over {dist.get_backend()}"
+            raise ConfigError("LAUNCH", f"{fact}: create no process group, PartialState or Accelerator before the run")
         return
     if config.debug_distributed:
         # DETAIL, with gloo, ends DistributedDataParallel in a segmentation fault (torch 2.13).
@@ -207,7 +207,7 @@ def place_model(
         ConfigError: a parameter has no shape yet, or a sharded model is to be wrapped by a class that it has not.
     """
     if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
-        raise ConfigError("MODEL", f"{lazy} has no shape yet: call the model with a batch before you hand it over")
+        raise ConfigError("MODEL", f"{lazy} has no shape yet: call the model with a batch before you pass it on")
     model = model.to(accelerator.device)
     if config.channels_last and not is_sharded(accelerator):  # shards must be contiguous (torch 2.13)
         # `model.to(memory_format=...)` fails on the weights of 3-d convolutions (torch 2.13).

@@ -6,6 +6,8 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
@@ -137,15 +139,22 @@ def run_on_main(action: Callable[[], Any], accelerator: Accelerator) -> Any:
 
     Its `UserError` is raised on every process: none is left waiting.
     """
-    answer: list[Any] = []
-    if accelerator.is_main_process:
-        try:
-            answer = [action()]
-        except UserError as error:
-            answer = [type(error).__name__, error.code, error.args[0]]
-    result, *failure = json.loads(broadcast_bytes(json.dumps(answer).encode(), accelerator))
+    answer = _answer(action) if accelerator.is_main_process else []
+    return _result(json.loads(broadcast_bytes(json.dumps(answer).encode(), accelerator)))
+
+
+def _answer(action: Callable[[], Any]) -> list[Any]:
+    """Return the result of `action`, or what is needed to raise its UserError elsewhere."""
+    try:
+        return [action()]
+    except UserError as error:
+        return [type(error).__name__, error.code, error.args[0]]
+
+
+def _result(answer: list[Any]) -> Any:
+    result, *failure = answer
     if failure:
-        raise getattr(errors, result)(*failure)
+        raise OSError(*failure) if result == "OSError" else getattr(errors, result)(*failure)
     return result
 
 
@@ -175,6 +184,49 @@ def differing_processes(values: Mapping[str, str], accelerator: Accelerator) -> 
     differs = (gathered != gathered[0]).any(-1).T
     found = {name: row.nonzero().flatten().tolist() for name, row in zip(values, differs, strict=True)}
     return {name: processes for name, processes in found.items() if processes}
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The processes that do something together, such as write a checkpoint, in a thread beside the training.
+
+    Without a `group` it is the main process only.
+    """
+
+    process_index: int = 0
+    num_processes: int = 1
+    group: dist.ProcessGroup | None = None
+
+    def agree(self, action: Callable[[], Any]) -> list[Any]:
+        """Run `action` on each process; return the results, JSON values, of all in their order. **Collective.**
+
+        An OSError or a UserError of one process is raised on all.
+        """
+        if self.group is None:
+            return [action()]
+        try:
+            answer = _answer(action)
+        except OSError as error:
+            answer = ["OSError", error.errno, f"process {self.process_index}: {error.strerror or error}"]
+        return [_result(json.loads(data)) for data in self._all_gather(json.dumps(answer).encode())]
+
+    def _all_gather(self, data: bytes) -> list[bytes]:
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_processes)]
+        dist.all_gather(sizes, torch.tensor([len(data)]), self.group)
+        rows = [torch.zeros(int(max(sizes)), dtype=torch.uint8) for _ in sizes]
+        dist.all_gather(rows, torch.frombuffer(bytearray(data.ljust(len(rows[0]))), dtype=torch.uint8), self.group)
+        return [row.numpy().tobytes() for row in rows]  # JSON may end in spaces
+
+
+ALONE = Peers()
+
+
+def join_peers(accelerator: Accelerator, *, timeout_s: float) -> Peers:
+    """Return all processes as peers, over a group of their own: training may use the others'. **Collective.**"""
+    if accelerator.num_processes == 1:
+        return ALONE
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    return Peers(accelerator.process_index, accelerator.num_processes, group)
 
 
 _last_operations: list[dist.Work | None] = []

@@ -1,18 +1,20 @@
 """Sharded weights (FSDP2): whole tensors for a checkpoint, and back to shards.
 
-A checkpoint holds whole tensors, gathered to the main process one by one: its files are the same for any number of
-processes, sharded or not. The main machine needs host memory for one copy of the state.
+With FULL_STATE_DICT a checkpoint holds whole tensors, gathered to the main process one by one: its files are the same
+for any number of processes, sharded or not, and the main machine needs host memory for one copy of the state. With
+SHARDED_STATE_DICT each process writes its shards.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
-from torch import Tensor
+from accelerate.utils import DistributedType, convert_outputs_to_fp32, fsdp2_prepare_model
+from torch import Tensor, nn
 
 from ..core.errors import ConfigError
 
@@ -20,6 +22,22 @@ from ..core.errors import ConfigError
 def is_sharded(accelerator: Accelerator) -> bool:
     """Whether the prepared model's weights are shards."""
     return bool(accelerator.distributed_type == DistributedType.FSDP)
+
+
+def saves_shards(accelerator: Accelerator) -> bool:
+    """Whether each process writes its shards to a checkpoint: `fsdp_state_dict_type` is SHARDED_STATE_DICT."""
+    return is_sharded(accelerator) and accelerator.state.fsdp_plugin.state_dict_type.name == "SHARDED_STATE_DICT"
+
+
+def sharded_copy(model: nn.Module, accelerator: Accelerator) -> nn.Module | None:
+    """Return a copy of a placed `model`, sharded as `prepare` will shard the model; None if it does not."""
+    if not is_sharded(accelerator):
+        return None
+    copied = copy.deepcopy(model)
+    if accelerator.native_amp:  # `place_model` has set the `forward` of the original
+        del copied.forward
+        copied.forward = convert_outputs_to_fp32(accelerator.autocast()(copied.forward))
+    return fsdp2_prepare_model(accelerator, copied)  # type: ignore[no-any-return]  # accelerate is untyped
 
 
 def reject_options_with_fsdp(accelerator: Accelerator, options: Mapping[str, object]) -> None:
@@ -36,20 +54,32 @@ def gather_shards(state: Any) -> Any:
     """
     if isinstance(state, Mapping):
         return {key: gather_shards(value) for key, value in state.items()}
-    if not hasattr(state, "full_tensor"):  # importing DTensor takes 0.5 s
+    if not is_shard(state):
         return state
     whole = state.full_tensor()
     return whole.cpu() if dist.get_rank() == 0 else state
 
 
-def shard_like(mine: Tensor, whole: Tensor) -> Tensor:
-    """Return this process's shard of `whole`, placed as `mine`; `whole` itself if `mine` is not a shard."""
-    if not hasattr(mine, "full_tensor"):
-        return whole
-    from torch.distributed.tensor import distribute_tensor
+def is_shard(tensor: Tensor) -> bool:
+    """Whether `tensor` is a part of a whole."""
+    return hasattr(tensor, "full_tensor")  # importing DTensor takes 0.5 s
 
-    mesh, placements = mine.device_mesh, mine.placements  # type: ignore[attr-defined]
-    return distribute_tensor(whole.to(mine.device), mesh, placements, src_data_rank=None)
+
+def place_in_whole(shard: Tensor) -> tuple[list[int], list[int]]:
+    """Return where this process's shard begins in the whole, and its shape."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    mesh, placements = shard.device_mesh, shard.placements  # type: ignore[attr-defined]
+    shape, offsets = compute_local_shape_and_global_offset(shard.shape, mesh, placements)
+    return list(offsets), list(shape)
+
+
+def as_shard(mine: Tensor, local: Tensor) -> Tensor:
+    """Return `local`, this process's part of a whole, as a shard placed as `mine`."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements, local = mine.device_mesh, mine.placements, local.to(mine.device)  # type: ignore[attr-defined]
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=mine.shape, stride=mine.stride())
 
 
 def local_part(tensor: Tensor) -> Tensor:

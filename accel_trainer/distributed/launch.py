@@ -149,6 +149,6 @@ def _find_result(outcomes: Mapping[int, tuple[UserError | None, Any]], failure: 
     for rank in sorted(outcomes, key=lambda rank: rank != failure.error_index):
         if (error := outcomes[rank][0]) is not None:
             raise error
-    how = f"was killed by {failure.signal_name}" if failure.signal_name else f"left with exit code {failure.exit_code}"
+    how = f"was killed by {failure.signal_name}" if failure.signal_name else f"exited with code {failure.exit_code}"
     rank = failure.error_index
     raise ProcessError("KILLED", f"rank {rank} {how}", rank, ExitCode.INTERNAL)

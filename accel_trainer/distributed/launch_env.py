@@ -35,7 +35,7 @@ def setup_launch_env() -> int:
     if not set(_NAMES[:3]) & environment.keys():
         if {"MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"} <= environment.keys():
             fix = "launch with --config_file accelerate_configs/multi_cpu.yaml, or unset MASTER_ADDR"
-            raise ConfigError("LAUNCH", f"accelerate announced several processes and started one, as for --cpu: {fix}")
+            raise ConfigError("LAUNCH", f"accelerate announced several processes but started one, as with --cpu: {fix}")
         return 1
     num_processes = _number("WORLD_SIZE")
     if num_processes != 1 or "LOCAL_RANK" in environment:  # with which accelerate joins a group even of one
@@ -44,7 +44,7 @@ def setup_launch_env() -> int:
             raise ConfigError("LAUNCH", f"WORLD_SIZE is {num_processes} without {', '.join(missing)}: {_FIX}")
         for name, limit in (("RANK", num_processes), ("LOCAL_RANK", num_processes), ("MASTER_PORT", 2**16)):
             if _number(name) >= limit:
-                raise ConfigError("LAUNCH", f"{name} is {environment[name]}, and should be below {limit}: {_FIX}")
+                raise ConfigError("LAUNCH", f"{name} is {environment[name]}, but must be below {limit}: {_FIX}")
     return num_processes
 
 
@@ -80,7 +80,7 @@ def given_num_threads() -> int | None:
 def _number(name: str) -> int:
     value = os.environ.get(name, "")
     if not value.isdecimal():
-        raise ConfigError("LAUNCH", f"{name} is {value or 'not set'}, and should be a number: {_FIX}")
+        raise ConfigError("LAUNCH", f"{name} is {value or 'not set'}, but must be a number: {_FIX}")
     return int(value)
 
 
@@ -97,7 +97,7 @@ def _translated(names: tuple[str, ...]) -> dict[str, str]:
         address = _first_host(environment["SLURM_STEP_NODELIST"])
     elif address is None:
         fix = "give all of them its address as MASTER_ADDR (Open MPI: -x MASTER_ADDR=...; MPICH: -genv MASTER_ADDR ...)"
-        raise ConfigError("LAUNCH", f"mpirun does not tell the machines the address of process 0: {fix}")
+        raise ConfigError("LAUNCH", f"mpirun does not pass the address of process 0 to the machines: {fix}")
     # The same port for all processes, and different ones for jobs that share a machine.
     step = environment.get("SLURM_STEP_ID", "") if names is _SRUN else ""
     job = environment.get("PMIX_NAMESPACE") or environment.get("SLURM_JOB_ID", "") + step

@@ -36,7 +36,7 @@ def init_process_group(backend: str | None, *, timeout_s: float) -> None:
     except (RuntimeError, OSError) as error:
         address, reason = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).splitlines()[0]
         fact = f"process {rank} of {num_processes} did not meet the others at {address} within {timeout_s:g} s"
-        fix = "start all, with the address and a free port of the machine of process 0, open between the machines"
+        fix = "start all, with the address of process 0's machine and a free port there, open between the machines"
         raise ProcessError("RENDEZVOUS", f"{fact} ({reason}): {fix}", rank, ExitCode.INTERNAL) from error
 
 

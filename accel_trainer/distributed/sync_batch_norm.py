@@ -35,7 +35,7 @@ def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Mod
     if type(model) in _OF_TORCH and is_cuda:
         return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
     if is_synced and not is_cuda and type(model) is not nn.SyncBatchNorm:
-        raise ConfigError("SYNC_BATCH_NORM", f"{type(model).__name__} needs a GPU: give the model its BatchNorm")
+        raise ConfigError("SYNC_BATCH_NORM", f"{type(model).__name__} needs a GPU: use BatchNorm in the model")
     if isinstance(model, _BatchNorm) and not (is_synced and is_cuda):
         # Not compiled, since torch.compile loses the mode (torch 2.13). A method: a deep copy of the module, such as
         # the one for averaged weights, then calls its own.

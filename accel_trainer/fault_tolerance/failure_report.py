@@ -62,14 +62,10 @@ def failures_reported(folder: Path, watchdog: Watchdog, *, rank: int, num_proces
             return
         checkpoints = list_checkpoints(folder / "checkpoints")
         status = {
-            "state": state,
-            "exit_code": exit_code,
-            "optimizer_step": watchdog.position.optimizer_step,
-            "last_commit": checkpoints[-1].name if checkpoints else None,
-            "error": error,
-            "pid": os.getpid(),
+            "state": state, "exit_code": exit_code, "optimizer_step": watchdog.position.optimizer_step,
+            "last_commit": checkpoints[-1].name if checkpoints else None, "error": error, "pid": os.getpid(),
             "host": platform.node(),
-        }
+        }  # fmt: skip
         with writes_to(folder):
             filesystem.write_file_atomic(folder / "status.json", json.dumps(status, indent=1).encode())
 

@@ -163,13 +163,10 @@ class NonfiniteGuard:
             batches.setdefault(tuple(row[:2]), {**entry, "sample_ids": []})["sample_ids"].append(int(row[2]))
         losses = {tuple(row[:2]): row[3] for row in rows}.values()
         return {
-            "optimizer_step": update.position.optimizer_step + 1,
-            "position": asdict(update.position),
-            "seed": self._seed,
-            "loss_sum": _plain(sum(losses)),
-            "nonfinite_sample_ids": sorted(int(row[2]) for row in blamed),
-            "micro_batches": list(batches.values()),
-        }
+            "optimizer_step": update.position.optimizer_step + 1, "position": asdict(update.position),
+            "seed": self._seed, "loss_sum": _plain(sum(losses)),
+            "nonfinite_sample_ids": sorted(int(row[2]) for row in blamed), "micro_batches": list(batches.values()),
+        }  # fmt: skip
 
     def _are_suspect(self, batch: Batch, loss_sum: Tensor) -> Tensor:
         """Return which samples [B] cause the loss of a micro-batch to be NaN or inf."""

@@ -20,7 +20,7 @@ from .watchdog import Watchdog
 
 _logger = logging.getLogger(__name__)
 
-_NEEDS_LESS = "take a smaller model or images, --mixed-precision bf16, or shard the weights (docs/fsdp.md)"
+_NEEDS_LESS = "use a smaller model or images, --mixed-precision bf16, or shard the weights (docs/fsdp.md)"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -53,7 +53,7 @@ def halve_micro_batch(
     if size == 1:
         raise OutOfMemoryError("OUT_OF_MEMORY", f"{fact}: {_NEEDS_LESS}")
     if plan.reduce == "exact":
-        fix = "another --batch-size would be another training with --reduce exact, so start a new run with half of it"
+        fix = "with --reduce exact another --batch-size changes the result: start a new run with half of it"
         raise OutOfMemoryError("OUT_OF_MEMORY", f"{fact}: {fix}")
     finer = replace(plan, per_device_batch_size=math.ceil(size / 2))
     if remember is None:

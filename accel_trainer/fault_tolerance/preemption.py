@@ -126,7 +126,7 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
         if flag.may_leave:
             flag.may_leave = False  # a second signal must not interrupt the cleanup
             name = signal.Signals(number).name
-            raise Preempted("PREEMPTED", f"{name} before training began, nothing is lost: run the same command again")
+            raise Preempted("PREEMPTED", f"{name} before training began; nothing is lost: run the same command again")
 
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     try:

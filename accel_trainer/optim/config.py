@@ -26,17 +26,17 @@ class OptimizerConfig:
 
     name: str = "sgd"
     """`sgd` with momentum, `adamw`, `muon` (Muon for the filters of convolutions and `sgd` for the rest), or a class of
-    torch.optim such as `RMSprop`, which gets those of the settings below that it has."""
+    torch.optim such as `RMSprop`, which gets the settings below that it accepts."""
     learning_rate: Annotated[float | None, tyro.conf.arg(aliases=["--lr"])] = None
     """Peak learning rate, before the scaling below; None: 0.1 for sgd and muon, 0.001 for adamw, else torch's."""
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
-    """How the learning rate follows global batch size / `base_batch_size`."""
+    """How the learning rate scales with global batch size / `base_batch_size`."""
     base_batch_size: int = 256
-    """The global batch size that `learning_rate` was tuned at; used only for the scaling."""
+    """The global batch size that `learning_rate` was tuned for; used only for the scaling."""
     bias_learning_rate_scale: float = 1.0
-    """Factor on the learning rate of vectors and scalars. Their weight decay is divided by it: it acts as before."""
+    """Factor on the learning rate of vectors and scalars. Their weight decay is divided by it, which cancels out."""
     linear_learning_rate_scale: float = 1.0
-    """The same for the matrices of linear layers, such as the head."""
+    """The same for the weight matrices of linear layers, such as the head."""
     momentum: float = 0.9
     """Momentum of `sgd`."""
     filter_momentum: float = 0.6
@@ -54,7 +54,7 @@ class OptimizerConfig:
     layer_decay: float | None = None
     """Factor on the learning rate from each numbered block of layers to the one before it; None: the same for all."""
     freeze: Annotated[str | None, tyro.conf.arg(aliases=["--freeze"])] = None
-    """Parameters whose name this regular expression finds are not trained; their BatchNorms keep their statistics."""
+    """Freeze parameters whose names match this regular expression; their BatchNorms keep their statistics."""
 
     def __post_init__(self) -> None:
         optimizer_class_of(self.name)

@@ -51,7 +51,7 @@ class ScheduleConfig:
         (NOT_NEGATIVE if self.shape == "exponential" else FRACTION).check(self, "schedule", "gamma")
         INSIDE_ONE.check(self, "schedule", "milestones")
         if self.shape == "triangular" and self.warmup_epochs:
-            fact = "schedule.warmup_epochs has no meaning with triangular"
+            fact = "schedule.warmup_epochs has no effect with triangular"
             raise ConfigError("CONFIG", f"{fact}: set schedule.peak_fraction instead")
 
     def warmup_steps(self, *, total_steps: int, steps_per_epoch: int) -> int:
@@ -133,11 +133,11 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
             rate = learning_rate_at(step)
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-            fix = f"let it return a number for each step from 0 to {num_steps - 1}"
+            fix = f"return a number for each step from 0 to {num_steps - 1}"
             raise ConfigError("SCHEDULE", f"the recipe's schedule fails at step {step} ({reason}): {fix}") from error
         if not 0 <= rate < math.inf:
-            fact = f"the recipe's schedule gives {rate:g} at step {step}"
-            raise ConfigError("SCHEDULE", f"{fact}: let it return a learning rate of 0 or more")
+            fact = f"the recipe's schedule returns {rate:g} at step {step}"
+            raise ConfigError("SCHEDULE", f"{fact}: return a learning rate of 0 or more")
     return learning_rate_at
 
 

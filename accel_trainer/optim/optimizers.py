@@ -40,7 +40,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     try:
         return optimizer_class(groups, **known)
     except (TypeError, ValueError, RuntimeError) as error:
-        fact = f"torch.optim.{config.name} refuses this model or these settings ({str(error).splitlines()[0]})"
+        fact = f"torch.optim.{config.name} rejects this model or these settings ({str(error).splitlines()[0]})"
         raise ConfigError("CONFIG", f"{fact}: choose another --optimizer.name") from error
 
 
@@ -64,10 +64,10 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
     """
     optimizer = build(model) if callable(build) else build
     if not callable(build) or not isinstance(optimizer, Optimizer):
-        fact = f"optimizer= {'gives' if callable(build) else 'is'} an object of type {type(optimizer).__name__}"
-        raise ConfigError("CONFIG", f"{fact}: give it a function that takes the model and returns a torch optimizer")
+        fact = f"optimizer= {'returns' if callable(build) else 'is'} an object of type {type(optimizer).__name__}"
+        raise ConfigError("CONFIG", f"{fact}: pass a function that takes the model and returns a torch optimizer")
     if reason := UNSUITABLE.get(type(optimizer).__name__):
-        raise ConfigError("CONFIG", f"the recipe's optimizer is {type(optimizer).__name__}, but {reason}: take another")
+        raise ConfigError("CONFIG", f"the recipe's optimizer is {type(optimizer).__name__}, but {reason}: use another")
     _check_parameters(optimizer, model)
     return _scale_groups(optimizer)
 
@@ -78,7 +78,7 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not theirs <= parameters.keys():
         fact = "the recipe's optimizer has parameters that are not the model's"
-        raise ConfigError("CONFIG", f"{fact}: build it from the model that the function gets")
+        raise ConfigError("CONFIG", f"{fact}: build it from the model that the function receives")
     # Their gradients would be added up over all steps, and be part of the norm that is clipped.
     if left_out := [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in theirs]:
         fact = f"the recipe's optimizer has {len(theirs)} parameters, without {', '.join(left_out[:3])}"

@@ -73,8 +73,8 @@ def freeze(model: nn.Module, pattern: str) -> None:
     found = [name for name in parameters if re.search(pattern, name)]
     if not found or len(found) == len(parameters):
         which, names = "all" if found else "none", ", ".join([*list(parameters)[:2], list(parameters)[-1]])
-        fact = f"--freeze {pattern!r} finds {which} of the {len(parameters)} parameters ({names})"
-        raise ConfigError("FREEZE", f"{fact}: let it find some of them")
+        fact = f"--freeze {pattern!r} matches {which} of the {len(parameters)} parameters ({names})"
+        raise ConfigError("FREEZE", f"{fact}: it must match some, not all")
     for name in found:
         parameters[name].requires_grad_(False)
 

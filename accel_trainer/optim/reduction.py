@@ -77,7 +77,7 @@ class ExactReduction:
         }
         for name, is_used in unsupported.items():
             if is_used:
-                raise ConfigError("REDUCE", f"--reduce exact does not work with {name}: leave one of them out")
+                raise ConfigError("REDUCE", f"--reduce exact does not work with {name}: remove one of them")
         self._accelerator, self._num_parts, self._key = accelerator, num_parts, fold_in(seed, 0)
         self._first_part = accelerator.process_index * num_parts // accelerator.num_processes
 
@@ -85,7 +85,7 @@ class ExactReduction:
         """Leave the model unwrapped, with the main process's weights. Raises ConfigError for a SyncBatchNorm."""
         if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
             fact = "--reduce exact normalises each micro-batch by itself, and the model has a SyncBatchNorm"
-            raise ConfigError("REDUCE", f"{fact}: give it a BatchNorm")
+            raise ConfigError("REDUCE", f"{fact}: use BatchNorm instead")
         # `evaluation_mode` leaves out DDP, which would add up in an order of its own.
         model = self._accelerator.prepare_model(model, evaluation_mode=True)
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -32,8 +32,8 @@ from ..core.errors import CheckpointError, ConfigError
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.fingerprint import SAMPLED, describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions, place_model
-from ..distributed.collectives import run_on_main
-from ..distributed.fsdp import reject_options_with_fsdp
+from ..distributed.collectives import ALONE, join_peers, run_on_main
+from ..distributed.fsdp import reject_options_with_fsdp, saves_shards
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, checked_schedule, scale_learning_rate
 from ..optim.optimizers import build_optimizer, build_own_optimizer, coming_state_bytes
@@ -67,7 +67,6 @@ def build_trainer(
     """
     config, accelerator, is_main = run.config, run.accelerator, run.accelerator.is_main_process
     options = {
-        "--ema": config.trainer.ema_decay,
         "--compile": config.runtime.compile,
         "--optimizer.name muon": config.optimizer.name == "muon",
         "--mixed-precision fp16": accelerator.scaler,
@@ -98,7 +97,7 @@ def build_trainer(
     banner = (
         f"{describe_machine(accelerator)}\n{loader.plan.describe()}, {_describe_length(config, loader.plan)}\n"
         f"{rate}, {describe_parameters(model)}, reduce: {loader.plan.reduce}\n"
-        f"{num_samples[0]} + {num_samples[1]} samples, compared at a resume by {describe_fingerprint(fingerprint)}\n"
+        f"{num_samples[0]} + {num_samples[1]} samples; a resume checks {describe_fingerprint(fingerprint)}\n"
         f"run folder {run.folder}"
     )
     progress = ProgressBar(config.trainer, banner=banner, is_quiet=config.run.quiet or not is_main)
@@ -112,19 +111,15 @@ def build_trainer(
         phase_s=phase_s, sinks=[progress.show, *(each.show for each in trackers)],
     )  # fmt: skip
     metadata = {
-        "config_sha256": identity_sha256(run.config),
-        "data_fingerprint": fingerprint,
-        "task_fingerprint": task_fingerprint,
-        "origin": origin,
-        "num_samples": num_samples,
-        "num_processes": accelerator.num_processes,
-        "reduce": loader.plan.reduce,
-        "global_batch_size": loader.plan.global_batch_size,
-        "versions": library_versions(),
-    }
+        "config_sha256": identity_sha256(run.config), "data_fingerprint": fingerprint,
+        "task_fingerprint": task_fingerprint, "origin": origin, "num_samples": num_samples,
+        "num_processes": accelerator.num_processes, "reduce": loader.plan.reduce,
+        "global_batch_size": loader.plan.global_batch_size, "versions": library_versions(),
+    }  # fmt: skip
     checkpointer = Checkpointer(
         run.folder / "checkpoints", config=config.checkpoint, metadata=metadata,
         before_commit=history.sync if history is not None else lambda: None,
+        peers=join_peers(accelerator, timeout_s=config.runtime.timeout_s) if saves_shards(accelerator) else ALONE,
     )  # fmt: skip
     run.resources.callback(checkpointer.close)
     trainer = trainer_class(
@@ -200,6 +195,7 @@ def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     """Check, before any work, that a checkpoint can be stored and has room. **Collective.**"""
     states, coming_bytes = trainer.state_dict(), coming_state_bytes(trainer.optimizer)
     run_on_main(lambda: checkpointer.prepare(states, coming_bytes=coming_bytes), trainer.accelerator)
+    checkpointer.check_shared_disk()
 
 
 def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
@@ -250,7 +246,7 @@ def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) 
     if metadata["reduce"] == "exact":
         del before["num_processes"]
     if changed := [f"{name} {old} -> {now.get(name)}" for name, old in before.items() if old != now.get(name)]:
-        text = "not as when %s was saved: %s; the results may differ in the last bits"
+        text = "changed since %s was saved: %s; the results may differ in the last bits"
         _logger.warning(text, checkpoint.name, ", ".join(changed))
 
 
@@ -258,7 +254,9 @@ def _restore(trainer: Trainer, checkpoint: LoadedCheckpoint, changes: Sequence[s
     """Restore the checkpoint. Raises CheckpointError, also for content that no run has saved."""
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
+        for stored in checkpoint.slices:
+            stored.kept = None  # verified here, and read on another process
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-        message = f"{checkpoint.name} holds what this run cannot load ({reason}): use another checkpoint"
+        message = f"{checkpoint.name} contains state that this run cannot load ({reason}): use another checkpoint"
         raise CheckpointError("CKPT_STATE", message) from error

@@ -44,30 +44,30 @@ class RunConfig:
     output_dir: Annotated[Path | None, tyro.conf.arg(aliases=["--output-dir"])] = None
     """The run folder; None: `runs/<recipe>-<time>`, or the newest unfinished one of the same config."""
     resume: Annotated[str, tyro.conf.arg(aliases=["--resume"])] = "auto"
-    """`auto` continues the run in the folder, if any; `never` refuses to; or a checkpoint or run to branch from."""
+    """`auto` resumes the run in the folder, if any; `never` refuses to; or a checkpoint or run to branch off from."""
     init_from: Annotated[Path | None, tyro.conf.arg(aliases=["--init-from"])] = None
-    """A checkpoint, run or safetensors file whose weights a new run starts with; nothing else of it is used."""
+    """A checkpoint, run or safetensors file whose weights a new run starts from; nothing else of it is used."""
     init_skip: Annotated[str | None, tyro.conf.arg(aliases=["--init-skip"])] = None
-    """Tensors whose name this regular expression finds are not taken from `init_from`."""
+    """Do not load tensors whose names match this regular expression from `init_from`."""
     allow_change: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--allow-change"])] = ()
-    """Config values (dotted names, or `data`) that may differ from the run that is resumed."""
+    """Settings (dotted names, or `data`) that may differ from the run that is resumed."""
     track: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--track"])] = ()
     """Trackers to copy `metrics.jsonl` into, offline: `tensorboard`, `wandb`, `mlflow`, `trackio`, or another that
-    accelerate knows. Their own environment variables, such as WANDB_MODE=online, still count."""
+    accelerate knows. Their own environment variables, such as WANDB_MODE=online, apply."""
     runs_dir: Path = Path("runs")
-    """Where run folders without an explicit `output_dir` are made."""
+    """Where run folders are created if `output_dir` is not set."""
     cache_dir: Annotated[Path, tyro.conf.arg(aliases=["--cache-dir"])] = Path("~/.cache/accel_trainer")
-    """Where decoded data is kept, for all runs."""
+    """Cache of decoded data, shared by all runs."""
     profile: Annotated[bool, tyro.conf.arg(aliases=["--profile"])] = False
-    """Trace some steps into `profile/` of the run folder, with torch's table of their operations."""
+    """Write a trace of a few steps and torch's table of operations to `profile/` in the run folder."""
     onnx: Annotated[bool, tyro.conf.arg(aliases=["--onnx"])] = False
     """Also export the model as ONNX, so that others can verify it and predict with it without its class."""
     dry_run: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False
-    """Try it all in a temporary folder: a step, an evaluation, a checkpoint, and a resume from it for another step."""
+    """Try everything in a temporary folder: a step, an evaluation, a checkpoint, a resume from it and another step."""
     quiet: Annotated[bool, tyro.conf.arg(aliases=["--quiet"])] = False
-    """Print only warnings and errors. The files of the run are the same."""
+    """Print only warnings and errors. The files of the run do not change."""
     debug: Annotated[bool, tyro.conf.arg(aliases=["--debug"])] = False
-    """Show a traceback with an error."""
+    """Show tracebacks with errors."""
 
     def __post_init__(self) -> None:
         check_pattern(self, "run", "init_skip")
@@ -76,8 +76,8 @@ class RunConfig:
         if self.init_skip is not None and self.init_from is None:
             raise ConfigError("CONFIG", "--init-skip has no effect without --init-from: add that, or leave it out")
         if self.init_from is not None and self.resume not in ("auto", "never"):
-            fact = f"--resume {self.resume} and --init-from {self.init_from} both give the weights"
-            raise ConfigError("CONFIG", f"{fact}: leave one out")
+            fact = f"--resume {self.resume} and --init-from {self.init_from} both set the initial weights"
+            raise ConfigError("CONFIG", f"{fact}: remove one of them")
         for name in ("output_dir", "init_from", "runs_dir", "cache_dir"):
             if (path := getattr(self, name)) is not None:
                 # A shell leaves `--output-dir=~/run` as it is.
@@ -136,7 +136,7 @@ def check_allowed_changes(config: RecipeConfig) -> None:
     for name in config.run.allow_change:
         if name.replace("-", "_") not in known:
             choices = ", ".join(["data", *_decisive_values(config)])
-            raise ConfigError("CONFIG", f"--allow-change {name}: the config has no such value: choose from {choices}")
+            raise ConfigError("CONFIG", f"--allow-change {name}: there is no such setting: choose from {choices}")
 
 
 def _decisive_values(config: RecipeConfig) -> dict[str, Any]:

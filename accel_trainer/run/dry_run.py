@@ -33,5 +33,5 @@ def dry_run(train: Callable[[C], RunResult], config: C) -> RunResult:
                 return result
     if PartialState().is_main_process:
         seconds = time.perf_counter() - start_s
-        say(f"dry run ok: trained, evaluated, saved, loaded and resumed in {seconds:.1f} s; nothing is left")
+        say(f"dry run ok: trained, evaluated, saved, loaded and resumed in {seconds:.1f} s; no files are left")
     return result

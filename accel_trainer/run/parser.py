@@ -72,7 +72,7 @@ def parse_config_and_origins(
     argv = sys.argv[1:] if argv is None else list(argv)
     help_asked = ["--help"] if {"-h", "--help", "--help-all"} & set(argv) else []
     if help_asked or argv[:1] == ["--tyro-write-completion"]:
-        description = f"{description.strip()}\n\nValues: defaults, then --config FILE (YAML), then flags."
+        description = f"{description.strip()}\n\nFlags override --config FILE (YAML), which overrides the defaults."
         tyro.cli(config_class, args=help_asked or argv, description=description)
     given = {item.field.name: item for item in _read_command_line(config_class, argv)}
     config = _build(config_class, given.values())
@@ -110,7 +110,7 @@ def _read_command_line(config_class: Any, argv: Sequence[str]) -> Iterator[_Give
     from_flags: list[_Given] = []
     starts = [position for position, word in enumerate(argv) if _FLAG.match(word)]
     if argv and 0 not in starts:
-        raise ConfigError("CONFIG", f"unexpected {argv[0]!r}: a value follows its flag, see --help")
+        raise ConfigError("CONFIG", f"unexpected {argv[0]!r}: values follow a flag, see --help")
     for start, stop in zip(starts, [*starts[1:], len(argv)], strict=False):
         flag, _, value = argv[start].partition("=")
         values = [value] * ("=" in argv[start]) + list(argv[start + 1 : stop])
@@ -153,7 +153,7 @@ class _Loader(yaml.SafeLoader):
         """Return the next node. Raises ValueError."""
         if self.check_event(yaml.AliasEvent):
             line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
-            raise ValueError(f"line {line}: aliases (& and *) are not read")
+            raise ValueError(f"line {line}: aliases (& and *) are not supported")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -161,7 +161,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if str(key.value) in seen:
-                raise ValueError(f"line {key.start_mark.line + 1}: {str(key.value)[:40]} is there twice")
+                raise ValueError(f"line {key.start_mark.line + 1}: {str(key.value)[:40]} appears twice")
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
@@ -235,7 +235,7 @@ def _build(config_class: type[C], given: Collection[_Given]) -> C:
             except _TyroError:
                 expected, flags = _describe(item.field.type), item.field.flags
                 if item.field.type is bool and item.origin == "flag":
-                    expected = f"no value, as {flags[-1]} or {item.field.negations[-1]}"
+                    expected = f"no value, only {flags[-1]} or {item.field.negations[-1]}"
                 raise ConfigError("CONFIG", f"{item.text}: expected {expected}") from None
         raise ConfigError("CONFIG", " ".join(re.findall(r"[!-~]+", str(error)))) from None
 

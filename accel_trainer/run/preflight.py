@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 import torch.distributed as dist
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, UserError
 from ..distributed.accelerate_settings import is_switched_on
 
 if TYPE_CHECKING:
@@ -53,11 +53,18 @@ class LaunchContext:
 
 @dataclass(frozen=True)
 class Check:
-    """`run` returns what is wrong, its value and its fix in one line, or None; its docstring is what should hold."""
+    """`run` returns or raises what is wrong, its value and its fix in one line; its docstring is what should hold."""
 
     code: str
     severity: Literal["error", "warning"]
     run: Callable[[LaunchContext], str | None]
+
+    def find(self, now: LaunchContext) -> str | None:
+        """Return what is wrong, or None."""
+        try:
+            return self.run(now)
+        except (UserError, OSError) as error:
+            return str(error.args[-1])
 
 
 def check_mps_processes(now: LaunchContext) -> str | None:
@@ -73,7 +80,7 @@ def check_nccl(now: LaunchContext) -> str | None:
     if now.has_nccl or not is_wanted or not now.num_gpus or now.num_processes == 1:
         return None
     fact = f"{now.num_processes} processes on GPUs, and this torch {torch.__version__} has no NCCL"
-    return f"{fact}: install torch for CUDA on Linux, or take --runtime.backend gloo"
+    return f"{fact}: install torch for CUDA on Linux, or use --runtime.backend gloo"
 
 
 def check_idle_gpus(now: LaunchContext) -> str | None:
@@ -81,7 +88,7 @@ def check_idle_gpus(now: LaunchContext) -> str | None:
     if now.num_gpus <= now.num_local_processes or now.is_on_cpu:
         return None
     fix = f"`accelerate launch --multi_gpu --num_processes {now.num_gpus} RECIPE`, or hide them (CUDA_VISIBLE_DEVICES)"
-    return f"{now.num_gpus} GPUs are visible and {now.num_local_processes} is used, since each needs a process: {fix}"
+    return f"{now.num_gpus} GPUs are visible but {now.num_local_processes} is used, since each needs a process: {fix}"
 
 
 def check_learning_rate(now: LaunchContext) -> str | None:
@@ -111,12 +118,12 @@ CHECKS = (
 def refuse_errors(now: LaunchContext) -> None:
     """Raise ConfigError for what cannot work, before the process group starts, which would hang or fail."""
     for check in CHECKS:
-        if check.severity == "error" and (message := check.run(now)):
+        if check.severity == "error" and (message := check.find(now)):
             raise ConfigError(check.code, message)
 
 
 def log_warnings(now: LaunchContext) -> None:
     """Warn about what is probably not meant."""
     for check in CHECKS:
-        if check.severity == "warning" and (message := check.run(now)):
+        if check.severity == "warning" and (message := check.find(now)):
             _logger.warning("[%s] %s", check.code, message)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
 
 from ..checkpoint.format import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
-from ..checkpoint.retention import find_checkpoint, has_checkpoints
+from ..checkpoint.retention import find_checkpoint, has_checkpoints, pass_over
 from ..checkpoint.serialization import read_json_object
+from ..checkpoint.sharded import keep_slices
 from ..core.errors import CheckpointError, ConfigError, OutputError
 from ..core.run_dir import expand_home, is_in_use
-from ..distributed.collectives import broadcast_files, run_on_main
+from ..distributed.collectives import broadcast_files, join_peers, run_on_main
 from .config import RecipeConfig, RunConfig, training_changes
 from .parser import read_stored_yaml
 
@@ -117,16 +119,33 @@ def check_changes(stored: Mapping[str, Any], config: RecipeConfig, allowed: Sequ
     return [name for name, _, _ in changes]
 
 
-def read_checkpoint(source: tuple[str, str | None] | None, accelerator: Accelerator) -> LoadedCheckpoint | None:
-    """Return the checkpoint to start from; the main process reads and verifies it for all. **Collective.**"""
+def read_checkpoint(
+    source: tuple[str, str | None] | None, accelerator: Accelerator, *, timeout_s: float
+) -> LoadedCheckpoint | None:
+    """Return the checkpoint to start from; the main process reads and verifies it for all. **Collective.**
+
+    Slices of shards are verified by all processes, each its part of them, and sent to none.
+    """
     if source is None:
         return None
+    directory = Path(source[0]) / "checkpoints"
     found: list[Any] = []
 
-    def read() -> None:
-        found.extend(find_checkpoint(Path(source[0]) / "checkpoints", source[1]) or ())
+    def read() -> str:
+        found[:] = find_checkpoint(directory, source[1], trust_slices=True) or ()
+        return str(found[1].name)
 
-    run_on_main(read, accelerator)
+    folder = directory / run_on_main(read, accelerator)
     files, loaded = found or (None, None)
     files = broadcast_files(files, accelerator)
-    return loaded or decode_files(files)
+    loaded = loaded or decode_files(files, folder)
+    if loaded.slices:
+        peers = join_peers(accelerator, timeout_s=timeout_s)
+        try:
+            peers.agree(lambda: keep_slices(loaded.slices, peers.process_index, peers.num_processes))
+        except CheckpointError as error:
+            if source[1] is not None or error.code != "CKPT_DAMAGED":
+                raise
+            run_on_main(partial(pass_over, folder, error), accelerator)
+            return read_checkpoint(source, accelerator, timeout_s=timeout_s)
+    return loaded

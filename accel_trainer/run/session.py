@@ -99,7 +99,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             log_warnings(LaunchContext(config=resolved))
         with failures_reported(folder, watchdog, rank=rank, num_processes=num_processes):
             with explain_out_of_memory(resolved.batch, watchdog, accelerator):
-                checkpoint = read_checkpoint(source, accelerator)
+                checkpoint = read_checkpoint(source, accelerator, timeout_s=config.runtime.timeout_s)
                 with ExitStack() as resources:
                     yield Run(resolved, accelerator, folder, checkpoint, tuple(changes), watchdog, resources)
             shutdown(accelerator)

@@ -41,7 +41,7 @@ def short_help(config_class: Any, *, description: str) -> str:
         [
             *textwrap.wrap(description.strip(), columns),
             "",
-            "Values: defaults, then --config FILE (YAML), then flags. The everyday flags, with their defaults:",
+            "Flags override --config FILE (YAML). The everyday flags, with their defaults:",
             "",
             *lines,
             "",

@@ -39,7 +39,7 @@ class Compiler:
         except Exception as error:
             if not self._is_quiet:
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                _logger.warning("--compile cannot compile this net, which runs eagerly (%s)", reason)
+                _logger.warning("--compile cannot compile this model, which runs in eager mode (%s)", reason)
             self._is_quiet = True
             return graph.forward
 

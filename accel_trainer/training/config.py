@@ -19,26 +19,26 @@ class TrainerConfig:
     """How long to train, and when to evaluate and log."""
 
     num_epochs: Annotated[int, tyro.conf.arg(aliases=["--epochs"])] = 10
-    """Passes over the training data. The learning rate spans them, whatever stops the run earlier."""
+    """Passes over the training data. The learning rate schedule covers all of them, even if the run stops earlier."""
     max_steps: Annotated[int | None, tyro.conf.arg(aliases=["--max-steps"])] = None
     """Stop after this optimizer step; None: train all epochs."""
     max_time_s: float | None = None
     """Stop after this many seconds; the same command continues the run. None: no limit."""
     max_grad_norm: float | None = None
-    """Scale gradients down to this global L2 norm, and log the norm; None: neither."""
+    """Clip gradients to this global L2 norm, and log the norm; None: neither."""
     on_nonfinite: Annotated[Literal["stop", "skip"], tyro.conf.arg(aliases=["--on-nonfinite"])] = "stop"
-    """What to do about a gradient that is NaN or inf, which is never applied: end the run, or skip the step."""
+    """When a gradient is NaN or inf, which is never applied: end the run, or skip the step."""
     ema_decay: Annotated[float | None, tyro.conf.arg(aliases=["--ema"])] = None
     """Keep, evaluate and export an exponential moving average of the weights with this decay; None: none."""
     evaluate_every_n_epochs: int = 1
     """Evaluate after every n-th epoch, and after the last."""
     monitor: str | None = None
-    """The metric that decides which evaluation is best, such as `eval/accuracy`; None: the accuracy if a metric has it,
-    else the first number that the metrics name, with an EMA that of the averaged weights."""
+    """The metric that decides which evaluation is best, such as `eval/accuracy`; None: the accuracy if there is one,
+    else the first number in `higher_is_better`; with EMA, that of the averaged weights."""
     monitor_mode: Literal["max", "min"] | None = None
-    """Whether a larger or a smaller `monitor` is better; None: as its metric says."""
+    """Whether a larger or a smaller `monitor` is better; None: as the metric declares."""
     patience: int | None = None
-    """Stop after this many evaluations without a better one; None: never."""
+    """Stop after this many evaluations without improvement; None: never."""
     log_every_n_steps: int = 50
     """Write a row of training numbers every n optimizer steps, and at the end of each epoch."""
 

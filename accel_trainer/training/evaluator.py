@@ -51,16 +51,16 @@ class Evaluator:
             if not hasattr(metric, "higher_is_better"):
                 raise ConfigError(
                     "METRIC",
-                    f"metric {type(metric).__name__} has no higher_is_better: add the names of its numbers that a run "
-                    'may be judged by, as in {"loss": False}, or {}',
+                    f"metric {type(metric).__name__} has no higher_is_better: say which of its numbers can select the "
+                    'best checkpoint, as in {"loss": False}, or {} for none',
                 )
             if isinstance(metric, EvaluateMetric | WholeSetMetric) and metric.num_samples != loader.num_samples:
                 fact = f"{type(metric).__name__} has num_samples={metric.num_samples}"
-                raise ConfigError("METRIC", f"{fact}, the evaluation has {loader.num_samples}: give it that number")
+                raise ConfigError("METRIC", f"{fact}, but the evaluation has {loader.num_samples}: set it to that")
         names = [name for metric in metrics for name in metric.higher_is_better]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
-            fix = "leave one out, or let it give its numbers other names"
-            raise ConfigError("METRIC", f"two metrics name their number {', '.join(repeated)}: {fix}")
+            fix = "remove one, or rename its numbers"
+            raise ConfigError("METRIC", f"two metrics report numbers named {', '.join(repeated)}: {fix}")
         self.loader, self.task, self.metrics, self.accelerator = loader, task, metrics, accelerator
         self._sums_device, self._num_parts = sums_device(accelerator.device), num_parts
 

@@ -33,8 +33,8 @@ class TorchMetric:
         reductions = {name: getattr(how, "__name__", how) for name, how in self.metric._reductions.items()}
         for name, value in self.metric.metric_state.items():
             if not isinstance(value, Tensor) or reductions[name] != "dim_zero_sum":
-                fact = f"{type(self.metric).__name__} keeps {name}, which is no sum"
-                fix = "give it thresholds=100 if it takes them, or compute it by a WholeSetMetric"
+                fact = f"{type(self.metric).__name__} keeps {name}, which is not a sum"
+                fix = "pass thresholds=100 if it accepts them, or use WholeSetMetric"
                 raise ConfigError("METRIC", f"{fact}: {fix}")
 
     @property

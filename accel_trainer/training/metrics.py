@@ -33,12 +33,12 @@ class MeanLoss:
         if output.losses.shape != (len(batch),):
             raise ConfigError(
                 "SHAPES",
-                f"the losses are {describe_tensor(output.losses)} for {len(batch)} samples: let eval_step return one "
-                "for each sample, [B], neither their mean nor one for each pixel",
+                f"the losses are {describe_tensor(output.losses)} for {len(batch)} samples: return one per "
+                "sample from eval_step, [B], not their mean and not one per pixel",
             )
         if output.num_items is not None and getattr(output.num_items, "shape", None) != (len(batch),):
             fact = f"num_items are {describe_tensor(output.num_items)} for {len(batch)} samples"
-            raise ConfigError("SHAPES", f"{fact}: let eval_step return the number of items of each sample, [B]")
+            raise ConfigError("SHAPES", f"{fact}: return the number of items of each sample from eval_step, [B]")
         sums[0].add_(output.losses.sum(dtype=torch.float64))
         sums[1].add_(len(batch) if output.num_items is None else output.num_items.sum())
 
@@ -120,15 +120,15 @@ def check_logits(logits: Any, targets: Any, *, in_loss: bool) -> None:
     """
     misfit = _misfit(logits, targets, in_loss=in_loss)
     if misfit is not None:
-        fact = f"the model gives {describe_tensor(logits)} for targets {describe_tensor(targets)}"
+        fact = f"the model returns {describe_tensor(logits)} for targets {describe_tensor(targets)}"
         raise ConfigError("SHAPES", f"{fact}: {misfit}")
 
 
 def _misfit(logits: Any, targets: Any, *, in_loss: bool) -> str | None:
     if not isinstance(logits, Tensor):
-        return "let it return only its logits [B, K], or take them out of that in a task of your own"
+        return "return only the logits [B, K] from it, or extract them in your own task"
     if logits.ndim != 2:
-        return "a classifier gives logits [B, K]; anything else needs a task and a metric of your own"
+        return "a classifier returns logits [B, K]; anything else needs your own task and metric"
     if logits.shape[1] == 1:
         return "the cross-entropy of one class is always 0: give it a logit for each class, 2 for yes and no"
     if not isinstance(targets, Tensor) or targets.shape[:1] != logits.shape[:1]:

@@ -115,7 +115,7 @@ class OptimizerStep:
                 is_uniform &= float(self._accelerator.reduce(flag)) in (0, self._accelerator.num_processes)
         if not is_uniform or has_counts != self._has_counts:
             fact = "train_step returned num_items for some micro-batches only"
-            raise ConfigError("NUM_ITEMS", f"{fact}: let it return them for all, 0 where there are none")
+            raise ConfigError("NUM_ITEMS", f"{fact}: return them for all, 0 where there are none")
 
     def apply(self, position: TrainState, step_batch: StepBatch, losses: Sequence[Tensor]) -> StepResult:
         """Clip, step and drop the gradients. **Host sync** with loss scaling.
@@ -191,5 +191,5 @@ def _settle_buckets(model: DistributedDataParallel) -> None:
 def _checked_count(count: Tensor) -> Tensor:
     if not isinstance(count, Tensor) or count.ndim:
         fact = f"train_step returned {describe_tensor(count)} as num_items"
-        raise ConfigError("NUM_ITEMS", f"{fact}: let it return their number as a tensor [], as mask.sum() is")
+        raise ConfigError("NUM_ITEMS", f"{fact}: return the number as a tensor [], such as mask.sum()")
     return count

@@ -97,6 +97,6 @@ def choose_monitor(config: TrainerConfig, metrics: Sequence[Metric]) -> tuple[st
     if name is None and config.patience is None:
         return None
     if name not in known:
-        choices = f"set --trainer.monitor to one of {', '.join(known)}" if known else "the metrics name none"
+        choices = f"set --trainer.monitor to one of {', '.join(known)}" if known else "the metrics declare none"
         raise ConfigError("CONFIG", f"no metric {name or ''!r} to monitor: {choices}")
     return name, config.monitor_mode or ("max" if known[name] else "min")

@@ -129,7 +129,7 @@ class SegmentationTask:
         """
         logits = model(batch.inputs)
         if logits.ndim != 4 or logits[:, 0].shape != batch.targets.shape:
-            fact = f"the model gives {describe_tensor(logits)} for targets {describe_tensor(batch.targets)}"
+            fact = f"the model returns {describe_tensor(logits)} for targets {describe_tensor(batch.targets)}"
             raise ConfigError("SHAPES", f"{fact}: segmentation needs logits [B, K, H, W] and class ids [B, H, W]")
         losses = F.cross_entropy(logits, batch.targets, ignore_index=self._ignored, reduction="none")
         return EvalOutput(losses.sum((1, 2)), logits, (batch.targets != self._ignored).sum((1, 2)))
@@ -165,8 +165,8 @@ class DistillationTask:
         with torch.no_grad():
             taught = self._teacher.to(batch.sample_ids.device)(batch.inputs)
         if taught.shape != logits.shape:
-            fact = f"the teacher gives {describe_tensor(taught)}, the model {describe_tensor(logits)}"
-            raise ConfigError("SHAPES", f"{fact}: let both have the same classes")
+            fact = f"the teacher returns {describe_tensor(taught)}, the model {describe_tensor(logits)}"
+            raise ConfigError("SHAPES", f"{fact}: both must have the same classes")
         student, teacher = (F.log_softmax(each / self._temperature, 1) for each in (logits, taught))
         imitation = F.kl_div(student, teacher, reduction="sum", log_target=True) * self._temperature**2
         return StepOutput((1 - self._weight) * labels.loss_sum + self._weight * imitation, labels.sums)
@@ -174,8 +174,8 @@ class DistillationTask:
 
 def _check_same_shape(outputs: Tensor, targets: Tensor) -> None:
     if outputs.shape != targets.shape:
-        fact = f"the model gives {describe_tensor(outputs)} for targets {describe_tensor(targets)}"
-        raise ConfigError("SHAPES", f"{fact}: let both have the same shape")
+        fact = f"the model returns {describe_tensor(outputs)} for targets {describe_tensor(targets)}"
+        raise ConfigError("SHAPES", f"{fact}: both must have the same shape")
 
 
 def _views(images: Tensor, tta: str) -> list[Tensor]:

@@ -22,6 +22,7 @@ from ..core.train_state import BestCheckpoint, TrainState
 from ..core.types import Loader, StepBatch, StepOutput, StepReport, Task
 from ..data.dataloader import WaitClock
 from ..distributed.accelerate_settings import reject_unsupported
+from ..distributed.fsdp import sharded_copy
 from ..fault_tolerance.nonfinite_guard import NonfiniteGuard
 from ..fault_tolerance.out_of_memory import halve_micro_batch, is_out_of_memory, needs_restart
 from ..fault_tolerance.preemption import StopFlag, stop_on_signals
@@ -62,10 +63,9 @@ class Trainer:
         self._data_wait, self._on_micro_batch_halved = WaitClock(), on_micro_batch_halved
         self._callback_runner = CallbackRunner(callbacks)
         self.raw_model, self.optimizer = model, optimizer
+        copied = None if config.ema_decay is None else sharded_copy(model, accelerator)
         self.model, prepared_optimizer = self._reduction.prepare(model, optimizer)
-        # After `prepare`, which moves the model once more: `.to("cpu:0")` replaces its buffers (torch 2.13), and the
-        # average refers to them.
-        self.ema = None if config.ema_decay is None else Ema(model, decay=config.ema_decay)
+        self.ema = None if config.ema_decay is None else Ema(model, decay=config.ema_decay, copied=copied)
         self._guard = NonfiniteGuard(
             may_skip=config.on_nonfinite == "skip", accelerator=accelerator, model=model, optimizer=optimizer,
             task=task, seed=seed, folder=checkpointer.directory.parent,
@@ -74,8 +74,8 @@ class Trainer:
             accelerator=accelerator, model=self.model, optimizer=optimizer, prepared_optimizer=prepared_optimizer,
             reduction=self._reduction, guard=self._guard, max_grad_norm=config.max_grad_norm,
         )  # fmt: skip
-        ema_model = None if self.ema is None else self.ema.model
-        self._training_state = TrainingState(model, optimizer, ema_model, accelerator.scaler)
+        average, gathers = None if self.ema is None else self.ema.model, checkpointer.peers.group is None
+        self._training_state = TrainingState(model, optimizer, average, accelerator.scaler, gathers=gathers)
 
     def fit(self) -> RunResult:
         """Train from `self.state` to the end; from a restored state this is an exact resume. **Collective.**"""
@@ -165,7 +165,7 @@ class Trainer:
             self._checkpointer.wait()
         with self._watchdog.during("save"):
             pieces = self.state_dict()
-            if self.accelerator.is_main_process:
+            if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
                 self._checkpointer.save(self.state, pieces, best=self.best)
         self._notify("on_checkpoint", checkpoint_name(self.state))
 
@@ -185,7 +185,7 @@ class Trainer:
         self._callback_runner.load_state_dict(progress["callbacks"])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the whole run, as references to live tensors. **Collective.**"""
+        """Return the state of the run, as references to live tensors. **Collective.**"""
         progress = {
             **self._progress.state_dict(),
             "skipped_steps": self._guard.skipped_steps,

@@ -39,15 +39,12 @@ class ExportConfig:
     def build_model(self) -> nn.Module:
         """Build the model with random weights. Raises CheckpointError if it is none of accel_trainer.vision."""
         if self.model is None:
-            fact = "the export is of a model that is none of accel_trainer.vision"
+            fact = "the exported model is not one of accel_trainer.vision"
             raise CheckpointError("EXPORT", f"{fact}: load its weights into your own class, or export it with --onnx")
         return build_model(
-            self.model,
-            in_channels=self.in_channels,
-            num_classes=len(self.class_names),
-            image_size=self.image_size,
+            self.model, in_channels=self.in_channels, num_classes=len(self.class_names), image_size=self.image_size,
             pretrained=False,
-        )
+        )  # fmt: skip
 
 
 def from_pretrained(folder: Path | str) -> nn.Module:

@@ -26,7 +26,7 @@ def test_rows_are_lines_and_are_there_at_once(tmp_path: Path) -> None:
     history.close()
 
 
-def test_a_history_goes_on_at_the_length_that_a_checkpoint_remembers(tmp_path: Path) -> None:
+def test_a_history_continues_at_the_length_stored_in_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     history = MetricsFile(path)
     history.append({"optimizer_step": 1})

@@ -61,7 +61,7 @@ def test_the_steps_that_will_be_taken_are_announced(tmp_path: Path, max_steps: i
     assert job.output().splitlines()[1].endswith(f", 2 epochs, {said}")
 
 
-def test_quiet_leaves_warnings_alone(tmp_path: Path) -> None:
+def test_quiet_still_prints_warnings(tmp_path: Path) -> None:
     job = processes.run(attempt, tmp_path / "run", 0, True, folder=tmp_path / "logs")
     assert job.output() == "WARNING: a word of warning\n"
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 8
@@ -82,7 +82,7 @@ def on_terminal(folder: Path, columns: int) -> str:
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_a_terminal_shows_one_bar_and_warnings_on_lines_of_their_own(tmp_path: Path) -> None:
+def test_a_terminal_shows_one_bar_and_warnings_on_separate_lines(tmp_path: Path) -> None:
     lines = [line.rpartition("\r")[2] for line in on_terminal(tmp_path / "run", 150).split("\n")]
     assert "WARNING: a word of warning" in lines
     bars = [line for line in lines if "|" in line]

@@ -192,7 +192,7 @@ def train(folder: Path) -> None:
     assert workload.train(config).state == "done"
 
 
-def test_a_tracker_that_raises_is_warned_about_and_left_alone(
+def test_a_tracker_that_raises_is_warned_about_and_turned_off(
     tmp_path: Path, broken: type[Broken], caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(step: int) -> None:
@@ -235,7 +235,7 @@ def test_a_tracker_that_hangs_stops_neither_training_nor_its_end(
     for step in range(1000):
         trackers.show({"optimizer_step": step, "train/loss": 0.5})
     trackers.on_error(None, KeyboardInterrupt())
-    assert "broken: no answer, and the last rows may be missing there: metrics.jsonl has all" in caplog.text
+    assert "broken: does not answer, so the last rows may be missing there: metrics.jsonl has all" in caplog.text
     released.set()
     for thread in [thread for thread in threading.enumerate() if thread.name == "trackers"]:
         thread.join()
@@ -254,8 +254,8 @@ def test_nan_reaches_a_tracker_as_a_number(
     assert [(type(value), value != value) for value in seen[0].values()] == [(float, True)]
 
 
-def test_a_tracker_that_cannot_be_is_one_line_before_training(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--track tensorbord: accelerate knows no such tracker, but "):
+def test_a_tracker_that_cannot_be_used_is_one_line_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--track tensorbord: accelerate has no such tracker: choose from "):
         check_trackers(["tensorbord"])
     missing = next(name for name in ("aim", "clearml", "dvclive", "swanlab") if not importlib.util.find_spec(name))
     config = workload.make_config(tmp_path / "run")

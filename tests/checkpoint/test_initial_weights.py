@@ -44,5 +44,5 @@ def test_a_folder_that_holds_no_weights_is_refused_with_what_to_give(tmp_path: P
 def test_options_of_the_initial_weights_that_have_no_effect_are_refused() -> None:
     with pytest.raises(ConfigError, match="--init-skip has no effect without --init-from"):
         RunConfig(init_skip="head")
-    with pytest.raises(ConfigError, match="--resume runs/a and --init-from runs/b both give the weights: leave one"):
+    with pytest.raises(ConfigError, match="--resume runs/a and --init-from runs/b both set the initial weights"):
         RunConfig(init_from=Path("runs/b"), resume="runs/a")

@@ -49,7 +49,7 @@ def test_a_best_that_was_never_saved_does_not_replace_the_old_one(directory: Pat
     assert (directory / name_at(1)).exists()
 
 
-def test_a_crash_before_the_best_was_named_is_made_good_on_resume(directory: Path) -> None:
+def test_a_crash_before_the_best_was_named_is_repaired_on_resume(directory: Path) -> None:
     save(make(directory), 1)  # the best, by its trainer state, but nothing names it
     checkpointer = make(directory)
     update_best(checkpointer.directory, BestCheckpoint(name_at(1), "accuracy", 0.5))
@@ -103,7 +103,7 @@ def test_a_damaged_newest_checkpoint_is_reported_quarantined_and_skipped(
     assert names(directory) == [f"damaged-{name_at(2)}", name_at(1)]
 
 
-def test_if_all_are_damaged_nothing_starts_from_scratch_even_when_asked_again(directory: Path) -> None:
+def test_if_all_are_damaged_nothing_starts_from_scratch_even_on_a_second_try(directory: Path) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1, 2)
     damage(directory, 1)
@@ -125,7 +125,7 @@ def test_a_folder_with_only_a_quarantined_checkpoint_is_not_empty(directory: Pat
         load_checkpoint(checkpointer.directory)
 
 
-def test_an_explicit_damaged_one_is_an_error_and_not_replaced_by_another(directory: Path) -> None:
+def test_a_damaged_checkpoint_given_by_name_is_an_error_and_not_replaced_by_another(directory: Path) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1, 2)
     damage(directory, 2)
@@ -169,7 +169,7 @@ def test_the_bytes_that_were_verified_are_the_bytes_that_are_parsed(
         return data
 
     monkeypatch.setattr(filesystem, "read_file", read_and_swap)
-    loaded = decode_files(format.read_checkpoint(directory / name_at(1)))
+    loaded = decode_files(format.read_checkpoint(directory / name_at(1)), directory / name_at(1))
     assert is_state_at(loaded.pieces, 1)
 
 

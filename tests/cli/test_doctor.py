@@ -36,7 +36,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_config_without_errors_exits_with_0_and_says_what_is_well(tmp_path: Path, capsys: Shown) -> None:
+def test_a_config_without_errors_exits_with_0_and_lists_what_is_ok(tmp_path: Path, capsys: Shown) -> None:
     code, shown, _ = run_command(capsys, ["doctor", CIFAR, "--dataset", "digits", "--output-dir", tmp_path / "run"])
     assert code == 0
     assert "\nok      The data set exists\n" in shown
@@ -59,7 +59,7 @@ def test_an_error_exits_with_64_and_each_finding_has_its_line(
     assert (code, found["DATA"]["severity"], found["NCCL_TIMEOUT"]["rank"]) == (64, "error", 0)
 
 
-def test_a_recipe_that_is_none_is_one_line(capsys: Shown) -> None:
+def test_a_path_that_is_not_a_recipe_is_one_line(capsys: Shown) -> None:
     code, _, error = run_command(capsys, ["doctor", "nowhere.py"])
     assert (code, error.count("\n")) == (64, 1)
 
@@ -92,7 +92,7 @@ def look_together() -> None:
     raise SystemExit(main(["doctor", CIFAR, *flags]))
 
 
-def test_a_process_that_meets_no_other_says_so_in_time(tmp_path: Path) -> None:
+def test_a_process_that_cannot_connect_reports_it_within_the_timeout(tmp_path: Path) -> None:
     job = processes.start(look_alone, num_processes=2, folder=tmp_path)
     assert job.wait()[0] == 64
     assert "error   RENDEZVOUS: " in job.output(0)
@@ -207,7 +207,7 @@ def out_of_memory() -> str:
         ("ValueError: something of the user's own", None),
     ],
 )
-def test_last_words_have_a_meaning(tmp_path: Path, said: str, code: str | None) -> None:
+def test_the_last_lines_of_a_failed_run_are_explained(tmp_path: Path, said: str, code: str | None) -> None:
     (tmp_path / "status.json").write_text(json.dumps({"state": "failed", "error": said}))
     assert [finding.code for finding in diagnose(tmp_path)] == ([code] if code else [])
     (tmp_path / "status.json").write_text(json.dumps({"state": "done", "error": None}))

@@ -43,7 +43,7 @@ class DatasetConfig(RecipeConfig):
 
 def find(code: str, config: RecipeConfig | None = None, **environ: str) -> str | None:
     check = next(check for check in CHECKS if check.code == code)
-    return check.run(LaunchContext(config=config or RecipeConfig(), environ=environ))
+    return check.find(LaunchContext(config=config or RecipeConfig(), environ=environ))
 
 
 def in_folder(folder: Path) -> RecipeConfig:
@@ -92,7 +92,7 @@ def test_a_main_address_that_nobody_knows(address: str, reason: str) -> None:
     assert find("MASTER_ADDR", MASTER_ADDR="localhost") is find("MASTER_ADDR") is None
 
 
-def test_machines_that_are_to_meet_on_a_loopback_address() -> None:
+def test_machines_that_would_connect_over_a_loopback_address() -> None:
     said = str(find("LOOPBACK", **TWO | {"WORLD_SIZE": "4"}))
     assert said.startswith("MASTER_ADDR 127.0.0.1 means only this machine, and 2 of 4 processes are on it: set")
     assert find("LOOPBACK", **TWO) is find("LOOPBACK") is None
@@ -109,7 +109,7 @@ def test_a_network_interface_that_does_not_exist(value: str, is_wrong: bool) -> 
     assert found is None or found.startswith(f"NCCL_SOCKET_IFNAME={value} names no interface of ")
 
 
-def test_a_file_that_decides_unseen_what_the_launcher_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_silently_configures_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "default_config.yaml"
     monkeypatch.setattr(config_args, "default_config_file", str(path))
     assert find("LAUNCHER_DEFAULTS") is None
@@ -183,14 +183,6 @@ def test_a_recipe_that_uses_cuda_as_it_is_imported(monkeypatch: pytest.MonkeyPat
     assert "move that code (.cuda(), torch.cuda...) into train()" in str(find("CUDA_TOUCHED"))
 
 
-def test_a_package_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find("PACKAGE_OLD") is None
-    (tmp_path / "tqdm-4.1.dist-info").mkdir()
-    (tmp_path / "tqdm-4.1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: tqdm\nVersion: 4.1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert str(find("PACKAGE_OLD")).startswith("tqdm is 4.1, but >=")
-
-
 @pytest.mark.parametrize(("dataset", "package"), [("digits", "sklearn"), ("cifar10", "datasets"), ("/x", "PIL")])
 def test_a_package_that_the_data_needs_is_missing(monkeypatch: pytest.MonkeyPatch, dataset: str, package: str) -> None:
     config = DatasetConfig(dataset=dataset)
@@ -204,7 +196,7 @@ def test_a_package_that_the_data_needs_is_missing(monkeypatch: pytest.MonkeyPatc
 
 def test_a_tracker_that_nobody_knows() -> None:
     config = RecipeConfig(run=RunConfig(track=("tensorboad",)))
-    assert "--track tensorboad: accelerate knows no such tracker" in str(find("TRACKER", config))
+    assert "--track tensorboad: accelerate has no such tracker" in str(find("TRACKER", config))
     assert find("TRACKER") is None
 
 
@@ -252,7 +244,7 @@ def check_permission(locked: Path) -> None:
     assert "(Permission denied): choose another --output-dir" in str(find("OUTPUT_DIR", in_folder(locked)))
 
 
-def test_a_folder_in_which_a_run_is_going_on(tmp_path: Path) -> None:
+def test_a_folder_in_which_another_run_is_active(tmp_path: Path) -> None:
     with RunLock(tmp_path / "run.lock"):
         in_a_process(check_lock, tmp_path, folder=tmp_path / "logs")
     assert find("LOCKED", in_folder(tmp_path)) is None

@@ -56,7 +56,7 @@ def test_each_checkpoint_gets_the_numbers_that_were_logged_at_its_step(
         assert found["weights"] == f"{weights} of {path.name}"
 
 
-def test_classes_are_matched_by_name_whatever_their_order_and_number(
+def test_classes_are_matched_by_name_in_any_order_and_number(
     photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--cache-dir", tmp_path / "cache")

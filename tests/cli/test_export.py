@@ -89,11 +89,11 @@ def test_the_card_reports_the_numbers_of_the_run(runs: Path, model: Path) -> Non
     assert f"| accuracy | {best['value']:.2%} |" in (model / "README.md").read_text()
 
 
-def test_the_card_says_how_the_weights_came_about(model: Path) -> None:
+def test_the_card_says_how_the_weights_were_trained(model: Path) -> None:
     text = " ".join((model / "README.md").read_text().split())
     assert "Measured on 359 test images in float32. The averaged weights of the best checkpoint step-" in text
     assert "of 2 epochs and 2,876 images, trained with torch" in text
-    assert "By `sgd` with a peak learning rate of 0.1 and 64 images per step, seed 0." in text
+    assert "With `sgd`, a peak learning rate of 0.1 and 64 images per step, seed 0." in text
     settings = re.findall(r"^\| `(\S+)` \| (.+) \|$", (model / "README.md").read_text(), re.MULTILINE)
     assert ("model.norm", "group") in settings
     assert ("dataset", "digits") in settings
@@ -146,7 +146,7 @@ def test_the_source_in_an_export_builds_the_same_model(name: str, tmp_path: Path
     assert str(plain) == str(ours)
 
 
-def test_the_source_of_a_net_of_timm_builds_it_with_timm_and_without_a_download() -> None:
+def test_the_source_of_a_timm_model_builds_it_with_timm_and_without_a_download() -> None:
     normalization = Normalization(mean=(0.5,), std=(0.5,))
     described = ExportConfig(ModelConfig(name="timm/resnet18.a1_in1k"), 3, ("a", "b", "c"), normalization, None)
     tree = ast.parse(write_source(described))
@@ -354,7 +354,7 @@ def copy(runs: Path, model: Path) -> Path:
 # --- predict ---
 
 
-def test_a_picture_gets_its_labels_and_how_sure_they_are(
+def test_a_picture_gets_labels_with_confidence(
     runs: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image = digit(runs, tmp_path / "digit.png")
@@ -383,7 +383,7 @@ def test_a_picture_is_read_as_an_evaluation_reads_it(runs: Path, model: Path, tm
     torch.testing.assert_close(read, expected, rtol=0, atol=1e-6)
 
 
-def test_a_picture_becomes_as_high_and_as_wide_as_those_of_the_training(model: Path, tmp_path: Path) -> None:
+def test_a_picture_is_resized_to_the_size_of_the_training_images(model: Path, tmp_path: Path) -> None:
     pixels = np.zeros((40, 30), dtype=np.uint8)
     pixels[:, 15:] = 255  # the right half is white
     Image.fromarray(pixels).save(tmp_path / "halves.png")
@@ -407,7 +407,7 @@ def test_what_is_not_a_picture_or_a_model_is_named(
     assert "has no model.safetensors: give a finished run or an exported model" in err
 
 
-def test_a_model_of_ones_own_has_no_source_to_build_it_and_no_onnx_unless_its_run_wrote_one(
+def test_a_users_own_model_has_no_source_to_build_it_and_no_onnx_unless_its_run_wrote_one(
     runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = copy(runs, model)

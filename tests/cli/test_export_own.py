@@ -143,7 +143,7 @@ def session_of(run: Path) -> Any:
     return onnxruntime.InferenceSession(run / "export" / "model.onnx")
 
 
-def test_a_model_of_ones_own_is_verified_without_its_class(
+def test_a_users_own_model_is_verified_without_its_class(
     pixels: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for run in (pixels, words):
@@ -207,7 +207,7 @@ def test_inputs_that_do_not_fit_are_one_line(
         (pixels, "small.npy", 65, "does not fit the model ("),
         (pixels, "torn.npy", 65, "cannot be read ("),
         (words, "half.safetensors", 65, "has no mask: the model takes tokens, mask"),
-        (words, "a.png", 64, "becomes its input: give a .npy or .safetensors file of inputs"),
+        (words, "a.png", 64, "into its input: give a .npy or .safetensors file of inputs"),
     ]
     for run, name, expected, text in cases:
         code, out, err = run_command(capsys, ["predict", run, tmp_path / name])
@@ -270,7 +270,7 @@ def test_a_finished_run_exports_later_and_loads_onnx_only_then(
     assert run_command(capsys, ["verify", tmp_path / "run"])[0] == 0
 
 
-def test_the_code_in_the_card_of_a_model_of_ones_own_runs(
+def test_the_code_in_the_card_of_a_users_own_model_runs(
     words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_command(capsys, ["export", words, "--to", tmp_path / "to"])

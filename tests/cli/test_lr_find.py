@@ -51,7 +51,7 @@ def test_a_recipe_is_ramped_without_a_trace_but_the_picture(
     assert list(scratch.iterdir()) == []
 
 
-def test_a_recipe_that_cannot_run_and_a_wrong_range_are_said(
+def test_a_recipe_that_cannot_run_and_a_wrong_range_are_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = ROOT / "recipes" / "minimal.py"

@@ -19,7 +19,7 @@ def test_the_test_of_a_new_project_passes(tmp_path: Path, capsys: pytest.Capture
     project = tmp_path / "mine"
     code, out, _ = run_command(capsys, ["new", project, "--template", template])
     assert code == 0
-    assert out.startswith(f"made {project}: cd {project} && accelerate launch train.py")
+    assert out.startswith(f"created {project}: cd {project} && accelerate launch train.py")
     subprocess.run([sys.executable, "-m", "pytest", "-q", project], check=True, cwd=ROOT)
 
 

@@ -202,7 +202,7 @@ def test_a_folder_that_is_something_else_is_refused(
     (tmp_path / "thesis" / "chapter.tex").write_text("Once")
     code, _, err = run_command(capsys, ["pack", source, tmp_path / "thesis", "--cache-dir", tmp_path / "cache"])
     assert code == 73
-    assert "holds chapter.tex, which pack has not written" in err
+    assert "holds chapter.tex, which pack did not write" in err
     assert [path.name for path in (tmp_path / "thesis").iterdir() if path.name != ".lock"] == ["chapter.tex"]
 
 

@@ -107,7 +107,7 @@ def test_bad_input_is_one_line(argv: list[object], message: str, capsys: pytest.
 
 
 @pytest.mark.parametrize("source", ["import nonsense_that_is_not_installed", "def f(:", "x = 1"])
-def test_a_file_that_is_no_recipe_is_one_line(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_a_recipe_is_one_line(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "recipe.py"
     path.write_text(source)
     code, _, err = plan(capsys, path, "--num-samples", "9")

@@ -161,7 +161,7 @@ def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
         "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Gradient norm", "Learning rate", "Images per second",
         "Time that waits for data", "Peak memory (GiB)", "Where the time went", "Classes", "Confusion",
         "Accuracy by class", "Most confident mistakes",
-        "Training images, as the network saw them", "Settings", "Settings that differ from the defaults", "Environment",
+        "Training images, as the model saw them", "Settings", "Settings that differ from the defaults", "Environment",
     ]  # fmt: skip
     assert parsed.counts["svg"] == 11
     assert parsed.counts["img"] > 16, "samples and mistakes"
@@ -229,11 +229,11 @@ def test_a_run_on_photos_shows_its_mistakes_by_name_and_its_augmented_photos(
     code, out, err = run_command(capsys, ["report", photo_run, "--to", tmp_path / "page.html", *flags])
     assert code == 0, err
     page = Page((tmp_path / "page.html").read_text())
-    assert "Training images, as the network saw them" in page.headings
+    assert "Training images, as the model saw them" in page.headings
     assert page.counts["img"] == min(16, len(stored)) + 16
 
 
-def test_a_stored_picture_that_is_none_is_not_put_into_the_page(runs: Path, tmp_path: Path) -> None:
+def test_a_stored_picture_that_is_not_an_image_is_kept_out_of_the_page(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "slow", tmp_path / "run")
     path = tmp_path / "run" / "mistakes.json"
     stored = json.loads(path.read_text())
@@ -294,7 +294,7 @@ def test_restarts_are_marked_and_the_times_of_all_attempts_added(runs: Path, tmp
     assert run.num_killed == 1
     assert run.phase_s == {"start": 3.0, "training": 30.0}
     text, _ = render([run])
-    assert "Interrupted, and continued after step 10, 10, 30 (dotted); 1 of its 4" in text
+    assert "Interrupted, and resumed after step 10, 10, 30 (dotted); 1 of its 4" in text
     assert "Interrupted" not in page
 
 

@@ -212,7 +212,7 @@ def test_every_look_at_a_strangers_folder_ends_in_one_line_and_changes_nothing(
     assert not problems
 
 
-def test_a_look_whether_a_run_is_alive_takes_no_lock_that_a_start_would_miss(
+def test_checking_whether_a_run_is_alive_never_blocks_a_start(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"

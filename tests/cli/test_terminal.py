@@ -50,7 +50,7 @@ def test_a_table_that_does_not_fit_continues_each_row_indented(runs: Path) -> No
     assert lines[3].index("%") == lines[5].index("%"), "columns stay aligned"
 
 
-def test_a_pipe_gets_whole_lines_without_colour(runs: Path) -> None:
+def test_a_pipe_gets_unwrapped_lines_without_colour(runs: Path) -> None:
     environment = os.environ | {"COLUMNS": "40", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", door("runs", runs)], env=environment, capture_output=True, text=True, check=True

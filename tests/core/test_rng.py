@@ -53,7 +53,7 @@ def test_draws_are_the_published_hash_of_key_sample_and_stream() -> None:
         assert random_bits(KEY, torch.tensor([sample]), stream).tolist() == [expected]
 
 
-def test_a_draw_depends_on_its_own_sample_alone() -> None:
+def test_a_draw_depends_only_on_its_own_sample() -> None:
     whole = random_bits(KEY, IDS, 2)
     order = torch.randperm(len(IDS), generator=torch.Generator().manual_seed(0))
     assert torch.equal(random_bits(KEY, IDS[order], 2), whole[order])

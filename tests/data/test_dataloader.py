@@ -219,7 +219,7 @@ def read_faulty(fault: Callable[[], object], **options: Any) -> str:
         (raise_an_error, r"DATA_SAMPLE\]: sample 17 cannot be read \(KeyError: 'a\\nfault'\): fix it"),
         (lambda: 3, r"DATA_SAMPLE\]: sample 17 has label 3, the classes are 0 to 2: fix it"),
         (lambda: -100, r"DATA_SAMPLE\]: sample 17 has label -100, the classes are 0 to 2: fix it"),
-        (lambda: torch.zeros(3), r"DATA_SAMPLE\]: samples (\d+, )*17(, \d+)* make no batch \(.*Error: .*\)"),
+        (lambda: torch.zeros(3), r"DATA_SAMPLE\]: samples (\d+, )*17(, \d+)* cannot be collated .*\(.*Error: .*\)"),
     ],
 )
 def test_a_sample_that_cannot_be_used_is_named(fault: Callable[[], object], message: str, num_workers: int) -> None:

@@ -82,7 +82,7 @@ def test_data_that_is_changed_on_purpose_starts_the_epoch_in_progress_again(tmp_
 
 def test_the_banner_says_what_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path, Points(96), max_steps=1)
-    assert "96 + 10 samples, compared at a resume by a hash of some samples" in capsys.readouterr().out
+    assert "96 + 10 samples; a resume checks a hash of some samples" in capsys.readouterr().out
 
 
 def test_data_that_cannot_be_read_twice_says_so_and_is_compared_by_number(
@@ -95,7 +95,7 @@ def test_data_that_cannot_be_read_twice_says_so_and_is_compared_by_number(
 
     train(tmp_path, Fleeting(96), max_steps=4)
     assert "differs each time it is read" in caplog.text
-    assert "compared at a resume by their number only" in capsys.readouterr().out
+    assert "a resume checks only their number" in capsys.readouterr().out
     with pytest.raises(CheckpointError, match="DATA_CHANGED"):
         train(tmp_path, Fleeting(95))
 
@@ -129,4 +129,4 @@ def test_samples_of_any_kind_are_told_apart(kind: str) -> None:
 
 def test_a_tensor_dataset_has_a_fingerprint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(tmp_path, TensorDataset(torch.randn(96, 4), torch.arange(96) % 2), max_steps=1)
-    assert "compared at a resume by a hash of some samples" in capsys.readouterr().out
+    assert "a resume checks a hash of some samples" in capsys.readouterr().out

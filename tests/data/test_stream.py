@@ -84,7 +84,7 @@ def test_a_process_without_samples_gets_an_empty_batch() -> None:
 
 def test_a_stream_that_ends_early_is_named() -> None:
     plan = BatchPlan(num_samples=40, global_batch_size=8, per_device_batch_size=8)
-    with pytest.raises(DataError, match="the stream has ended before its sample 29, counted from 0: lower num_train"):
+    with pytest.raises(DataError, match="the stream ended before sample 29, counted from 0: lower num_train"):
         read(StreamLoader(Numbers, plan, device=CPU), 0)
 
 
@@ -132,11 +132,11 @@ def train(folder: Path, num_workers: int, *stops: int) -> None:
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ([1, 2], list, r"train cannot start a stream \(.*\): give it a function, of which train\(epoch\) yields"),
+        ([1, 2], list, r"train cannot start a stream \(.*\): pass a function for which train\(epoch\) yields"),
         (lambda: iter(()), list, r"train cannot start a stream \(too many positional arguments\)"),
-        (lambda epoch: iter(()), lambda epoch: iter(()), r"test cannot start .* of which test\(\) yields samples"),
+        (lambda epoch: iter(()), lambda epoch: iter(()), r"test cannot start .* for which test\(\) yields samples"),
     ],
 )
-def test_what_is_no_function_that_starts_a_stream_is_refused(train: Any, test: Any, message: str) -> None:
+def test_something_other_than_a_function_that_starts_a_stream_is_refused(train: Any, test: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_stream_loaders(train, test, BatchConfig(), num_train=256, num_test=2, accelerator=Accelerator())

@@ -30,9 +30,9 @@ REFUSED = {
     "fp8_config": ({"ACCELERATE_FP8_BACKEND": "TE"}, "fp8_config .*: leave it out and set mixed_precision to bf16"),
     "dynamo eager": ({"ACCELERATE_DYNAMO_BACKEND": "EAGER"}, "dynamo_backend: EAGER .*--compile"),
     "dynamo inductor": ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend: INDUCTOR .*--compile"),
-    "no dynamo": ({"ACCELERATE_DYNAMO_BACKEND": "warp"}, "accelerate refuses its settings .*preset"),
+    "no dynamo": ({"ACCELERATE_DYNAMO_BACKEND": "warp"}, "accelerate rejects its settings .*preset"),
     "accumulation": ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "gradient_accumulation_steps: 4 .*--accumulate"),
-    "no number": ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "four"}, "accelerate refuses its settings .*preset"),
+    "no number": ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "four"}, "accelerate rejects its settings .*preset"),
     "no truth": ({"ACCELERATE_USE_CPU": "maybe"}, "ACCELERATE_USE_CPU is maybe: set it to true or false"),
     "tensor parallel": ({"PARALLELISM_CONFIG_TP_SIZE": "2"}, "parallelism_config .*multi_gpu.yaml"),
     "context parallel": ({"PARALLELISM_CONFIG_CP_SIZE": "2", **FSDP}, "parallelism_config .*multi_gpu.yaml"),
@@ -41,7 +41,7 @@ REFUSED = {
     "recomputation": ({**FSDP, "FSDP_ACTIVATION_CHECKPOINTING": "true"}, "fsdp_activation_check.*utils.checkpoint"),
     "offload": ({**FSDP, "FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_offload_params .*: set it to false and shard over more"),
     "ignored": ({**FSDP, "FSDP_IGNORED_MODULES": "layers.0"}, "fsdp_ignored_modules .*: leave it out"),
-    "local state": ({**FSDP, "FSDP_STATE_DICT_TYPE": "LOCAL_STATE_DICT"}, "accelerate refuses its settings .*preset"),
+    "local state": ({**FSDP, "FSDP_STATE_DICT_TYPE": "LOCAL_STATE_DICT"}, "accelerate rejects its settings .*preset"),
 }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def train_in_blocks(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", DistributedType)
-def test_a_kind_of_processes_that_nobody_tried_is_not_taken_for_a_plain_one(kind: DistributedType) -> None:
+def test_an_untested_kind_of_processes_is_not_mistaken_for_a_supported_one(kind: DistributedType) -> None:
     accelerator = Accelerator(cpu=True)
     accelerator.state.distributed_type = kind
     supported = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}

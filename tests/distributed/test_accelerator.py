@@ -111,7 +111,7 @@ def test_processes_that_joined_before_the_run_are_used_as_they_are(tmp_path: Pat
 
 def start_after_joining(folder: Path) -> None:
     PartialState(cpu=True)
-    with pytest.raises(ConfigError, match="--runtime.backend ucc, but the processes joined over gloo already"):
+    with pytest.raises(ConfigError, match="--runtime.backend ucc, but the processes already joined over gloo"):
         start_accelerator(RuntimeConfig(backend="ucc"))
     workload.train(workload.make_config(folder))
 

@@ -65,7 +65,7 @@ def check_tensors(order: Path) -> None:
             file.write(f"{rank}\n")
 
 
-def test_a_barrier_lets_nobody_past_before_all_are_there(tmp_path: Path) -> None:
+def test_a_barrier_waits_for_all_processes(tmp_path: Path) -> None:
     processes.run(meet, tmp_path / "waiting", tmp_path / "arrived", num_processes=2, folder=tmp_path)
 
 
@@ -98,7 +98,7 @@ def check_broadcasts() -> None:
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_an_action_runs_on_the_main_process_alone_and_its_result_is_everywhere(
+def test_an_action_runs_only_on_the_main_process_and_its_result_is_everywhere(
     tmp_path: Path, num_processes: int
 ) -> None:
     processes.run(act, tmp_path / "acted", num_processes=num_processes, folder=tmp_path)
@@ -136,7 +136,7 @@ def fail() -> None:
         assert run_on_main(lambda: "and they go on together", accelerator) == "and they go on together"
 
 
-def test_an_error_that_is_no_users_error_ends_the_main_process_and_is_shown(tmp_path: Path) -> None:
+def test_an_unexpected_error_ends_the_main_process_and_is_shown(tmp_path: Path) -> None:
     job = processes.start(crash, num_processes=2, folder=tmp_path)
     assert 0 not in job.wait()
     assert "ZeroDivisionError" in job.output(0)

@@ -39,7 +39,7 @@ def test_a_worker_killed_three_times_under_torchrun_changes_no_bit(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_job_of_four_that_loses_a_machine_goes_on_with_two_from_the_last_commit(tmp_path: Path) -> None:
+def test_a_job_of_four_processes_that_loses_a_machine_continues_on_two_from_the_last_checkpoint(tmp_path: Path) -> None:
     samples = tmp_path / "samples.jsonl"
     recipe = [
         "-m",

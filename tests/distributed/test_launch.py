@@ -86,7 +86,7 @@ def test_what_a_process_raises_comes_back(capfd: pytest.CaptureFixture[str]) -> 
         launch(fail, ZeroDivisionError("by zero"), 1, num_processes=2)
     assert caught.value.rank == 1
     assert "Traceback" in capfd.readouterr().err
-    with pytest.raises(ProcessError, match="rank 1 left with exit code 3"):
+    with pytest.raises(ProcessError, match="rank 1 exited with code 3"):
         launch(fail, SystemExit(3), 1, num_processes=2)
 
 

@@ -107,7 +107,7 @@ def test_srun_says_all_but_the_port(monkeypatch: pytest.MonkeyPatch, nodes: str,
     assert found(monkeypatch, also_mpi)[1]["LOCAL_RANK"] == "1"
 
 
-def test_a_batch_script_is_none_of_its_jobs_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_script_is_not_one_of_its_jobs_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python recipe.py` in it, without srun, is one process and must not wait for others."""
     script = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
     assert found(monkeypatch, script) == (1, {})
@@ -118,17 +118,17 @@ def test_a_batch_script_is_none_of_its_jobs_tasks(monkeypatch: pytest.MonkeyPatc
     [
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start with"),
         ({**TORCH, "MASTER_ADDR": ""}, "WORLD_SIZE is 4 without MASTER_ADDR: start with torchrun, accelerate"),
-        ({"RANK": "0"}, "WORLD_SIZE is not set, and should be a number: .* or unset RANK, WORLD_SIZE and LOCAL_RANK"),
-        ({"LOCAL_RANK": "0"}, "WORLD_SIZE is not set, and should be a number: .* or unset RANK, WORLD_SIZE and LOCAL"),
+        ({"RANK": "0"}, "WORLD_SIZE is not set, but must be a number: .* or unset RANK, WORLD_SIZE and LOCAL_RANK"),
+        ({"LOCAL_RANK": "0"}, "WORLD_SIZE is not set, but must be a number: .* or unset RANK, WORLD_SIZE and LOCAL"),
         ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}, "WORLD_SIZE is 1 without MASTER_ADDR, MASTER_PORT: sta"),
-        ({**TORCH, "RANK": "0", "WORLD_SIZE": "0"}, "RANK is 0, and should be below 0"),
-        ({**TORCH, "WORLD_SIZE": "many"}, "WORLD_SIZE is many, and should be a number"),
-        ({**TORCH, "RANK": "4"}, "RANK is 4, and should be below 4"),
-        ({**TORCH, "MASTER_PORT": "http"}, "MASTER_PORT is http, and should be a number"),
+        ({**TORCH, "RANK": "0", "WORLD_SIZE": "0"}, "RANK is 0, but must be below 0"),
+        ({**TORCH, "WORLD_SIZE": "many"}, "WORLD_SIZE is many, but must be a number"),
+        ({**TORCH, "RANK": "4"}, "RANK is 4, but must be below 4"),
+        ({**TORCH, "MASTER_PORT": "http"}, "MASTER_PORT is http, but must be a number"),
         (
             # What `accelerate launch --cpu --num_processes 2` sets (accelerate 1.15).
             {"ACCELERATE_DYNAMO_BACKEND": "no", "ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"},
-            "accelerate announced several processes and started one, .* --config_file accelerate_configs/multi_cpu",
+            "accelerate announced several processes but started one, .* --config_file accelerate_configs/multi_cpu",
         ),
     ],
 )  # fmt: skip
@@ -153,7 +153,7 @@ def test_processes_of_this_machine_are_counted_by_the_launcher(monkeypatch: pyte
         monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
         assert count_local_processes() == number
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "some")
-    with pytest.raises(ConfigError, match="LOCAL_WORLD_SIZE is some, and should be a number"):
+    with pytest.raises(ConfigError, match="LOCAL_WORLD_SIZE is some, but must be a number"):
         count_local_processes()
 
 

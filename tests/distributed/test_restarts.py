@@ -198,7 +198,7 @@ def preempt_job(process: subprocess.Popen[Any]) -> None:
         (run_on_slurm, (reach_time_limit, preempt_job), [75, 75, 0]),
     ],
 )
-def test_a_preempted_run_is_started_again_until_it_is_done(
+def test_a_preempted_run_is_restarted_until_it_is_done(
     tmp_path: Path, photos: Path, scheduler: Callable[..., None], disturbances: Sequence[Disturbance], codes: list[int]
 ) -> None:
     (tmp_path / "disturbed").mkdir()

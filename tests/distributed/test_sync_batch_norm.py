@@ -29,7 +29,7 @@ CHANNELS = 6
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
-def test_any_shares_of_a_batch_are_normalised_like_the_whole_one(tmp_path: Path, num_processes: int) -> None:
+def test_any_split_of_a_batch_is_normalised_like_the_whole_one(tmp_path: Path, num_processes: int) -> None:
     processes.run(check_all_shares, num_processes=num_processes, folder=tmp_path)
 
 
@@ -217,7 +217,7 @@ def test_what_a_norm_becomes_depends_on_its_class_and_the_device() -> None:
     assert kinds("cuda") == [nn.SyncBatchNorm, nn.SyncBatchNorm, NormAct, nn.SyncBatchNorm]
     theirs = OfTorch(4)
     assert convert_sync_batch_norm(theirs, device=torch.device("cuda")) is theirs
-    with pytest.raises(ConfigError, match="OfTorch needs a GPU: give the model its BatchNorm"):
+    with pytest.raises(ConfigError, match="OfTorch needs a GPU: use BatchNorm in the model"):
         convert_sync_batch_norm(theirs, device=CPU)
 
 

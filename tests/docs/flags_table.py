@@ -57,7 +57,7 @@ def table() -> str:
         for toolkit, everything in TYPED.items()
         for typed in everything
     ]
-    return "".join(["| from | typed | here |\n|---|---|---|\n", *rows])
+    return "".join(["| from | you type | here |\n|---|---|---|\n", *rows])
 
 
 if __name__ == "__main__":

@@ -306,7 +306,7 @@ def test_a_loss_that_is_nan_under_loss_scaling_is_named_at_once(tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_replay_takes_the_step_again_and_leaves_the_run_alone(
+def test_replay_repeats_the_step_and_does_not_change_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tmp_path / "recipe.py"

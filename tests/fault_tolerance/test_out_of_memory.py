@@ -133,7 +133,7 @@ def only_line(text: str) -> str:
         *slow([("host", None), ("host", 0)]),
     ],
 )
-def test_the_run_goes_on_with_smaller_forwards_to_the_same_weights(
+def test_the_run_continues_with_smaller_forwards_to_the_same_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str, num_workers: int | None
 ) -> None:
     size = 8 if where == "second backward" else 16
@@ -202,7 +202,7 @@ def train_below_a_limit(folder: Path) -> None:
     workload.train(replace(few, run=replace(few.run, output_dir=folder / "cramped")), task=Hungry())
 
 
-def test_loss_scaling_does_not_mind(tmp_path: Path) -> None:
+def test_loss_scaling_makes_no_difference(tmp_path: Path) -> None:
     task, scalers = Cramped(4), [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
     workload.train(make_config(tmp_path / "cramped"), task=task, callbacks=(task,), scaler=scalers[0])
     workload.train(make_config(tmp_path / "whole"), scaler=scalers[1])
@@ -228,7 +228,7 @@ def train_cramped(folder: Path, moment: str | None) -> None:
 
 
 @pytest.mark.parametrize(("step", "shards"), [(BAD_STEP, False), *slow([(1, False), (BAD_STEP, True)])])
-def test_of_several_processes_the_same_command_goes_on_with_less(tmp_path: Path, step: int, shards: bool) -> None:
+def test_several_processes_resume_with_a_smaller_micro_batch(tmp_path: Path, step: int, shards: bool) -> None:
     """Only process 1 is out of memory, in the midst of collectives: the job ends at once."""
     processes.run(train_two, tmp_path / "whole", None, shards, num_processes=2, folder=tmp_path / "logs-0")
     arguments = (tmp_path / "cramped", step, shards)
@@ -262,7 +262,7 @@ def run_as_a_command(config: RecipeConfig, task: Cramped, **options: Any) -> Non
 # --- without, or when nothing smaller fits ---
 
 
-def test_without_it_the_run_ends_in_one_line_and_goes_on_with_it(tmp_path: Path) -> None:
+def test_without_fit_batch_the_run_ends_in_one_line_and_with_it_resumes(tmp_path: Path) -> None:
     job = processes.start(train_alone, tmp_path / "run", 16, False, num_processes=1, folder=tmp_path / "1")
     assert job.wait() == [64]
     line = only_line(job.output())
@@ -339,7 +339,7 @@ def test_what_does_not_fit_before_training_is_one_line(tmp_path: Path, ask: Call
     assert (status["state"], status["exit_code"]) == ("failed", 64)
 
 
-def test_an_update_that_may_be_half_made_is_not_taken_anew(tmp_path: Path) -> None:
+def test_an_update_that_may_be_half_applied_is_not_retried(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"out of memory in the training after step 0 .*: take a smaller"):
         workload.train(make_config(tmp_path), callbacks=(CrampedUpdate(),))
 

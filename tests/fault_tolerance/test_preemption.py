@@ -106,7 +106,7 @@ def interrupt_myself(numbers: tuple[int, ...]) -> None:
             print("saved", flush=True)
 
 
-def test_the_first_wish_is_kept() -> None:
+def test_the_first_stop_request_is_kept() -> None:
     flag = StopFlag()
     flag.request(signal.SIGTERM)
     flag.request(TIME_LIMIT)
@@ -114,7 +114,7 @@ def test_the_first_wish_is_kept() -> None:
     assert flag.agreed == Stop(signal.SIGTERM)
 
 
-def test_a_stop_says_its_reason() -> None:
+def test_a_stop_gives_its_reason() -> None:
     assert (Stop().reason, bool(Stop()), Stop().is_preemption) == (None, False, False)
     limit = Stop(TIME_LIMIT)
     assert (limit.reason, bool(limit), limit.is_preemption) == ("time limit", True, False)
@@ -122,7 +122,7 @@ def test_a_stop_says_its_reason() -> None:
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
-def test_all_processes_stop_at_the_same_step_though_one_alone_got_a_signal(tmp_path: Path, num_processes: int) -> None:
+def test_all_processes_stop_at_the_same_step_though_only_one_got_a_signal(tmp_path: Path, num_processes: int) -> None:
     processes.run(stop_together, tmp_path, num_processes=num_processes, folder=tmp_path / "logs")
     stopped = {(tmp_path / str(rank)).read_text() for rank in range(num_processes)}
     assert stopped == {"6 SIGTERM"}  # raised before the poll of step 5, agreed one step later
@@ -142,7 +142,7 @@ def stop_together(folder: Path) -> None:
         (folder / str(accelerator.process_index)).write_text(f"{step} {flag.agreed.reason}")
 
 
-def test_the_flag_is_agreed_also_where_the_processes_have_a_group_for_gpus_alone(tmp_path: Path) -> None:
+def test_the_stop_flag_is_agreed_on_even_if_the_process_group_is_only_for_gpus(tmp_path: Path) -> None:
     """As of a PartialState that was made before the run: NCCL reduces no tensor of the CPU."""
     processes.run(agree_beside_a_group, num_processes=2, folder=tmp_path)
 
@@ -170,7 +170,7 @@ def wish_differently() -> None:
         assert flag.agreed == Stop(signal.SIGTERM)
 
 
-def test_a_process_that_leaves_waits_for_the_reduction_in_flight(tmp_path: Path) -> None:
+def test_a_process_that_shuts_down_waits_for_the_reduction_in_flight(tmp_path: Path) -> None:
     processes.run(leave_after_a_poll, num_processes=2, folder=tmp_path)
 
 

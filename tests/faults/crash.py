@@ -196,7 +196,7 @@ def valid_checkpoints(run: Path) -> list[str]:
     names = []
     for path in list_checkpoints(run / "checkpoints"):
         try:
-            decode_files(read_checkpoint(path))
+            decode_files(read_checkpoint(path), path)
         except CheckpointError:
             continue
         names.append(path.name)

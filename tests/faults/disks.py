@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from accel_trainer.core import filesystem
 
 When = Literal["before", "half", "after"]
+D = TypeVar("D", bound=filesystem.Disk)
 
 
 @contextmanager
-def installed(disk: filesystem.Disk) -> Iterator[None]:
+def installed(disk: D) -> Iterator[D]:
     """Let all changes go through `disk` inside the block."""
     original, filesystem.disk = filesystem.disk, disk
     try:
-        yield
+        yield disk
     finally:
         filesystem.disk = original
 
@@ -66,7 +68,7 @@ class InterceptedDisk(filesystem.Disk):
         def remove_half() -> None:
             names = sorted(os.listdir(path))
             for name in names[: (len(names) + 1) // 2]:
-                (path / name).unlink()
+                shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
 
         self.intercept("remove_tree", path, lambda: filesystem.Disk.remove_tree(self, path), remove_half)
 

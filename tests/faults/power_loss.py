@@ -10,7 +10,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -29,11 +29,15 @@ LAST_STEP = 5
 KEEP_LAST_N = 2
 
 
+Change = tuple[str, Path, tuple[Any, ...]]
+"""A change of the disk: what, where and its details; `acknowledge` names a checkpoint that is reported as durable."""
+
+
 class RecordingDisk(InterceptedDisk):
     """Records the changes that succeed; those in `without` are not recorded, as if the code left them out."""
 
     def __init__(self, without: Collection[str] = ()) -> None:
-        self.trace: list[tuple[str, Path, tuple[Any, ...]]] = []
+        self.trace: list[Change] = []
         self._without = without
 
     def intercept(self, operation: str, path: Path, act: Any, act_half: Any, *details: Any) -> Any:
@@ -75,23 +79,28 @@ def simulate(
                 acknowledge=lambda name: disk.trace.append(("acknowledge", Path(name), ())),
                 make=make,
             )
-        # The plain models everywhere first, then random ones until there are enough.
-        num_random = max(0, -(-num_states // len(disk.trace)) - len(models(seed, 0)))
-        summary = Summary()
-        file_system = FileSystem(folder)
-        acknowledged: list[str] = []
-        for number, (operation, path, details) in enumerate(disk.trace):
-            if operation == "acknowledge":
-                acknowledged.append(path.name)
-            else:
-                file_system.do(operation, path, details)
-            for model in models(seed + number, num_random):
-                summary.num_states += 1
-                left = Path(scratch, "left")
-                _write(left, model.survivors(file_system.root))
-                if (problem := _what_is_lost(left, acknowledged)) is not None:
-                    summary.lost.append(f"after {operation} {path.name} ({model.label}): {problem}")
-                shutil.rmtree(left)
+        return replay(disk.trace, folder, num_states=num_states, seed=seed)
+
+
+def replay(trace: Sequence[Change], folder: Path, *, num_states: int, seed: int = 0) -> Summary:
+    """Look at what a power loss after each change of a run in `folder` leaves, in `num_states` states or more."""
+    # The plain models everywhere first, then random ones until there are enough.
+    num_random = max(0, -(-num_states // len(trace)) - len(models(seed, 0)))
+    summary = Summary()
+    file_system = FileSystem(folder)
+    acknowledged: list[str] = []
+    for number, (operation, path, details) in enumerate(trace):
+        if operation == "acknowledge":
+            acknowledged.append(path.name)
+        else:
+            file_system.do(operation, path, details)
+        for model in models(seed + number, num_random):
+            summary.num_states += 1
+            left = folder.with_name("left")
+            _write(left, model.survivors(file_system.root))
+            if (problem := _what_is_lost(left, acknowledged)) is not None:
+                summary.lost.append(f"after {operation} {path.name} ({model.label}): {problem}")
+            shutil.rmtree(left)
     return summary
 
 

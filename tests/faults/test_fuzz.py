@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
 from accel_trainer.checkpoint import format, retention
-from accel_trainer.checkpoint.format import Files
+from accel_trainer.checkpoint.format import Files, LoadedCheckpoint
 from tests.faults.fuzz import run_campaign
 
 pytestmark = pytest.mark.fuzz
@@ -41,10 +42,11 @@ def test_the_campaign_sees_damage_that_is_accepted(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_campaign_sees_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def decode_with_pickle(files: Files) -> None:
+    def decode_with_pickle(files: Files, folder: Path) -> LoadedCheckpoint:
         for data in files.values():
             if data.startswith(b"\x80"):
                 pickle.loads(data)
+        return format.decode_files(files, folder)
 
     monkeypatch.setattr(retention, "decode_files", decode_with_pickle)
     assert run_campaign(200, is_blind=False).num_code_events > 0

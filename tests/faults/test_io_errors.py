@@ -83,7 +83,7 @@ def test_a_failed_save_is_a_warning_with_a_code_that_says_why(scratch: Path, cap
     assert checkpointer.last_committed == name_at(STEPS_BEFORE)
 
 
-def test_the_run_ends_after_so_many_failed_saves_in_a_row(scratch: Path) -> None:
+def test_the_run_ends_after_the_set_number_of_failed_saves_in_a_row(scratch: Path) -> None:
     checkpointer = make_checkpointer(scratch, max_failed_saves=2)
     for step in (1, 2):
         with installed(FailingDisk(0, errno.EIO, times=1)):

@@ -25,5 +25,5 @@ def test_no_power_loss_takes_an_acknowledged_checkpoint(effort: int) -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_protocol_with_a_step_left_out_loses_checkpoints(mutant: str) -> None:
+def test_a_save_protocol_with_a_step_left_out_loses_checkpoints(mutant: str) -> None:
     assert simulate(num_states=1, **MUTANTS[mutant]).lost

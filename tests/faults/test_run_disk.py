@@ -121,7 +121,7 @@ def test_a_folder_reached_by_a_symlink_is_resolved_once_and_shown(
     assert list((tmp_path / "other").iterdir()) == []
 
 
-def test_another_torch_than_the_checkpoints_is_a_notice_and_the_run_goes_on(
+def test_another_torch_than_the_checkpoints_is_a_notice_and_the_run_continues(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = workload.make_config(tmp_path)
@@ -129,7 +129,7 @@ def test_another_torch_than_the_checkpoints_is_a_notice_and_the_run_goes_on(
     workload.train(stopped)
     monkeypatch.setattr(torch, "__version__", "99.0")
     assert workload.train(config).state == "done"
-    assert "not as when step-0000000003-epoch-00000 was saved: torch 2." in caplog.text
+    assert "changed since step-0000000003-epoch-00000 was saved: torch 2." in caplog.text
     assert "-> 99.0; the results may differ in the last bits" in caplog.text
 
 

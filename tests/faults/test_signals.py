@@ -72,7 +72,7 @@ def test_a_run_whose_launcher_dies_saves_and_ends(tmp_path: Path, number: int, n
 
 
 @pytest.mark.parametrize(("num_processes", "timeout_s", "suspended_s"), [(1, 0.5, 5.0), (2, 60.0, 1.5)])
-def test_a_process_that_is_suspended_for_a_while_is_not_taken_for_stuck(
+def test_a_process_that_is_suspended_for_a_while_does_not_count_as_stuck(
     tmp_path: Path,
     num_processes: int,
     timeout_s: float,

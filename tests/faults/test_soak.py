@@ -39,7 +39,7 @@ class Hoarder(Callback):
             self.files.append(open(__file__))  # noqa: SIM115
 
 
-def test_what_grows_is_told(tmp_path: Path) -> None:
+def test_what_grows_is_reported(tmp_path: Path) -> None:
     job = processes.run(soak_with_a_hoarder, tmp_path, num_processes=1, folder=tmp_path / "logs")
     assert "rss_mib grew from" in job.output()
     assert "open_files grew from" in job.output()

@@ -119,11 +119,11 @@ def train_on_pixels(folder: Path, task: type[ClassificationTask]) -> None:
 @pytest.mark.parametrize(
     ("task", "step", "said"),
     [
-        (ClassificationTask, 0, "the model gives float32 [16, 4, 8, 8] for targets int64 [16, 8, 8]: a classifier"),
+        (ClassificationTask, 0, "the model returns float32 [16, 4, 8, 8] for targets int64 [16, 8, 8]: a classifier"),
         (
             PerPixel,
             3,
-            "metric TopKAccuracy: the model gives float32 [10, 4, 8, 8] for targets int64 [10]: a classifier",
+            "metric TopKAccuracy: the model returns float32 [10, 4, 8, 8] for targets int64 [10]: a classifier",
         ),
     ],
 )

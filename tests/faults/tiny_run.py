@@ -13,6 +13,7 @@ from accel_trainer.checkpoint.format import checkpoint_name, decode_files, list_
 from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.checkpoint.serialization import encode
+from accel_trainer.checkpoint.sharded import load_whole
 from accel_trainer.core.errors import CheckpointError
 from accel_trainer.core.filesystem import AppendFile
 from accel_trainer.core.train_state import BestCheckpoint, TrainState
@@ -50,13 +51,20 @@ def pieces_at(step: int) -> dict[str, object]:
 
 
 def is_state_at(pieces: object, step: int) -> bool:
-    """Whether `pieces`, as loaded, are exactly those of `step`."""
-    ours, theirs = (encode(value, name="all") for value in (pieces_at(step), pieces))
+    """Whether `pieces`, as loaded, are exactly those of `step`. Raises CheckpointError for a damaged slice."""
+    ours, theirs = (encode(value, name="all") for value in (pieces_at(step), whole(pieces)))
     return (
         ours.skeleton == theirs.skeleton
         and list(ours.tensors) == list(theirs.tensors)
         and all(torch.equal(a, b) for a, b in zip(ours.tensors.values(), theirs.tensors.values(), strict=True))
     )
+
+
+def whole(value: Any) -> Any:
+    """Return `value` with tensors in place of those that are read when they are needed."""
+    if isinstance(value, dict):
+        return {key: whole(item) for key, item in value.items()}
+    return load_whole(value)
 
 
 def best_at(step: int) -> BestCheckpoint | None:
@@ -98,11 +106,11 @@ def valid_steps(folder: Path) -> list[int]:
     steps = []
     for path in list_checkpoints(folder / "checkpoints"):
         try:
-            loaded = decode_files(read_checkpoint(path))
+            loaded = decode_files(read_checkpoint(path), path)
+            if is_state_at(loaded.pieces, loaded.position.optimizer_step):
+                steps.append(loaded.position.optimizer_step)
         except CheckpointError:
             continue
-        if is_state_at(loaded.pieces, loaded.position.optimizer_step):
-            steps.append(loaded.position.optimizer_step)
     return steps
 
 

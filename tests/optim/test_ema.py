@@ -79,7 +79,7 @@ def test_layout_and_dtype_of_the_source_are_kept() -> None:
         assert (mine.dtype, mine.stride()) == (theirs[name].dtype, theirs[name].stride()), name
 
 
-def test_the_average_goes_on_after_its_weights_were_loaded() -> None:
+def test_the_average_continues_after_its_weights_were_loaded() -> None:
     source = SmallNet(norm="batch")
     ema, resumed = Ema(source, decay=0.9), Ema(source, decay=0.9)
     for step in (1, 2, 3):

@@ -65,7 +65,7 @@ def test_the_curve_rises_to_its_peak_once_then_falls_to_its_floor_and_never_leav
     assert min(curve[:total_steps]) > 0  # no step of the run is trained in vain
 
 
-def test_a_step_is_a_function_of_its_number_alone() -> None:
+def test_a_step_depends_only_on_its_number() -> None:
     learning_rate_at = schedule(warmup_epochs=1.5)
     forward = [learning_rate_at(step) for step in range(100)]
     assert [learning_rate_at(step) for step in reversed(range(100))] == forward[::-1]

@@ -140,6 +140,6 @@ def run_muon(folder: Path, num_processes: int, dtype: str) -> None:
     workload.train(config, num_train=72, dtype=getattr(torch, dtype))
 
 
-def test_a_net_without_filters_is_trained_by_sgd_alone() -> None:
+def test_a_net_without_filters_is_trained_only_by_sgd() -> None:
     optimizer = build_optimizer(nn.Linear(4, 2), CONFIG)
     assert all("filter_momentum" not in group for group in optimizer.param_groups)

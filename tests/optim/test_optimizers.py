@@ -66,7 +66,7 @@ def test_frozen_parameters_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_decay_alone_shrinks_filters_and_leaves_vectors(name: str) -> None:
+def test_weight_decay_alone_shrinks_filters_and_leaves_vectors(name: str) -> None:
     model = small_net()
     nn.init.ones_(model.layers[9].bias)
     optimizer = build_optimizer(model, OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.5))
@@ -132,7 +132,7 @@ def test_every_group_gets_the_learning_rate_times_its_own_scale() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_state_goes_back_into_the_layout_of_the_parameters_and_the_steps_go_on_bit_by_bit(
+def test_state_returns_to_the_layout_of_the_parameters_and_the_steps_continue_bit_for_bit(
     name: str, layout: torch.memory_format
 ) -> None:
     config = OptimizerConfig(name=name, learning_rate=0.01)

@@ -222,7 +222,7 @@ def manifest(folder: Path) -> dict[str, Any]:
         ({"global_batch_size": 64, "per_device_batch_size": 16, "num_processes": 8}, "these are 8: launch 4"),
     ],
 )
-def test_what_does_not_pair_up_is_refused(sizes: dict[str, int], words: str) -> None:
+def test_numbers_that_are_not_powers_of_two_are_refused(sizes: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         BatchPlan(num_samples=100, reduce="exact", **sizes)
 
@@ -261,14 +261,14 @@ def test_compressed_gradients_are_refused() -> None:
 
 def test_out_of_memory_does_not_advise_smaller_micro_batches_for_the_same_run() -> None:
     plan = BatchPlan(num_samples=64, global_batch_size=64, per_device_batch_size=16, reduce="exact")
-    with pytest.raises(OutOfMemoryError, match="another training with --reduce exact, so start a new run with half"):
+    with pytest.raises(OutOfMemoryError, match="with --reduce exact another --batch-size changes the result"):
         halve_micro_batch(plan, accelerator=Accelerator(cpu=True), step=1, remember=None)
 
 
 def test_fsdp_is_refused(tmp_path: Path) -> None:
     job = processes.start(train_sharded, tmp_path / "run", num_processes=2, folder=tmp_path / "log")
     assert job.wait() == [1, 1]
-    assert "--reduce exact does not work with FSDP: leave one of them out" in job.output()
+    assert "--reduce exact does not work with FSDP: remove one of them" in job.output()
 
 
 def train_sharded(folder: Path) -> None:

@@ -26,13 +26,13 @@ def said_of(flag: str, config_class: type[RecipeConfig] = cifar.Config) -> str:
         ("--per_device_train_batch_size", "did you mean --batch-size?"),
         ("--warmup", "did you mean --schedule.warmup-epochs?"),
         ("--use-amp", "did you mean --mixed-precision bf16?"),
-        ("--world-size", "the launcher makes the processes: accelerate launch --multi_gpu --num_processes N RECIPE"),
-        ("--num_gpus", "the launcher makes the processes: accelerate launch --multi_gpu --num_processes N RECIPE"),
+        ("--world-size", "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE"),
+        ("--num_gpus", "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE"),
         (
             "--device",
-            "a GPU is found by itself: CUDA_VISIBLE_DEVICES chooses one, ACCELERATE_USE_CPU=true takes the CPU",
+            "GPUs are detected: CUDA_VISIBLE_DEVICES selects one, ACCELERATE_USE_CPU=true uses the CPU",
         ),
-        ("--img-size", "images keep the size that they have: save them smaller or larger first"),
+        ("--img-size", "images keep their size: resize the files first"),
         ("-j", "did you mean --batch.num-workers?"),
         ("--epoch", "did you mean --epochs?"),  # the nearest, as no toolkit calls it so
     ],
@@ -51,7 +51,7 @@ def test_every_name_is_answered_by_its_first_row_whose_flag_the_recipe_has(confi
             answers.setdefault(name, []).append(here)
     assert len(answers) > 200
     for name, rows in answers.items():
-        assert len(rows) == len(set(rows)), f"{name} is there twice"
+        assert len(rows) == len(set(rows)), f"{name} appears twice"
         usable = [here for here in rows if not here.startswith("--") or here.split()[0] in known]
         expected = "see --help" if not usable else usable[0]
         if expected.startswith("--"):

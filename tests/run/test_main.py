@@ -17,7 +17,7 @@ from .. import processes
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_process_that_fails_before_it_has_met_the_others_speaks_for_itself(tmp_path: Path) -> None:
+def test_a_process_that_fails_before_it_has_connected_reports_its_own_error(tmp_path: Path) -> None:
     job = processes.start(join_unless_mistaken, num_processes=2, folder=tmp_path)
     assert job.wait() == [70, 64]
     assert job.output(1).splitlines() == [
@@ -37,7 +37,7 @@ def join(config: RecipeConfig) -> RunResult:
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_a_mistake_that_all_processes_make_is_told_once() -> None:
+def test_a_mistake_that_all_processes_make_is_reported_once() -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
     run = subprocess.run(
         [*launcher, "recipes/minimal.py", "--epoch", "3"],

@@ -122,8 +122,8 @@ def test_a_scheduler_of_torch_gives_the_learning_rate_of_every_step() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (torch.optim.SGD([torch.zeros(1)]), "optimizer= is an object of type SGD: give it a function"),
-        (lambda model: [torch.optim.SGD(model.parameters())], "optimizer= gives an object of type list: give it a fun"),
+        (torch.optim.SGD([torch.zeros(1)]), "optimizer= is an object of type SGD: pass a function"),
+        (lambda model: [torch.optim.SGD(model.parameters())], "optimizer= returns an object of type list: pass a f"),
         (lambda model: torch.optim.LBFGS(model.parameters()), "optimizer is LBFGS, but it needs several forwards"),
         (lambda model: torch.optim.SGD([torch.zeros(1)]), "has parameters that are not the model's: build it from"),
         (
@@ -138,7 +138,7 @@ def test_an_optimizer_that_is_not_of_the_whole_model_is_refused(tmp_path: Path, 
         workload.train(config, optimizer=build)
 
 
-def test_a_model_of_which_nothing_is_trained_is_refused() -> None:
+def test_a_model_without_trainable_parameters_is_refused() -> None:
     with pytest.raises(ConfigError, match="all parameters of the model are frozen: leave some to train"):
         build_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimizerConfig())
 
@@ -152,12 +152,12 @@ def short_cycle(optimizer: Optimizer) -> OneCycleLR:
     [
         (
             lambda step: None,
-            r"the recipe's schedule fails at step 0 \(TypeError: .*\): let it return a number for each",
+            r"the recipe's schedule fails at step 0 \(TypeError: .*\): return a number for each",
         ),
-        ([0.1, 0.1], r"fails at step 0 \(TypeError: 'list' object is not callable\): let it return a number"),
+        ([0.1, 0.1], r"fails at step 0 \(TypeError: 'list' object is not callable\): return a number"),
         (schedule_from_torch(short_cycle, learning_rate=0.1), r"fails at step 9 \(ValueError: Tried to step 9 times"),
-        (lambda step: 0.1 - 0.02 * step, "gives -0.08 at step 9: let it return a learning rate of 0 or more"),
-        (lambda step: math.nan, "gives nan at step 0: let it"),
+        (lambda step: 0.1 - 0.02 * step, "returns -0.08 at step 9: return a learning rate of 0 or more"),
+        (lambda step: math.nan, "returns nan at step 0: return"),
     ],
 )
 def test_a_schedule_that_cannot_last_is_refused_before_the_first_step(
@@ -194,7 +194,7 @@ def test_a_setting_without_effect_is_refused(tmp_path: Path, changes: dict[str, 
         workload.train(config, **given)
 
 
-def test_adamw_has_a_learning_rate_of_its_own_and_the_run_records_it(tmp_path: Path) -> None:
+def test_adamw_has_its_own_default_learning_rate_and_the_run_records_it(tmp_path: Path) -> None:
     config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig(name="adamw"))
     workload.train(replace(config, trainer=replace(config.trainer, max_steps=1)))
     assert "learning_rate: 0.001" in (tmp_path / "run" / "config.yaml").read_text()
@@ -266,7 +266,7 @@ def other_weights() -> dict[str, Tensor]:
 def test_a_head_of_another_size_is_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     weights = other_weights() | {"layers.9.weight": torch.zeros(7, 32), "layers.9.bias": torch.zeros(7)}
     line = start_from(tmp_path, weights, None, caplog)
-    assert "6 tensors loaded; left out: layers.9.bias, layers.9.weight; new: layers.9.weight, layers.9.bias" in line
+    assert "6 tensors loaded; skipped: layers.9.bias, layers.9.weight; new: layers.9.weight, layers.9.bias" in line
     trained = exported(tmp_path / "run")
     assert torch.equal(trained["layers.0.weight"], weights["layers.0.weight"])
     assert trained["layers.9.weight"].shape == (workload.NUM_CLASSES, 32)
@@ -276,7 +276,7 @@ def test_skipped_tensors_keep_the_weights_of_the_seed(tmp_path: Path, caplog: py
     weights = other_weights()
     del weights["layers.3.weight"]
     line = start_from(tmp_path, weights, r"layers\.[03]\.", caplog)
-    assert "left out: layers.0.weight; new: layers.0.weight, layers.3.weight" in line
+    assert "skipped: layers.0.weight; new: layers.0.weight, layers.3.weight" in line
     torch.manual_seed(3)
     initial, trained = workload.SmallNet(norm="group").state_dict(), exported(tmp_path / "run")
     assert torch.equal(trained["layers.0.weight"], initial["layers.0.weight"])
@@ -293,5 +293,5 @@ def test_other_shapes_are_refused(tmp_path: Path, skip: str | None, caplog: pyte
 
 def test_a_pattern_that_skips_nothing_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     weights = other_weights()
-    with pytest.raises(ConfigError, match="--init-skip 'fc' finds none of the tensors"):
+    with pytest.raises(ConfigError, match="--init-skip 'fc' matches none of the tensors"):
         start_from(tmp_path, weights, "fc", caplog)

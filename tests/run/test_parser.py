@@ -100,8 +100,8 @@ def test_flags_are_parsed(argv: list[str], expected: Config) -> None:
         (["--trainer.max-grad-norm", "x"], "--trainer.max-grad-norm x: expected float | None"),
         (["--trainer.mixed-precision", "fp8"], "--trainer.mixed-precision fp8: expected Literal['no', 'bf16']"),
         (["--trainer.betas", "1"], "--trainer.betas 1: expected tuple[float, float]"),
-        (["--ema", "True"], "--ema True: expected no value, as --ema or --no-ema"),
-        (["digits", "--lr", "1"], "unexpected 'digits': a value follows its flag, see --help"),
+        (["--ema", "True"], "--ema True: expected no value, only --ema or --no-ema"),
+        (["digits", "--lr", "1"], "unexpected 'digits': values follow a flag, see --help"),
         (["--epochs", "-1"], "num_epochs is -1: set it to 0 or more"),
         (["--lr", "1", "--seed", "13"], "seed is 13: set another"),
         (["--config"], "--config: expected one file"),
@@ -260,13 +260,13 @@ def test_a_path_may_be_given_as_text_in_python() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("seed: 1\nseed: 2", "line 2: seed is there twice"),
-        ("trainer: {num_epochs: 1, num_epochs: 2}", "line 1: num_epochs is there twice"),
+        ("seed: 1\nseed: 2", "line 2: seed appears twice"),
+        ("trainer: {num_epochs: 1, num_epochs: 2}", "line 1: num_epochs appears twice"),
         ("a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]", "line 2: aliases"),
         ("[" * 100_000, "maximum recursion depth exceeded"),
     ],
 )
-def test_a_file_with_what_no_config_needs_is_one_line(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_file_with_yaml_that_no_config_needs_is_one_line(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=f"cannot be read as YAML: {reason}"):

@@ -45,7 +45,7 @@ def test_several_gpus_without_nccl_are_refused() -> None:
     assert find("NCCL_MISSING", by_gloo, has_nccl=False, num_gpus=4, environ=FOUR) is None
 
 
-def test_gpus_without_a_process_are_told_with_the_launch_that_uses_them() -> None:
+def test_gpus_without_a_process_are_reported_with_the_launch_that_uses_them() -> None:
     found = find("IDLE_GPUS", num_gpus=8)
     assert found is not None
     assert "`accelerate launch --multi_gpu --num_processes 8 RECIPE`" in found
@@ -66,7 +66,7 @@ def test_gpus_without_a_process_are_told_with_the_launch_that_uses_them() -> Non
         ({"base_batch_size": 257}, {}, None),
     ],
 )  # fmt: skip
-def test_a_learning_rate_that_does_not_follow_the_batch_of_many_processes_is_told(
+def test_an_unscaled_learning_rate_with_many_processes_is_reported(
     optimizer: dict[str, object], schedule: dict[str, object], said: str | None
 ) -> None:
     config = RecipeConfig(

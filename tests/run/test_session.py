@@ -75,8 +75,8 @@ def test_a_changed_config_is_listed_old_to_new_with_the_flag_that_allows_it(tmp_
     assert result.state == "done"
 
 
-def test_a_change_of_nothing_that_the_config_has_is_one_line_with_the_names(tmp_path: Path) -> None:
-    said = r"--allow-change nothing.like.it: the config has no such value: choose from data, seed, batch\.global_batch"
+def test_allowing_a_change_of_an_unknown_setting_is_one_line_with_the_names(tmp_path: Path) -> None:
+    said = r"--allow-change nothing.like.it: there is no such setting: choose from data, seed, batch\.global_batch"
     with pytest.raises(ConfigError, match=said) as caught:
         run(tmp_path / "run", run={"allow_change": ("seed", "nothing.like.it")})
     assert "\n" not in str(caught.value)

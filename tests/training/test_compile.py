@@ -45,9 +45,9 @@ def test_a_compiled_run_resumes_with_the_same_bits_and_counts_compiling_apart(tm
     assert 16 / first["perf/images_per_s"] > 0
 
 
-def test_without_a_compiler_the_net_runs_as_it_is_and_says_so_once(tmp_path: Path) -> None:
+def test_without_a_compiler_the_model_runs_in_eager_mode_and_says_so_once(tmp_path: Path) -> None:
     job = processes.run(train, tmp_path / "as it is", None, True, "/no/compiler", folder=tmp_path / "1")
-    assert job.output().count("cannot compile this net, which runs eagerly") == 1
+    assert job.output().count("cannot compile this model, which runs in eager mode") == 1
     assert "Traceback" not in job.output()
     processes.run(train, tmp_path / "plain", None, False, folder=tmp_path / "2")
     assert final_files(tmp_path / "as it is") == final_files(tmp_path / "plain")

@@ -102,7 +102,7 @@ class LimitAt(Callback):
 
 
 @pytest.mark.parametrize("step", [5, 7, 10])
-def test_a_time_limit_is_as_if_it_had_never_been(tmp_path: Path, step: int) -> None:
+def test_a_run_stopped_by_a_time_limit_ends_as_one_without_it(tmp_path: Path, step: int) -> None:
     run(tmp_path / "whole")
     stopped = run(tmp_path / "parts", LimitAt(step))
     assert stopped.state == ("done" if step == 10 else "stopped")

@@ -146,7 +146,7 @@ def evaluate_in_parts() -> None:
             assert result == plain_loop(make_model(), samples)
 
 
-def test_where_running_statistics_differ_the_main_process_has_the_say(tmp_path: Path) -> None:
+def test_where_running_statistics_differ_the_main_process_decides(tmp_path: Path) -> None:
     processes.run(check_buffers, num_processes=2, folder=tmp_path)
 
 
@@ -189,7 +189,7 @@ class Given:
 
 
 @pytest.mark.parametrize(("ids", "counted"), [([*range(10), 3], 11), (list(range(9)), 9), ([], 0)])
-def test_a_loader_that_gives_a_sample_twice_or_not_at_all_is_found_out(ids: list[int], counted: int) -> None:
+def test_a_loader_that_gives_a_sample_twice_or_not_at_all_is_detected(ids: list[int], counted: int) -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     with pytest.raises(RuntimeError, match=f"evaluation counted {counted} samples of 10: the evaluation loader"):
         evaluate(make_model(), Given(ids, num_samples=10), accelerator)
@@ -202,7 +202,7 @@ def test_a_sample_given_twice_in_the_place_of_another_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("ids", [[0, 3, 0, 3], [1, 2, 1, 2], [-1, 0, 3, 4], [2**32, 1, 2, 3]])
-def test_other_samples_with_the_same_sum_of_ids_are_found_out(ids: list[int]) -> None:
+def test_other_samples_with_the_same_sum_of_ids_are_detected(ids: list[int]) -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     with pytest.raises(RuntimeError, match="counted some of 4 samples twice and left others out"):
         evaluate(make_model(), Given(ids, num_samples=4), accelerator)
@@ -250,7 +250,7 @@ def evaluate_by(metric: Metric) -> dict[str, Any]:
     return evaluator.run(make_model())
 
 
-def test_whatever_a_metric_computes_comes_as_plain_values() -> None:
+def test_everything_a_metric_computes_comes_as_plain_values() -> None:
     computed = {"a": np.float32(0.5), "b": torch.tensor(3), "c": np.arange(2), "d": [torch.tensor(0.25)], "e": 7}
     result = evaluate_by(Computes(computed))
     assert json.dumps(result) == '{"a": 0.5, "b": 3, "c": [0, 1], "d": [0.25], "e": 7}'
@@ -261,18 +261,18 @@ def test_a_result_that_cannot_be_kept_names_the_metric() -> None:
         evaluate_by(Computes({"a": object()}))
 
 
-def test_a_metric_must_say_what_a_run_may_be_judged_by() -> None:
+def test_a_metric_must_say_which_numbers_can_select_the_best_checkpoint() -> None:
     class Silent:
         pass
 
-    with pytest.raises(ConfigError, match="metric Silent has no higher_is_better: add the names"):
+    with pytest.raises(ConfigError, match="metric Silent has no higher_is_better: say which"):
         evaluate_by(Silent())  # type: ignore[arg-type]
 
 
 def test_two_metrics_with_one_name_are_refused_before_training() -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     loader = Given(list(range(10)), num_samples=10)
-    with pytest.raises(ConfigError, match="two metrics name their number loss: leave one out, or let it give"):
+    with pytest.raises(ConfigError, match="two metrics report numbers named loss: remove one, or rename"):
         Evaluator(loader, task=ClassificationTask(), metrics=[MeanLoss(), MeanLoss()], accelerator=accelerator)
 
 
@@ -312,5 +312,5 @@ def test_numbers_of_any_library_are_in_rows_lines_and_the_result(tmp_path: Path)
 def test_a_metric_for_another_number_of_samples_is_refused(metric: Any) -> None:
     """Larger, it would count rows of zeros that no sample has."""
     loader = DatasetEvalLoader(SampleReader(Samples(8), torch.device("cpu")), batch_size=4)
-    with pytest.raises(ConfigError, match="has num_samples=9, the evaluation has 8: give it that number"):
+    with pytest.raises(ConfigError, match="has num_samples=9, but the evaluation has 8: set it to that"):
         Evaluator(loader, task=ClassificationTask(), metrics=[metric], accelerator=Accelerator())

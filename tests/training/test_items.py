@@ -204,20 +204,20 @@ def count_on_main(number: Tensor, batch: Batch) -> Tensor | None:
 
 
 @pytest.mark.parametrize("count", [lambda n, batch: int(n), lambda n, batch: n.expand(3)], ids=["an int", "a vector"])
-def test_a_number_of_items_that_is_no_tensor_of_one_number_is_refused_in_one_line(tmp_path: Path, count: Any) -> None:
-    with pytest.raises(ConfigError, match=r"train_step returned (a int|int64 \[3\]) as num_items: let it return"):
+def test_num_items_that_are_not_a_scalar_tensor_are_refused_in_one_line(tmp_path: Path, count: Any) -> None:
+    with pytest.raises(ConfigError, match=r"train_step returned (a int|int64 \[3\]) as num_items: return"):
         train_counting(tmp_path / "run", count)
 
 
 @pytest.mark.parametrize("micro", [8, 16])
 def test_items_that_are_counted_only_sometimes_are_refused(tmp_path: Path, micro: int) -> None:
-    with pytest.raises(ConfigError, match="returned num_items for some micro-batches only: let it"):
+    with pytest.raises(ConfigError, match="returned num_items for some micro-batches only: return"):
         train_counting(tmp_path / "run", count_on_some, micro=micro)
 
 
 def train_counting_on_main(folder: Path) -> None:
     """Both processes must raise."""
-    with pytest.raises(ConfigError, match="returned num_items for some micro-batches only: let it"):
+    with pytest.raises(ConfigError, match="returned num_items for some micro-batches only: return"):
         train_counting(folder, count_on_main)
 
 
@@ -245,7 +245,7 @@ def test_items_of_an_evaluation_that_are_not_one_for_each_sample_are_refused() -
     batch = Batch(None, torch.zeros(2), torch.arange(2))
     for count in (3, torch.tensor(3)):
         output = EvalOutput(torch.ones(2), torch.zeros(2), count)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=r"num_items are (a int|int64 \[\]) for 2 samples: let eval_step return"):
+        with pytest.raises(ConfigError, match=r"num_items are (a int|int64 \[\]) for 2 samples: return the number"):
             MeanLoss().update(torch.zeros(2, dtype=torch.float64), batch, output)
 
 
@@ -253,5 +253,5 @@ def test_items_of_an_evaluation_that_are_not_one_for_each_sample_are_refused() -
 def test_a_sum_with_a_name_of_the_log_is_refused(name: str) -> None:
     """It would take the place of the number with that name, or divide all others."""
     report = StepReport(1, 0, 0.1, torch.ones(()), {name: torch.ones(())}, 8, None, was_skipped=False)
-    with pytest.raises(ConfigError, match=f"a sum with the name {name}, which is taken: rename it"):
+    with pytest.raises(ConfigError, match=f"a sum named {name}, which is reserved: rename it"):
         Meters(Accelerator()).update(report)

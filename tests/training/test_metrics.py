@@ -126,13 +126,13 @@ LOGITS, LABELS = torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("logits", "labels", "said"),
     [
-        (*PER_PIXEL, r"gives float32 \[8, 3, 4, 4\] for targets int64 \[8, 4, 4\]: a classifier gives logits \[B, K\]"),
+        (*PER_PIXEL, r"returns float32 \[8, 3, 4, 4\] for targets int64 \[8, 4, 4\]: a classifier returns logits"),
         (LOGITS[:, :1], LABELS, r"float32 \[8, 1\] .*: the cross-entropy of one class is always 0"),
         (LOGITS, LABELS[:, None], r"targets int64 \[8, 1\]: give labels \[B\], as labels.squeeze\(1\) does"),
         (LOGITS, LOGITS, r"targets float32 \[8, 3\]: give labels int64 \[B\]$"),
         (LOGITS, LABELS.float(), r"targets float32 \[8\]: give labels int64 \[B\], as labels.long\(\) does"),
         (LOGITS, LABELS[:4], r"targets int64 \[4\]: give each sample one target"),
-        ((LOGITS, LOGITS), LABELS, r"gives a tuple for targets int64 \[8\]: let it return only its logits"),
+        ((LOGITS, LOGITS), LABELS, r"returns a tuple for targets int64 \[8\]: return only the logits"),
     ],
 )
 @pytest.mark.parametrize("metric", [TopKAccuracy(), TopKAccuracy(2), ConfusionMatrix(3), EvaluateMetric(None, 8)])
@@ -147,11 +147,11 @@ def test_what_is_not_a_logit_for_each_class_and_a_label_for_each_sample_is_refus
 @pytest.mark.parametrize("losses", [torch.zeros(()), torch.zeros(8, 4, 4), torch.zeros(8, 1), torch.zeros(1)])
 def test_losses_that_are_not_one_for_each_sample_are_refused(losses: Tensor) -> None:
     metric = MeanLoss()
-    with pytest.raises(ConfigError, match=r"the losses are float32 \[.*\] for 8 samples: let eval_step return one"):
+    with pytest.raises(ConfigError, match=r"the losses are float32 \[.*\] for 8 samples: return one per sample"):
         metric.update(metric.empty(CPU), Batch(None, LABELS, torch.arange(8)), EvalOutput(losses, LOGITS))
 
 
-def test_metrics_say_what_a_run_may_be_judged_by() -> None:
+def test_metrics_say_which_numbers_can_select_the_best_checkpoint() -> None:
     logits, labels = make_samples(7)
     directions = {}
     for metric in (MeanLoss(), TopKAccuracy(), TopKAccuracy(5), ConfusionMatrix(7)):
@@ -296,7 +296,7 @@ def measure_in_parts() -> None:
 def test_a_metric_that_keeps_every_prediction_is_refused() -> None:
     from torchmetrics.classification import MulticlassAUROC
 
-    with pytest.raises(ConfigError, match="MulticlassAUROC keeps preds, which is no sum: give it thresholds=100"):
+    with pytest.raises(ConfigError, match="MulticlassAUROC keeps preds, which is not a sum: pass thresholds=100"):
         TorchMetric("auroc", MulticlassAUROC(5))
 
 

@@ -138,10 +138,10 @@ WRONG = {
     "per pixel": (
         torch.zeros(4, 3, 2, 2),
         LABELS[:, None, None].expand(4, 2, 2),
-        r"float32 \[4, 3, 2, 2\] .*needs a task",
+        r"float32 \[4, 3, 2, 2\] .*needs your own task",
     ),
     "one class": (LOGITS[:, :1], LABELS * 0, r"the cross-entropy of one class is always 0"),
-    "no classes": (LOGITS[:, 0], LABELS, r"float32 \[4\] for targets int64 \[4\]: a classifier gives logits \[B, K\]"),
+    "no classes": (LOGITS[:, 0], LABELS, r"float32 \[4\] for targets int64 \[4\]: a classifier returns logits"),
     "a column": (LOGITS, LABELS[:, None], r"int64 \[4, 1\]: give labels \[B\], as labels.squeeze\(1\) does"),
     "narrow weights": (LOGITS, LOGITS[:, :2], r"float32 \[4, 2\]: .*, or float weights \[B, K\] of the classes$"),
     "one-hot integers": (LOGITS, LOGITS.long(), r"int64 \[4, 3\]: .*, or float weights \[B, K\] of the classes$"),
@@ -149,8 +149,8 @@ WRONG = {
     "short labels": (LOGITS, LABELS.int(), r"int32 \[4\]: give labels int64 \[B\]"),
     "too few labels": (LOGITS, LABELS[:3], r"int64 \[3\]: give each sample one target"),
     "a list of labels": (LOGITS, [0, 1, 2, 0], r"a list: give each sample one target"),
-    "a tuple": ((LOGITS, LOGITS), LABELS, r"gives a tuple for targets int64 \[4\]: let it return only its logits"),
-    "a dict": ({"logits": LOGITS, "aux": LOGITS}, LABELS, r"gives a dict of logits, aux for targets"),
+    "a tuple": ((LOGITS, LOGITS), LABELS, r"returns a tuple for targets int64 \[4\]: return only the logits"),
+    "a dict": ({"logits": LOGITS, "aux": LOGITS}, LABELS, r"returns a dict of logits, aux for targets"),
 }
 
 
@@ -263,7 +263,7 @@ def test_another_teacher_is_another_task() -> None:
     ],
 )
 def test_other_shapes_are_named_with_both(task: Any, outputs: Tensor, targets: Tensor) -> None:
-    with pytest.raises(ConfigError, match=r"the model gives float32 \[6, .* for targets"):
+    with pytest.raises(ConfigError, match=r"the model returns float32 \[6, .* for targets"):
         task.train_step(of(outputs), batch_of(targets))
 
 
@@ -282,7 +282,7 @@ def test_a_distillation_outside_its_ranges_is_named(options: dict[str, float]) -
 
 def test_a_teacher_of_other_classes_is_named() -> None:
     batch = Batch(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
-    with pytest.raises(ConfigError, match=r"teacher gives float32 \[4, 5\], the model float32 \[4, 3\]: let both have"):
+    with pytest.raises(ConfigError, match=r"teacher returns float32 \[4, 5\], the model float32 \[4, 3\]: both must"):
         DistillationTask(nn.Linear(3, 5)).train_step(nn.Identity(), batch)
 
 

@@ -87,7 +87,7 @@ class StopAt(Callback):
             trainer.request_stop("enough")
 
 
-def test_a_stop_that_a_callback_asks_for_comes_after_that_step_and_lasts(tmp_path: Path) -> None:
+def test_a_stop_that_a_callback_requests_takes_effect_after_that_step_and_is_permanent(tmp_path: Path) -> None:
     for _ in range(2):  # the same command again finds a finished run
         result = run(tmp_path, StopAt(2), num_epochs=3)
         assert (result.state, result.stop_reason, result.position.optimizer_step) == ("done", "enough", 2)
@@ -168,7 +168,7 @@ def test_max_steps_stops_inside_an_epoch_and_still_evaluates(tmp_path: Path) -> 
     ],
     ids=["momentum", "no momentum", "adamw", "muon"],
 )
-def test_the_room_that_a_start_looks_for_is_what_a_checkpoint_takes(
+def test_the_disk_space_that_a_start_requires_is_what_a_checkpoint_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizer: OptimizerConfig
 ) -> None:
     config = workload.make_config(tmp_path / "run", optimizer=optimizer)
@@ -280,7 +280,7 @@ def test_a_change_of_the_metric_on_purpose_compares_no_values_of_two(tmp_path: P
     assert (result.best.metric, result.best.value) == ("eval/loss", result.metrics["eval/loss"])
 
 
-def test_a_time_limit_stops_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_a_time_limit_stops_the_run_and_the_same_command_resumes(tmp_path: Path) -> None:
     class Impatient(Callback):
         def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
             if report.optimizer_step == 3:
@@ -304,7 +304,7 @@ def test_a_time_limit_stops_and_the_same_command_goes_on(tmp_path: Path) -> None
     [(None, ""), (0, ": raise --batch.num-workers")],
     ids=["in memory", "a dataset"],
 )
-def test_waiting_for_data_is_told_once_with_what_helps(
+def test_waiting_for_data_is_reported_once_with_what_helps(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -314,15 +314,15 @@ def test_waiting_for_data_is_told_once_with_what_helps(
     monkeypatch.setattr(metric_logger, "_MUCH_WAITING", 0.0)
     monkeypatch.setattr(metric_logger, "_WORTH_A_WARNING_S", 0.0)
     workload.train(workload.make_config(tmp_path), num_workers=num_workers)
-    (hint,) = [record.getMessage() for record in caplog.records if "data wait" in record.getMessage()]
-    assert re.fullmatch(rf"data wait \d+ %{advice}", hint)
+    (hint,) = [record.getMessage() for record in caplog.records if "waits for data" in record.getMessage()]
+    assert re.fullmatch(rf"training waits for data \d+ % of the time{advice}", hint)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert all(0 < row["perf/data_wait_fraction"] < 1 for row in rows if row["event"] == "train")
 
 
 def test_a_little_waiting_is_not_worth_a_hint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     workload.train(workload.make_config(tmp_path), num_workers=0)
-    assert "data wait" not in caplog.text
+    assert "waits for data" not in caplog.text
 
 
 def test_without_clipping_no_norm_is_computed(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_every_step_and_a_short_last_one_too_goes_down_the_mean_loss_of_its_own_
             torch.testing.assert_close(after[name], before[name] - 0.1 * parameter.grad)
 
 
-def test_the_learning_rate_depends_on_the_step_alone(tmp_path: Path) -> None:
+def test_the_learning_rate_depends_only_on_the_step(tmp_path: Path) -> None:
     whole, parts = Recorder(), Recorder()
     run(tmp_path / "whole", whole)
     for max_steps in (4, None):

@@ -127,7 +127,7 @@ def test_the_short_way_and_accelerates_wrappers_give_the_same_weights(
     assert_same_bits(short, train(tmp_path, num_steps=50, way=way, **options))  # type: ignore[arg-type]
 
 
-def test_a_loop_by_hand_gives_the_same_weights(tmp_path: Path) -> None:
+def test_a_hand_written_loop_gives_the_same_weights(tmp_path: Path) -> None:
     model = make_model(dropout=0.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-3)
     model.train()

@@ -92,7 +92,7 @@ def test_more_bad_images_than_allowed_are_refused_with_the_count(root: Path) -> 
         load(root, SKIP)
 
 
-def test_who_forbids_bad_images_gets_no_cache_that_another_left_some_out_of(root: Path) -> None:
+def test_a_cache_that_skipped_bad_images_is_not_used_where_they_are_an_error(root: Path) -> None:
     write(root, {2: b"hello"}, name="test")
     first = load(root, SKIP)
     with pytest.raises(DataError, match=r"DATA_IMAGE\]: row 2 of .*test.parquet cannot be decoded"):

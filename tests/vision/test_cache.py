@@ -69,7 +69,7 @@ def test_normalisation_is_that_of_the_training_pixels(root: Path) -> None:
     assert dataset.normalization.std == pytest.approx(values.std((0, 2, 3), correction=0).tolist(), abs=1e-12)
 
 
-def test_a_channel_that_is_the_same_everywhere_is_not_divided_by_nothing(tmp_path: Path) -> None:
+def test_a_constant_channel_is_not_divided_by_zero(tmp_path: Path) -> None:
     images = random_images(6)
     images[..., 1] = 40
     for name in ("train", "test"):

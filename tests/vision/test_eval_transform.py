@@ -32,7 +32,7 @@ def test_the_centre_square_is_resized() -> None:
 
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_a_part_is_resized_as_if_it_were_a_picture_of_its_own(interpolation: str) -> None:
+def test_a_crop_is_resized_as_if_it_were_a_whole_picture(interpolation: str) -> None:
     pixels = decode_photo(encoded(photo(90, 70)), "a")
     box = Box(11, 7, 50, 33)
     part = pixels[11:61, 7:40].copy()

@@ -35,8 +35,6 @@ def make_loader(
     augment: AugmentConfig = PLAIN,
     seed: int = 0,
     drop_last: bool = False,
-    channels_last: bool = True,
-    dtype: torch.dtype = torch.float32,
 ) -> ImageLoader:
     plan = BatchPlan(
         num_samples=num_samples,
@@ -53,8 +51,6 @@ def make_loader(
         augment=augment,
         normalization=NORMALIZATION,
         device=CPU,
-        channels_last=channels_last,
-        dtype=dtype,
     )
 
 
@@ -193,15 +189,11 @@ def test_a_pasted_box_shows_the_partner_as_it_is_augmented_in_this_epoch() -> No
     assert pasted > 5
 
 
-@pytest.mark.parametrize("channels_last", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_batches_have_the_asked_memory_format_and_dtype(channels_last: bool, dtype: torch.dtype) -> None:
-    format_ = torch.channels_last if channels_last else torch.contiguous_format
-    for augment in (PLAIN, MIXED):
-        loader = make_loader(augment=augment, channels_last=channels_last, dtype=dtype)
-        batch = batches_of(loader)[0][0]
-        assert batch.inputs.is_contiguous(memory_format=format_)
-        assert batch.inputs.dtype == dtype
+@pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
+def test_images_are_float32_with_channels_last_in_memory(augment: AugmentConfig) -> None:
+    batch = batches_of(make_loader(augment=augment))[0][0]
+    assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+    assert batch.inputs.dtype == torch.float32
 
 
 def test_micro_batches_are_made_when_asked_for_and_the_same_each_time() -> None:
@@ -271,8 +263,7 @@ def test_the_loaders_keep_the_engines_protocols() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
-@pytest.mark.parametrize("keep_on_device", [True, False])
-def test_a_gpu_gets_the_pixels_of_the_cpu_and_waits_for_none(augment: AugmentConfig, keep_on_device: bool) -> None:
+def test_a_gpu_gets_the_pixels_of_the_cpu_and_waits_for_none(augment: AugmentConfig) -> None:
     plan = BatchPlan(num_samples=31, global_batch_size=12, per_device_batch_size=5)
     loaders = [
         ImageLoader(
@@ -283,12 +274,11 @@ def test_a_gpu_gets_the_pixels_of_the_cpu_and_waits_for_none(augment: AugmentCon
             augment=augment,
             normalization=NORMALIZATION,
             device=device,
-            keep_on_device=keep_on_device,
         )
         for device in (CPU, torch.device("cuda"))
     ]
     for expected, step_batch in zip(loaders[0].step_batches(1, 0), loaders[1].step_batches(1, 0), strict=True):
-        torch.cuda.set_sync_debug_mode("error" if keep_on_device else "default")
+        torch.cuda.set_sync_debug_mode("error")
         try:
             found = list(step_batch.micro_batches)
         finally:

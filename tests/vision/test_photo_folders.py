@@ -300,7 +300,7 @@ FOLDERS = {
     "only other files": Folder(texts({"a.txt": "", "b.csv": "x,y\n1,2\n"}), "only .csv, .txt files: expected train/"),
     "photos of a phone": Folder(texts({"ant/1.heic": "", "bee/2.heic": ""}), "only .heic files"),
     "no validation split": Folder(splits("train"), "has no validation split: set one aside with --val-fraction 0.1"),
-    "a fraction though there is val": Folder(splits("train", "val"), "has no meaning: leave it out", 0.1),
+    "a fraction though there is val": Folder(splits("train", "val"), "does not apply: leave it out", 0.1),
     "a fraction that leaves nothing": Folder(splits("train", per_class=2), "no validation photos", 1e-9),
     "val without train": Folder(splits("val"), "has val/ but no train/"),
     "no classes": Folder(files("1.jpg", "2.jpg"), "are in one class folder (.), so there is nothing", 0.1),
@@ -324,7 +324,7 @@ FOLDERS = {
     "a class that is only in val": Folder(
         both(splits("train"), splits("val", classes=("ant", "wasp"))), "is of class wasp, which no training photo has"
     ),
-    "a photo": Folder(files("1.jpg"), "is neither a folder nor parquet nor a tar", path="1.jpg"),
+    "a photo": Folder(files("1.jpg"), "is not a folder, parquet or a tar", path="1.jpg"),
     "a zip": Folder(zipped, "extract it", path="photos.zip"),
     "a folder with a zip": Folder(zipped, "only .zip files"),
     "a zip beside the photos": Folder(

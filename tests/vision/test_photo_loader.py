@@ -285,7 +285,7 @@ class Jitter:
         return pixels * torch.rand(()) + random.random() + np.random.rand()
 
 
-def test_a_callable_of_the_users_own_gives_the_same_pixels_anywhere() -> None:
+def test_a_users_own_callable_gives_the_same_pixels_anywhere() -> None:
     dataset = PhotoDataset(split_of(mixed_photos(21)), Jitter())
 
     def batches(num_workers: int, first_step: int = 0) -> list[list[Batch]]:

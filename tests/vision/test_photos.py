@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import logging
 import pickle
+import re
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -54,6 +55,58 @@ def test_a_folder_with_train_and_val(tmp_path: Path) -> None:
     assert photos.train.encoded_at(4) == (root / "train" / "bee" / "1.jpg").read_bytes()
     assert str(root / "train" / "bee" / "1.jpg") in photos.train.name_of(4)
     assert len(photos.train) == 9
+
+
+def several_labels(labels: list[list[int] | None]) -> Dataset:
+    images = [{"bytes": encoded(photo(30, 20, seed=index)), "path": f"{index}.jpg"} for index in range(len(labels))]
+    features = Features({"image": Image(), "tags": List(Value("int64"))})
+    return Dataset.from_dict({"image": images, "tags": labels}, features=features)
+
+
+def test_photos_with_any_number_of_labels_are_a_row_of_ones_and_zeros(tmp_path: Path) -> None:
+    splits = {"train": several_labels([[0, 2], [], [1], [2, 2]]), "val": several_labels([[1], [0, 1, 2]])}
+    photos = load(DatasetDict(splits), tmp_path, multi_label=True)
+    assert photos.class_names == ("0", "1", "2")
+    assert photos.train.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 0, 1]]
+    assert photos.val.labels.tolist() == [[0, 1, 0], [1, 1, 1]]
+    assert photos.train.labels.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "line"),
+    [
+        ([[0], None], [[0]], "row 1 of the data set has no label in column tags"),
+        ([[0], [1, -1]], [[0]], "row 1 of the data set has label -1"),
+        ([[0], [0]], [[0], [5]], "(row 1 of the data set) is of class 5, which no training photo has"),
+    ],
+)
+def test_lists_of_labels_that_cannot_be_used_are_named_by_their_row(
+    tmp_path: Path, train: list[list[int] | None], val: list[list[int] | None], line: str
+) -> None:
+    splits = DatasetDict(train=several_labels(train), val=several_labels(val))
+    with pytest.raises(DataError, match=re.escape(line)):
+        load(splits, tmp_path, multi_label=True)
+
+
+def test_lists_of_labels_are_read_only_where_they_are_expected(tmp_path: Path) -> None:
+    splits = DatasetDict(train=several_labels([[0], [1]]), val=several_labels([[0]]))
+    with pytest.raises(DataError, match=r"several labels for each photo: .* load_photos\(multi_label=True\)"):
+        load(splits, tmp_path, label_column="tags")
+    with pytest.raises(DataError, match="column label of the data set has one label for each photo"):
+        load(DatasetDict(train=table(4), val=table(2)), tmp_path, label_column="label", multi_label=True)
+
+
+def test_a_mixture_of_photos_with_several_labels_weighs_each(tmp_path: Path) -> None:
+    splits = DatasetDict(train=several_labels([[0, 2], [], [1], [2]] * 2), val=several_labels([[1]]))
+    photos = load(splits, tmp_path, multi_label=True)
+    loader, _ = build_photo_loaders(
+        photos, BatchConfig(per_device_batch_size=8), augment=PhotoAugmentConfig(mixup=1.0),
+        transform=EvalTransform(size=8), seed=0, accelerator=Accelerator(cpu=True),
+    )  # fmt: skip
+    (batch,) = next(iter(loader.step_batches(0, 0))).micro_batches
+    assert batch.targets.shape == (8, 3)
+    assert 0 < batch.targets[batch.targets > 0].min() < 1
+    assert batch.targets.max() <= 1
 
 
 def test_the_same_photos_have_the_same_fingerprint_wherever_they_are(tmp_path: Path) -> None:
@@ -232,7 +285,7 @@ def test_wrong_labels_are_one_line(tmp_path: Path, labels: list[Any], feature: A
     assert message.removeprefix("names") in str(error.value)
 
 
-def test_columns_that_are_not_clear_are_asked_for(tmp_path: Path) -> None:
+def test_ambiguous_columns_are_asked_for(tmp_path: Path) -> None:
     data = table(4).rename_columns({"image": "left", "label": "fine"})
     data = data.add_column("coarse", [0, 1, 0, 1]).cast_column("coarse", ClassLabel(names=["p", "q"]))
     with pytest.raises(

@@ -134,7 +134,7 @@ def test_logits_are_scaled_as_their_authors_do() -> None:
 
 
 @pytest.mark.parametrize(("name", "share"), [("airbench94", 0.4), ("airbench96", 0.1)])
-def test_running_statistics_move_by_the_share_of_the_author_s_script(name: str, share: float) -> None:
+def test_running_statistics_move_by_the_momentum_of_the_authors_script(name: str, share: float) -> None:
     model = build_model(ModelConfig(name=name, width=4), in_channels=3, num_classes=10)
     norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
     seen: list[Tensor] = []

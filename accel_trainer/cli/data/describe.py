@@ -1,7 +1,7 @@
-"""`accel-trainer data SOURCE`: what a data set of photos has: classes, sizes, formats, duplicates, broken files.
+"""`accel-trainer data SOURCE`: list the classes, sizes, formats, duplicates and broken files of a data set of photos.
 
 SOURCE is read as `recipes/images.py --dataset` reads it, and every photo is decoded. The exit code is 65 if a run would
-stop, because of a broken photo or of how the data is arranged, else 0.
+stop, because of a broken photo or the layout of the data, else 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...vision import EvalTransform, PhotoSplit, load_photos
 from ...vision.data.photo_decode import decode_photo
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..parser import CommandParser
-from ..runs.tables import format_table
+from ..runs.tables import both_ends, format_table
 from ..threads import in_order
 from .page import draw_page
 
@@ -52,13 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the description; return 65 if a run would stop."""
     parser = CommandParser(prog="accel-trainer data", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME")
-    parser.add_argument("--image-column", help="the column of the photos, if there are several")
-    parser.add_argument("--label-column", help="the column of the classes, if there are several")
-    parser.add_argument("--val-fraction", type=float, default=0.0, help="as the run gets it")
-    parser.add_argument("--num-workers", type=int, help="threads; default: as many as there are CPUs")
+    parser.add_argument("--val-fraction", type=float, default=0.0, help="as for the run")
     parser.add_argument("--html", type=Path, help="write a page of photos as the model sees them; it works offline")
-    parser.add_argument("--image-size", type=int, default=224, help="of the photos on that page; default: 224")
-    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="where datasets writes")
+    parser.add_argument("--image-size", type=int, default=224, help="their size on that page; default: 224")
+    parser.add_data_options()
     options = parser.parse_args(argv)
     transform = EvalTransform(size=options.image_size)
     if options.html is not None and not options.html.absolute().parent.is_dir():
@@ -125,10 +122,7 @@ def _class_rows(found: PhotoSplits) -> list[list[str]]:
     order = np.argsort(-counts.sum(1), kind="stable").tolist()
     rows = [[found.class_names[at], *(f"{count:,}" for count in counts[at])] for at in order]
     totals = ["(all)", *(f"{count:,}" for count in counts.sum(0))]
-    if len(rows) <= 2 * _NUM_CLASSES:
-        return [*rows, totals]
-    between = [f"({len(rows) - 2 * _NUM_CLASSES:,} more classes)"] + [""] * counts.shape[1]
-    return [*rows[:_NUM_CLASSES], between, *rows[-_NUM_CLASSES:], totals]
+    return [*both_ends(rows, _NUM_CLASSES), totals]
 
 
 def _describe_sizes(photos: Sequence[Photo]) -> str:

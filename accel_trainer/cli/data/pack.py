@@ -1,8 +1,8 @@
-"""`accel-trainer pack SOURCE OUT`: photos made smaller once and stored in a few files, which anybody can read.
+"""`accel-trainer pack SOURCE OUT`: shrink photos once and store them in a few files that any program can read.
 
 OUT is what `datasets.load_from_disk` and `recipes/images.py --dataset OUT` read: Arrow files with the splits, class
-names and file names of SOURCE, and a SHA-256 for each photo, which a run compares whenever it reads one. A photo that
-is already small keeps its bytes. Killed and started again, the command continues, with the same bytes in the end.
+names and file names of SOURCE, and a SHA-256 for each photo, which a run checks on every read. A photo that is already
+small is copied unchanged. If it is killed, run the command again: it continues, and ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -44,15 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the folder to write")
     parser.add_argument("--short-side", type=int, default=256, help="pixels of the shorter side; default: 256")
     parser.add_argument("--quality", type=int, default=92, help="JPEG quality, 1 to 100; default: 92")
-    parser.add_argument("--num-workers", type=int, help="threads; default: as many as there are CPUs")
-    parser.add_argument("--shard-size", type=int, default=4096, help="photos in a file; default: 4096")
-    parser.add_argument("--image-column", help="the column of the photos, if there are several")
-    parser.add_argument("--label-column", help="the column of the classes, if there are several")
+    parser.add_argument("--shard-size", type=int, default=4096, help="photos per file; default: 4096")
     parser.add_argument(
         "--on-bad-image", choices=("error", "skip"), default="error",
-        help="what to do with a photo that cannot be decoded: stop at the first, or leave all out; default: error",
+        help="what to do with a photo that cannot be decoded: stop at the first, or skip them; default: error",
     )  # fmt: skip
-    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="where datasets writes")
+    parser.add_data_options()
     options = parser.parse_args(argv)
     for name, least, most in (("short_side", 1, 1 << 16), ("quality", 1, 100), ("shard_size", 1, 1 << 20)):
         if not least <= getattr(options, name) <= most:
@@ -89,7 +86,7 @@ def pack(source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_worker
             with tqdm(desc=f"packing {split}", total=len(photos), unit="photo", disable=None) as bar:
                 for shard in shards:
                     path = out / split / shard.name
-                    digest = _sha256(path) if path.exists() else None
+                    digest = filesystem.sha256_of(path) if path.exists() else None
                     if digest is None or (known is not None and digest != known.get(f"{split}/{shard.name}")):
                         digest = write_shard(path, _records(source, shard, settings, threads, left_out, bar))
                     sums[f"{split}/{shard.name}"] = digest
@@ -131,7 +128,7 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
     path, fix = out / _SETTINGS, "choose another OUT, or delete it"
     if not path.exists():
         if others := sorted(entry.name for entry in out.iterdir() if entry.name != _LOCK):
-            raise OutputError("PACK_OUT", f"{out} holds {others[0]}, which pack has not written: {fix}")
+            raise OutputError("PACK_OUT", f"{out} holds {others[0]}, which pack did not write: {fix}")
         filesystem.write_file_atomic(path, _json(settings))
         return
     try:
@@ -151,14 +148,6 @@ def _read_sums(out: Path) -> dict[str, str] | None:
     except FileNotFoundError:
         return None
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with filesystem.open_file(path) as file:
-        while data := file.read(1 << 20):
-            digest.update(data)
-    return digest.hexdigest()
 
 
 def _records(

@@ -26,7 +26,7 @@ div {{ display: flex; flex-wrap: wrap; gap: .5rem }}
 img {{ width: 10rem; border-radius: 4px }}
 </style>
 <h1>{title}</h1>
-<p>The first photos of each class as the model sees them in evaluation: the middle of {crop:.1%} of the shorter side,
+<p>The first photos of each class as the model sees them in evaluation: a centre crop of {crop:.1%} of the shorter side,
 resized to {size} x {size} pixels. {note}</p>
 {classes}
 </html>

@@ -1,4 +1,4 @@
-"""`accel-trainer doctor [RECIPE.py | RUN] [flags]`: finds problems before a run, with the fix for each.
+"""`accel-trainer doctor [RECIPE.py | RUN] [flags]`: find problems before a run, with the fix for each.
 
 Checks this machine, the launch, the recipe's config, its data and its run folder. Given a run, it uses the run's own
 config and explains the errors of its last attempt. To check many processes and the network between them, launch it like

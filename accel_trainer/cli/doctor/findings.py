@@ -21,7 +21,7 @@ class Finding:
 
 def examine(now: LaunchContext, checks: Iterable[Check]) -> list[Finding]:
     """Return what the checks find in this process."""
-    found = [(check, check.run(now)) for check in checks]
+    found = [(check, check.find(now)) for check in checks]
     return [Finding(check.code, check.severity, message, rank_in(now)) for check, message in found if message]
 
 

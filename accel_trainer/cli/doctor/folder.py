@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from ...checkpoint.format import list_checkpoints
@@ -18,7 +19,6 @@ from ...vision.data.cache import cache_folder
 from ...vision.sources.find import find_source
 from ...vision.sources.photo_files import is_hub_name
 from ...vision.sources.photos import PhotoConfig, load_photos
-from ...vision.sources.raw import Source
 from ..launch import GRACE_S
 from ..runs.checkpoint_report import CheckpointReport, inspect_checkpoints
 
@@ -36,31 +36,22 @@ def find_unusable_folder(now: LaunchContext) -> str | None:
     return None
 
 
-def find_lock(now: LaunchContext) -> str | None:
+def find_lock(now: LaunchContext) -> None:
     """No other run uses the run folder."""
-    try:
-        refuse_in_use(_folder(now))
-    except (UserError, OSError) as error:
-        return str(error.args[0])
-    return None
+    refuse_in_use(_folder(now))
 
 
-def find_refused_start(now: LaunchContext) -> str | None:
+def find_refused_start(now: LaunchContext) -> None:
     """A run can start or resume in the run folder."""
     run, folder = now.config.run, _folder(now)
     if run.output_dir is None:
-        return None
-    try:
-        refuse_strange_entries(folder)
-        source = find_run_source(folder, run)
-        if source is not None:
-            stored = read_stored_config(source[0])
-            resolved = with_batch(now.config, stored, num_processes=now.num_processes)
-            if type(now.config) is not RecipeConfig:  # without the recipe its config is not known
-                check_changes(stored, resolved, run.allow_change, source[0])
-    except UserError as error:
-        return str(error.args[0])
-    return None
+        return
+    refuse_strange_entries(folder)
+    if (source := find_run_source(folder, run)) is not None:
+        stored = read_stored_config(source[0])
+        resolved = with_batch(now.config, stored, num_processes=now.num_processes)
+        if type(now.config) is not RecipeConfig:  # without the recipe its config is not known
+            check_changes(stored, resolved, run.allow_change, source[0])
 
 
 def find_no_whole_checkpoint(now: LaunchContext) -> str | None:
@@ -126,13 +117,9 @@ def find_short_grace(now: LaunchContext) -> str | None:
     )
 
 
-def find_unknown_data(now: LaunchContext) -> str | None:
+def find_unknown_data(now: LaunchContext) -> None:
     """The data set exists."""
-    try:
-        data_key(now)
-    except UserError as error:
-        return str(error.args[0])
-    return None
+    data_key(now)
 
 
 def data_key(now: LaunchContext) -> str:
@@ -149,20 +136,17 @@ def data_key(now: LaunchContext) -> str:
     if is_hub_name(dataset):
         return ""
     return load_photos(
-        dataset,
-        image_column=options.image_column,
-        label_column=options.label_column,
-        val_fraction=options.val_fraction,
-        cache_dir=now.config.run.cache_dir,
-    ).fingerprint
+        dataset, image_column=options.image_column, label_column=options.label_column,
+        val_fraction=options.val_fraction, cache_dir=now.config.run.cache_dir,
+    ).fingerprint  # fmt: skip
 
 
 def find_little_memory(now: LaunchContext) -> str | None:
     """The decoded images fit into memory."""
-    try:
-        source = _source(now)
-    except UserError:
-        return None  # reported by another check
+    dataset, source = getattr(now.config, "dataset", None), None
+    if isinstance(dataset, str) and not hasattr(now.config, "photos"):  # photos are decoded as they are needed
+        with suppress(UserError):  # reported by another check
+            source = find_source(dataset)
     if source is None:
         return None
     folder = cache_folder(source, expand_home(now.config.run.cache_dir))
@@ -209,10 +193,3 @@ def _existing(now: LaunchContext) -> Path:
     """Return the run folder, or its nearest existing parent."""
     folder = _folder(now).absolute()
     return next(path for path in (folder, *folder.parents) if os.path.exists(path))
-
-
-def _source(now: LaunchContext) -> Source | None:
-    dataset = getattr(now.config, "dataset", None)
-    if not isinstance(dataset, str) or hasattr(now.config, "photos"):
-        return None  # none, or photos that are decoded as they are needed
-    return find_source(dataset)

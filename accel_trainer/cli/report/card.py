@@ -29,17 +29,13 @@ def write_card(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, 
         jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
         .from_string(template)
         .render(
-            title=data.model_name,
-            config=config,
-            metrics={name: format_number(name, value) for name, value in metrics.items()},
-            result=run.result,
-            environment=run.environment,
-            origin=run.origin,
-            training=run.config,
+            title=data.model_name, config=config,
+            metrics={name: format_number(name, value) for name, value in metrics.items()}, result=run.result,
+            environment=run.environment, origin=run.origin, training=run.config,
             settings=[(name, value) for name, _, value in changed_settings(run)],
             curves=[curve.name for curve in curves],
         )
-    )
+    )  # fmt: skip
     card = str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
     return {"README.md": card.encode()} | {f"{curve.name}.png": curve.png for curve in curves}
 
@@ -57,14 +53,9 @@ def _metadata(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, f
         model_name=run.name if name is None else f"{name} on {dataset}",
         eval_results=[
             EvalResult(
-                task_type=task,
-                dataset_type=dataset,
-                dataset_name=dataset,
-                dataset_split="test",
-                dataset_revision=run.data_fingerprint,
-                metric_type=name,
-                metric_value=value,
+                task_type=task, dataset_type=dataset, dataset_name=dataset, dataset_split="test",
+                dataset_revision=run.data_fingerprint, metric_type=name, metric_value=value,
             )
             for name, value in metrics.items()
         ],
-    )
+    )  # fmt: skip

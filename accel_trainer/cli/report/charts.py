@@ -93,7 +93,7 @@ def _schedule(config: Mapping[str, Any], steps_per_epoch: int) -> Schedule:
 
 def _title(chart: str) -> str:
     words = chart.rpartition("/")[2].replace("_per_s", " per second").replace("_gib", " (GiB)").replace("_", " ")
-    words = words.replace("grad ", "gradient ").replace("data wait fraction", "time that waits for data")
+    words = words.replace("grad ", "gradient ").replace("data wait fraction", "time waiting for data")
     words = re.sub(r"\btop(\d+)", r"top-\1", words)
     return words[:1].upper() + words[1:]
 

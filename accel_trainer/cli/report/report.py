@@ -1,6 +1,6 @@
-"""`accel-trainer report RUN [RUN ...]`: one self-contained HTML page about runs, and its charts as PNG.
+"""`accel-trainer report RUN [RUN ...]`: write one self-contained HTML page about runs, and its charts as PNG.
 
-The page works offline. Its charts can be hovered, zoomed and smoothed; where scripts are off they are pictures.
+The page works offline. Its charts show values on hover, zoom and smooth; without scripts they are pictures.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument("--to", type=Path, default=Path("report.html"), help="the file to write; default: report.html")
-    parser.add_argument("--dataset", help="data for images of training samples; default: none")
+    parser.add_argument("--dataset", help="data set to show training images of; default: none")
     parser.add_argument(
         "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="cache of decoded images"
     )
@@ -89,15 +89,10 @@ def render(runs: Sequence[RunReader], data: ImageDataset | Photos | None = None)
             _describe(run, number, data) | {"classes": charts}
             for number, (run, charts) in enumerate(zip(runs, classes, strict=True))
         ],
-        curves=curves,
-        time=time,
-        data=page_data(runs),
-        script=script,
-        policy=policy(script),
-        differences=differing_settings(runs),
-        palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
+        curves=curves, time=time, data=page_data(runs), script=script, policy=policy(script),
+        differences=differing_settings(runs), palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
         is_open=len(runs) <= _OPEN,
-    )
+    )  # fmt: skip
     files: dict[str, bytes] = {}
     for chart in itertools.chain(curves, [] if time is None else [time], *classes):
         names = (f"{chart.name}{number}.png" for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2))))
@@ -108,22 +103,13 @@ def render(runs: Sequence[RunReader], data: ImageDataset | Photos | None = None)
 def _describe(run: RunReader, number: int, data: ImageDataset | Photos | None) -> dict[str, Any]:
     """Return what the page shows for one run."""
     return {
-        "name": run.name,
-        "color": series_name(number),
-        "state": run.state,
-        "stop_reason": run.result.get("stop_reason"),
-        "subtitle": _subtitle(run),
-        "facts": _facts(run),
-        "restarts": run.restarts,
-        "num_killed": run.num_killed,
-        "mistakes": read_mistakes(run),
-        "samples": [] if data is None else draw_samples(run, data),
-        "changed": changed_settings(run),
-        "config": list(flatten(run.config).items()),
-        "origins": run.environment.get("config_origins", {}),
-        "environment": _environment(run),
-        "origin": run.origin,
-    }
+        "name": run.name, "color": series_name(number), "state": run.state,
+        "stop_reason": run.result.get("stop_reason"), "subtitle": _subtitle(run), "facts": _facts(run),
+        "restarts": run.restarts, "num_killed": run.num_killed, "mistakes": read_mistakes(run),
+        "samples": [] if data is None else draw_samples(run, data), "changed": changed_settings(run),
+        "config": list(flatten(run.config).items()), "origins": run.environment.get("config_origins", {}),
+        "environment": _environment(run), "origin": run.origin,
+    }  # fmt: skip
 
 
 def _subtitle(run: RunReader) -> str:
@@ -137,24 +123,16 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
     metric, best, result = run.headline(), run.best_evaluation(), run.result
     shown = []
     if metric is not None:
-        place = f"best, epoch {best['epoch']}"
-        shown.append(
-            (
-                metric.replace("eval_ema/", "averaged ").replace("eval/", ""),
-                format_number(metric, best[metric]),
-                place,
-            )
-        )
+        name = metric.replace("eval_ema/", "averaged ").replace("eval/", "")
+        shown.append((name, format_number(metric, best[metric]), f"best, epoch {best['epoch']}"))
         loss = metric.partition("/")[0] + "/loss"
         if loss in best and loss != metric:
             shown.append(("loss", format_number(loss, best[loss]), "at the same step"))
     epochs = (run.config.get("trainer") or {}).get("num_epochs")
     if result.get("optimizer_step") is not None:
         shown.append(("steps", f"{result['optimizer_step']:,}", f"{result.get('epoch')} of {epochs} epochs"))
-    if result.get("images_per_s"):
-        shown.append(
-            ("images per second", f"{result['images_per_s']:,.0f}", f"{result.get('samples_seen') or 0:,} seen")
-        )
+    if images_per_s := result.get("images_per_s"):
+        shown.append(("images per second", f"{images_per_s:,.0f}", f"{result.get('samples_seen') or 0:,} seen"))
     if result.get("wall_s") is not None:
         memory = (result.get("peak_memory_bytes") or 0) / 2**30
         seconds = sum(run.phase_s.values()) or result["wall_s"]

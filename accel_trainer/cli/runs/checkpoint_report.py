@@ -10,9 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from ...checkpoint.format import decode_files, list_checkpoints, read_listed_file, read_manifest
+from ...checkpoint.sharded import StoredTensor, read_slices
 from ...core.errors import CheckpointError
 
 _MAX_VALUE_LENGTH = 60
+_STRUCTURE = (dict, list, Tensor, StoredTensor)
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,14 @@ def inspect_checkpoint(path: Path) -> CheckpointReport:
             problem = None
             try:
                 files[name] = read_listed_file(path / name, entry)
+                if "header_bytes" in entry:
+                    for stored in read_slices(path / name, files[name]):
+                        stored.read()
             except CheckpointError as error:
                 problem = error.args[0]
             reports.append(FileReport(name, entry["bytes"], entry["sha256"], problem))
         problem = next((report.problem for report in reports if report.problem is not None), None)
-        pieces = decode_files(files).pieces if problem is None else {}
+        pieces = decode_files(files, path).pieces if problem is None else {}
     except CheckpointError as error:
         problem, pieces = error.args[0], {}
     contents = {piece: dict(_describe(value, "")) for piece, value in pieces.items()}
@@ -77,10 +82,10 @@ def _describe(value: Any, path: str) -> Iterator[tuple[str, str]]:
         for key, item in value.items():
             name = key if isinstance(key, str) else f"[{key!r}]"
             yield from _describe(item, f"{path}.{name}" if path and isinstance(key, str) else f"{path}{name}")
-    elif isinstance(value, list) and any(isinstance(item, dict | list | Tensor) for item in value):
+    elif isinstance(value, list) and any(isinstance(item, _STRUCTURE) for item in value):
         for index, item in enumerate(value):
             yield from _describe(item, f"{path}[{index}]")
-    elif isinstance(value, Tensor):
+    elif isinstance(value, Tensor | StoredTensor):
         yield path, f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     else:
         text = repr(value)

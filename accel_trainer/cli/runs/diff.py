@@ -1,4 +1,4 @@
-"""`accel-trainer diff RUN_A RUN_B`: the differences between two runs, in settings and results."""
+"""`accel-trainer diff RUN_A RUN_B`: show how two runs differ, in settings and results."""
 
 from __future__ import annotations
 

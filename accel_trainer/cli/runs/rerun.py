@@ -77,7 +77,7 @@ def _final_weights(run: RunReader) -> tuple[int, dict[str, str]]:
     if not checkpoints:
         raise CheckpointError("RERUN", f"{run.folder} has no checkpoint to compare with: finish it first")
     files = read_manifest(checkpoints[-1])[1]["files"]
-    hashes = {name: files[name]["sha256"] for name in ("model.safetensors", "ema.safetensors") if name in files}
+    hashes = {name: file["sha256"] for name, file in files.items() if name.startswith(("model", "ema"))}
     return int(checkpoints[-1].name.split("-")[1]), hashes
 
 

@@ -1,4 +1,4 @@
-"""`accel-trainer runs [DIR]`: the runs below a folder as a table, the best one marked."""
+"""`accel-trainer runs [DIR]`: list the runs below a folder as a table, with the best one marked."""
 
 from __future__ import annotations
 
@@ -48,18 +48,14 @@ def _row(run: RunReader) -> dict[str, Any]:
     metric, last = run.headline(), run.rows[-1] if run.rows else {}
     evaluations = run.evaluations()
     return {
-        "name": run.name,
-        "data": str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2],
-        "state": run.state,
-        "step": run.result.get("optimizer_step", last.get("optimizer_step")),
-        "epoch": run.result.get("epoch", last.get("epoch")),
-        "metric": metric,
+        "name": run.name, "data": str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2],
+        "state": run.state, "step": run.result.get("optimizer_step", last.get("optimizer_step")),
+        "epoch": run.result.get("epoch", last.get("epoch")), "metric": metric,
         "best": run.best_evaluation().get(metric) if metric else None,
         "last": evaluations[-1].get(metric) if metric and evaluations else None,
-        "images/s": run.result.get("images_per_s"),
-        "wall": run.result.get("wall_s"),
+        "images/s": run.result.get("images_per_s"), "wall": run.result.get("wall_s"),
         "is_lower_better": metric is not None and run.is_lower_better(metric),
-    }
+    }  # fmt: skip
 
 
 def _sort_key(row: Mapping[str, Any], column: str) -> tuple[bool, float, str]:

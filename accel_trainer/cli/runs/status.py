@@ -1,4 +1,4 @@
-"""`accel-trainer status RUN`: the state of a run, also for shell scripts."""
+"""`accel-trainer status RUN`: show the state of a run, also for shell scripts."""
 
 from __future__ import annotations
 

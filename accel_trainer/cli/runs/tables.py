@@ -52,6 +52,14 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
+def both_ends(rows: list[list[str]], count: int) -> list[list[str]]:
+    """Return the first and the last `count` rows, of classes, and between them how many are left out."""
+    if len(rows) <= 2 * count:
+        return rows
+    between = [f"({len(rows) - 2 * count:,} more classes)", *[""] * (len(rows[0]) - 1)]
+    return [*rows[:count], between, *rows[-count:]]
+
+
 def _groups(widths: Sequence[int], room: int | None) -> list[list[int]]:
     """Return the columns of each line of a row, so that none is longer than `room`."""
     groups: list[list[int]] = [[]]

@@ -1,4 +1,4 @@
-"""`accel-trainer convert SOURCE --to FILE`: weights of an accelerate or plain torch checkpoint as safetensors.
+"""`accel-trainer convert SOURCE --to FILE`: convert weights of an accelerate or plain torch checkpoint to safetensors.
 
 SOURCE is a folder written by accelerate's `save_state` or `save_model`, a file of `torch.save`, or a safetensors file.
 `--init-from FILE` then starts a run from the result. Pickles are read only with torch's restricted unpickler: a file

@@ -1,4 +1,4 @@
-"""`accel-trainer evaluate MODEL`: loss and accuracy of a stored model on any labelled images.
+"""`accel-trainer evaluate MODEL`: measure a stored model's loss and accuracy on any labelled images.
 
 MODEL is a run, one of its checkpoints, an export, or ORG/NAME on the hub. The images go through the transform that is
 stored with the model. With the data and the batch size of the run, the numbers are those of its own evaluation.
@@ -16,6 +16,7 @@ from torch import nn
 
 from ...checkpoint.format import decode_files, read_checkpoint
 from ...checkpoint.serialization import read_json_object
+from ...checkpoint.sharded import load_whole
 from ...checkpoint.state_dict import load_weights
 from ...core.errors import CheckpointError, ConfigError
 from ...core.run_dir import expand_home
@@ -28,7 +29,7 @@ from ...training.tasks import ClassificationConfig, ClassificationTask
 from ...vision.pretrained import ExportConfig, find_export, from_pretrained, read_export_config
 from ..parser import CommandParser
 from ..runs.run_reader import RunReader, read_run
-from ..runs.tables import format_number, format_table
+from ..runs.tables import both_ends, format_number, format_table
 from .evaluation_data import DataChoice, build_eval_loader
 
 _EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"
@@ -54,13 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="accel-trainer evaluate", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub")
     parser.add_argument("--dataset", help="name or folder; default: the data of the run")
-    parser.add_argument("--split", help="default: the one that a run would evaluate on, or the only one")
-    parser.add_argument("--image-column", help="the column of the photos, if there are several")
-    parser.add_argument("--label-column", help="the column of the classes, if there are several")
-    parser.add_argument("--weights", choices=("model", "ema"), help="of a checkpoint; default: ema if it has them")
+    parser.add_argument("--split", help="default: the one that a run evaluates on, or the only one")
+    parser.add_argument("--weights", choices=("model", "ema"), help="of a checkpoint; default: ema if it has one")
     parser.add_argument("--batch-size", type=int, help="default: that of the run")
-    parser.add_argument("--num-workers", type=int, help="threads that decode; default: as many as there are CPUs")
-    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="cache of decoded data")
+    parser.add_data_options()
     parser.add_argument("--json", action="store_true", help="print one JSON object, with the confusion matrix")
     options = parser.parse_args(argv)
     if options.batch_size is not None and options.batch_size < 1:
@@ -106,15 +104,15 @@ def load_model(path: Path, *, weights: str | None) -> StoredModel:
     evaluation = content.get("evaluation") or {}
     if not is_checkpoint:
         if weights is not None:
-            raise ConfigError("USAGE", f"--weights {weights} is for a checkpoint, {path} is none: leave it out")
+            raise ConfigError("USAGE", f"--weights {weights} is for a checkpoint, which {path} is not: leave it out")
         name = str(content.get("weights", "exported weights"))
         return StoredModel(model=from_pretrained(export), config=config, weights=name, run=run, evaluation=evaluation)
-    checkpoint = decode_files(read_checkpoint(path))
+    checkpoint = decode_files(read_checkpoint(path), path)
     chosen = weights or ("ema" if "ema" in checkpoint.pieces else "model")
     if chosen not in checkpoint.pieces:
         raise CheckpointError("CKPT_MISSING", f"{path} has no {chosen} weights: set --weights to model")
     model = config.build_model()
-    load_weights(model, checkpoint.pieces[chosen])
+    load_weights(model, {name: load_whole(stored) for name, stored in checkpoint.pieces[chosen].items()})
     name = f"{chosen} of {checkpoint.name}"
     return StoredModel(model=model, config=config, weights=name, run=run, evaluation=evaluation)
 
@@ -152,7 +150,4 @@ def _class_rows(metrics: Mapping[str, Any], names: Sequence[str]) -> list[list[s
     counts = [sum(row) for row in metrics["confusion_matrix"]]
     seen = [(accuracy, names[at], at) for at, accuracy in enumerate(metrics["per_class_accuracy"]) if counts[at]]
     rows = [[name, f"{counts[at]:,}", f"{accuracy:.1%}"] for accuracy, name, at in sorted(seen)]
-    if len(rows) <= 2 * _NUM_CLASSES:
-        return rows
-    between = [f"({len(rows) - 2 * _NUM_CLASSES:,} more classes)", "", ""]
-    return [*rows[:_NUM_CLASSES], between, *rows[-_NUM_CLASSES:]]
+    return both_ends(rows, _NUM_CLASSES)

@@ -39,7 +39,7 @@ class DataChoice:
 
 def load_chosen_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...], str, str | None]:
     """Return the photos, the names of their classes, that of their split, and a run's fingerprint of the data."""
-    columns = {
+    columns: dict[str, Any] = {
         name: getattr(choice, name) or (choice.of_run or {}).get(name) for name in ("image_column", "label_column")
     }
     if choice.split is None and choice.of_run is not None:

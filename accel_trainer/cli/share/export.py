@@ -1,4 +1,4 @@
-"""`accel-trainer export RUN --to DIR | --hub ORG/NAME`: the trained model with its source and a model card."""
+"""`accel-trainer export RUN --to DIR | --hub ORG/NAME`: export the trained model with its source and a model card."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class OnnxModel:
     def __init__(self, export: Path) -> None:
         expected = read_json_object(file_in(export, "config.json")).get("onnx_sha256")
         if expected is None:
-            fact = f"{export} is of a model that is none of accel_trainer.vision, and has no model.onnx"
+            fact = f"{export} is not of a model of accel_trainer.vision, and has no model.onnx"
             raise CheckpointError("EXPORT", f"{fact}: start the recipe of the run again with --onnx")
         try:
             import onnxruntime
@@ -123,7 +123,7 @@ class OnnxModel:
         except Exception as error:  # its types are private
             reason = " ".join(str(error).split())[:160]
             raise DataError(
-                "INPUT", f"{name} does not fit the model ({reason}): give what it was trained on"
+                "INPUT", f"{name} does not fit the model ({reason}): give inputs like those it was trained on"
             ) from error
         return {value.name: output for value, output in zip(self._session.get_outputs(), outputs, strict=True)}
 

@@ -1,7 +1,7 @@
-"""`accel-trainer predict MODEL IMAGE ...`: the predicted classes of images and of folders of them, with confidence.
+"""`accel-trainer predict MODEL IMAGE ...`: predict the classes of images and folders of images, with confidence.
 
 Images of any size go through the transform that is stored with the model. One that cannot be read is reported, the
-others are predicted, and the exit code is 65. A model of one's own runs from the ONNX file that its recipe writes with
+others are predicted, and the exit code is 65. Your own model runs from the ONNX file that its recipe writes with
 `--onnx`, also on `.npy` and `.safetensors` files of its inputs.
 """
 
@@ -38,9 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="accel-trainer predict", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("model", type=Path, help="an export, a finished run, or ORG/NAME on the hub")
     parser.add_argument("image", type=Path, nargs="+", help="an image in any format that pillow reads, or a folder")
-    parser.add_argument("--top", type=int, default=1, help="labels to print for each; default: 1")
-    parser.add_argument("--batch-size", type=int, default=64, help="images in a forward; default: 64")
-    parser.add_argument("--num-workers", type=int, help="threads that decode; default: as many as there are CPUs")
+    parser.add_argument("--top", type=int, default=1, help="classes to print per image; default: 1")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per forward pass; default: 64")
+    parser.add_argument("--num-workers", type=int, help="threads that decode; default: one per CPU")
     parser.add_argument("--jsonl", action="store_true", help="print a JSON object per image")
     options = parser.parse_args(argv)
     if options.batch_size < 1:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(line)
         return ExitCode.DONE
     if own_model is not None and "normalization" not in content:
-        fact = f"the run did not record how {options.image[0]} becomes its input"
+        fact = f"the run did not record how to turn {options.image[0]} into its input"
         raise ConfigError("USAGE", f"{fact}: give a .npy or .safetensors file of inputs")
     paths = [path for given in options.image for path in find_images(given)]
     config, runtime = read_export_config(folder), RuntimeConfig()

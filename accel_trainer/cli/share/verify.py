@@ -1,12 +1,11 @@
 """`accel-trainer verify EXPORT_OR_RUN`: check that an export gives the reported numbers without this package.
 
-It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that you trust. Of a
-model of one's own, `model.onnx` must give the stored outputs of the stored inputs: only its recipe has the data.
+It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that you trust. For your
+own model, `model.onnx` must give the stored outputs for the stored inputs, because only its recipe has the data.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -41,7 +40,6 @@ from .onnx_model import OnnxModel, is_own_model
 _SCRIPT = Path(__file__).with_name("plain_evaluation.py")
 _FAILED = 1
 _PHOTOS_PER_FILE = 2_000
-_MAX_WEIGHTS_BYTES = 1 << 36
 _EXAMPLE = "example: accel-trainer verify model --dataset photos"
 
 
@@ -145,7 +143,7 @@ def _check_weights(folder: Path) -> bool:
     recorded = {"model.safetensors": config.get("sha256")} | {name: config.get(key) for name, key in ONNX_FILES.items()}
     are_same = True
     for name in filter(lambda name: (place / name).exists(), recorded):
-        expected, found = recorded[name], _sha256(place / name)
+        expected, found = recorded[name], filesystem.sha256_of(place / name)
         are_same &= expected in (None, found)
         verdict = "ok" if expected == found else "CHANGED" if expected else "no hash was recorded"
         print(f"{name.ljust(17)}  sha256 {found[:16]}  {verdict}")
@@ -157,10 +155,6 @@ def _compare_example(differences: Mapping[str, float], tolerance: float) -> bool
         verdict = "ok" if difference <= tolerance else "DIFFERS"
         print(f"{name.ljust(17)}  differs by at most {difference:.1e} from the trained model's  {verdict}")
     return all(difference <= tolerance for difference in differences.values())
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES)).hexdigest()
 
 
 def _compare(reported: Mapping[str, float], measured: Mapping[str, float], tolerance: float) -> bool:

@@ -18,13 +18,9 @@ _LAUNCH = (
 
 
 def start_recipe(
-    command: Sequence[str],
-    *,
-    num_processes: int = 1,
-    directory: Path | None = None,
-    variables: Mapping[str, str] | None = None,
-    output: IO[Any] | int | None = None,
-) -> subprocess.Popen[bytes]:
+    command: Sequence[str], *, num_processes: int = 1, directory: Path | None = None,
+    variables: Mapping[str, str] | None = None, output: IO[Any] | int | None = None,
+) -> subprocess.Popen[bytes]:  # fmt: skip
     """Start a recipe with its flags. Call it inside `signals_handed_on`; the recipe ends with this process.
 
     `variables` are added to the environment; `directory` is its working directory (None: this one) and `output` its

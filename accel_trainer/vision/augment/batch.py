@@ -37,7 +37,7 @@ class AugmentConfig:
     mixup: float = 0.0
     """Blend with another training image, in a proportion from Beta(mixup, mixup); 0: no blending."""
     cutmix: float = 0.0
-    """Paste a box of another training image, with area from Beta(cutmix, cutmix); with mixup, one of both at random."""
+    """Paste a box of another training image, with area from Beta(cutmix, cutmix); with mixup, either at random."""
 
     def __post_init__(self) -> None:
         for name, value in (("crop-padding", self.crop_padding), ("cutout", self.cutout)):
@@ -172,12 +172,9 @@ def draw_mix(
     heights, widths = (side * height).round().long(), (side * width).round().long()
     box = _box_mask(
         random_int(key, sample_ids, _Draw.BOX_ROW, high=height) - heights // 2,
-        random_int(key, sample_ids, _Draw.BOX_COLUMN, high=width) - widths // 2,
-        heights,
-        widths,
-        height=height,
+        random_int(key, sample_ids, _Draw.BOX_COLUMN, high=width) - widths // 2, heights, widths, height=height,
         width=width,
-    )
+    )  # fmt: skip
     weights = whole.masked_fill(box, 0.0)
     if config.mixup > 0:
         is_blend = random_bits(key, sample_ids, _Draw.MIX_KIND) & 1 != 0

@@ -32,7 +32,7 @@ class PhotoAugmentConfig:
     """Augmentation of training photos, different in each epoch. Evaluation photos are not augmented."""
 
     crop: Literal["random-resized", "padded", "none"] = "random-resized"
-    """`random-resized`: a part of random size and shape; `padded`: the centre square, moved by up to `crop_padding`;
+    """`random-resized`: a crop of random size and shape; `padded`: the centre square, moved by up to `crop_padding`;
     `none`: the centre square."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """Smallest and largest area of a random-resized crop, as a fraction (0..1) of the photo."""
@@ -47,9 +47,9 @@ class PhotoAugmentConfig:
     color_jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """Largest change of brightness, contrast, saturation (fractions, each 0 or more) and hue (0..0.5)."""
     policy: Literal["none", "randaugment", "trivialaugment"] = "none"
-    """`randaugment`: `num_operations` random operations of strength `magnitude`; `trivialaugment`: one, of any."""
+    """`randaugment`: `num_operations` operations of strength `magnitude`; `trivialaugment`: one, of any strength."""
     num_operations: int = 2
-    """Operations of `randaugment` on each photo, at most 10."""
+    """Operations of `randaugment` per photo, at most 10."""
     magnitude: int = 9
     """Strength of `randaugment`, 0 to 30."""
     erase: float = 0.0
@@ -57,7 +57,7 @@ class PhotoAugmentConfig:
     mixup: float = 0.0
     """Blend with another training photo, in a proportion from Beta(mixup, mixup); 0: none. Costs a second decode."""
     cutmix: float = 0.0
-    """Paste a box of another training photo, with area from Beta(cutmix, cutmix); with mixup, one of both at random."""
+    """Paste a box of another training photo, with area from Beta(cutmix, cutmix); with mixup, either at random."""
 
     def __post_init__(self) -> None:
         for name, allowed in (

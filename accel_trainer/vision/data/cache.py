@@ -185,13 +185,9 @@ def _write_split(
 
 
 def _chunks(
-    split: RawSplit,
-    shape: Shape,
-    images: AppendFile,
-    journal: AppendFile,
-    bad_images: BadImageConfig,
+    split: RawSplit, shape: Shape, images: AppendFile, journal: AppendFile, bad_images: BadImageConfig,
     left_out: list[BadImage],
-) -> Iterator[tuple[Row, NDArray[np.uint8]]]:
+) -> Iterator[tuple[Row, NDArray[np.uint8]]]:  # fmt: skip
     """Yield the usable images [n, H, W, C] of a split, in order, once they and their journal row are written."""
     start = 0
     for row, chunk in _whole_chunks(images, journal, shape):
@@ -270,12 +266,9 @@ def _open_split(folder: Path, name: str, entry: Any, shape: list[int], num_class
     images = _mapped(files[0], [num_samples, *shape], dtype=torch.uint8, sha256=entry["images_sha256"])
     labels = _mapped(files[1], [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"])
     return ImageSplit(
-        images=images.permute(0, 3, 1, 2),
-        labels=labels,
-        num_classes=num_classes,
-        left_out=tuple(BadImage(str(code), str(message)) for code, message in left_out),
-        files=tuple(files),
-    )
+        images=images.permute(0, 3, 1, 2), labels=labels, num_classes=num_classes,
+        left_out=tuple(BadImage(str(code), str(message)) for code, message in left_out), files=tuple(files),
+    )  # fmt: skip
 
 
 def _mapped(file: MappedFile, shape: list[int], *, dtype: torch.dtype, sha256: str) -> Tensor:

@@ -94,13 +94,9 @@ class EvalTransform:
 
 
 def crop_photo(
-    data: bytes,
-    name: str,
-    box_of: Callable[[int, int], Box],
-    *,
-    size: int,
+    data: bytes, name: str, box_of: Callable[[int, int], Box], *, size: int,
     interpolation: Interpolation = "bilinear",
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Decode a photo and resize the box `box_of(height, width)` of it to uint8 [S, S, 3], S = `size`.
 
     A JPEG with more than twice the pixels per side that are needed is decoded at 1/2, 1/4 or 1/8 of its size.

@@ -5,8 +5,8 @@ Shapes: B batch (may be 0), C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import overload
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,93 +14,39 @@ from torch import Tensor
 from ...core.batch_plan import BatchPlan, split_evenly
 from ...core.errors import ConfigError
 from ...core.rng import epoch_permutation
-from ...core.types import Batch, StepBatch
+from ...core.types import Batch, LazyBatches, StepBatch
 from ..augment.batch import AugmentConfig, Placement, cut_out, draw_mix, draw_partners, draw_placement
 from .images import ImageSplit, Normalization
 from .pixels import Normalizer, crop
 
 
 class _Pixels:
-    """A split's images on the device that crops them, and their conversion to model inputs."""
+    """A split's images on the device of the run, and their conversion to model inputs."""
 
-    def __init__(
-        self,
-        split: ImageSplit,
-        *,
-        normalization: Normalization,
-        device: torch.device,
-        keep_on_device: bool,
-        channels_last: bool,
-        dtype: torch.dtype,
-    ) -> None:
-        home = device if keep_on_device else torch.device("cpu")
-        self.images = split.images.permute(0, 2, 3, 1).contiguous().to(home)  # uint8 [N, H, W, C]
-        self.labels = split.labels.to(home)
-        self._files = split.files if home.type == "cpu" else ()
-        self.device, self.dtype, self.channels_last = device, dtype, channels_last
-        self._normalize = Normalizer(
-            normalization.mean, normalization.std, num_pixels=self.images.shape[1] * self.images.shape[2], device=device
-        )
+    def __init__(self, split: ImageSplit, normalization: Normalization, device: torch.device) -> None:
+        self.images = split.images.permute(0, 2, 3, 1).contiguous().to(device)  # uint8 [N, H, W, C]
+        self.labels = split.labels.to(device)
+        self._files = split.files if device.type == "cpu" else ()
+        num_pixels = self.images.shape[1] * self.images.shape[2]
+        self.normalize = Normalizer(normalization.mean, normalization.std, num_pixels=num_pixels, device=device)
 
     def check_files(self) -> None:
         """Raise DataError if the image cache has been modified."""
         for file in self._files:
             file.check()
 
-    def normalized(self, crops: Tensor) -> Tensor:
-        """Convert uint8 [B, H, W, C] to normalised float32 [B, C, H, W] on the device of the run."""
-        return self._normalize(crops.to(self.device, non_blocking=True))
-
-    def batch(self, images: Tensor, targets: Tensor, ids: Tensor) -> Batch:
-        """Return a batch on the device, with images [B, C, H, W] in the dtype and memory format of the model."""
-        images = images.to(self.dtype)
-        return Batch(
-            images if self.channels_last else images.contiguous(),
-            targets.to(self.device, non_blocking=True),
-            ids.to(self.device, non_blocking=True),
-        )
-
-
-class _LazyBatches(Sequence[Batch]):
-    """Micro-batches that are created on access, so that only one is in memory at a time."""
-
-    def __init__(self, make: Callable[[range], Batch], ranges: Sequence[range]) -> None:
-        self._make, self._ranges = make, ranges
-
-    def __len__(self) -> int:
-        return len(self._ranges)
-
-    @overload
-    def __getitem__(self, index: int) -> Batch: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Batch]: ...
-    def __getitem__(self, index: int | slice) -> Batch | Sequence[Batch]:
-        if isinstance(index, slice):
-            return _LazyBatches(self._make, self._ranges[index])
-        return self._make(self._ranges[index])
-
 
 class ImageLoader:
     """Training step batches of one process: inputs [B, C, H, W], targets [B] or, when images are mixed, [B, K].
 
-    The images stay uint8. On a CPU they stay in the data set's memory map; to any other device they are copied once,
-    unless `keep_on_device` is False (for a data set larger than the device's memory). They are cropped where they are.
+    The images stay uint8. On a CPU they stay in the data set's memory map; to any other device they are copied once.
+    They are cropped where they are.
     """
 
     def __init__(
-        self,
-        split: ImageSplit,
-        *,
-        plan: BatchPlan,
-        process_index: int,
-        seed: int,
-        augment: AugmentConfig,
-        normalization: Normalization,
-        device: torch.device,
-        keep_on_device: bool = True,
-        channels_last: bool = True,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+        self, split: ImageSplit, *, plan: BatchPlan, process_index: int, seed: int, augment: AugmentConfig,
+        normalization: Normalization, device: torch.device,
+    ) -> None:  # fmt: skip
         if plan.num_samples != len(split):
             raise ValueError(f"the plan is for {plan.num_samples} samples, the split has {len(split)}")
         smallest = min(split.images.shape[2:])
@@ -119,14 +65,7 @@ class ImageLoader:
         self.plan = plan
         self._process_index, self._seed, self._augment = process_index, seed, augment
         self._num_classes = split.num_classes
-        self._pixels = _Pixels(
-            split,
-            normalization=normalization,
-            device=device,
-            keep_on_device=keep_on_device,
-            channels_last=channels_last,
-            dtype=dtype,
-        )
+        self._pixels = _Pixels(split, normalization, device)
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch`, starting at step `first_step`. Seeking is O(1).
@@ -141,25 +80,27 @@ class ImageLoader:
         placements = draw_placement(self._augment, all_ids, seed=self._seed, epoch=epoch)
         in_order, labels = placements.of(order), self._pixels.labels[order]  # a batch takes slices
 
-        def make(part: range) -> Batch:
+        def make(ranges: Sequence[range], index: int) -> Batch:
+            part = ranges[index]
             ids = order[part.start : part.stop]
             images = self._augmented(ids, in_order.between(part.start, part.stop), epoch)
             targets = labels[part.start : part.stop]
             if self._augment.mixes:
                 images, targets = self._mixed(images, targets, ids, placements, epoch)
-            return self._pixels.batch(images, targets, ids)
+            return Batch(images, targets, ids)
 
         for step in range(first_step, self.plan.steps_per_epoch):
             ranges = self.plan.micro_batches(step, self._process_index)
-            yield StepBatch(_LazyBatches(make, ranges), num_samples=self.plan.step_batch_size(step))
+            micro_batches = LazyBatches(partial(make, ranges), len(ranges))
+            yield StepBatch(micro_batches, num_samples=self.plan.step_batch_size(step))
         self._pixels.check_files()
 
     def _augmented(self, ids: Tensor, placements: Placement, epoch: int) -> Tensor:
         """Crop, flip, normalise and cut out the images at `ids` [B]."""
         augment = self._augment
         crops = crop(self._pixels.images, ids, placements, padding=augment.crop_padding, mode=augment.crop_mode)
-        images = self._pixels.normalized(crops)
-        return cut_out(augment, images, ids.to(images.device), seed=self._seed, epoch=epoch)
+        images = self._pixels.normalize(crops)
+        return cut_out(augment, images, ids, seed=self._seed, epoch=epoch)
 
     def _mixed(
         self, images: Tensor, labels: Tensor, ids: Tensor, placements: Placement, epoch: int
@@ -169,7 +110,7 @@ class ImageLoader:
         partners = draw_partners(ids, num_samples=self.plan.num_samples, seed=self._seed, epoch=epoch)
         pixel_weights, weights = draw_mix(self._augment, ids, height=height, width=width, seed=self._seed, epoch=epoch)
         others = self._augmented(partners, placements.of(partners), epoch)
-        images = torch.lerp(others, images, pixel_weights.to(images.device))
+        images = torch.lerp(others, images, pixel_weights)
         targets = weights.new_zeros((len(ids), self._num_classes))
         targets.scatter_add_(1, labels[:, None], weights[:, None])
         targets.scatter_add_(1, self._pixels.labels[partners][:, None], 1 - weights[:, None])
@@ -180,30 +121,13 @@ class ImageEvalLoader:
     """One process's contiguous part of a split, only normalised; it may be empty."""
 
     def __init__(
-        self,
-        split: ImageSplit,
-        *,
-        batch_size: int,
-        num_processes: int,
-        process_index: int,
-        normalization: Normalization,
-        device: torch.device,
-        keep_on_device: bool = True,
-        channels_last: bool = True,
-        dtype: torch.dtype = torch.float32,
-        num_parts: int | None = None,
-    ) -> None:
+        self, split: ImageSplit, *, batch_size: int, num_processes: int, process_index: int,
+        normalization: Normalization, device: torch.device, num_parts: int | None = None,
+    ) -> None:  # fmt: skip
         self.num_samples = len(split)
         samples = range(len(split))
         self._ranges = split_evenly(samples, batch_size, num_processes, process_index, num_parts=num_parts)
-        self._pixels = _Pixels(
-            split,
-            normalization=normalization,
-            device=device,
-            keep_on_device=keep_on_device,
-            channels_last=channels_last,
-            dtype=dtype,
-        )
+        self._pixels = _Pixels(split, normalization, device)
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches in order. Raises DataError at the end if the image cache was modified meanwhile."""
@@ -211,7 +135,7 @@ class ImageEvalLoader:
         for part in self._ranges:
             ids = torch.arange(part.start, part.stop, device=pixels.images.device)
             images, labels = pixels.images[part.start : part.stop], pixels.labels[part.start : part.stop]
-            yield pixels.batch(pixels.normalized(images), labels, ids)
+            yield Batch(pixels.normalize(images), labels, ids)
         pixels.check_files()
 
     def picture_of(self, sample_id: int) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor
@@ -102,18 +103,9 @@ class PhotoLoader:
     """Training step batches of one process: inputs [B, 3, S, S], targets [B] or, when photos are mixed, [B, K]."""
 
     def __init__(
-        self,
-        photos: PhotoSplit,
-        *,
-        plan: BatchPlan,
-        augment: PhotoAugmentConfig,
-        transform: EvalTransform,
-        num_classes: int,
-        seed: int,
-        device: torch.device,
-        process_index: int = 0,
-        num_workers: int = 0,
-    ) -> None:
+        self, photos: PhotoSplit, *, plan: BatchPlan, augment: PhotoAugmentConfig, transform: EvalTransform,
+        num_classes: int, seed: int, device: torch.device, process_index: int = 0, num_workers: int = 0,
+    ) -> None:  # fmt: skip
         if plan.num_samples != len(photos):
             raise ValueError(f"the plan is for {plan.num_samples} samples, the split has {len(photos)}")
         if augment.crop == "padded" and augment.crop_padding >= transform.size:
@@ -142,13 +134,9 @@ class PhotoLoader:
             return self._reader.read((self._with_partners(each, epoch) for each in ids), rows_of)
 
         yield from read_steps(
-            self.plan,
-            epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch),
-            first_step,
-            self._process_index,
-            read=read,
-            to_device=lambda batch: self._finish(self._copy(batch), epoch),
-        )
+            self.plan, epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch), first_step,
+            self._process_index, read=read, to_device=lambda batch: self._finish(self._copy(batch), epoch),
+        )  # fmt: skip
 
     def _with_partners(self, ids: Tensor, epoch: int) -> Tensor:
         """Return the ids, then those that they are mixed with."""
@@ -162,30 +150,24 @@ class PhotoLoader:
         if not self._augment.mixes:
             return Batch(images, batch.targets, batch.sample_ids)
         (ids, _), (images, others) = batch.sample_ids.chunk(2), images.chunk(2)
-        labels, other_labels = batch.targets.chunk(2)
+        labels, other_labels = (self._weights_of(part) for part in batch.targets.chunk(2))
         size = self._transform.size
         pixel_weights, weights = draw_mix(self._augment, ids, height=size, width=size, seed=self._seed, epoch=epoch)
-        targets = weights.new_zeros((len(ids), self._num_classes))
-        targets.scatter_add_(1, labels[:, None], weights[:, None])
-        targets.scatter_add_(1, other_labels[:, None], 1 - weights[:, None])
+        targets = weights[:, None] * labels + (1 - weights[:, None]) * other_labels
         return Batch(torch.lerp(others, images, pixel_weights), targets, ids)
+
+    def _weights_of(self, labels: Tensor) -> Tensor:
+        """Return labels [B] or [B, K] as weights of the classes [B, K]."""
+        return labels if labels.ndim == 2 else F.one_hot(labels, self._num_classes).float()
 
 
 class PhotoEvalLoader:
     """One process's contiguous part of a split, seen through `transform`; it may be empty."""
 
     def __init__(
-        self,
-        photos: PhotoSplit,
-        *,
-        transform: EvalTransform,
-        batch_size: int,
-        device: torch.device,
-        num_processes: int = 1,
-        process_index: int = 0,
-        num_workers: int = 0,
-        num_parts: int | None = None,
-    ) -> None:
+        self, photos: PhotoSplit, *, transform: EvalTransform, batch_size: int, device: torch.device,
+        num_processes: int = 1, process_index: int = 0, num_workers: int = 0, num_parts: int | None = None,
+    ) -> None:  # fmt: skip
         self.num_samples = len(photos)
         self._transform = transform
         samples = range(len(photos))
@@ -226,22 +208,17 @@ class PhotoDataset:
     def __len__(self) -> int:
         return len(self._photos)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
         from PIL import Image
 
         pixels = decode_photo(self._photos.encoded_at(index), self._photos.name_of(index))
-        return self._transform(Image.fromarray(pixels)), int(self._photos.labels[index])
+        return self._transform(Image.fromarray(pixels)), self._photos.labels[index]
 
 
 def build_photo_loaders(
-    photos: Photos,
-    batch: BatchConfig,
-    *,
-    augment: PhotoAugmentConfig,
-    transform: EvalTransform,
-    seed: int,
+    photos: Photos, batch: BatchConfig, *, augment: PhotoAugmentConfig, transform: EvalTransform, seed: int,
     accelerator: Accelerator,
-) -> tuple[PhotoLoader, PhotoEvalLoader]:
+) -> tuple[PhotoLoader, PhotoEvalLoader]:  # fmt: skip
     """Return the training and the evaluation loader of this process. The main process logs the photos' notes.
 
     Raises:
@@ -253,26 +230,15 @@ def build_photo_loaders(
             _logger.warning(note)
     num_processes, process_index = accelerator.num_processes, accelerator.process_index
     train = PhotoLoader(
-        photos.train,
-        plan=batch.plan(len(photos.train), num_processes=num_processes),
-        augment=augment,
-        transform=transform,
-        num_classes=photos.num_classes,
-        seed=seed,
-        device=accelerator.device,
-        process_index=process_index,
-        num_workers=batch.num_workers,
-    )
+        photos.train, plan=batch.plan(len(photos.train), num_processes=num_processes), augment=augment,
+        transform=transform, num_classes=photos.num_classes, seed=seed, device=accelerator.device,
+        process_index=process_index, num_workers=batch.num_workers,
+    )  # fmt: skip
     evaluation = PhotoEvalLoader(
-        photos.val,
-        transform=transform,
-        batch_size=batch.eval_batch_size,
-        device=accelerator.device,
-        num_processes=num_processes,
-        process_index=process_index,
-        num_workers=batch.num_workers,
+        photos.val, transform=transform, batch_size=batch.eval_batch_size, device=accelerator.device,
+        num_processes=num_processes, process_index=process_index, num_workers=batch.num_workers,
         num_parts=train.plan.num_parts,
-    )
+    )  # fmt: skip
     return train, evaluation
 
 

@@ -59,17 +59,9 @@ class Airbench(nn.Module):
     """
 
     def __init__(
-        self,
-        *,
-        widths: Sequence[int],
-        is_residual: bool,
-        norm_momentum: float,
-        norm: Norm,
-        dropout: float,
-        recompute: bool,
-        in_channels: int,
-        num_classes: int,
-    ) -> None:
+        self, *, widths: Sequence[int], is_residual: bool, norm_momentum: float, norm: Norm, dropout: float,
+        recompute: bool, in_channels: int, num_classes: int,
+    ) -> None:  # fmt: skip
         super().__init__()
         stem_channels = 2 * in_channels * _STEM_KERNEL**2  # each principal direction, and its negative
         self.stem = nn.Conv2d(in_channels, stem_channels, _STEM_KERNEL)

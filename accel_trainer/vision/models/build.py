@@ -22,23 +22,15 @@ def build_image_loaders(
         for name, split in (("train", images.train), ("test", images.test)):
             _warn_of_left_out(name, split)
     train = ImageLoader(
-        images.train,
-        plan=batch.plan(len(images.train), num_processes=accelerator.num_processes),
-        process_index=accelerator.process_index,
-        seed=seed,
-        augment=augment,
-        normalization=images.normalization,
+        images.train, plan=batch.plan(len(images.train), num_processes=accelerator.num_processes),
+        process_index=accelerator.process_index, seed=seed, augment=augment, normalization=images.normalization,
         device=accelerator.device,
-    )
+    )  # fmt: skip
     evaluation = ImageEvalLoader(
-        images.test,
-        batch_size=batch.eval_batch_size,
-        num_processes=accelerator.num_processes,
-        process_index=accelerator.process_index,
-        normalization=images.normalization,
-        device=accelerator.device,
+        images.test, batch_size=batch.eval_batch_size, num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index, normalization=images.normalization, device=accelerator.device,
         num_parts=train.plan.num_parts,
-    )
+    )  # fmt: skip
     return train, evaluation
 
 

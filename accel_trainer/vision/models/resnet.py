@@ -89,19 +89,10 @@ class ResNet(nn.Module):
     """
 
     def __init__(
-        self,
-        blocks_per_stage: Sequence[int],
-        *,
-        block: type[BasicBlock] | type[BottleneckBlock],
-        width: int,
-        stem: Stem,
-        shortcut: Shortcut,
-        norm: Norm,
-        dropout: float,
-        recompute: bool,
-        in_channels: int,
+        self, blocks_per_stage: Sequence[int], *, block: type[BasicBlock] | type[BottleneckBlock], width: int,
+        stem: Stem, shortcut: Shortcut, norm: Norm, dropout: float, recompute: bool, in_channels: int,
         num_classes: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         is_large = stem == "imagenet"
         self.conv1 = convolution(in_channels, width, kernel=7 if is_large else 3, stride=2 if is_large else 1)

@@ -44,7 +44,7 @@ def build_timm_net(
         raise ConfigError("TIMM", f"{fact}: {fix}") from error
     except (RuntimeError, TypeError) as error:
         fact = f"timm cannot build {wanted} ({str(error).splitlines()[0]})"
-        raise ConfigError("TIMM", f"{fact}: choose another net") from error
+        raise ConfigError("TIMM", f"{fact}: choose another model") from error
     if pretrained and "." in wanted:
         model.weights_origin = describe_origin(name, model)
     if recompute:

@@ -40,17 +40,9 @@ class WideResNet(nn.Module):
     """WRN-`depth`-`factor`: three stages of `(depth - 4) / 6` blocks, `factor` times wider than a ResNet."""
 
     def __init__(
-        self,
-        *,
-        depth: int,
-        factor: int,
-        width: int,
-        norm: Norm,
-        dropout: float,
-        recompute: bool,
-        in_channels: int,
+        self, *, depth: int, factor: int, width: int, norm: Norm, dropout: float, recompute: bool, in_channels: int,
         num_classes: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.stem = convolution(in_channels, width, kernel=3)
         blocks: list[nn.Module] = []

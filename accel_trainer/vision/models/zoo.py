@@ -46,7 +46,7 @@ class ModelConfig:
 
     name: Annotated[str, tyro.conf.arg(aliases=["--model"])] = "resnet20"
     """`resnet8`/20/32/44/56/110, `resnet9`, `airbench94`/96, `resnet18`/34/50/101, `wrn16_2`/4/8, `wrn28_2`/10,
-    `wrn40_2`/4, or `timm/NAME`. A timm net has pretrained weights if NAME has a tag, as `timm/resnet50.a1_in1k`."""
+    `wrn40_2`/4, or `timm/NAME`. A timm model is pretrained if NAME has a tag, as in `timm/resnet50.a1_in1k`."""
     width: int | None = None
     """Channels of the first trained layer; every other layer scales with it. None: as in the paper."""
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
@@ -120,12 +120,9 @@ def model_call(
 ) -> partial[Any]:
     """Return a partial call that builds the model."""
     shared: _Shared = {
-        "norm": config.norm,
-        "dropout": config.dropout,
-        "recompute": config.activation_checkpointing,
-        "in_channels": in_channels,
-        "num_classes": num_classes,
-    }
+        "norm": config.norm, "dropout": config.dropout, "recompute": config.activation_checkpointing,
+        "in_channels": in_channels, "num_classes": num_classes,
+    }  # fmt: skip
     if config.name == "resnet9":
         return partial(ResNet9, width=config.width or 64, **shared)
     if config.name in _AIRBENCH:

@@ -86,7 +86,7 @@ def _table(files: Sequence[Path]) -> pa.Table:
     try:
         return pa.concat_tables(tables)
     except pa.ArrowException as error:
-        raise DataError("DATA_PARQUET", f"{_name(files)} differ in their columns: download them again") from error
+        raise DataError("DATA_PARQUET", f"{_name(files)} have different columns: download them again") from error
 
 
 def _raw_images(train: pa.Table, test: pa.Table, *, names: tuple[str, str]) -> RawImages:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from ...core.errors import ConfigError, DataError
+from ...core.filesystem import sha256_of
 from ...core.run_dir import expand_home
 from .arrow import read_hub, read_parquet
 from .cifar_binary import find_binary, read_binary, refuse_pickles
@@ -21,8 +22,6 @@ from .raw import RawImages, Source
 _HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 
 DATASET_NAMES: tuple[str, ...] = (*_HUB, "digits")
-
-_CHUNK_BYTES = 1 << 20
 
 # Names of the held-out images; the first that exists is used.
 _TEST_NAMES = ("test", "validation", "val")
@@ -93,11 +92,7 @@ def _content_key(files: Iterable[Path]) -> str:
     """Identify a few large files by their content, so that copies use the same cache."""
     digest = hashlib.sha256()
     for path in files:
-        part = hashlib.sha256()
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                part.update(chunk)
-        digest.update(part.digest())
+        digest.update(bytes.fromhex(sha256_of(path.resolve())))
     return f"content:{digest.hexdigest()}"
 
 

@@ -109,18 +109,23 @@ def find_image_column(dataset: Any, wanted: str | None, name: str) -> str:
     return _chosen(candidates, wanted, kind="image", name=name, columns=list(features))
 
 
-def find_label_column(dataset: Any, wanted: str | None, name: str) -> str:
-    """Return the column with labels: `wanted`, or the only `ClassLabel`, or the only one of integers or strings."""
-    from datasets import ClassLabel, Value
+def find_label_column(dataset: Any, wanted: str | None, name: str, *, multi_label: bool = False) -> str:
+    """Return the column with labels: `wanted`, or the only `ClassLabel`, or the only one of integers or strings.
+
+    With `multi_label`, the columns are lists of these.
+    """
+    from datasets import ClassLabel, List, Value
 
     def is_label(feature: Any) -> bool:
         kind = feature.dtype if isinstance(feature, Value) else ""
         return kind in ("string", "large_string", "bool") or kind.startswith(("int", "uint"))
 
     features = dataset.features
+    if multi_label:
+        features = {column: feature.feature for column, feature in features.items() if isinstance(feature, List)}
     typed = [column for column, feature in features.items() if isinstance(feature, ClassLabel)]
     others = [column for column, feature in features.items() if is_label(feature) and not column.startswith("__")]
-    return _chosen(typed or others, wanted, kind="label", name=name, columns=list(features))
+    return _chosen(typed or others, wanted, kind="label", name=name, columns=list(dataset.features))
 
 
 def _chosen(candidates: list[str], wanted: str | None, *, kind: str, name: str, columns: list[str]) -> str:
@@ -145,23 +150,63 @@ def read_labels(splits: Sequence[Any], column: str, name: str) -> tuple[tuple[st
     Raises:
         DataError: a label is missing or has no class, or the labels are not of one class each.
     """
-    import pyarrow.types as types
-    from datasets import ClassLabel, List
+    feature, values = _read_column(splits, column, name)
+    if _is_list(feature):
+        fact = f"column {column} of {name} has several labels for each photo"
+        fix = "name a column of single labels with --label-column, or read it with load_photos(multi_label=True)"
+        raise DataError("DATA_LABEL", f"{fact}: {fix}")
+    return _classes_of(feature, values, column, name, rows=[np.arange(len(split)) for split in values])
 
+
+def read_label_lists(
+    splits: Sequence[Any], column: str, name: str
+) -> tuple[tuple[str, ...], list[NDArray[np.float32]]]:
+    """Return the names of the K classes, and float32 [N, K] for each split: 1 for each class of a photo, else 0.
+
+    Raises:
+        DataError: a list is missing, has a label without a class, or the column has none.
+    """
+    feature, lists = _read_column(splits, column, name)
+    if not _is_list(feature):
+        fact = f"column {column} of {name} has one label for each photo"
+        raise DataError("DATA_LABEL", f"{fact}: leave out multi_label")
+    lengths = [split.value_lengths().to_numpy(zero_copy_only=False) for split in lists]
+    rows = [np.repeat(np.arange(len(each)), each) for each in lengths]
+    class_names, labels = _classes_of(feature.feature, [split.flatten() for split in lists], column, name, rows=rows)
+    targets = [np.zeros((len(each), len(class_names)), np.float32) for each in lengths]
+    for target, places in zip(targets, zip(rows, labels, strict=True), strict=True):
+        target[places] = 1
+    return class_names, targets
+
+
+def _read_column(splits: Sequence[Any], column: str, name: str) -> tuple[Any, list[Any]]:
+    """Return the type of a column, and its Arrow values in each split. Raises DataError if a row has none."""
     for split in splits:
         if column not in split.features or split.features[column] != splits[0].features[column]:
             fact = f"the splits of {name} differ in column {column}"
             raise DataError("DATA_COLUMNS", f"{fact}: write both with the same features")
-    feature = splits[0].features[column]
-    if isinstance(feature, List | list):
-        fact = f"column {column} of {name} has several labels for each photo"
-        raise DataError("DATA_LABEL", f"{fact}: name a column of single labels with --label-column")
     values = [split.select_columns([column]).with_format("arrow")[:].column(0).combine_chunks() for split in splits]
     for split in values:
         if split.null_count:
             row = int(np.flatnonzero(split.is_null().to_numpy(zero_copy_only=False))[0])
             fact = f"row {row} of {name} has no label in column {column} ({split.null_count} such rows)"
             raise DataError("DATA_LABEL", f"{fact}: label or remove it")
+    return splits[0].features[column], values
+
+
+def _is_list(feature: Any) -> bool:
+    from datasets import List
+
+    return isinstance(feature, List | list)
+
+
+def _classes_of(
+    feature: Any, values: Sequence[Any], column: str, name: str, *, rows: Sequence[NDArray[np.int64]]
+) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
+    """Return the names of the K classes, and int64 below K for each of the `values`, which are those of `rows`."""
+    import pyarrow.types as types
+    from datasets import ClassLabel
+
     if isinstance(feature, ClassLabel):
         class_names = tuple(str(class_name) for class_name in feature.names)
         labels = [np.array(split.to_numpy(zero_copy_only=False), np.int64) for split in values]
@@ -170,10 +215,10 @@ def read_labels(splits: Sequence[Any], column: str, name: str) -> tuple[tuple[st
         raise DataError("DATA_LABEL", f"{fact}: make its labels integers or strings")
     else:
         class_names, labels = _numbered(values)
-    for split in labels:
+    for split, row_of in zip(labels, rows, strict=True):
         wrong = np.flatnonzero((split < 0) | (split >= len(class_names)))
         if len(wrong):
-            fact = f"row {wrong[0]} of {name} has label {split[wrong[0]]} ({len(wrong)} such rows)"
+            fact = f"row {row_of[wrong[0]]} of {name} has label {split[wrong[0]]} ({len(wrong)} such rows)"
             raise DataError("DATA_LABEL", f"{fact}: the classes are 0 to {len(class_names) - 1}, fix or remove it")
     return class_names, labels
 

@@ -40,7 +40,7 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Any:
     if path.suffix == ".tar" and path.is_file():
         return _load("webdataset", path, data_files=glob.escape(str(path.absolute())), cache_dir=_cache(cache_dir))
     if path.exists():
-        raise DataError("DATA_NOT_A_FOLDER", f"{source} is neither a folder nor parquet nor a tar: extract it")
+        raise DataError("DATA_NOT_A_FOLDER", f"{source} is not a folder, parquet or a tar: extract it")
     if not is_hub_name(str(source)):
         raise DataError("DATA_NOT_FOUND", f"no folder {source}: give an existing one, or OWNER/NAME on the hub")
     return _load_from_hub(str(source))
@@ -223,7 +223,7 @@ def _check_classes(root: Path, splits: Mapping[str, Any]) -> None:
     by_depth = {path.count(os.sep): path for path in paths}
     if len(by_depth) > 1:
         shallow, deep = by_depth[min(by_depth)], by_depth[max(by_depth)]
-        fact = f"the photos in {root} lie at different depths ({shallow} and {deep}), so their classes are unclear"
+        fact = f"the photos in {root} are at different depths ({shallow} and {deep}), so their classes are unclear"
         raise DataError("DATA_DEPTH", f"{fact}: move them all into <class>/ folders of the same depth")
     fact = f"all {len(paths)} photos of {root} are in one class folder ({os.path.dirname(paths[0]) or '.'})"
     raise DataError("DATA_NO_CLASSES", f"{fact}, so there is nothing to tell apart: expected {_EXPECTED}")

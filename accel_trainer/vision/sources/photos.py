@@ -6,7 +6,7 @@ Shapes: N samples, K classes.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from ...data.fingerprint import SAMPLED
 from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
 from ..models.timm_nets import input_settings
-from .photo_columns import ImageColumn, find_image_column, find_label_column, read_labels
+from .photo_columns import ImageColumn, find_image_column, find_label_column, read_label_lists, read_labels
 from .photo_files import VAL_NAMES, open_dataset
 
 _NUM_HASHED = 256
@@ -31,18 +31,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoConfig:
-    """Which columns and which part of the data are used, and the size of the photos for the model."""
+    """Which columns and which part of the data to use, and the size of the model's input."""
 
     image_column: Annotated[str | None, tyro.conf.arg(aliases=["--image-column"])] = None
-    """The column of the photos; None: the only one that holds images."""
+    """The column with the photos; None: the only one with images."""
     label_column: Annotated[str | None, tyro.conf.arg(aliases=["--label-column"])] = None
-    """The column of the classes; None: the only one that holds classes."""
+    """The column with the classes; None: the only one with classes."""
     val_fraction: Annotated[float, tyro.conf.arg(aliases=["--val-fraction"])] = 0.0
     """The fraction (0..1) of the photos to evaluate on, for data without a validation split."""
     image_size: Annotated[int, tyro.conf.arg(aliases=["--image-size"])] = 224
-    """Height and width in pixels of what the model sees."""
+    """Height and width in pixels of the model's input."""
     crop_ratio: float | None = None
-    """The side of the evaluated square, in the middle, as a fraction (0..1) of a photo's shorter side; None: as for
+    """The side of the centre crop in evaluation, as a fraction (0..1) of a photo's shorter side; None: as for
     the weights of a timm model, else 0.875."""
 
     def __post_init__(self) -> None:
@@ -59,12 +59,12 @@ class PhotoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoSplit:
-    """Labels int64 [N] below K, and the encoded photos.
+    """Labels int64 [N] below K, or with several for each photo float32 [N, K] of 0 and 1, and the encoded photos.
 
     `encoded_at(index)` reads a file as bytes, from any thread; `name_of(index)` describes where it is, for messages.
     """
 
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     encoded_at: Callable[[int], bytes]
     name_of: Callable[[int], str]
 
@@ -94,18 +94,15 @@ class Photos:
 
 
 def load_photos(
-    source: Any,
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    val_fraction: float = 0.0,
-    cache_dir: Path | None = None,
-) -> Photos:
+    source: Any, *, image_column: str | None = None, label_column: str | None = None, val_fraction: float = 0.0,
+    multi_label: bool = False, cache_dir: Path | None = None,
+) -> Photos:  # fmt: skip
     """Return the photos of a folder, a name on the hub, a `datasets.Dataset` or a `DatasetDict`. Decodes none.
 
     The columns are found by type unless they are named. `val_fraction` (0..1) of the photos are for validation if
     the source has no such split: which ones is decided by a hash of each photo's name, so that adding photos moves
-    no other. What `datasets` writes for local files is below `cache_dir`; None: in its own cache.
+    no other. `multi_label`: the column has a list of classes for each photo. What `datasets` writes for local files is
+    below `cache_dir`; None: in its own cache.
 
     Raises:
         ConfigError: a wrong column or fraction.
@@ -118,12 +115,15 @@ def load_photos(
     if val is None and val_fraction == 0:
         raise DataError("DATA_NO_VAL", f"{name} has no validation split: set one aside with --val-fraction 0.1")
     if val is not None and val_fraction > 0:
-        fact = f"{name} has a validation split, so --val-fraction {val_fraction} has no meaning"
+        fact = f"{name} has a validation split, so --val-fraction {val_fraction} does not apply"
         raise ConfigError("VAL_FRACTION", f"{fact}: leave it out")
     splits = [train] if val is None else [train, val]
     image_column = find_image_column(train, image_column, name)
-    label_column = find_label_column(train, label_column, name)
-    class_names, labels = read_labels(splits, label_column, name)
+    label_column = find_label_column(train, label_column, name, multi_label=multi_label)
+    read: Callable[..., tuple[tuple[str, ...], Sequence[NDArray[Any]]]] = (
+        read_label_lists if multi_label else read_labels
+    )
+    class_names, labels = read(splits, label_column, name)
     root = Path(source).absolute() if is_path else None
     images = [ImageColumn(split, image_column, name=name, root=root) for split in splits]
     if val is None:
@@ -139,13 +139,9 @@ def load_photos(
             raise DataError("DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction")
     columns = (image_column, label_column)
     return Photos(
-        train=parts[0],
-        val=parts[1],
-        class_names=class_names,
-        fingerprint=fingerprint_photos(parts, columns, class_names),
-        name=name,
-        notes=notes,
-    )
+        train=parts[0], val=parts[1], class_names=class_names,
+        fingerprint=fingerprint_photos(parts, columns, class_names), name=name, notes=notes,
+    )  # fmt: skip
 
 
 def _check_fraction(val_fraction: float) -> None:
@@ -161,16 +157,16 @@ def train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
     for split in splits.values():
         if not isinstance(split, Dataset):
             fact = f"{name} is of type {type(split).__name__}"
-            raise DataError("DATA_TYPE", f"{fact}: give a map-style datasets.Dataset, whose photos have numbers")
+            raise DataError("DATA_TYPE", f"{fact}: give a map-style datasets.Dataset, which can be indexed")
     train_name = "train" if "train" in splits or len(splits) != 1 else next(iter(splits))
     if train_name not in splits:
         fact = f"{name} has the splits {', '.join(map(str, splits)) or '(none)'}"
-        raise DataError("DATA_NO_TRAIN", f"{fact}: call the one to train on train")
+        raise DataError("DATA_NO_TRAIN", f"{fact}: rename the one to train on to train")
     val_name = next((key for key in VAL_NAMES if key in splits and key != train_name), None)
     return splits[train_name], splits[val_name] if val_name else None
 
 
-def _split(images: ImageColumn, labels: NDArray[np.int64], rows: NDArray[np.int64] | None) -> PhotoSplit:
+def _split(images: ImageColumn, labels: NDArray[Any], rows: NDArray[np.int64] | None) -> PhotoSplit:
     """Return the photos in `rows`; None: all."""
     if rows is None:
         return PhotoSplit(labels=labels, encoded_at=images.encoded_at, name_of=images.name_of)
@@ -185,11 +181,11 @@ def _at_row(read: Callable[[int], T], rows: NDArray[np.int64], index: int) -> T:
     return read(int(rows[index]))
 
 
-def _one_sided(labels: NDArray[np.int64], is_val: NDArray[np.bool_], class_names: tuple[str, ...]) -> tuple[str, ...]:
+def _one_sided(labels: NDArray[Any], is_val: NDArray[np.bool_], class_names: tuple[str, ...]) -> tuple[str, ...]:
     """Return a line for each side on which classes are missing."""
     notes = []
     for side, words in ((is_val, "validation"), (~is_val, "training")):
-        without = np.flatnonzero(np.bincount(labels[side], minlength=len(class_names)) == 0)
+        without = np.setdiff1d(np.arange(len(class_names)), _classes_in(labels[side]))
         if without.size and side.any():
             fact = f"no {words} photo of {_listed(without, class_names)}"
             notes.append(f"{fact}: add photos of it, or change --val-fraction")
@@ -197,11 +193,17 @@ def _one_sided(labels: NDArray[np.int64], is_val: NDArray[np.bool_], class_names
 
 
 def _refuse_untrained(train: PhotoSplit, val: PhotoSplit, class_names: tuple[str, ...]) -> None:
-    missing = np.setdiff1d(val.labels, train.labels)
+    missing = np.setdiff1d(_classes_in(val.labels), _classes_in(train.labels))
     if len(missing):
-        fact = f"{val.name_of(int(np.flatnonzero(val.labels == missing[0])[0]))} is of class"
+        has_class = val.labels == missing[0] if val.labels.ndim == 1 else val.labels[:, missing[0]] > 0
+        fact = f"{val.name_of(int(np.flatnonzero(has_class)[0]))} is of class"
         listed = _listed(missing, class_names)
         raise DataError("DATA_LABEL", f"{fact} {listed}, which no training photo has: fix the label, or add photos")
+
+
+def _classes_in(labels: NDArray[Any]) -> NDArray[np.int64]:
+    """Return the classes that occur."""
+    return np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(0))
 
 
 def _listed(labels: NDArray[np.int64], class_names: tuple[str, ...]) -> str:

@@ -1,0 +1,297 @@
+"""Checkpoints of shards: each process writes its own, and any number of processes resumes from them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from accel_trainer import CheckpointError
+from accel_trainer.checkpoint.format import decode_files, read_checkpoint
+from accel_trainer.checkpoint.retention import load_checkpoint
+from accel_trainer.checkpoint.sharded import StoredTensor, stored_tensors
+from accel_trainer.cli.main import main
+from tests import processes
+from tests.checkpoint.sharded_run import flat, newest, run, stored_bytes, train_until_killed
+from tests.variants import slow
+
+Shown = pytest.CaptureFixture[str]
+READS_ALONE = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes that was stopped after its second step."""
+    folder = tmp_path_factory.mktemp("two") / "run"
+    run(folder, 2, steps=2)
+    return folder
+
+
+@pytest.fixture
+def stopped(run_of_two: Path, tmp_path: Path) -> Path:
+    """A copy of that run, to change."""
+    return Path(shutil.copytree(run_of_two, tmp_path / "run"))
+
+
+# --- what is saved is what is loaded ---
+
+
+@pytest.mark.parametrize("name", ["adamw", *slow(["sgd"])])
+def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
+    run(tmp_path / "once", 2, name=name)
+    for steps in (1, 3, None):
+        run(tmp_path / "resumed", 2, steps=steps, name=name)
+    once, resumed = (newest(tmp_path / each) for each in ("once", "resumed"))
+    assert stored_bytes(once) == stored_bytes(resumed)
+    assert sorted(stored_bytes(once)) == [
+        f"{piece}/r0000{index}.safetensors" for piece in ("ema", "model", "optimizer") for index in (0, 1)
+    ]
+    assert not list(tmp_path.glob("*/checkpoints/.*"))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(("victim", "num_changes"), slow([(1, 70), (1, 110), (0, 130), (0, 260)]))
+def test_a_run_of_which_a_process_is_killed_in_a_save_ends_with_the_same_bytes(
+    tmp_path: Path, victim: int, num_changes: int
+) -> None:
+    run(tmp_path / "once", 2)
+    folder = tmp_path / "run"
+    job = processes.start(train_until_killed, folder, victim, num_changes, num_processes=2, folder=tmp_path / "killed")
+    codes = job.wait()
+    assert codes[victim] == -signal.SIGKILL, job.output(victim)
+    assert codes[1 - victim] == 1
+    assert f"rank {victim}, step " in job.output(1 - victim), "the other says which process is gone"
+    assert "resumed at step" in run(folder, 2)
+    assert stored_bytes(newest(folder)) == stored_bytes(newest(tmp_path / "once"))
+    assert not list(folder.glob("checkpoints/.*"))
+
+
+SHARDED_CHAIN = [(4, "sharded"), (2, "sharded"), (3, "sharded"), (1, "whole")]
+MIXED_CHAIN = [(1, "whole"), (3, "sharded"), (2, "gathered"), (2, "sharded"), (2, "whole"), (4, "sharded")]
+
+
+@pytest.mark.parametrize("chain", [SHARDED_CHAIN, *slow([(MIXED_CHAIN,)])])
+def test_every_tensor_is_the_same_on_any_number_of_processes_sharded_or_whole(
+    tmp_path: Path, chain: list[tuple[int, str]]
+) -> None:
+    for step, (num_processes, kind) in enumerate(chain, start=1):
+        output = run(tmp_path / "run", num_processes, kind, steps=step)
+        assert step == 1 or f"resumed at step {step - 1} with the same" in output
+        checkpoint = newest(tmp_path / "run")
+        assert (checkpoint / "model.safetensors").exists() == (kind != "sharded")
+        assert len(list(checkpoint.glob("model/*"))) == (num_processes if kind == "sharded" else 0)
+
+
+def test_the_export_of_shards_is_whole(run_of_two: Path) -> None:
+    exported = load_file(run_of_two / "export" / "model.safetensors")
+    loaded = load_checkpoint(run_of_two / "checkpoints")
+    assert loaded is not None
+    assert flat(exported) == flat(loaded.pieces["ema"])
+
+
+@READS_ALONE
+@pytest.mark.parametrize("piece", ["model", "ema", "optimizer"])
+def test_the_reader_of_torch_reads_the_same_tensors(run_of_two: Path, piece: str) -> None:
+    tensors = load_whole_piece(newest(run_of_two), piece)
+    state = {key: torch.full(tensor.shape, 7, dtype=tensor.dtype) for key, tensor in tensors.items()}
+    reader = dcp.HuggingFaceStorageReader(str(newest(run_of_two) / piece))
+    assert reader.read_metadata().state_dict_metadata.keys() == tensors.keys()
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    assert flat(state) == flat(tensors)
+
+
+def load_whole_piece(checkpoint: Path, piece: str) -> dict[str, Tensor]:
+    """Return the tensors of a piece by their names in its files."""
+    slices = decode_files(read_checkpoint(checkpoint), checkpoint).slices
+    tensors = stored_tensors([each for each in slices if each.path.parent.name == piece])
+    return {key: tensor.read() for key, tensor in tensors.items()}
+
+
+# --- damage ---
+
+
+def verify(checkpoint: Path) -> None:
+    for stored in decode_files(read_checkpoint(checkpoint), checkpoint).slices:
+        stored.read()
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def swap(checkpoint: Path) -> None:
+    first, second = (checkpoint / "model" / f"r0000{index}.safetensors" for index in (0, 1))
+    first.rename(checkpoint / "aside")
+    second.rename(first)
+    (checkpoint / "aside").rename(second)
+
+
+def link(checkpoint: Path) -> None:
+    (checkpoint / "model").rename(checkpoint.parent / "elsewhere")
+    (checkpoint / "model").symlink_to(checkpoint.parent / "elsewhere")
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a byte of a slice": (lambda c: flip(c / "model/r00001.safetensors", -3), "the sha256 of layers.*is not the one"),
+    "a byte of a header": (lambda c: flip(c / "model/r00001.safetensors", 20), "the sha256 of its header is not"),
+    "swapped": (swap, "model/r00000.safetensors: [0-9]+ bytes, but the manifest says [0-9]+"),
+    "missing": (lambda c: (c / "ema/r00001.safetensors").unlink(), "ema/r00001.safetensors: No such file"),
+    "cut short": (lambda c: (c / "ema/r00001.safetensors").write_bytes(b""), "0 bytes, but the manifest says"),
+    "a link": (link, "model: a link"),
+    "of another piece": (
+        lambda c: shutil.copy(c / "ema/r00000.safetensors", c / "model/r00000.safetensors"),
+        "the sha256 of its header is not the one in the manifest",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_not_what_was_saved_is_named(stopped: Path, damage: str, capsys: Shown) -> None:
+    act, message = DAMAGES[damage]
+    checkpoint, older = newest(stopped), min((stopped / "checkpoints").glob("step-*"))
+    act(checkpoint)
+    assert main(["inspect", str(checkpoint)]) == 74
+    assert "DAMAGED" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match=rf"CKPT_DAMAGED.*{message}"):
+        verify(checkpoint)
+    loaded = load_checkpoint(stopped / "checkpoints")
+    assert loaded is not None
+    assert loaded.name == older.name
+    assert (stopped / "checkpoints" / f"damaged-{checkpoint.name}").exists()
+
+
+@READS_ALONE
+def test_the_reader_of_torch_takes_the_byte_that_ours_refuses(stopped: Path) -> None:
+    folder = newest(stopped) / "model"
+    before = load_whole_piece(newest(stopped), "model")
+    flip(folder / "r00001.safetensors", -3)
+    state = {key: torch.zeros_like(tensor) for key, tensor in before.items()}
+    dcp.load(state, storage_reader=dcp.HuggingFaceStorageReader(str(folder)), no_dist=True)
+    assert flat(state) != flat(before)
+    with pytest.raises(CheckpointError, match="CKPT_DAMAGED"):
+        load_whole_piece(newest(stopped), "model")
+
+
+def test_files_of_another_number_of_processes_are_ignored_or_refused(stopped: Path, tmp_path: Path) -> None:
+    checkpoint = newest(stopped)
+    run(tmp_path / "of-three", 3, steps=2)
+    theirs = newest(tmp_path / "of-three")
+    shutil.copy(theirs / "model" / "r00002.safetensors", checkpoint / "model")
+    assert load_whole_piece(checkpoint, "model")
+    shutil.copy(theirs / "model" / "r00001.safetensors", checkpoint / "model")
+    with pytest.raises(CheckpointError, match=r"CKPT_DAMAGED.*model/r00001.safetensors"):
+        read_checkpoint(checkpoint)
+
+
+def test_all_processes_pass_over_a_damaged_slice_and_resume_from_the_checkpoint_before(
+    stopped: Path, tmp_path: Path
+) -> None:
+    checkpoint = newest(stopped)
+    flip(checkpoint / "optimizer" / "r00001.safetensors", -3)
+    output = run(stopped, 2)
+    assert "r00001.safetensors: the sha256 of optimizer.state" in output
+    assert "resumed at step 1 with the same" in output
+    run(tmp_path / "once", 2)
+    assert stored_bytes(newest(stopped)) == stored_bytes(newest(tmp_path / "once"))
+
+
+def test_inspect_lists_the_files_and_whole_tensors(run_of_two: Path, capsys: Shown) -> None:
+    assert main(["inspect", "--full", str(run_of_two)]) == 0
+    shown = capsys.readouterr().out
+    assert "model/r00001.safetensors" in shown
+    assert re.search(r"^  layers\.0\.weight +float32 \[8, 3, 3, 3\]$", shown, re.M)
+    assert re.search(r"^  state\[0\]\.exp_avg +float32 \[8, 3, 3, 3\]$", shown, re.M)
+
+
+# --- memory ---
+
+
+def test_a_part_of_a_tensor_is_read_from_the_slices_that_hold_it_and_no_others(run_of_two: Path) -> None:
+    checkpoint = newest(run_of_two)
+    stored = decode_files(read_checkpoint(checkpoint), checkpoint).pieces["model"]["layers.3.weight"]
+    assert isinstance(stored, StoredTensor)
+    whole = stored.read()
+    lost = StoredTensor(stored.shape, stored.dtype, [stored.slices[0]])
+    assert torch.equal(lost.read([1, 0, 0, 0], [3, 8, 3, 3]), whole[1:4])
+    assert torch.equal(stored.read([3, 2, 0, 1], [2, 4, 3, 2]), whole[3:5, 2:6, :, 1:])
+
+
+def test_headers_say_what_any_reader_needs(run_of_two: Path) -> None:
+    with safe_open(newest(run_of_two) / "model" / "r00001.safetensors", "pt") as file:
+        metadata = file.metadata()
+        assert json.loads(metadata["DCP_SHARDING_INFO"])["layers.3.weight"]["saved_offsets"] == [4, 0, 0, 0]
+        assert file.get_slice("layers.3.weight").get_shape() == [4, 8, 3, 3]
+        assert "layers.1.running_mean" not in file.keys()  # noqa: SIM118  # no mapping
+
+
+# --- forged headers, with all hashes right ---
+
+
+def forge(checkpoint: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> None:
+    """Change the header of a file, by the entry of a tensor and its place, and make all hashes fit."""
+    path, manifest_path = checkpoint / "model" / "r00001.safetensors", checkpoint / "manifest.json"
+    data = path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    places = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
+    change(header["layers.3.weight"], places["layers.3.weight"])
+    header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(places)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    forged = len(text).to_bytes(8, "little") + text
+    path.write_bytes(forged + data[end:])
+    manifest = json.loads(manifest_path.read_bytes())
+    manifest["files"]["model/r00001.safetensors"] = {
+        "bytes": path.stat().st_size, "header_bytes": len(forged), "sha256": hashlib.sha256(forged).hexdigest(),
+    }  # fmt: skip
+    manifest_path.write_text(json.dumps(manifest))
+    (checkpoint / "COMMIT").write_text(hashlib.sha256(manifest_path.read_bytes()).hexdigest() + "\n")
+
+
+FORGERIES: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
+    "a shape of text": lambda entry, place: entry.update(shape=["x"]),
+    "a shape of nothing": lambda entry, place: entry.update(shape=None),
+    "a fraction": lambda entry, place: entry.update(shape=[3.5, 8, 3, 3]),
+    "a negative size": lambda entry, place: entry.update(shape=[-4, -8, 3, 3]),
+    "more than any memory": lambda entry, place: (
+        entry.update(shape=[2**40, 8, 3, 3]), place.update(shape=[2**40 + 4, 8, 3, 3])
+    ),
+    "more than any number": lambda entry, place: place.update(shape=[10**40, 8, 3, 3]),
+    "outside the whole": lambda entry, place: place.update(saved_offsets=[5, 0, 0, 0]),
+    "before the whole": lambda entry, place: place.update(saved_offsets=[-4, 0, 0, 0]),
+    "fewer dimensions": lambda entry, place: place.update(saved_offsets=[4]),
+    "before the file": lambda entry, place: entry.update(data_offsets=[-(10**9), 0]),
+    "after the file": lambda entry, place: entry.update(data_offsets=[10**12, 10**12]),
+    "beyond any offset": lambda entry, place: entry.update(data_offsets=[10**30, 10**30]),
+    "an unknown dtype": lambda entry, place: entry.update(dtype="F8"),
+    "another dtype": lambda entry, place: entry.update(dtype="F64"),
+    "no hash": lambda entry, place: place.pop("sha256"),
+    "no place": lambda entry, place: place.clear(),
+    "another whole": lambda entry, place: place.update(shape=[9, 8, 3, 3]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_header_is_refused_in_one_line(stopped: Path, forgery: str) -> None:
+    checkpoint = newest(stopped)
+    forge(checkpoint, lambda entry, place: None)
+    verify(checkpoint)
+    forge(checkpoint, FORGERIES[forgery])
+    with pytest.raises(CheckpointError, match="CKPT_DAMAGED") as refused:
+        verify(checkpoint)
+    assert "\n" not in str(refused.value)
+    assert main(["inspect", str(checkpoint)]) == 74

@@ -1,0 +1,130 @@
+"""Kills one of several processes at each change of the disk that a save of shards makes, and starts again.
+
+python -m tests.faults.shard_kills --part 1/4
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests import processes
+from tests.faults.disks import When, installed
+from tests.faults.tiny_run import leftovers, name_at, valid_steps
+from tests.faults.tiny_shards import ArmedDisk, KillingAt, Run
+
+WHENS: tuple[When, ...] = ("before", "half", "after")
+NUM_CHANGES = (43, 10)  # of a save, by process; a test counts them
+_PHASES = {
+    "best.json": "after the commit", "rename": "commit", "checkpoints": "commit", "COMMIT": "manifest and COMMIT",
+    "manifest": "manifest and COMMIT", "metrics": "manifest and COMMIT", "safetensors": "tensors of a process",
+    "json": "other files of main", "sync_directory": "tensors of a process", "make_directory": "begin",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A SIGKILL of process `rank` at change number `at` of its part of a save."""
+
+    rank: int
+    at: int
+    when: When
+
+
+ALL_KILLS = [Kill(rank, at, when) for rank, count in enumerate(NUM_CHANGES) for at in range(count) for when in WHENS]
+
+
+@dataclass
+class Tally:
+    """What a campaign did; `problems` must be empty."""
+
+    kills: Counter[str] = field(default_factory=Counter)
+    committed: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+
+def attempt(folder: Path, kill: Kill | None) -> None:
+    """Resume, save a step, and save another in which a process is killed."""
+    try:
+        run = Run(folder)
+        run.save()
+        if kill is not None:
+            disk = KillingAt(kill.at, kill.when) if run.rank == kill.rank else ArmedDisk()
+            with installed(disk):
+                disk.is_armed = True
+                run.save()
+                run.save()  # the process may have been killed when the other knew of the commit
+        run.end()
+    except BaseException as error:
+        os.write(1, f"ended by {type(error).__name__}: {str(error).splitlines()[0]}\n".encode())
+        os._exit(1)  # as `main` does: destroying the group would wait for the dead
+
+
+def phase_of(operation: str, rank: int) -> str:
+    """Return the phase of a save to which a change belongs."""
+    found = next((phase for word, phase in _PHASES.items() if word in operation), operation)
+    return f"process {rank}, {found}"
+
+
+def run_kills(folder: Path, kills: Sequence[Kill], num_processes: int = 2) -> Tally:
+    """Deliver one kill per start of the same run, and look after each at what is there."""
+    tally, newest = Tally(), ""
+    for number, kill in enumerate([*kills, None]):
+        logs = folder.with_name(f"{folder.name}-logs-{number}")
+        job = processes.start(attempt, folder, kill, num_processes=num_processes, folder=logs)
+        codes = job.wait(120)
+        outputs = [job.output(rank) for rank in range(num_processes)]
+        said = f"{kill}: {codes}\n" + "\n".join(outputs)
+        resumed = re.findall(r"^resumed (\S+)$", outputs[0], re.M)
+        if not resumed or resumed[0] < newest:
+            tally.problems.append(f"resumed from {resumed}, {newest} was acknowledged\n{said}")
+        acknowledged = re.findall(r"^acknowledged (\S+)$", outputs[0], re.M)
+        before, newest = newest, max([newest, *acknowledged])
+        steps = valid_steps(folder)
+        if not steps or name_at(steps[-1]) < newest:
+            tally.problems.append(f"valid are {steps}, {newest} was acknowledged\n{said}")
+        if kill is None:
+            if codes != [0] * num_processes or leftovers(folder):
+                tally.problems.append(f"left {leftovers(folder)}\n{said}")
+            continue
+        if not (codes[kill.rank] == -9 and all(code == 1 for r, code in enumerate(codes) if r != kill.rank)):
+            tally.problems.append(f"exit codes {codes} after {before}\n{said}")
+        phase = phase_of(re.findall(r"^killed at (.*)$", outputs[kill.rank], re.M)[0], kill.rank)
+        tally.kills[phase] += 1
+        tally.committed[phase] += name_at(steps[-1]) > newest or len(acknowledged) > 1
+        shutil.rmtree(logs)
+    return tally
+
+
+def as_table(tally: Tally) -> str:
+    """Return a row per phase: kills, and how often the checkpoint of that save was there afterwards."""
+    rows = [f"{'killed':40} {'kills':>6} {'committed':>10}"]
+    rows += [f"{phase:40} {count:6} {tally.committed[phase]:10}" for phase, count in tally.kills.items()]
+    return "\n".join([*rows, f"{'all':40} {tally.kills.total():6} {tally.committed.total():10}"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--part", default="1/1", help="which of how many parts of the campaign")
+    part, num_parts = map(int, parser.parse_args().part.split("/"))
+    logging.disable()
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
+        folder = Path(scratch, "run")
+        folder.mkdir()
+        tally = run_kills(folder, ALL_KILLS[part - 1 :: num_parts])
+    print(as_table(tally))
+    print("\n".join(tally.problems) or "nothing was lost")
+    raise SystemExit(1 if tally.problems else 0)
+
+
+if __name__ == "__main__":
+    main()
