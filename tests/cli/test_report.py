@@ -159,7 +159,7 @@ def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
     parsed = Page(page)
     assert parsed.headings == [
         "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Gradient norm", "Learning rate", "Images per second",
-        "Time that waits for data", "Peak memory (GiB)", "Where the time went", "Classes", "Confusion",
+        "Time waiting for data", "Peak memory (GiB)", "Where the time went", "Classes", "Confusion",
         "Accuracy by class", "Most confident mistakes",
         "Training images, as the model saw them", "Settings", "Settings that differ from the defaults", "Environment",
     ]  # fmt: skip
