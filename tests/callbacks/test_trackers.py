@@ -235,7 +235,7 @@ def test_a_tracker_that_hangs_stops_neither_training_nor_its_end(
     for step in range(1000):
         trackers.show({"optimizer_step": step, "train/loss": 0.5})
     trackers.on_error(None, KeyboardInterrupt())
-    assert "broken: does not answer, so the last rows may be missing there: metrics.jsonl has all" in caplog.text
+    assert "broken does not answer, so the last rows may be missing there: metrics.jsonl has all" in caplog.text
     released.set()
     for thread in [thread for thread in threading.enumerate() if thread.name == "trackers"]:
         thread.join()
