@@ -26,10 +26,10 @@ from ..core.errors import CheckpointError
 from ..core.filesystem import Chunk, read_file
 
 MAX_BYTES = 8 * 2**20
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
-    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
+DTYPES = {  # in the order in which safetensors' own `save` writes them
+    "U64": torch.uint64, "I64": torch.int64, "F64": torch.float64, "F32": torch.float32,
+    "U32": torch.uint32, "I32": torch.int32, "BF16": torch.bfloat16, "F16": torch.float16,
+    "U16": torch.uint16, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_SIZE = struct.Struct("<Q")

@@ -221,8 +221,10 @@ def load_like(mine: Tensor, stored: Tensor | StoredTensor) -> Tensor:
 
 
 def stream_tensors(tensors: Mapping[str, Tensor | StoredTensor]) -> Iterator[filesystem.Chunk]:
-    """Yield a safetensors file of whole `tensors`, reading one after the other."""
-    header, order = pack_header(tensors)
+    """Yield the file that safetensors' own `save` writes of whole `tensors`, reading one after the other."""
+    dtypes = list(DTYPES.values())
+    names = sorted(tensors, key=lambda name: (dtypes.index(tensors[name].dtype), name))
+    header, order = pack_header({name: tensors[name] for name in names})
     yield header
     for name in order:
         yield memory_of(load_whole(tensors[name]).contiguous())

@@ -42,9 +42,7 @@ def short_help(config_class: Any, *, description: str) -> str:
             *textwrap.wrap(description.strip(), columns),
             "",
             "Flags override --config FILE (YAML). The everyday flags, with their defaults:",
-            "",
             *lines,
-            "",
             "--help-all lists every setting, with its choices and its nested name.",
         ]
     )

@@ -63,7 +63,7 @@ def test_a_file_shorter_than_the_checkpoint_remembers_is_kept_with_a_warning(
     with caplog.at_level(logging.WARNING):
         history.truncate(len(before) + 100)
     assert path.read_bytes() == before
-    assert f"{path} is {len(before)} bytes, {len(before) + 100} at the checkpoint" in caplog.text
+    assert f"{path} has {len(before)} bytes, but had {len(before) + 100} at the checkpoint" in caplog.text
     history.append({"optimizer_step": 9})
     assert [row["optimizer_step"] for row in rows(path)] == [1, 9]
     history.close()

@@ -55,6 +55,7 @@ LAUNCHERS = {
     "multi_node.yaml": [node("multi_node", rank) for rank in (0, 1)],
     "multi_node_cpu.yaml": [node("multi_node_cpu", rank) for rank in (0, 1)],
     "fsdp.yaml": [preset("fsdp", "--num_processes 2")],
+    "fsdp_sharded.yaml": [preset("fsdp_sharded", "--num_processes 2")],
     "accel-trainer launch": [preset("multi_cpu", launcher="accel-trainer")],
     "torchrun": ["torchrun --standalone --nproc_per_node 2 RECIPE"],
     "torch.distributed.launch": ["python -m torch.distributed.launch --standalone --nproc_per_node 2 RECIPE"],

@@ -298,7 +298,7 @@ def test_the_flags_it_names_make_it_fit(tmp_path: Path, size: int, num_processes
 
 def test_a_single_sample_that_does_not_fit_is_the_end(tmp_path: Path) -> None:
     task = Cramped(0)
-    with pytest.raises(ConfigError, match=r"step 7 with 1 per device .*: take a smaller model"):
+    with pytest.raises(ConfigError, match=r"step 7 with 1 per device .*: use a smaller model"):
         workload.train(make_config(tmp_path, 3), task=task, callbacks=(task,))
     newest = max((tmp_path / "checkpoints").glob("step-*"))
     assert newest.name.startswith("step-0000000006-")
@@ -332,7 +332,7 @@ def ask_numpy_for_too_much() -> None:
 
 @pytest.mark.parametrize("ask", [run_out, ask_for_too_much, ask_numpy_for_too_much])
 def test_what_does_not_fit_before_training_is_one_line(tmp_path: Path, ask: Callable[[], None]) -> None:
-    said = r"out of memory before training \(.*\): take a smaller model"
+    said = r"out of memory before training \(.*\): use a smaller model"
     with pytest.raises(ConfigError, match=said), start_run(make_config(tmp_path), recipe="workload"):
         ask()
     status = json.loads((tmp_path / "status.json").read_text())
@@ -340,7 +340,7 @@ def test_what_does_not_fit_before_training_is_one_line(tmp_path: Path, ask: Call
 
 
 def test_an_update_that_may_be_half_applied_is_not_retried(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"out of memory in the training after step 0 .*: take a smaller"):
+    with pytest.raises(ConfigError, match=r"out of memory in the training after step 0 .*: use a smaller"):
         workload.train(make_config(tmp_path), callbacks=(CrampedUpdate(),))
 
 

@@ -218,8 +218,8 @@ def manifest(folder: Path) -> dict[str, Any]:
     [
         ({"global_batch_size": 48, "per_device_batch_size": 8}, "global batch 48 / --batch-size 8 is 6: set"),
         ({"global_batch_size": 16, "per_device_batch_size": 32}, "global batch 16 / --batch-size 32 is 0.5: set"),
-        ({"global_batch_size": 48, "per_device_batch_size": 12, "num_processes": 3}, "these are 3: launch 2"),
-        ({"global_batch_size": 64, "per_device_batch_size": 16, "num_processes": 8}, "these are 8: launch 4"),
+        ({"global_batch_size": 48, "per_device_batch_size": 12, "num_processes": 3}, "there are 3: launch 2"),
+        ({"global_batch_size": 64, "per_device_batch_size": 16, "num_processes": 8}, "there are 8: launch 4"),
     ],
 )
 def test_numbers_that_are_not_powers_of_two_are_refused(sizes: dict[str, int], words: str) -> None:
@@ -236,7 +236,7 @@ def test_what_changes_the_micro_batches_is_refused(option: dict[str, Any]) -> No
 def test_too_many_processes_are_refused_before_any_work(tmp_path: Path) -> None:
     job = processes.start(train, tmp_path / "run", {"clip": 1.0}, num_processes=3, folder=tmp_path / "log")
     assert job.wait() == [1, 1, 1]
-    assert "these are 3: launch 2" in job.output()
+    assert "there are 3: launch 2" in job.output()
     assert not (tmp_path / "run").exists()
 
 
@@ -248,7 +248,7 @@ def test_fp16_with_loss_scaling_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_normalises_over_processes_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
     reduction = ExactReduction(Accelerator(cpu=True), seed=0, num_parts=2)
-    with pytest.raises(ConfigError, match="the model has a SyncBatchNorm: give it a BatchNorm"):
+    with pytest.raises(ConfigError, match="the model has a SyncBatchNorm: use BatchNorm instead"):
         reduction.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 

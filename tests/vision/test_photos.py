@@ -175,7 +175,7 @@ def test_a_wrong_fraction_is_refused(tmp_path: Path, fraction: float) -> None:
 def test_a_fraction_of_a_source_that_has_a_split_is_refused(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write_classes(tmp_path / "photos" / split)
-    with pytest.raises(ConfigError, match="has a validation split, so --val-fraction 0.1 has no meaning"):
+    with pytest.raises(ConfigError, match="has a validation split, so --val-fraction 0.1 does not apply"):
         load(tmp_path / "photos", tmp_path, val_fraction=0.1)
 
 

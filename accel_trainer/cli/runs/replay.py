@@ -56,7 +56,7 @@ def _show(record: dict[str, Any]) -> None:
     position = record["position"]
     print(
         f"step {record['optimizer_step']} (epoch {position['epoch'] + 1}, its step {position['step_in_epoch'] + 1}, "
-        f"seed {record['seed']}): loss {record['loss']}"
+        f"seed {record['seed']}): loss sum {record['loss_sum']}"
     )
     for batch in record["micro_batches"]:
         where = f"process {batch['process']}, micro-batch {batch['micro_batch']}"
