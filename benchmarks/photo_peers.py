@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.utils.data import DataLoader
 
 SIZE, BATCH_SIZE = 224, 64
@@ -124,7 +124,7 @@ def _define_torchvision_operators() -> None:
     """torchvision's wheel on PyPI does not load beside a CPU build of torch; no photo needs what it then lacks."""
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
-            torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+            library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 
 
 def webdataset(source: Source, num_workers: int) -> Iterator[Any]:
