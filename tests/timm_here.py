@@ -1,7 +1,7 @@
 """timm on a machine where torchvision's wheel does not load beside a CPU build of torch.
 
 The wheel on PyPI is built for CUDA: its operators do not load, and it registers shapes for two of them when it is
-imported. Defining the two by hand is enough: no timm model calls them.
+imported. Declaring the two is enough: no timm model calls them.
 """
 
 from __future__ import annotations

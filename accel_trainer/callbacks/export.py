@@ -26,7 +26,6 @@ from ..core.run_dir import writes_to
 from ..core.types import EvalLoader, Task
 
 _logger = logging.getLogger(__name__)
-logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is not installed (torch 2.13)
 _EXAMPLE_SIZE = 8  # samples
 ONNX_FILES = {"model.onnx": "onnx_sha256", "example.safetensors": "example_sha256"}
 """What `--onnx` adds to an export, and the names of the hashes in its `config.json`."""
@@ -104,6 +103,7 @@ class Exporter(Callback):
 
     def _export_onnx(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> dict[str, str]:
         """Write the ONNX file and its example, and return their hashes; none, with a warning, if that fails."""
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing (torch 2.13)
         try:
             with warnings.catch_warnings(), torch.no_grad():
                 warnings.simplefilter("ignore")  # of the exporter, about torch's own internals (torch 2.13)
@@ -136,5 +136,10 @@ def _to_onnx(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _tensors(data: Any) -> list[Tensor]:
     found: list[Tensor] = []
-    recursively_apply(lambda tensor: found.append(tensor) or tensor, data)  # type: ignore[func-returns-value]
+
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    recursively_apply(keep, data)
     return found

@@ -7,15 +7,13 @@ The log has a line for each trial. The same command continues after the last one
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import signal
 import sys
-import tempfile
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from accel_trainer.callbacks.result import ResultWriter
 from accel_trainer.checkpoint import manager
 from accel_trainer.vision import ImageLoader
 from tests import processes, workload
+from tests.faults.campaign import run_campaign
 from tests.faults.crash import outcome
 from tests.faults.signals import act_in_call
 
@@ -153,19 +152,18 @@ def as_table(results: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, f"{sent} signals, {landed.total()} while the run was on; {ok} runs ended as undisturbed"])
 
 
+def prepare(scratch: Path) -> Callable[[int], dict[str, Any]]:
+    undisturbed = run_undisturbed(scratch)
+
+    def run(number: int) -> dict[str, Any]:
+        trial = draw_trial(number)
+        return run_trial(trial, scratch / str(number), undisturbed[trial.num_processes])
+
+    return run
+
+
 def command_line() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--number", type=int, default=200)
-    parser.add_argument("--log", type=Path, required=True)
-    options = parser.parse_args()
-    results = [json.loads(line) for line in options.log.read_text().splitlines()] if options.log.exists() else []
-    with tempfile.TemporaryDirectory() as scratch:
-        undisturbed = run_undisturbed(Path(scratch))
-        for number in range(len(results), options.number):
-            trial = draw_trial(number)
-            results.append(run_trial(trial, Path(scratch) / str(number), undisturbed[trial.num_processes]))
-            with options.log.open("a") as log:
-                log.write(json.dumps(results[-1]) + "\n")
+    results = run_campaign(prepare, number=200)
     print(as_table(results))
     sys.exit(not all(result["ok"] for result in results))
 

@@ -7,16 +7,13 @@ The log has a line for each trial of one to three kills. The same command contin
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import multiprocessing
 import os
 import random
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -25,6 +22,7 @@ from typing import Any
 
 from accel_trainer.cli.data import pack as module
 from accel_trainer.cli.main import main
+from tests.faults.campaign import run_campaign
 from tests.vision.make_photos import encoded, photo
 
 CLASSES, PER_CLASS = ("ant", "bee", "cow"), 16
@@ -124,17 +122,7 @@ def summary(results: list[dict[str, Any]]) -> str:
 
 
 def command_line() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--number", type=int, default=100)
-    parser.add_argument("--log", type=Path, required=True)
-    options = parser.parse_args()
-    results = [json.loads(line) for line in options.log.read_text().splitlines()] if options.log.exists() else []
-    with tempfile.TemporaryDirectory() as scratch:
-        campaign = Campaign(Path(scratch))
-        for number in range(len(results), options.number):
-            results.append(campaign.run_trial(number))
-            with options.log.open("a") as log:
-                log.write(json.dumps(results[-1]) + "\n")
+    results = run_campaign(lambda scratch: Campaign(scratch).run_trial, number=100)
     print(summary(results))
     sys.exit(not all(result["ok"] for result in results))
 

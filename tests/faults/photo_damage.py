@@ -7,15 +7,12 @@ The log has a line for each damage. The same command continues after the last on
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import multiprocessing
 import os
 import random
 import shutil
 import sys
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +23,7 @@ from accel_trainer.cli.main import main
 from accel_trainer.core.errors import UserError
 from accel_trainer.vision import load_photos
 from accel_trainer.vision.data.photo_decode import decode_photo
+from tests.faults.campaign import run_campaign
 from tests.faults.pack_kills import contents
 from tests.vision.make_photos import encoded, photo
 
@@ -198,17 +196,7 @@ def is_ok(result: dict[str, Any]) -> bool:
 
 
 def command_line() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--number", type=int, default=500)
-    parser.add_argument("--log", type=Path, required=True)
-    options = parser.parse_args()
-    results = [json.loads(line) for line in options.log.read_text().splitlines()] if options.log.exists() else []
-    with tempfile.TemporaryDirectory() as scratch:
-        campaign = Campaign(Path(scratch))
-        for number in range(len(results), options.number):
-            results.append(campaign.run_trial(number))
-            with options.log.open("a") as log:
-                log.write(json.dumps(results[-1]) + "\n")
+    results = run_campaign(lambda scratch: Campaign(scratch).run_trial, number=500)
     print(as_table(results))
     sys.exit(not all(map(is_ok, results)))
 

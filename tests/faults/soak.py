@@ -63,7 +63,7 @@ class Sampler(Callback):
 
 
 def train(folder: Path, num_steps: int, *callbacks: Callback, num_workers: int = 0) -> Sequence[Sample]:
-    """Train for `num_steps`, and return what was seen on the way. Data workers are started anew in every epoch."""
+    """Train for `num_steps`, and return what was seen on the way. Data workers are restarted in every epoch."""
     config = workload.make_config(folder, checkpoint=CheckpointConfig(every_n_steps=STEPS_PER_EPOCH // 2))
     config = replace(
         config,

@@ -22,7 +22,7 @@ def test_nothing_grows_with_the_steps_of_a_run(tmp_path: Path, num_workers: int)
 
 
 def soak_for(num_steps: int, num_workers: int) -> None:
-    multiprocessing.set_start_method("fork", force=True)  # of data workers; else each loads torch anew
+    multiprocessing.set_start_method("fork", force=True)  # of data workers; else each imports torch again
     raise SystemExit(soak.main(["--steps", str(num_steps), "--num-workers", str(num_workers)]))
 
 

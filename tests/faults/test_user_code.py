@@ -153,7 +153,7 @@ class Unreadable(workload.Bars):
 
 
 def train_on_unreadable(folder: Path, rank: int, num_workers: int) -> None:
-    multiprocessing.set_start_method("fork", force=True)  # of data workers; else each loads torch anew
+    multiprocessing.set_start_method("fork", force=True)  # of data workers; else each imports torch again
     workload.Bars = lambda split: Unreadable(split, rank)  # type: ignore[assignment, misc]
     config = workload.make_config(folder)
     main(lambda _: workload.train(config, num_workers=num_workers), RecipeConfig, description="", argv=[])

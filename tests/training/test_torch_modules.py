@@ -1,4 +1,4 @@
-"""All modules that torch tests of itself take a step in our Trainer: the same gradients as by hand."""
+"""Every module in torch's own test suite takes the same optimizer step in our Trainer as in a plain loop."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def in_trainer(module: nn.Module, data: Arguments, folder: Path, micro: int, acc
 
 
 def train_all(folder: Path, micro: int, accumulation: int) -> None:
-    """Write, for each case, the largest difference from the weights by hand, or the line that refused it."""
+    """Write, for each case, the largest difference from the weights of a plain loop, or the line that refused it."""
     found: dict[str, Any] = {}
     for number, (name, module, data) in enumerate(cases()):
         try:
