@@ -140,6 +140,7 @@ def test_a_browser_runs_the_script_and_asks_the_network_for_nothing(
     assert "CONSOLE" not in done.stderr, "no error and no refusal by the policy"
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_folder_of_runs_is_reported_as_a_whole_and_opened_if_asked(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
