@@ -42,6 +42,7 @@ _MAX_NAME = 18  # characters of a class
 _MAX_MARKERS = 40
 _MAX_RUNS_IN_LEGEND, _LEGEND_CHARACTERS, _LEGEND_ROW = 6, 60, 0.19  # inches
 _SCHEDULE_POINTS = 300
+_DOT_AREA = 120  # square points of a dot for all samples
 
 
 def group_curves(runs: Sequence[RunReader]) -> dict[str, list[str]]:
@@ -256,6 +257,23 @@ def draw_class_accuracy(name: str, values: Sequence[float | None], class_names: 
             axes.text(value + 0.015, position, f"{value:.1%}", va="center", color=palette.muted)
 
     return draw_chart(name, title=title, size=_SQUARE, draw=draw)
+
+
+def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
+    """Return confidence against accuracy: below the diagonal the model is too sure. Larger dots are more samples."""
+    samples, confidence, accuracy = ([each[key] for each in bins] for key in ("samples", "confidence", "accuracy"))
+    gaps = (count * abs(sure - right) for count, sure, right in zip(samples, confidence, accuracy, strict=True))
+    error = sum(gaps) / sum(samples)
+
+    def draw(axes: Axes, palette: Palette) -> None:
+        axes.plot([0, 1], [0, 1], color=palette.muted, linewidth=0.9, linestyle=":")
+        sizes = [_DOT_AREA * math.sqrt(count / sum(samples)) for count in samples]
+        axes.scatter(confidence, accuracy, s=sizes, color=palette.series[0], clip_on=False)
+        axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:.0%}")
+
+    return draw_chart(name, title=f"Calibration: expected error {error:.1%}", size=_SQUARE, draw=draw)
 
 
 def _clear(axes: Axes) -> None:
