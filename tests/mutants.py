@@ -514,7 +514,7 @@ MUTANTS = [
         "accel_trainer/vision/sources/photo_columns.py",
         "return index if self._rows is None else int(self._rows[index])",
         "return index",
-        ("tests/vision/test_photos.py::test_a_selection_of_a_data_set_keeps_its_order",),
+        ("tests/vision/test_photos.py::test_a_selection_of_a_dataset_keeps_its_order",),
     ),
     Mutant(
         "photos are set aside by where their folder is",

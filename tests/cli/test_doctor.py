@@ -39,7 +39,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_config_without_errors_exits_with_0_and_lists_what_is_ok(tmp_path: Path, capsys: Shown) -> None:
     code, shown, _ = run_command(capsys, ["doctor", CIFAR, "--dataset", "digits", "--output-dir", tmp_path / "run"])
     assert code == 0
-    assert "\nok      The data set exists\n" in shown
+    assert "\nok      The dataset exists\n" in shown
     assert "\nok      The run folder is writable\n" in shown
     assert list(tmp_path.iterdir()) == []
 
@@ -51,7 +51,7 @@ def test_an_error_exits_with_64_and_each_finding_has_its_line(
     flags = ["--dataset", "digts", "--output-dir", tmp_path]
     code, shown, _ = run_command(capsys, ["doctor", CIFAR, *flags])
     assert code == 64
-    assert "\nerror   DATA: no data set 'digts': did you mean digits?" in shown
+    assert "\nerror   DATA: no dataset 'digts': did you mean digits?" in shown
     assert "\nwarning NCCL_TIMEOUT: NCCL_TIMEOUT=7 has no effect: " in shown
     assert shown.splitlines()[-1].startswith("1 errors, ")
     code, shown, _ = run_command(capsys, ["doctor", CIFAR, *flags, "--json"])
@@ -131,12 +131,12 @@ def test_a_run_is_looked_at_with_what_it_was_started_with(
         monkeypatch.setenv(name, value)
     code, shown, _ = run_command(capsys, ["doctor", run])
     assert code == 64
-    assert "\nerror   DATA: no data set 'digts': did you mean digits?" in shown
+    assert "\nerror   DATA: no dataset 'digts': did you mean digits?" in shown
     assert "error   BATCH_SIZE: global batch 33 is not divisible by 2 processes" in shown
     assert "error   TRACKER: --track tensorboad" in shown
     _, shown, _ = run_command(capsys, ["doctor", run, "--batch.global-batch-size", "34"])
     assert "BATCH_SIZE" not in shown, "a flag wins over the run's own value"
-    assert "DATA: no data set 'digts'" in shown
+    assert "DATA: no dataset 'digts'" in shown
 
 
 FIRST_OF_TWO = {

@@ -347,7 +347,7 @@ def test_runs_of_one_name_have_charts_of_their_own(runs: Path, tmp_path: Path) -
     assert files["fast-confusion.png"] != files["fast-confusion-2.png"]
 
 
-def test_a_report_without_a_data_set_shows_what_the_run_has_and_writes_nothing_where_it_says(
+def test_a_report_without_a_dataset_shows_what_the_run_has_and_writes_nothing_where_it_says(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(runs / "fast", tmp_path / "run")

@@ -118,7 +118,7 @@ def find_short_grace(now: LaunchContext) -> str | None:
 
 
 def find_unknown_data(now: LaunchContext) -> None:
-    """The data set exists."""
+    """The dataset exists."""
     data_key(now)
 
 

@@ -78,7 +78,7 @@ def find_touched_cuda(now: LaunchContext) -> str | None:
 
 
 def find_missing_packages(now: LaunchContext) -> str | None:
-    """The packages that the data set needs are installed."""
+    """The packages that the dataset needs are installed."""
     dataset = getattr(now.config, "dataset", None)
     needed = {"digits": {"sklearn": "vision"}, None: {}}.get(dataset, {"datasets": "vision", "PIL": "vision"})
     missing = {name: extra for name, extra in needed.items() if importlib.util.find_spec(name) is None}

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument("--to", type=Path, default=Path("report.html"), help="the file to write; default: report.html")
-    parser.add_argument("--dataset", help="data set to show training images of; default: none")
+    parser.add_argument("--dataset", help="dataset to show training images of; default: none")
     parser.add_argument(
         "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="cache of decoded images"
     )

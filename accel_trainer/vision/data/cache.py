@@ -1,4 +1,4 @@
-"""Decodes a data set once into files of uint8, and maps them into memory after verifying their hashes.
+"""Decodes a dataset once into files of uint8, and maps them into memory after verifying their hashes.
 
 Shapes: N samples, C channels, H height, W width.
 """
@@ -57,7 +57,7 @@ Row = dict[str, Any]
 
 
 def open_or_build(source: Source, *, cache_dir: Path, bad_images: BadImageConfig) -> ImageDataset:
-    """Return the decoded data set, from the cache if it is intact, else by decoding it now.
+    """Return the decoded dataset, from the cache if it is intact, else by decoding it now.
 
     The cache records which images were left out, so `bad_images` applies even if another run built it.
     """

@@ -1,4 +1,4 @@
-"""Loads image data sets by name or folder."""
+"""Loads image datasets by name or folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .images import ImageDataset
 
 
 def load_images(name_or_path: str, *, cache_dir: Path, bad_images: BadImageConfig | None = None) -> ImageDataset:
-    """Load a data set by name (`cifar10`, `cifar100`, `digits`) or from a folder.
+    """Load a dataset by name (`cifar10`, `cifar100`, `digits`) or from a folder.
 
     The first call decodes it into a cache below `cache_dir`; later calls map the cache after verifying its hashes. Any
     number of processes may call this at the same time: one decodes, the others wait.

@@ -25,7 +25,7 @@ _PROBE_TIMEOUT_S = 5
 
 
 def read_hub(repository: str) -> RawImages:
-    """Read a data set from the hub, or from the Hugging Face cache if it was downloaded before."""
+    """Read a dataset from the hub, or from the Hugging Face cache if it was downloaded before."""
     if error := probe_hub(repository):
         raise _unreachable(repository, error) from error
     from datasets import load_dataset
@@ -39,7 +39,7 @@ def read_hub(repository: str) -> RawImages:
 
 
 def probe_hub(repository: str) -> Exception | None:
-    """Return why the hub does not answer, or has no such data set. None: it has, or it is not asked (offline)."""
+    """Return why the hub does not answer, or has no such dataset. None: it has, or it is not asked (offline)."""
     from huggingface_hub import HfApi, constants
 
     if not constants.HF_HUB_OFFLINE:
