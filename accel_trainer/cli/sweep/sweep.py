@@ -1,4 +1,4 @@
-"""`accel-trainer sweep RECIPE.py --seed 0 1 2 [flags]`: train one run per combination of values; mean and spread."""
+"""`accel-trainer sweep RECIPE.py --seed 0 1 2 [flags]`: train one run per combination; show mean and spread."""
 
 from __future__ import annotations
 
