@@ -260,7 +260,7 @@ def draw_class_accuracy(name: str, values: Sequence[float | None], class_names: 
 
 
 def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
-    """Return confidence against accuracy: below the diagonal the model is too sure. Larger dots are more samples."""
+    """Return confidence against accuracy, with larger dots for more samples."""
     samples, confidence, accuracy = ([each[key] for each in bins] for key in ("samples", "confidence", "accuracy"))
     gaps = (count * abs(sure - right) for count, sure, right in zip(samples, confidence, accuracy, strict=True))
     error = sum(gaps) / sum(samples)
@@ -269,6 +269,7 @@ def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
         axes.plot([0, 1], [0, 1], color=palette.muted, linewidth=0.9, linestyle=":")
         sizes = [_DOT_AREA * math.sqrt(count / sum(samples)) for count in samples]
         axes.scatter(confidence, accuracy, s=sizes, color=palette.series[0], clip_on=False)
+        axes.text(0.98, 0.02, "below the line: too confident", ha="right", color=palette.muted)
         axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:.0%}")
