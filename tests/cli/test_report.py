@@ -189,7 +189,7 @@ def test_each_chart_lies_beside_the_page_as_a_picture(
 ) -> None:
     code, out, _ = run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
     assert code == 0
-    assert out.splitlines() == [f"{tmp_path}/page.html", f"{tmp_path}/page/  11 charts"]
+    assert out.splitlines() == [f"{tmp_path}/page.html", f"{tmp_path}/page/  12 charts"]
     for path in (tmp_path / "page").iterdir():
         with Image.open(path) as image:
             assert image.size[0] == 920, path.name
