@@ -81,7 +81,7 @@ class RuntimeConfig:
     """Promise that each step uses the same parameters in the same order, which saves torch some work."""
     gradient_compression: Literal["fp16", "bf16"] | None = None
     """Send gradients between processes in half precision: half the bytes, rounded. None: full precision."""
-    backend: Literal["nccl", "gloo", "mpi"] | None = None
+    backend: Literal["nccl", "gloo"] | None = None
     """The backend of torch.distributed; None: nccl between GPUs, gloo between CPUs."""
     debug_distributed: Annotated[bool, tyro.conf.arg(aliases=["--debug-distributed"])] = False
     """Make torch and NCCL log what they do between processes; with TORCH_CPP_LOG_LEVEL=INFO, each connection too."""
@@ -148,7 +148,6 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     for is_used, is_there, message in (
         (config.backend == "nccl", has_cuda, "backend nccl needs GPUs, and there are none: use gloo"),
         (config.gradient_compression == "bf16", has_cuda, "gradient-compression bf16 needs GPUs and NCCL: use fp16"),
-        (config.backend == "mpi", dist.is_mpi_available(), "backend mpi needs a torch built with MPI: use gloo"),
     ):
         if is_used and not is_there:
             raise ConfigError("CONFIG", f"--runtime.{message}")

@@ -26,7 +26,7 @@ from .short_help import short_help
 
 C = TypeVar("C", bound=RecipeConfig)
 
-_WAIT_FOR_MAIN_S = 2.0  # a launcher ends all processes when one has failed: torchrun after 0.1 s, mpirun sooner
+_WAIT_FOR_MAIN_S = 2.0  # a launcher ends all processes when one has failed: torchrun after 0.1 s
 
 
 def main(

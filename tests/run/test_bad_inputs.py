@@ -122,7 +122,6 @@ BAD_LAUNCHES = [
     ({"LOCAL_RANK": "0"}, "", 64, "WORLD_SIZE is not set, but must be a number"),
     ({"LOCAL_RANK": "0"}, "--local-rank=3", 64, "WORLD_SIZE is not set"),
     (TWO, "--local-rank=3", 64, "unknown flag --local-rank"),
-    (TWO, "--runtime.backend mpi", 64, "--runtime.backend mpi needs a torch built with MPI"),
     (TWO, "--runtime.backend nccl", 64, "--runtime.backend nccl needs GPUs, and there are none"),
     ({"ACCELERATE_USE_CPU": "maybe"}, "", 64, "ACCELERATE_USE_CPU is maybe: set it to true or false"),
     ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "", 64, "accelerate's mixed_precision: fp8 is not supported"),
