@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Sequence
 
 from ..core.errors import ConfigError
 
@@ -57,12 +56,6 @@ def find_launcher() -> int | None:
 def count_local_processes() -> int:
     """Return the number of processes of the launch on this machine. Raises ConfigError for a value that is not one."""
     return max(1, _number("LOCAL_WORLD_SIZE")) if os.environ.get("LOCAL_WORLD_SIZE") else 1
-
-
-def without_local_rank(argv: Sequence[str]) -> list[str]:
-    """Return a command line without the `--local-rank N` that `python -m torch.distributed.launch` adds."""
-    added = rf"\0--local[-_]rank[=\0]{os.environ.get('LOCAL_RANK')}(?=\0|$)"
-    return re.sub(added, "", "\0".join(["", *argv])).split("\0")[1:]
 
 
 def given_num_threads() -> int | None:

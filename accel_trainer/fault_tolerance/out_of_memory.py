@@ -76,10 +76,7 @@ def explain_out_of_memory(config: BatchConfig, watchdog: Watchdog, accelerator: 
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        step, size, fix = watchdog.position.optimizer_step, config.eval_batch_size, _NEEDS_LESS
-        where = "before training" if watchdog.phase == "start" else f"in the {watchdog.phase} after step {step}"
-        if watchdog.phase == "evaluation" and size > 1:
-            where = f"{where} with {size} per device"
-            fix = f"set --batch.eval-batch-size {size // 2}, which changes no metric"
-        fact = f"out of memory {where} ({describe_memory(accelerator)})"
+        step, size = watchdog.position.optimizer_step, config.eval_batch_size
+        fix = f"set --batch.eval-batch-size below {size}" if watchdog.phase == "evaluation" else _NEEDS_LESS
+        fact = f"out of memory after step {step}, phase {watchdog.phase} ({describe_memory(accelerator)})"
         raise OutOfMemoryError("OUT_OF_MEMORY", f"{fact}: {fix}") from error

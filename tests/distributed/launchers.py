@@ -57,7 +57,6 @@ LAUNCHERS = {
     "fsdp_sharded.yaml": [preset("fsdp_sharded", "--num_processes 2")],
     "accel-trainer launch": [preset("multi_cpu", launcher="accel-trainer")],
     "torchrun": ["torchrun --standalone --nproc_per_node 2 RECIPE"],
-    "torch.distributed.launch": ["python -m torch.distributed.launch --standalone --nproc_per_node 2 RECIPE"],
     "srun": [task(rank) for rank in (0, 1)],
     "launch": [f"{FROM_PYTHON} launch"],
     "notebook_launcher": [f"{FROM_PYTHON} notebook_launcher"],

@@ -10,12 +10,7 @@ import torch
 
 from accel_trainer import ConfigError
 from accel_trainer.distributed.collectives import reduce_sum
-from accel_trainer.distributed.launch_env import (
-    count_local_processes,
-    find_launcher,
-    setup_launch_env,
-    without_local_rank,
-)
+from accel_trainer.distributed.launch_env import count_local_processes, find_launcher, setup_launch_env
 
 from .. import processes
 from ..joined import joined_processes
@@ -128,22 +123,6 @@ def test_processes_of_this_machine_are_counted_by_the_launcher(monkeypatch: pyte
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "some")
     with pytest.raises(ConfigError, match="LOCAL_WORLD_SIZE is some, but must be a number"):
         count_local_processes()
-
-
-@pytest.mark.parametrize("added", [["--local-rank=1"], ["--local_rank=1"], ["--local_rank", "1"], []])
-def test_the_flag_that_an_older_launcher_adds_is_dropped(monkeypatch: pytest.MonkeyPatch, added: list[str]) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert without_local_rank([*added, "--lr", "1", "--run.output-dir", ""]) == ["--lr", "1", "--run.output-dir", ""]
-    assert without_local_rank([*added]) == []
-
-
-def test_a_local_rank_that_contradicts_the_launcher_stays_and_is_refused_as_a_flag(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    assert without_local_rank(["--local-rank=1"]) == ["--local-rank=1"]
-    monkeypatch.delenv("LOCAL_RANK")
-    assert without_local_rank(["--local_rank", "1"]) == ["--local_rank", "1"]
 
 
 def test_ranks_started_by_hand_as_srun_would_find_each_other(tmp_path: Path) -> None:
