@@ -74,7 +74,7 @@ class RuntimeConfig:
     timeout_s: float = 600.0
     """How long a process waits for the others in a collective before it fails."""
     stuck_timeout_s: float | None = None
-    """End a process stuck for this long, and log its stack traces; None: `timeout_s`, or never for one process."""
+    """End a process stuck for this long, and print its stack traces; None: `timeout_s`, or never for one process."""
     find_unused_parameters: bool = False
     """With several processes, allow parameters that a step does not use; costs a search of each step's graph."""
     static_graph: bool = False
