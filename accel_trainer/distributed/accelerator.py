@@ -11,7 +11,6 @@ from importlib import metadata
 from typing import Annotated, Literal
 
 import accelerate
-import psutil
 import torch
 import torch.distributed as dist
 import tyro
@@ -255,11 +254,3 @@ def peak_memory_bytes(accelerator: Accelerator) -> int:
     if hasattr(device, "max_memory_allocated"):
         return int(device.max_memory_allocated(accelerator.device))
     return peak_resident_bytes()
-
-
-def describe_memory(accelerator: Accelerator) -> str:
-    """Return the peak and the total, of the device if it counts its own memory, else of the machine."""
-    device = torch.get_device_module(accelerator.device)
-    counts = hasattr(device, "max_memory_allocated")
-    total = device.get_device_properties(accelerator.device).total_memory if counts else psutil.virtual_memory().total
-    return f"peak {peak_memory_bytes(accelerator) / 2**30:.2f} of {total / 2**30:.2f} GiB"
