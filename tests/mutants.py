@@ -501,13 +501,6 @@ MUTANTS = [
         "argsort(stable=True)",
         ("tests/vision/test_mistakes.py",),
     ),
-    Mutant(
-        "the doctor complains of a disk with much room",
-        "accel_trainer/cli/doctor/folder.py",
-        "    if free < needed:",
-        "    if free > needed:",
-        ("tests/cli/test_doctor_rules.py::test_a_disk_with_little_room",),
-    ),
     # --- photos ---
     Mutant(
         "a selection of photos is read from its first row on",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -209,12 +208,10 @@ def test_all_processes_pass_over_a_damaged_slice_and_resume_from_the_checkpoint_
     assert stored_bytes(newest(stopped)) == stored_bytes(newest(tmp_path / "once"))
 
 
-def test_inspect_lists_the_files_and_whole_tensors(run_of_two: Path, capsys: Shown) -> None:
-    assert main(["inspect", "--full", str(run_of_two)]) == 0
+def test_inspect_lists_the_files_of_all_processes(run_of_two: Path, capsys: Shown) -> None:
+    assert main(["inspect", str(run_of_two)]) == 0
     shown = capsys.readouterr().out
-    assert "model/r00001.safetensors" in shown
-    assert re.search(r"^  layers\.0\.weight +float32 \[8, 3, 3, 3\]$", shown, re.M)
-    assert re.search(r"^  state\[0\]\.exp_avg +float32 \[8, 3, 3, 3\]$", shown, re.M)
+    assert all(f"model/r0000{rank}.safetensors" in shown for rank in (0, 1))
 
 
 # --- memory ---
