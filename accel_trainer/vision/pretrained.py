@@ -26,7 +26,8 @@ _MAX_WEIGHTS_BYTES = 2**36
 class ExportConfig:
     """The contents of an export's `config.json`."""
 
-    model: ModelConfig
+    model: ModelConfig | None
+    """None: a model of one's own, which only its ONNX file describes."""
     in_channels: int
     class_names: tuple[str, ...]
     normalization: Normalization
@@ -36,7 +37,10 @@ class ExportConfig:
     """How a photo of any size becomes its input; None: it was trained on images of one size."""
 
     def build_model(self) -> nn.Module:
-        """Build the model with random weights."""
+        """Build the model with random weights. Raises CheckpointError if it is none of accel_trainer.vision."""
+        if self.model is None:
+            fact = "the exported model is not one of accel_trainer.vision"
+            raise CheckpointError("EXPORT", f"{fact}: load its weights into your own class, or export it with --onnx")
         return build_model(
             self.model, in_channels=self.in_channels, num_classes=len(self.class_names), image_size=self.image_size,
             pretrained=False,
@@ -93,17 +97,14 @@ def _download(name: str) -> Path:
 
 
 def read_export_config(folder: Path) -> ExportConfig:
-    """Read `config.json` in an export. Raises CheckpointError if its model is none of accel_trainer.vision."""
+    """Read `config.json` in an export."""
     path = file_in(folder, "config.json")
     try:
         content = read_json_object(path)
-        if "model" not in content:
-            fix = "load its weights into your own class, or run its model.onnx with onnxruntime"
-            raise CheckpointError("EXPORT", f"the model in {folder} is not one of accel_trainer.vision: {fix}")
         mean_and_std = {name: tuple(values) for name, values in content["normalization"].items()}
         return ExportConfig(
             # Version 0.1.0 had no other stem.
-            model=ModelConfig(**{"stem": "cifar", **content["model"]}),
+            model=ModelConfig(**{"stem": "cifar", **content["model"]}) if "model" in content else None,
             in_channels=int(content["in_channels"]),
             class_names=tuple(content["class_names"]),
             normalization=Normalization(**mean_and_std),

@@ -419,4 +419,4 @@ def test_a_users_own_model_has_no_source_to_build_it_and_no_onnx_unless_its_run_
     assert run_command(capsys, ["export", folder, "--to", model.parent / "again"])[0] == 0
     assert not (model.parent / "again" / "model.py").exists()
     code, _, err = run_command(capsys, ["evaluate", folder])
-    assert (code, "is not one of accel_trainer.vision: load its weights into your own class" in err) == (74, True)
+    assert (code, "does not describe a model of accel_trainer.vision (no 'normalization')" in err) == (74, True)

@@ -1,4 +1,4 @@
-"""`--onnx`, and `export` and `verify` of models whose class is only in their recipe."""
+"""`--onnx`, and `export`, `verify` and `predict` of models whose class is only in their recipe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 from tests.cli.conftest import run_command
 
@@ -152,7 +153,8 @@ def test_a_users_own_model_is_verified_without_its_class(
             assert code == 0, text
             assert all(line.endswith("  ok") for line in text.splitlines())
             names = [line.split()[0] for line in text.splitlines()]
-            assert names == ["model.safetensors", "model.onnx", "example.safetensors"]
+            assert names[:3] == ["model.safetensors", "model.onnx", "example.safetensors"]
+            assert len(names) == (4 if run is pixels else 5), "and each output"
 
 
 def test_the_onnx_has_the_exported_weights_and_takes_batches_of_any_size(pixels: Path) -> None:
@@ -175,16 +177,65 @@ def test_dict_inputs_keep_their_names_and_may_be_longer_than_the_example(words: 
     assert (logits.shape, embedded.shape) == ((3, 3), (3, 11, 4))
 
 
-def test_a_changed_onnx_or_example_is_not_verified(
+def test_predict_runs_images_and_files_of_inputs_through_the_onnx(
+    pixels: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Image.fromarray(np.full((9, 9), 255, np.uint8)).save(tmp_path / "white.png")
+    np.save(tmp_path / "white.npy", np.ones((2, 1, 4, 4), np.float32))
+    _, picture, _ = run_command(capsys, ["predict", pixels, tmp_path / "white.png", "--jsonl"])
+    code, rows, _ = run_command(capsys, ["predict", pixels, tmp_path / "white.npy"])
+    expected = json.loads(picture)["predictions"]
+    assert code == 0
+    assert expected[0]["label"] in ("ant", "bee", "cow")
+    assert [json.loads(row)["predictions"][0]["label"] for row in rows.splitlines()] == [expected[0]["label"]] * 2
+
+    inputs = {"tokens": np.ones((3, 7), np.int64), "mask": np.ones((3, 7), np.float32)}
+    save_file(inputs, tmp_path / "words.safetensors")
+    code, rows, _ = run_command(capsys, ["predict", words, tmp_path / "words.safetensors"])
+    found = [np.array(list(json.loads(row)["outputs"].values())[0]) for row in rows.splitlines()]
+    assert code == 0
+    np.testing.assert_allclose(found, session_of(words).run(None, inputs)[0], rtol=1e-6)
+
+
+def test_inputs_that_do_not_fit_are_one_line(
+    pixels: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "small.npy", np.ones((2, 1, 3, 3), np.float32))
+    (tmp_path / "torn.npy").write_bytes(b"\x93NUMPY")
+    save_file({"tokens": np.ones((3, 7), np.int64)}, tmp_path / "half.safetensors")
+    cases = [
+        (pixels, "small.npy", 65, "does not fit the model ("),
+        (pixels, "torn.npy", 65, "cannot be read ("),
+        (words, "half.safetensors", 65, "has no mask: the model takes tokens, mask"),
+        (words, "a.png", 64, "into its input: give a .npy or .safetensors file of inputs"),
+    ]
+    for run, name, expected, text in cases:
+        code, out, err = run_command(capsys, ["predict", run, tmp_path / name])
+        assert (code, out, err.count("\n")) == (expected, "", 1), err
+        assert text in err
+
+
+def test_a_changed_onnx_is_neither_verified_nor_run(
     pixels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("model.onnx", "example.safetensors"):
-        run = shutil.copytree(pixels, tmp_path / name)
-        with (run / "export" / name).open("ab") as file:
-            file.write(b"!")
-        code, out, _ = run_command(capsys, ["verify", run])
-        assert code == 1
-        assert re.search(rf"^{re.escape(name)} .* CHANGED$", out, re.MULTILINE)
+    run = shutil.copytree(pixels, tmp_path / "run")
+    with (run / "export" / "model.onnx").open("ab") as file:
+        file.write(b"!")
+    for command in (["verify", run], ["predict", run, tmp_path / "a.npy"]):
+        code, _, err = run_command(capsys, command)
+        assert code == 74
+        assert "model.onnx was changed" in err
+
+
+def test_an_onnx_of_other_weights_differs(pixels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = shutil.copytree(pixels, tmp_path / "run")
+    example = load_file(run / "export" / "example.safetensors")
+    save_file({name: value + (0 if name == "images" else 0.01) for name, value in example.items()},
+              run / "export" / "example.safetensors")  # fmt: skip
+    code, out, _ = run_command(capsys, ["verify", run])
+    assert code == 1
+    assert re.search(r"^example.safetensors .* CHANGED$", out, re.MULTILINE)
+    assert re.search(r"^linear .* DIFFERS$", out, re.MULTILINE)
 
 
 def test_a_model_that_cannot_be_converted_is_one_line_and_the_run_is_done(
@@ -197,9 +248,10 @@ def test_a_model_that_cannot_be_converted_is_one_line_and_the_run_is_done(
     run = tmp_path / "run"
     assert json.loads((run / "result.json").read_text())["state"] == "done"
     assert sorted(path.name for path in (run / "export").iterdir()) == ["config.json", "model.safetensors"]
-    code, _, err = run_command(capsys, ["export", run, "--to", tmp_path / "to", "--onnx"])
-    assert code == 74
-    assert "again with --onnx" in err
+    for command in (["predict", run, "a.npy"], ["verify", run], ["export", run, "--to", tmp_path / "to", "--onnx"]):
+        code, _, err = run_command(capsys, command)
+        assert code == 74
+        assert "again with --onnx" in err
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ from ...vision.pretrained import ExportConfig, find_export, read_export_config
 from ..parser import CommandParser
 from ..report.card import write_card
 from ..runs.run_reader import RunReader, read_run
-from .onnx_model import write_onnx
+from .onnx_model import is_own_model, write_onnx
 from .plain_model import write_source
 from .publish import create_repository, upload
 
@@ -67,7 +67,7 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
     source = find_export(run.folder)
     config = read_json_object(source / "config.json") | {"evaluation": _evaluation(run)}
     metrics = reported_metrics(run)
-    files = _our_model(source, config, with_onnx) if "model" in config else _own_model(source, config, with_onnx)
+    files = _own_model(source, config, with_onnx) if is_own_model(source) else _our_model(source, config, with_onnx)
     files |= {"config.json": json.dumps(config, indent=1).encode(), **write_card(run, config, metrics)}
     prepare_directory(folder)
     try:

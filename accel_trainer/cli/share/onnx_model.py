@@ -1,23 +1,33 @@
-"""Writes an exported network as ONNX.
+"""The ONNX files of exports: written of our networks, and run of models whose class is not here.
 
-Shapes: B samples, C channels, H height, W width, K classes.
+Shapes: B samples, K classes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_safetensors
 from torch import Tensor, nn
 
-from ...core.errors import OutputError
-from ...vision.pretrained import ExportConfig, from_pretrained, read_export_config
+from ...checkpoint.serialization import read_json_object
+from ...core import filesystem
+from ...core.errors import CheckpointError, DataError, OutputError
+from ...vision.pretrained import ExportConfig, file_in, from_pretrained, read_export_config
 
 _ANY_SIZE = (32, 32)  # if the export does not record one
+_MAX_BYTES = 1 << 36
+SUFFIXES = (".npy", ".safetensors")
 
 
 class _Normalized(nn.Module):
@@ -69,3 +79,77 @@ def _silent() -> Iterator[None]:
             yield
         finally:
             logging.disable(logging.NOTSET)
+
+
+def is_own_model(export: Path) -> bool:
+    """Whether the model of an export is none of accel_trainer.vision."""
+    return "model" not in read_json_object(file_in(export, "config.json"))
+
+
+class OnnxModel:
+    """The ONNX file of an export, on the CPU.
+
+    Raises:
+        CheckpointError: there is none, or it is not the one that the run has written.
+        OutputError: onnxruntime is not installed.
+    """
+
+    def __init__(self, export: Path) -> None:
+        expected = read_json_object(file_in(export, "config.json")).get("onnx_sha256")
+        if expected is None:
+            fact = f"{export} is not of a model of accel_trainer.vision, and has no model.onnx"
+            raise CheckpointError("EXPORT", f"{fact}: start the recipe of the run again with --onnx")
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise OutputError(
+                "EXPORT", f"{export / 'model.onnx'} needs onnxruntime: pip install onnxruntime"
+            ) from error
+        try:
+            data = filesystem.read_file(file_in(export, "model.onnx"), max_bytes=_MAX_BYTES)
+        except OSError as error:
+            raise CheckpointError("EXPORT", f"{export}/model.onnx cannot be read ({error.strerror})") from error
+        if hashlib.sha256(data).hexdigest() != expected:
+            raise CheckpointError("EXPORT", f"{export}/model.onnx was changed: export the run again")
+        self._session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        self.input_names = [value.name for value in self._session.get_inputs()]
+
+    def run(self, inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
+        """Return the outputs as arrays [B, ...], by name. Raises DataError if the inputs of `name` do not fit."""
+        if missing := [key for key in self.input_names if key not in inputs]:
+            raise DataError("INPUT", f"{name} has no {missing[0]}: the model takes {', '.join(self.input_names)}")
+        try:
+            outputs = self._session.run(None, {key: inputs[key] for key in self.input_names})
+        except Exception as error:  # its types are private
+            reason = " ".join(str(error).split())[:160]
+            raise DataError(
+                "INPUT", f"{name} does not fit the model ({reason}): give inputs like those it was trained on"
+            ) from error
+        return {value.name: output for value, output in zip(self._session.get_outputs(), outputs, strict=True)}
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return the first output of the model for its only input."""
+        outputs = self.run({self.input_names[0]: images.numpy()}, "the image")
+        return torch.from_numpy(next(iter(outputs.values())))
+
+
+def predict_file(model: OnnxModel, path: Path, class_names: Sequence[str], *, top: int) -> Iterator[str]:
+    """Yield a JSON object per sample of a `.npy` or `.safetensors` file: its outputs, or the best of its classes."""
+    try:
+        if path.suffix == ".npy":
+            inputs = {model.input_names[0]: np.load(path)}
+        else:
+            inputs = load_safetensors(filesystem.read_file(path, max_bytes=_MAX_BYTES))
+    except (OSError, ValueError, EOFError, SafetensorError) as error:
+        raise DataError("INPUT", f"{path} cannot be read ({error})") from error
+    outputs = model.run(inputs, str(path))
+    first = next(iter(outputs.values()))
+    for number in range(len(first)):
+        row: dict[str, Any] = {"path": str(path), "sample": number}
+        if first.ndim == 2 and first.shape[1] == len(class_names):
+            found = torch.from_numpy(first[number]).softmax(0).topk(min(max(1, top), len(class_names)))
+            pairs = zip(found.values.tolist(), found.indices.tolist(), strict=True)
+            row["predictions"] = [{"label": class_names[at], "probability": value} for value, at in pairs]
+        else:
+            row["outputs"] = {name: output[number].tolist() for name, output in outputs.items()}
+        yield json.dumps(row)

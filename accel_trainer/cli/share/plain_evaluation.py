@@ -1,7 +1,7 @@
 """Evaluates an exported model with only torch and safetensors. Runs as a script in a separate process.
 
 Usage: plain_evaluation.py EXPORT DATA, where DATA is a folder of safetensors files, each of uint8 images [N, C, H, W]
-and their labels [N].
+and their labels [N]. Without DATA, `model.onnx` is compared with the example that its run has stored, by onnxruntime.
 """
 
 import contextlib
@@ -48,6 +48,23 @@ def evaluate(folder: Path, data: Path) -> dict[str, float]:
     return {"loss": loss_sum / total, "accuracy": num_correct / total, "top5_accuracy": num_in_top5 / total}
 
 
+def compare_example(folder: Path) -> dict[str, float]:
+    """Return the largest difference of each output, of a whole batch and of one sample, relative above 1."""
+    import onnxruntime
+    from safetensors.numpy import load_file
+
+    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    example, names = load_file(folder / "example.safetensors"), [value.name for value in session.get_outputs()]
+    differences: dict[str, float] = dict.fromkeys(names, 0.0)
+    for size in (None, 1):
+        found = session.run(None, {value.name: example[value.name][:size] for value in session.get_inputs()})
+        for name, output in zip(names, found, strict=True):
+            expected = example[name][:size]
+            difference = float((abs(output - expected) / abs(expected).clip(1)).max())
+            differences[name] = max(differences[name], difference)
+    return differences
+
+
 def _batches(data: Path) -> Iterator[tuple[Any, Any]]:
     from safetensors.torch import load_file
 
@@ -69,4 +86,5 @@ def _views(images: Any, tta: str) -> list[Any]:
 
 if __name__ == "__main__":
     sys.modules["accel_trainer"] = None  # type: ignore[assignment]  # importing it is now an error
-    print(json.dumps(evaluate(*map(Path, sys.argv[1:]))))
+    export, *data = map(Path, sys.argv[1:])
+    print(json.dumps(evaluate(export, *data) if data else compare_example(export)))

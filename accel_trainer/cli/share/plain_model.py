@@ -20,6 +20,7 @@ _HEADER = '"""The architecture of model.safetensors beside this file. Needs only
 
 def write_source(config: ExportConfig) -> str:
     """Return a Python file with `build_model() -> nn.Module`."""
+    assert config.model is not None
     if config.model.name.startswith(PREFIX):
         arguments = [repr(config.model.name.removeprefix(PREFIX)), "pretrained=False"]
         arguments += [f"num_classes={len(config.class_names)}", f"in_chans={config.in_channels}"]

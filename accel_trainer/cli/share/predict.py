@@ -1,7 +1,8 @@
 """`accel-trainer predict MODEL IMAGE ...`: predict the classes of images and folders of images, with confidence.
 
 Images of any size go through the transform that is stored with the model. One that cannot be read is reported, the
-others are predicted, and the exit code is 65.
+others are predicted, and the exit code is 65. Your own model runs from the ONNX file that its recipe writes with
+`--onnx`, also on `.npy` and `.safetensors` files of its inputs.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...checkpoint.serialization import read_json_object
 from ...core.errors import ConfigError, DataError, ExitCode
 from ...distributed.accelerator import RuntimeConfig, place_model, start_accelerator
 from ...distributed.machine import available_cpus
-from ...vision.pretrained import ExportConfig
+from ...vision.pretrained import ExportConfig, file_in, find_export, from_pretrained, read_export_config
 from ..parser import CommandParser
 from ..threads import in_order
-from .evaluate import load_model
+from .onnx_model import SUFFIXES, OnnxModel, is_own_model, predict_file
 
 _EXAMPLE = "example: accel-trainer predict runs/first photos --top 2"
 
@@ -34,7 +36,7 @@ Prediction = tuple[Path, list[tuple[str, float]] | DataError]
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line per image: its path, then labels with their confidence."""
     parser = CommandParser(prog="accel-trainer predict", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub")
+    parser.add_argument("model", type=Path, help="an export, a finished run, or ORG/NAME on the hub")
     parser.add_argument("image", type=Path, nargs="+", help="an image in any format that pillow reads, or a folder")
     parser.add_argument("--top", type=int, default=1, help="classes to print per image; default: 1")
     parser.add_argument("--batch-size", type=int, default=64, help="images per forward pass; default: 64")
@@ -43,16 +45,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.batch_size < 1:
         raise ConfigError("USAGE", f"--batch-size is {options.batch_size}: set it to 1 or more")
+    folder = find_export(options.model)
+    own_model = OnnxModel(folder) if is_own_model(folder) else None
+    content = read_json_object(file_in(folder, "config.json"))
+    if own_model is not None and {path.suffix for path in options.image} <= set(SUFFIXES):
+        for path in options.image:
+            for line in predict_file(own_model, path, content.get("class_names", []), top=options.top):
+                print(line)
+        return ExitCode.DONE
+    if own_model is not None and "normalization" not in content:
+        fact = f"the run did not record how to turn {options.image[0]} into its input"
+        raise ConfigError("USAGE", f"{fact}: give a .npy or .safetensors file of inputs")
     paths = [path for given in options.image for path in find_images(given)]
-    stored, runtime = load_model(options.model, weights=None), RuntimeConfig()
-    config, accelerator = stored.config, start_accelerator(runtime)
-    model = place_model(stored.model, accelerator, runtime, lambda module: None)
+    config, runtime = read_export_config(folder), RuntimeConfig()
+    accelerator = start_accelerator(runtime)
+    device = torch.device("cpu") if own_model is not None else accelerator.device
+    model = own_model or place_model(from_pretrained(folder), accelerator, runtime, lambda module: None)
     num_failed = 0
     with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
         batch_size = options.batch_size if config.image_size is not None else 1  # of images that may differ in size
-        results = predict(
-            model, config, paths, top=options.top, batch_size=batch_size, threads=threads, device=accelerator.device
-        )
+        results = predict(model, config, paths, top=options.top, batch_size=batch_size, threads=threads, device=device)
         for path, found in results:
             if isinstance(found, DataError):
                 num_failed += 1

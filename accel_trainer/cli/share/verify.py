@@ -1,7 +1,7 @@
 """`accel-trainer verify EXPORT_OR_RUN`: check that an export gives the reported numbers without this package.
 
-It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that you trust. Of
-your own model only the hashes of the files are compared; the code in its README.md runs `model.onnx` on an example.
+It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that you trust. For your
+own model, `model.onnx` must give the stored outputs for the stored inputs, because only its recipe has the data.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from ...core.run_dir import expand_home
 from ...distributed.machine import available_cpus
 from ...vision import EvalTransform, PhotoSplit, load_images
 from ...vision.data.bad_images import WHATEVER_WAS_KEPT
-from ...vision.pretrained import file_in, find_export, read_export_config
+from ...vision.pretrained import find_export, read_export_config
 from ..parser import CommandParser
 from ..runs.run_reader import read_run
 from ..runs.tables import format_number, is_fraction
 from ..threads import in_order
 from .evaluation_data import DataChoice, load_chosen_photos
 from .export import export
+from .onnx_model import OnnxModel, is_own_model
 
 _SCRIPT = Path(__file__).with_name("plain_evaluation.py")
 _FAILED = 1
@@ -56,8 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         folder, dataset = options.folder, options.dataset
-        if "model" not in read_json_object(file_in(find_export(folder), "config.json")):
-            return ExitCode.DONE if _check_weights(folder) else _FAILED
+        if is_own_model(place := find_export(folder)):
+            OnnxModel(place)  # refuses a missing or a changed one
+            differences = evaluate_apart(place, python=options.python)
+            has_files = _check_weights(place)
+            return ExitCode.DONE if _compare_example(differences, options.tolerance) & has_files else _FAILED
         if (folder / "config.yaml").exists():
             run = read_run(folder)
             folder, dataset = Path(scratch) / "export", dataset or run.config.get("dataset")
@@ -119,9 +123,12 @@ def _decoded(photos: PhotoSplit, transform: EvalTransform) -> Iterator[tuple[Ten
             yield torch.stack(list(islice(pixels, len(part)))).permute(0, 3, 1, 2), part
 
 
-def evaluate_apart(folder: Path, data: Path, *, python: str = sys.executable) -> dict[str, float]:
-    """Evaluate the model in `folder` in a separate process that cannot import this package."""
-    command = [python, "-I", str(_SCRIPT), str(folder.resolve()), str(data.resolve())]
+def evaluate_apart(folder: Path, data: Path | None = None, *, python: str = sys.executable) -> dict[str, float]:
+    """Evaluate the model in `folder` in a separate process that cannot import this package.
+
+    Without `data`, return how much each output of `model.onnx` differs from the stored one.
+    """
+    command = [python, "-I", str(_SCRIPT), *(str(path.resolve()) for path in (folder, data) if path is not None)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -141,6 +148,13 @@ def _check_weights(folder: Path) -> bool:
         verdict = "ok" if expected == found else "CHANGED" if expected else "no hash was recorded"
         print(f"{name.ljust(17)}  sha256 {found[:16]}  {verdict}")
     return are_same
+
+
+def _compare_example(differences: Mapping[str, float], tolerance: float) -> bool:
+    for name, difference in differences.items():
+        verdict = "ok" if difference <= tolerance else "DIFFERS"
+        print(f"{name.ljust(17)}  differs by at most {difference:.1e} from the trained model's  {verdict}")
+    return all(difference <= tolerance for difference in differences.values())
 
 
 def _compare(reported: Mapping[str, float], measured: Mapping[str, float], tolerance: float) -> bool:
