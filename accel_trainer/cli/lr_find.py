@@ -16,8 +16,8 @@ from ..run.parser import parse_config
 from .launch import signals_handed_on
 from .parser import CommandParser
 from .plan import find_config_class
+from .report.figures import save_picture
 from .runs.run_reader import read_run
-from .runs.tables import format_table
 from .sweep.processes import start_recipe
 
 _EXAMPLE = "example: accel-trainer lr-find recipes/cifar.py --config recipes/configs/digits.yaml"
@@ -28,13 +28,14 @@ _RULES = (
     "where it exceeds its first value after the minimum, or is NaN."
 )
 _MEMORY = 0.9  # of the running mean of the loss
-_NUM_ROWS = 20  # of the curve
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The averaged loss at each step of a growing learning rate, where it falls most steeply, and where it diverges."""
+    """The loss at each step of a growing learning rate, raw and averaged, until the end or divergence."""
 
+    learning_rates: Sequence[float]
+    losses: Sequence[float]
     smooth: Sequence[float]
     steepest: float | None
     divergence: float | None
@@ -48,7 +49,7 @@ class Sweep:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the test in a temporary folder, print the curve and a suggestion; return 1 if the loss never fell."""
+    """Run the test in a temporary folder, draw the curve, print a suggestion; return 1 if the loss never fell."""
     argv = list(sys.argv[1:] if argv is None else argv)
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
     parser = CommandParser(
@@ -60,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--from", type=float, default=1e-5, dest="lowest", help="first value; default: 1e-5")
     parser.add_argument("--to", type=float, default=10.0, dest="highest", help="last value; default: 10")
     parser.add_argument("--steps", type=int, default=100, help="values between them; default: 100")
+    parser.add_argument("--png", type=Path, default=Path("lr-find.png"), help="default: lr-find.png")
     parser.add_argument("--num-processes", type=int, default=1, help="default: 1")
     options, flags = parser.parse_known_args(argv)
     if recipe is None:
@@ -70,11 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ramp = [*flags, *_ramp(options.lowest, growth, options.steps)]
     parse_config(find_config_class(Path(recipe)), ramp, description="")
     losses = _measure([recipe, *ramp], options.num_processes)
-    learning_rates = [options.lowest * growth**step for step in range(len(losses))]
-    sweep = judge(learning_rates, losses)
-    curve = [[f"{rate:.2g}", f"{loss:.4g}"] for rate, loss in zip(learning_rates, sweep.smooth, strict=True)]
-    print(format_table(["--lr", "loss, averaged"], curve[:: max(1, len(curve) // _NUM_ROWS)]))
-    print("\n".join(_verdict(sweep)))
+    sweep = judge([options.lowest * growth**step for step in range(len(losses))], losses)
+    _draw(sweep, options.png)
+    print("\n".join([*_verdict(sweep), f"the curve is in {options.png}"]))
     return ExitCode.DONE if sweep.suggestion is not None else 1
 
 
@@ -116,7 +116,7 @@ def judge(learning_rates: Sequence[float], losses: Sequence[float]) -> Sweep:
     steepest = learning_rates[slopes.index(min(slopes)) + 1] if slopes else None
     diverged = [step for step in range(lowest, len(finite)) if finite[step] > finite[0]]
     divergence = learning_rates[diverged[0]] if diverged else None
-    return Sweep(smooth, steepest, divergence)
+    return Sweep(learning_rates, losses, smooth, steepest, divergence)
 
 
 def _verdict(sweep: Sweep) -> list[str]:
@@ -126,3 +126,23 @@ def _verdict(sweep: Sweep) -> list[str]:
     if sweep.divergence is not None:
         lines.append(f"diverges at --lr {sweep.divergence:.2g}; one tenth of that is {sweep.divergence / 10:.2g}")
     return [*lines, f"suggestion: --lr {sweep.suggestion:.2g}"]
+
+
+def _draw(sweep: Sweep, path: Path) -> None:
+    """Draw the loss over the learning rate, with the suggestion."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(sweep.learning_rates, sweep.losses, ".", color="#b9b9b9", markersize=4, label="each step")
+    axes.plot(sweep.learning_rates, sweep.smooth, color="#2f62d3", label="averaged")
+    if sweep.divergence is not None:
+        axes.axvline(sweep.divergence, color="#c8345e", linestyle=":", label=f"diverges, {sweep.divergence:.2g}")
+    if sweep.suggestion is not None:
+        axes.axvline(sweep.suggestion, color="#0c8a6c", label=f"suggestion, {sweep.suggestion:.2g}")
+    finite = [value for value in sweep.losses if math.isfinite(value)]
+    axes.set(xscale="log", xlabel="--lr", ylabel="training loss", title="Learning-rate range test")
+    axes.set_ylim(min(finite) - 0.05 * finite[0], finite[0] * 1.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    save_picture(figure, path)

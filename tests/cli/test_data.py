@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import base64
+import io
+import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from accel_trainer.vision import EvalTransform, PhotoSplit
+from accel_trainer.vision.sources.photo_splits import load_splits
 from tests.vision.make_photos import encoded, photo, write_classes
 
 from .conftest import run_command
@@ -95,3 +102,34 @@ def test_of_many_classes_the_largest_and_the_smallest_are_listed(
     assert len(rows) == 1 + 10 + 1 + 10 + 1
     assert rows[1] == ["07", "2"]
     assert rows[11][:3] == ["(5", "more", "classes)"]
+
+
+def test_the_page_shows_what_the_model_sees_and_needs_no_other_file(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "train" / "bee").rename(photos / "train" / "<bee>")
+    (photos / "val" / "bee").rename(photos / "val" / "<bee>")
+    path = tmp_path / "page.html"
+    code, out, _ = data(capsys, photos, "--html", path, "--image-size", "32")
+    assert code == 0
+    assert str(path) in out
+    page = path.read_text()
+    assert not re.search(r"<script|https?://", page)
+    assert "&lt;bee&gt;" in page
+    assert "<bee>" not in page
+    pictures = [
+        np.array(Image.open(io.BytesIO(base64.b64decode(data)))) for data in re.findall(r'base64,([^"]+)"', page)
+    ]
+    assert [picture.shape for picture in pictures] == [(32, 32, 3)] * 9
+    split: PhotoSplit = load_splits(str(photos), cache_dir=tmp_path / "cache").splits["train"]
+    seen = EvalTransform(size=32)(split.encoded_at(4), "photo").numpy()
+    near = [at for at, picture in enumerate(pictures) if np.abs(picture.astype(int) - seen).mean() < 8]
+    assert near == [4]
+
+
+def test_a_page_in_a_folder_that_is_not_there_is_refused_before_any_work(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = data(capsys, photos, "--html", tmp_path / "nowhere" / "page.html")
+    assert (code, out) == (64, "")
+    assert "in a folder that does not exist" in err

@@ -35,18 +35,19 @@ def test_a_loss_that_becomes_nan_diverges_there_and_one_that_never_falls_suggest
     assert judge(RATES, [2.0 + step for step in range(121)]).suggestion is None
 
 
-def test_a_recipe_is_ramped_without_a_trace(
+def test_a_recipe_is_ramped_without_a_trace_but_the_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     command = ["lr-find", ROOT / "recipes" / "minimal.py", "--runtime.num-threads", "1", "--seed", "3"]
-    code, out, _ = run_command(capsys, [*command, "--steps", "40"])
+    code, out, _ = run_command(capsys, [*command, "--png", tmp_path / "curve.png", "--steps", "40"])
     assert code == 0
-    heading, first, *_, suggestion = out.splitlines()
-    assert (heading.split(), float(first.split()[0])) == (["--lr", "loss,", "averaged"], 1e-5)
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    *_, suggestion, where = out.splitlines()
     assert 1e-4 < float(suggestion.removeprefix("suggestion: --lr ")) < 10
+    assert where == f"the curve is in {tmp_path / 'curve.png'}"
     assert list(scratch.iterdir()) == []
 
 

@@ -19,8 +19,12 @@ from tests.cli.conftest import run_command
 ROOT = Path(__file__).parents[2]
 
 
-def plan(folder: Path, *flags: str) -> list[Trial]:
-    return plan_trials(cifar.Config, flags, folder=folder)
+def plan(folder: Path, *flags: str, values: str | None = None) -> list[Trial]:
+    path = None
+    if values is not None:
+        path = folder / "values.yaml"
+        path.write_text(values)
+    return plan_trials(cifar.Config, flags, values=path, folder=folder)
 
 
 def test_flags_with_several_values_are_swept_and_others_belong_to_every_run(tmp_path: Path) -> None:
@@ -34,17 +38,36 @@ def test_flags_with_several_values_are_swept_and_others_belong_to_every_run(tmp_
     assert all(t.config.run.output_dir == t.folder for t in trials)
 
 
+def test_a_file_of_values_is_swept_as_flags_are(tmp_path: Path) -> None:
+    values = """
+        seed: [0, 1]
+        dataset: digits
+        runtime: {compile: [false, true]}
+        schedule.milestones: [[0.5], [0.3, 0.6]]
+        trainer.ema_decay: [null, 0.9]
+    """
+    trials = plan(tmp_path, "--epochs", "3", values=values)
+    assert len(trials) == len({t.folder for t in trials}) == 16
+    assert {t.config.dataset for t in trials} == {"digits"}
+    assert {t.config.runtime.compile for t in trials} == {False, True}
+    assert {t.config.schedule.milestones for t in trials} == {(0.5,), (0.3, 0.6)}
+    assert {t.config.trainer.ema_decay for t in trials} == {None, 0.9}
+
+
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "values", "message"),
     [
-        (["--seed", "1"], "nothing to sweep"),
-        (["--sed", "1", "2"], "did you mean --seed?"),
-        (["--lr", "0.1", "fast"], "--lr fast: expected float"),
+        (["--seed", "1"], None, "nothing to sweep"),
+        (["--sed", "1", "2"], None, "did you mean --seed?"),
+        (["--lr", "0.1", "fast"], None, "--lr fast: expected float"),
+        ([], "sed: [1, 2]", "sed is not a value of this recipe"),
+        ([], "- 1", "cannot be read as names with lists of values"),
+        ([], "seed: [1", "cannot be read"),
     ],
 )
-def test_a_mistake_is_found_before_any_run(tmp_path: Path, flags: list[str], message: str) -> None:
+def test_a_mistake_is_found_before_any_run(tmp_path: Path, flags: list[str], values: str | None, message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        plan(tmp_path, *flags)
+        plan(tmp_path, *flags, values=values)
     assert message in str(error.value)
 
 

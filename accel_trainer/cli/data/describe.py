@@ -13,24 +13,27 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
+from pathlib import Path
 from statistics import median_low
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from ...core.errors import DataError, ExitCode, UserError
+from ...core import filesystem
+from ...core.errors import ConfigError, DataError, ExitCode, OutputError, UserError
 from ...distributed.machine import available_cpus
-from ...vision import PhotoSplit, load_photos
+from ...vision import EvalTransform, PhotoSplit, load_photos
 from ...vision.data.photo_decode import decode_photo
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..parser import CommandParser
 from ..runs.tables import both_ends, format_table
 from ..threads import in_order
+from .page import draw_page
 
 _NUM_CLASSES = 10  # of the largest and of the smallest that are shown
 _NUM_LISTED = 5
-_EXAMPLE = "example: accel-trainer data photos --val-fraction 0.1"
+_EXAMPLE = "example: accel-trainer data photos --val-fraction 0.1 --html photos.html --image-size 128"
 
 
 @dataclass(frozen=True)
@@ -50,14 +53,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="accel-trainer data", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME")
     parser.add_argument("--val-fraction", type=float, default=0.0, help="as for the run")
+    parser.add_argument("--html", type=Path, help="write a page of photos as the model sees them; it works offline")
+    parser.add_argument("--image-size", type=int, default=224, help="their size on that page; default: 224")
     parser.add_data_options()
     options = parser.parse_args(argv)
+    transform = EvalTransform(size=options.image_size)
+    if options.html is not None and not options.html.absolute().parent.is_dir():
+        raise ConfigError("USAGE", f"--html {options.html} is in a folder that does not exist: choose another")
     columns = {"image_column": options.image_column, "label_column": options.label_column}
     found = load_splits(options.source, **columns, cache_dir=options.cache_dir)
     torch.set_num_threads(1)
     with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
         photos = {name: list(_examine(name, split, threads)) for name, split in found.splits.items()}
     print("\n\n".join(describe(options.source, found, photos)))
+    if options.html is not None:
+        page = draw_page(options.source, found, transform)
+        try:
+            filesystem.write_file_atomic(options.html, page.encode())
+        except OSError as error:
+            raise OutputError("PAGE", f"{options.html} cannot be written ({error.strerror}): choose another") from error
+        print(f"\n{options.html}")
     try:
         load_photos(options.source, **columns, val_fraction=options.val_fraction, cache_dir=options.cache_dir)
     except UserError as error:

@@ -11,10 +11,15 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ...core import filesystem
+from ...core.errors import OutputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 NUM_SERIES = 20
 _PNG_DPI = 200
@@ -119,3 +124,13 @@ def _for_page(svg: str, title: str) -> str:
     for variable, color in _PLACEHOLDERS.variables().items():
         svg = svg.replace(color, f"var(--{variable})")
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1)
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write a figure to the path of `--png`. Raises OutputError."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=150)
+    try:
+        filesystem.write_file_atomic(path, picture.getvalue())
+    except OSError as error:
+        raise OutputError("PNG", f"--png {path} cannot be written ({error.strerror}): check the path") from error

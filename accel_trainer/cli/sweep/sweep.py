@@ -36,13 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=_EXAMPLE,
         allow_abbrev=False,
     )
+    parser.add_argument("--values", type=Path, help="a YAML file: a list of values for each name to sweep")
     parser.add_argument("--output-dir", type=Path, help="the sweep's folder; default: runs/sweep-RECIPE")
     parser.add_argument("--num-processes", type=int, default=1, help="processes of each run; default: 1")
     options, flags = parser.parse_known_args(argv)
     if recipe is None:
         raise ConfigError("SWEEP", f"name the recipe first; {_EXAMPLE}")
     folder = (options.output_dir or Path("runs") / f"sweep-{recipe.stem}").resolve()
-    trials = plan_trials(find_config_class(recipe), flags, folder=folder)
+    trials = plan_trials(find_config_class(recipe), flags, values=options.values, folder=folder)
     prepare_directory(folder)
     codes = _train(recipe, trials, num_processes=options.num_processes)
     if ExitCode.PREEMPTED in codes:
@@ -105,7 +106,7 @@ def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[dict[s
     groups: dict[tuple[tuple[str, str], ...], list[RunReader]] = {}
     for trial in trials:
         if trial.folder in by_folder:
-            key = tuple(choice for choice in trial.choices.items() if choice[0] != "seed")
+            key = tuple((choice.name, choice.value) for choice in trial.choices if choice.name != "seed")
             groups.setdefault(key, []).append(by_folder[trial.folder])
     rows = []
     for key, members in groups.items():

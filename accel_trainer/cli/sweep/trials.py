@@ -1,55 +1,76 @@
-"""Plans the runs of a sweep, from flags with several values."""
+"""Plans the runs of a sweep, from flags and a file with several values for some settings."""
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_origin
+from typing import Any, get_origin
 
+from ...core.config import flatten_config
 from ...core.errors import ConfigError
 from ...run.config import RecipeConfig
-from ...run.parser import config_fields, parse_config
+from ...run.parser import ConfigField, as_arguments, config_fields, parse_config, read_stored_yaml
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of a swept setting: its name, its value, and the flags that set it."""
+
+    name: str
+    value: str
+    flags: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A run of the sweep. `choices` are the values of the swept flags, by their names."""
+    """A run of the sweep."""
 
-    choices: Mapping[str, str]
+    choices: Sequence[Choice]
     folder: Path
     flags: Sequence[str]
     config: RecipeConfig
 
 
-def plan_trials(config_class: type[RecipeConfig], flags: Sequence[str], *, folder: Path) -> list[Trial]:
-    """Return one run per combination of the values in `flags`.
+def plan_trials(
+    config_class: type[RecipeConfig], flags: Sequence[str], *, values: Path | None, folder: Path
+) -> list[Trial]:
+    """Return one run per combination of the values in `flags` and in the file `values`.
 
     Raises:
-        ConfigError: a flag or a value is wrong, or there is nothing to sweep.
+        ConfigError: a flag, a value or the file is wrong, or there is nothing to sweep.
     """
-    fields = {flag: field for field in config_fields(config_class).values() for flag in field.flags}
-    fixed: list[str] = []
-    swept: dict[str, list[str]] = {}
-    for flag, *values in _groups(flags):
-        field = fields.get(flag.replace("_", "-"))
-        if field is None or len(values) < 2 or get_origin(field.type) is tuple:
-            fixed += [flag, *values]
-        else:
-            swept[flag] = values
-    if not swept:
+    fixed, axes = _read_flags(config_class, flags)
+    if values is not None:
+        more_fixed, more_axes = _read_values(config_class, values)
+        fixed, axes = [*more_fixed, *fixed], [*more_axes, *axes]
+    if not axes:
         parse_config(config_class, fixed, description="")  # reports a misspelt flag first
         raise ConfigError("SWEEP", "nothing to sweep: give a flag several values, such as --seed 0 1 2")
     trials = []
-    for values in itertools.product(*swept.values()):
-        chosen = dict(zip(swept, values, strict=True))
-        choices = {flag.lstrip("-"): value for flag, value in chosen.items()}
-        place = folder / re.sub(r"[^\w.+-]", "-", "_".join(f"{name}-{value}" for name, value in choices.items()))
-        mine = [*fixed, *itertools.chain(*chosen.items()), "--output-dir", str(place)]
+    for choices in itertools.product(*axes):
+        name = "_".join(f"{choice.name}-{choice.value}" for choice in choices)
+        place = folder / re.sub(r"[^\w.+-]", "-", name)
+        mine = [*fixed, *(flag for choice in choices for flag in choice.flags), "--output-dir", str(place)]
         trials.append(Trial(choices, place, mine, parse_config(config_class, mine, description="")))
     return trials
+
+
+def _read_flags(config_class: Any, flags: Sequence[str]) -> tuple[list[str], list[list[Choice]]]:
+    """Split flags into those that all runs share and the choices of those with several values."""
+    by_flag = {flag: field for field in config_fields(config_class).values() for flag in field.flags}
+    fixed: list[str] = []
+    axes = []
+    for group in _groups(flags):
+        flag, values = group[0], group[1:]
+        field = by_flag.get(flag.replace("_", "-"))
+        if field is None or len(values) < 2 or get_origin(field.type) is tuple:
+            fixed += group
+        else:
+            axes.append([Choice(flag.lstrip("-"), value, [flag, value]) for value in values])
+    return fixed, axes
 
 
 def _groups(flags: Sequence[str]) -> Iterator[list[str]]:
@@ -62,3 +83,28 @@ def _groups(flags: Sequence[str]) -> Iterator[list[str]]:
         group.append(word)
     if group:
         yield group
+
+
+def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Choice]]]:
+    """Split the values of a file as `_read_flags` does; each item of a list is a choice."""
+    try:
+        content = read_stored_yaml(path.resolve())
+    except (OSError, ValueError) as error:
+        raise ConfigError("SWEEP", f"--values {path} cannot be read as names with lists of values: {error}") from None
+    fields = config_fields(config_class)
+    fixed: list[str] = []
+    axes = []
+    for key, value in flatten_config(content):
+        field = fields.get(key.replace("-", "_"))
+        if field is None:
+            raise ConfigError("SWEEP", f"--values {path}: {key} is not a value of this recipe, see its --help")
+        if isinstance(value, list) and not _is_one_value(field, value):
+            axes.append([Choice(key, str(v), as_arguments(field, v, f"{path}: {key}")) for v in value])
+        else:
+            fixed += as_arguments(field, value, f"{path}: {key}")
+    return fixed, axes
+
+
+def _is_one_value(field: ConfigField, value: list[Any]) -> bool:
+    """Whether a list is a single value of a tuple field, rather than a list of values."""
+    return get_origin(field.type) is tuple and not any(isinstance(item, list) for item in value)
