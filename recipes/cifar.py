@@ -38,7 +38,7 @@ class Config(RecipeConfig):
     """The settings of `recipes/cifar.py`."""
 
     dataset: str = "cifar10"
-    """`cifar10`, `cifar100` (from the hub), `digits` (no download), or a folder of parquet or images."""
+    """`cifar10`, `cifar100` (from the hub), `digits` (no download), or a folder of parquet, images or CIFAR binary."""
     bad_images: BadImageConfig = field(default_factory=BadImageConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)

@@ -69,6 +69,29 @@ def test_image_folders_name_the_classes(root: Path) -> None:
     assert torch.equal(dataset.train.images, torch.from_numpy(expected).permute(0, 3, 1, 2))
 
 
+@pytest.mark.parametrize("label_bytes", [1, 2])
+def test_the_binary_version_of_cifar_is_read(root: Path, label_bytes: int) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (4, 3072), dtype=np.uint8)
+    labels = np.array([[7] * (label_bytes - 1) + [label] for label in (0, 1, 2, 1)], dtype=np.uint8)
+    data = np.concatenate([labels, images], axis=1).tobytes()
+    folder = root / ("cifar-10-batches-bin" if label_bytes == 1 else "cifar-100-binary")
+    folder.mkdir()
+    if label_bytes == 1:
+        half = len(data) // 2
+        (folder / "data_batch_1.bin").write_bytes(data[:half])
+        (folder / "data_batch_2.bin").write_bytes(data[half:])
+        (folder / "test_batch.bin").write_bytes(data)
+        (folder / "batches.meta.txt").write_text("ant\nbee\ncow\n\n")
+    else:
+        (folder / "train.bin").write_bytes(data)
+        (folder / "test.bin").write_bytes(data)
+        (folder / "fine_label_names.txt").write_text("ant\nbee\ncow\n")
+    dataset = load(root)
+    assert torch.equal(dataset.train.images, torch.from_numpy(images).view(4, 3, 32, 32))
+    assert dataset.train.labels.tolist() == [0, 1, 2, 1]
+    assert dataset.class_names == ("ant", "bee", "cow")
+
+
 def test_digits_come_without_a_download(tmp_path: Path) -> None:
     dataset = load_images("digits", cache_dir=tmp_path)
     assert dataset.train.images.shape == (1438, 1, 16, 16)
@@ -253,10 +276,19 @@ def test_a_damaged_image_folder_is_explained(root: Path) -> None:
 def test_an_empty_folder_and_a_file_are_no_data_sets(root: Path) -> None:
     with pytest.raises(DataError, match="DATA_NOT_RECOGNISED"):
         load(root)
-    archive = root / "images.tar.gz"
+    archive = root / "cifar-10-binary.tar.gz"
     archive.write_bytes(b"")
     with pytest.raises(DataError, match=r"DATA_NOT_A_FOLDER.*is a file: extract it"):
         load(archive)
+
+
+def test_binary_files_cut_short_or_missing_are_named(root: Path) -> None:
+    (root / "data_batch_1.bin").write_bytes(bytes(3073 + 100))
+    with pytest.raises(DataError, match=r"DATA_NOT_FOUND.*test_batch.bin"):
+        load(root)
+    (root / "test_batch.bin").write_bytes(bytes(3073))
+    with pytest.raises(DataError, match=r"DATA_BINARY.*data_batch_1.bin has 3173 bytes, not a multiple of 3073"):
+        load(root)
 
 
 @pytest.mark.parametrize("files", [("data_batch_1", "batches.meta"), ("train", "test", "meta")])

@@ -1,1 +1,1 @@
-"""Sources of images: folders, Arrow tables, digits."""
+"""Sources of images: folders, Arrow tables, CIFAR's binary files, digits."""

@@ -14,6 +14,7 @@ from ...core.errors import ConfigError, DataError
 from ...core.filesystem import sha256_of
 from ...core.run_dir import expand_home
 from .arrow import read_hub, read_parquet
+from .cifar_binary import find_binary, read_binary, refuse_pickles
 from .digits import read_digits
 from .image_folder import list_images, read_image_folder
 from .raw import RawImages, Source
@@ -58,33 +59,24 @@ def _choices() -> str:
 
 
 def _find_in_folder(root: Path) -> Source:
-    """Recognise parquet files, or one folder per class."""
+    """Recognise parquet files, CIFAR's binary files, or one folder per class."""
     # A hub snapshot keeps its files in `data/` or in a folder named after the configuration.
     for folder in (root, *sorted(path for path in root.iterdir() if path.is_dir())):
         train, test = sorted(folder.glob("train*.parquet")), _test_parquet(folder)
         if train and test:
             return _source(root, _content_key([*train, *test]), partial(read_parquet, train, test))
-        _refuse_pickles(folder)
+        if binary := find_binary(folder):
+            return _source(root, _content_key(binary.files), partial(read_binary, binary))
+        refuse_pickles(folder)
     test_folder = next((root / name for name in _TEST_NAMES if (root / name).is_dir()), None)
     if (root / "train").is_dir() and test_folder is not None:
         train, test = list_images(root / "train"), list_images(test_folder)
         return _source(root, _stat_key([*train, *test]), partial(read_image_folder, train, test))
     raise DataError(
         "DATA_NOT_RECOGNISED",
-        f"no data set in {root}: expected train*.parquet and test*.parquet, or images in train/<class>/ and "
-        "test/<class>/",
+        f"no data set in {root}: expected train*.parquet and test*.parquet, CIFAR's binary files "
+        "(data_batch_1.bin ... or train.bin, and a test file), or images in train/<class>/ and test/<class>/",
     )
-
-
-def _refuse_pickles(folder: Path) -> None:
-    """Raise DataError if `folder` has CIFAR's "python version": opening a pickle can run code."""
-    for marker in ("data_batch_1", "batches.meta", "meta"):
-        if (folder / marker).is_file():
-            raise DataError(
-                "DATA_PICKLE",
-                f"{folder / marker} is a Python pickle, which can run code when opened, so it is not read: "
-                "download CIFAR as parquet from the hub",
-            )
 
 
 def _test_parquet(folder: Path) -> list[Path]:
