@@ -98,7 +98,7 @@ class Trainer:
                 self._notify("on_step_end", self.train_step(step_batch))
                 if self._stop_flag.poll() or self._progress.requested_stop:
                     break
-                if self._checkpointer.is_due(self.state) and not self._is_epoch_end:
+                if self._checkpointer.config.is_due(self.state) and not self._is_epoch_end:
                     self.save()
         except (RuntimeError, MemoryError) as error:
             if not (self._update.is_open and is_out_of_memory(error)):
@@ -258,7 +258,7 @@ class Trainer:
             return  # saved as not yet evaluated: a resume evaluates again
         self.state.finish_epoch()
         self._notify("on_epoch_end")
-        if self.best is not best_before or self._checkpointer.is_due(self.state):
+        if self.best is not best_before or self._checkpointer.config.is_due(self.state):
             self.save()
 
     def _evaluate_at(self, position: TrainState) -> bool:
