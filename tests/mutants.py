@@ -361,7 +361,7 @@ MUTANTS = [
         "accel_trainer/checkpoint/format.py",
         '    if hashlib.sha256(data).hexdigest() != entry["sha256"]:',
         "    if False:",
-        ("tests/checkpoint/test_retention.py::test_a_damaged_newest_checkpoint_is_reported_quarantined_and_skipped",),
+        ("tests/checkpoint/test_retention.py::test_a_damaged_newest_checkpoint_is_reported_skipped_and_quarantined_by_the_next_save",),
     ),
     Mutant(
         "the best is deleted with the old",

@@ -89,7 +89,7 @@ def test_checkpoints_after_the_one_resumed_from_are_quarantined(directory: Path)
 # --- damage ---
 
 
-def test_a_damaged_newest_checkpoint_is_reported_quarantined_and_skipped(
+def test_a_damaged_newest_checkpoint_is_reported_skipped_and_quarantined_by_the_next_save(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpointer = make(directory)
@@ -100,7 +100,9 @@ def test_a_damaged_newest_checkpoint_is_reported_quarantined_and_skipped(
     assert loaded is not None
     assert loaded.name == name_at(1)
     assert f"{name_at(2)}/model.safetensors: its sha256 is not the one in the manifest" in caplog.text
-    assert names(directory) == [f"damaged-{name_at(2)}", name_at(1)]
+    assert names(directory) == [name_at(1), name_at(2)]
+    save(make(directory), 2)
+    assert names(directory) == [f"damaged-{name_at(2)}", name_at(1), name_at(2)]
 
 
 def test_if_all_are_damaged_nothing_starts_from_scratch_even_on_a_second_try(directory: Path) -> None:
@@ -118,8 +120,7 @@ def test_if_all_are_damaged_nothing_starts_from_scratch_even_on_a_second_try(dir
 def test_a_folder_with_only_a_quarantined_checkpoint_is_not_empty(directory: Path) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1, 2)
-    damage(directory, 2)
-    load_checkpoint(checkpointer.directory)
+    (directory / name_at(2)).rename(directory / f"damaged-{name_at(2)}")
     shutil.rmtree(directory / name_at(1))
     with pytest.raises(CheckpointError, match="CKPT_NONE_VALID"):
         load_checkpoint(checkpointer.directory)

@@ -22,7 +22,7 @@ from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.checkpoint.sharded import StoredTensor, stored_tensors
 from accel_trainer.cli.main import main
 from tests import processes
-from tests.checkpoint.sharded_run import flat, newest, run, stored_bytes, train_until_killed
+from tests.checkpoint.sharded_run import flat, newest, run, stored_bytes, train, train_until_killed
 from tests.variants import slow
 
 Shown = pytest.CaptureFixture[str]
@@ -166,7 +166,6 @@ def test_what_is_not_what_was_saved_is_named(stopped: Path, damage: str, capsys:
     loaded = load_checkpoint(stopped / "checkpoints")
     assert loaded is not None
     assert loaded.name == older.name
-    assert (stopped / "checkpoints" / f"damaged-{checkpoint.name}").exists()
 
 
 @READS_ALONE
@@ -200,8 +199,19 @@ def test_all_processes_pass_over_a_damaged_slice_and_resume_from_the_checkpoint_
     output = run(stopped, 2)
     assert "r00001.safetensors: the sha256 of optimizer.state" in output
     assert "resumed at step 1 with the same" in output
+    assert list((stopped / "checkpoints").glob(f"*-{checkpoint.name}"))
     run(tmp_path / "once", 2)
     assert stored_bytes(newest(stopped)) == stored_bytes(newest(tmp_path / "once"))
+
+
+def test_if_slices_of_every_checkpoint_are_damaged_the_run_ends_and_renames_none(stopped: Path) -> None:
+    checkpoints = sorted((stopped / "checkpoints").glob("step-*"))
+    for checkpoint in checkpoints:
+        flip(checkpoint / "optimizer" / "r00001.safetensors", -3)
+    job = processes.start(train, stopped, "sharded", None, "adamw", num_processes=2, folder=stopped.with_name("failed"))
+    assert job.wait() == [1, 1]
+    assert "CKPT_NONE_VALID" in job.output()
+    assert sorted((stopped / "checkpoints").glob("*step-*")) == checkpoints
 
 
 def test_inspect_lists_the_files_and_whole_tensors(run_of_two: Path, capsys: Shown) -> None:
