@@ -427,6 +427,16 @@ def test_the_engine_can_be_read_in_an_afternoon() -> None:
     assert sum(count_code_lines(path.read_text()) for path in paths) <= 5600
 
 
+def test_a_trainer_has_few_public_names() -> None:
+    (source,) = (module for module in read_modules() if module.name == "training.trainer")
+    (trainer,) = (node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef) and node.name == "Trainer")
+    names = {node.name for node in ast.walk(trainer) if isinstance(node, ast.FunctionDef)}
+    for node in ast.walk(trainer):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) == "self":
+            names.add(node.attr)
+    assert len([name for name in names if not name.startswith("_")]) <= 15, sorted(names)
+
+
 def test_importing_the_package_is_light() -> None:
     probe = (
         "import sys, accel_trainer, torch\n"

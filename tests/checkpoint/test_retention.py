@@ -89,7 +89,7 @@ def test_checkpoints_after_the_one_resumed_from_are_quarantined(directory: Path)
 # --- damage ---
 
 
-def test_a_damaged_newest_checkpoint_is_reported_quarantined_and_skipped(
+def test_a_damaged_newest_checkpoint_is_reported_skipped_and_quarantined_by_the_next_save(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpointer = make(directory)
@@ -100,7 +100,9 @@ def test_a_damaged_newest_checkpoint_is_reported_quarantined_and_skipped(
     assert loaded is not None
     assert loaded.name == name_at(1)
     assert f"{name_at(2)}/model.safetensors: its sha256 is not the one in the manifest" in caplog.text
-    assert names(directory) == [f"damaged-{name_at(2)}", name_at(1)]
+    assert names(directory) == [name_at(1), name_at(2)]
+    save(make(directory), 2)
+    assert names(directory) == [f"damaged-{name_at(2)}", name_at(1), name_at(2)]
 
 
 def test_if_all_are_damaged_nothing_starts_from_scratch_even_on_a_second_try(directory: Path) -> None:
@@ -118,8 +120,7 @@ def test_if_all_are_damaged_nothing_starts_from_scratch_even_on_a_second_try(dir
 def test_a_folder_with_only_a_quarantined_checkpoint_is_not_empty(directory: Path) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1, 2)
-    damage(directory, 2)
-    load_checkpoint(checkpointer.directory)
+    (directory / name_at(2)).rename(directory / f"damaged-{name_at(2)}")
     shutil.rmtree(directory / name_at(1))
     with pytest.raises(CheckpointError, match="CKPT_NONE_VALID"):
         load_checkpoint(checkpointer.directory)
@@ -226,24 +227,6 @@ def test_a_forged_file_that_would_fill_the_memory_is_not_read_and_an_older_check
     for name, data in files.items():
         (folder / name).write_bytes(data)
     os.truncate(folder / "model.safetensors", size)
-    found = load_checkpoint(directory)
-    assert found is not None
-    assert found.name == name_at(1)
-
-
-@pytest.mark.parametrize("piece", ["optimizer", "trainer"])
-def test_a_forged_piece_that_is_something_else_is_named_and_skipped(directory: Path, piece: str) -> None:
-    save(make(directory), 1, 2)
-    folder = directory / name_at(2)
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    rest = json.loads(files[f"{piece}.json"])
-    files[f"{piece}.json"] = json.dumps([rest]).encode()
-    rehash(files)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    reports, usable = inspect_checkpoints(directory)
-    assert f"{piece}.json: not the state of a run's {piece}" in str(reports[-1].problem)
-    assert usable == name_at(1)
     found = load_checkpoint(directory)
     assert found is not None
     assert found.name == name_at(1)
