@@ -433,9 +433,9 @@ MUTANTS = [
     Mutant(
         "a process that is stuck does not say where",
         "accel_trainer/fault_tolerance/watchdog.py",
-        "line = self.on_stuck(idle_s, _stacks())",
-        'line = self.on_stuck(idle_s, "")',
-        ("tests/fault_tolerance/test_watchdog.py::test_a_stuck_timeout_ends_a_process_that_makes_no_progress_and_logs_its_stacks",),
+        "                faulthandler.dump_traceback()\n",
+        "",
+        ("tests/fault_tolerance/test_watchdog.py::test_a_stuck_timeout_ends_a_process_that_makes_no_progress_and_shows_its_stacks",),
     ),
     # --- vision and commands ---
     Mutant(
