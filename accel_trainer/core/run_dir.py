@@ -85,12 +85,6 @@ def is_in_use(folder: Path) -> bool:
         return not isinstance(error, FileNotFoundError)
 
 
-def refuse_in_use(folder: Path) -> None:
-    """Raise OutputError if another process has the lock of a run's folder."""
-    if is_in_use(folder):
-        raise _not_locked(folder, OSError(errno.EAGAIN, ""), filesystem.read_file(folder / "run.lock", max_bytes=4096))
-
-
 class RunLock:
     """An exclusive lock on a run's folder, held until the end of the block or of the process.
 

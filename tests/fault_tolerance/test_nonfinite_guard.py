@@ -155,8 +155,8 @@ class Poison(Callback):
             momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
             momenta[0][0] = float("nan")
             return
-        assert trainer.ema is not None
-        model = trainer.raw_model if group == "model" else trainer.ema.model
+        assert trainer._ema is not None
+        model = trainer.raw_model if group == "model" else trainer._ema.model
         with torch.no_grad():
             model.state_dict()[name][0] = float("inf")
 

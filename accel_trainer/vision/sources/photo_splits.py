@@ -53,11 +53,11 @@ def load_splits(
     label_column = find_label_column(train, label_column, source)
     chosen = needed | found
     try:
-        class_names, labels = read_labels(list(chosen.values()), label_column, source)
+        class_names, labels = read_labels(list(chosen.values()), label_column, [source] * len(chosen))
     except DataError as error:
         if needed.keys() == chosen.keys():
             raise
-        class_names, labels = read_labels(list(needed.values()), label_column, source)
+        class_names, labels = read_labels(list(needed.values()), label_column, [source] * len(needed))
         _logger.warning("left out: %s (%s)", ", ".join(chosen.keys() - needed.keys()), error.args[0])
         chosen = needed
     root = Path(source).absolute()

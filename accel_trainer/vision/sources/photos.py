@@ -123,7 +123,7 @@ def load_photos(
     read: Callable[..., tuple[tuple[str, ...], Sequence[NDArray[Any]]]] = (
         read_label_lists if multi_label else read_labels
     )
-    class_names, labels = read(splits, label_column, name)
+    class_names, labels = read(splits, label_column, [name] * len(splits))
     root = Path(source).absolute() if is_path else None
     images = [ImageColumn(split, image_column, name=name, root=root) for split in splits]
     if val is None:
@@ -133,7 +133,7 @@ def load_photos(
     else:
         notes = ()
         parts = [_split(images[side], labels[side], None) for side in (0, 1)]
-        _refuse_untrained(parts[0], parts[1], class_names)
+        refuse_untrained(labels[0], labels[1], class_names, parts[1].name_of)
     for part, kind in zip(parts, ("training", "validation"), strict=True):
         if not len(part):
             raise DataError("DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction")
@@ -192,11 +192,14 @@ def _one_sided(labels: NDArray[Any], is_val: NDArray[np.bool_], class_names: tup
     return tuple(notes)
 
 
-def _refuse_untrained(train: PhotoSplit, val: PhotoSplit, class_names: tuple[str, ...]) -> None:
-    missing = np.setdiff1d(_classes_in(val.labels), _classes_in(train.labels))
+def refuse_untrained(
+    train: NDArray[Any], val: NDArray[Any], class_names: Sequence[str], name_of: Callable[[int], str]
+) -> None:
+    """Raise DataError if the photo `name_of(index)` for validation is of a class that none for training has."""
+    missing = np.setdiff1d(_classes_in(val), _classes_in(train))
     if len(missing):
-        has_class = val.labels == missing[0] if val.labels.ndim == 1 else val.labels[:, missing[0]] > 0
-        fact = f"{val.name_of(int(np.flatnonzero(has_class)[0]))} is of class"
+        has_class = val == missing[0] if val.ndim == 1 else val[:, missing[0]] > 0
+        fact = f"{name_of(int(np.flatnonzero(has_class)[0]))} is of class"
         listed = _listed(missing, class_names)
         raise DataError("DATA_LABEL", f"{fact} {listed}, which no training photo has: fix the label, or add photos")
 
@@ -206,7 +209,7 @@ def _classes_in(labels: NDArray[Any]) -> NDArray[np.int64]:
     return np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(0))
 
 
-def _listed(labels: NDArray[np.int64], class_names: tuple[str, ...]) -> str:
+def _listed(labels: NDArray[np.int64], class_names: Sequence[str]) -> str:
     names = [class_names[label] for label in labels[:5]]
     return ", ".join(names) + (f" and {len(labels) - 5} other classes" if len(labels) > 5 else "")
 
