@@ -54,7 +54,7 @@ def coming_state_bytes(optimizer: Optimizer) -> int:
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not type(optimizer).__module__.startswith(("torch.optim.", "accel_trainer.")):
-        return 2 * sum(parameter.nbytes for parameter in parameters)
+        return sum(2 * p.numel() * p.element_size() for p in parameters)
     tensors = [*parameters, *_state_of(optimizer)]
     trial = copy.deepcopy(optimizer, {id(t): torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors})
     for group in list(trial.param_groups):
