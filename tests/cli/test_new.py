@@ -48,10 +48,8 @@ def test_the_files_of_a_new_project_have_the_modes_of_the_umask(
         run_command(capsys, ["new", tmp_path / "mine", "--template", "minimal"])
     finally:
         os.umask(before)
-    modes = {
-        path.is_dir(): path.stat().st_mode & 0o777 for path in [tmp_path / "mine", *(tmp_path / "mine").rglob("*")]
-    }
-    assert modes == {True: 0o755, False: 0o644}
+    paths = [tmp_path / "mine", *(tmp_path / "mine").rglob("*")]
+    assert {(path.is_dir(), path.stat().st_mode & 0o777) for path in paths} == {(True, 0o755), (False, 0o644)}
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
