@@ -18,7 +18,7 @@ from ..distributed.fsdp import is_sharded
 from ..fault_tolerance.preemption import StopFlag
 from ..optim.parameter_groups import set_training_mode
 from ..optim.reduction import PairwiseSum
-from .metric_adapters import EvaluateMetric, WholeSetMetric
+from .metric_adapters import WholeSetMetric
 from .metrics import plain_values, sums_device
 
 
@@ -54,7 +54,7 @@ class Evaluator:
                     f"metric {type(metric).__name__} has no higher_is_better: say which of its numbers can select the "
                     'best checkpoint, as in {"loss": False}, or {} for none',
                 )
-            if isinstance(metric, EvaluateMetric | WholeSetMetric) and metric.num_samples != loader.num_samples:
+            if isinstance(metric, WholeSetMetric) and metric.num_samples != loader.num_samples:
                 fact = f"{type(metric).__name__} has num_samples={metric.num_samples}"
                 raise ConfigError("METRIC", f"{fact}, but the evaluation has {loader.num_samples}: set it to that")
         names = [name for metric in metrics for name in metric.higher_is_better]

@@ -44,7 +44,6 @@ def task(rank: int) -> str:
     return f"env {' '.join(f'{name}={value}' for name, value in variables.items())} {ONE}"
 
 
-AS_ROOT = "env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 FROM_PYTHON = "env ACCELERATE_USE_CPU=true python -m tests.distributed.from_python"
 LAUNCHERS = {
     "cpu.yaml": [preset("cpu")],
@@ -58,8 +57,6 @@ LAUNCHERS = {
     "fsdp_sharded.yaml": [preset("fsdp_sharded", "--num_processes 2")],
     "accel-trainer launch": [preset("multi_cpu", launcher="accel-trainer")],
     "torchrun": ["torchrun --standalone --nproc_per_node 2 RECIPE"],
-    "torch.distributed.launch": ["python -m torch.distributed.launch --standalone --nproc_per_node 2 RECIPE"],
-    "mpirun": [f"{AS_ROOT} mpirun -n 2 --oversubscribe {ONE}"],
     "srun": [task(rank) for rank in (0, 1)],
     "launch": [f"{FROM_PYTHON} launch"],
     "notebook_launcher": [f"{FROM_PYTHON} notebook_launcher"],

@@ -58,7 +58,4 @@ def _show(record: dict[str, Any]) -> None:
         f"step {record['optimizer_step']} (epoch {position['epoch'] + 1}, its step {position['step_in_epoch'] + 1}, "
         f"seed {record['seed']}): loss sum {record['loss_sum']}"
     )
-    for batch in record["micro_batches"]:
-        where = f"process {batch['process']}, micro-batch {batch['micro_batch']}"
-        print(f"  {where}: loss sum {batch['loss_sum']} over {len(batch['sample_ids'])} samples")
     print(f"sample ids with a loss that is NaN or inf: {record['nonfinite_sample_ids'] or 'no single one'}")
