@@ -157,10 +157,10 @@ class NonfiniteGuard:
         found = gather_rows(torch.cat([none, *rows]), self._accelerator)
         # Norm layers spread a NaN to good samples and processes. If no sample is the cause, list all that have one.
         blamed = found[found[:, 1] > 0] if found[:, 1].any() else found
-        loss_sum = float(self._accelerator.reduce(torch.stack([*update.losses]).sum()))
+        total = float(self._accelerator.reduce(torch.stack([*update.losses]).sum()))
         return {
             "optimizer_step": update.position.optimizer_step + 1, "position": asdict(update.position),
-            "seed": self._seed, "loss_sum": loss_sum if math.isfinite(loss_sum) else str(loss_sum),
+            "seed": self._seed, "loss_sum": total if math.isfinite(total) else str(total),
             "nonfinite_sample_ids": sorted(blamed[:, 0].tolist()),
         }  # fmt: skip
 

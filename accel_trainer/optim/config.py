@@ -12,7 +12,7 @@ import torch
 import tyro
 from torch.optim import SGD, AdamW, Optimizer
 
-from ..core.config import AT_LEAST_ONE, BELOW_ONE, INSIDE_ONE, NOT_NEGATIVE, check_pattern
+from ..core.config import AT_LEAST_ONE, BELOW_ONE, INSIDE_ONE, NOT_NEGATIVE, POSITIVE, check_pattern
 from ..core.errors import ConfigError
 from .muon import Muon
 
@@ -34,6 +34,10 @@ class OptimizerConfig:
     """How the learning rate scales with global batch size / `base_batch_size`."""
     base_batch_size: int = 256
     """The global batch size that `learning_rate` was tuned for; used only for the scaling."""
+    bias_learning_rate_scale: float = 1.0
+    """Factor on the learning rate of vectors and scalars. Their weight decay is divided by it, which cancels out."""
+    linear_learning_rate_scale: float = 1.0
+    """The same for the weight matrices of linear layers, such as the head."""
     momentum: float = 0.9
     """Momentum of `sgd`."""
     filter_momentum: float = 0.6
@@ -62,6 +66,7 @@ class OptimizerConfig:
         optimizer_class_of(self.name)
         NOT_NEGATIVE.check(self, "optimizer", "learning_rate", "eps", "weight_decay")
         BELOW_ONE.check(self, "optimizer", "momentum", "filter_momentum", "betas")
+        POSITIVE.check(self, "optimizer", "bias_learning_rate_scale", "linear_learning_rate_scale")
         AT_LEAST_ONE.check(self, "optimizer", "base_batch_size")
         INSIDE_ONE.check(self, "optimizer", "layer_decay")
         check_pattern(self, "optimizer", "freeze")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -54,7 +54,7 @@ def coming_state_bytes(optimizer: Optimizer) -> int:
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if type(optimizer).__module__.partition(".")[0] not in ("torch", "accel_trainer"):
-        return sum(2 * p.numel() * p.element_size() for p in parameters)
+        return 2 * _nbytes(parameters)
     tensors = [*parameters, *_state_of(optimizer)]
     trial = copy.deepcopy(optimizer, {id(t): torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors})
     for group in list(trial.param_groups):
@@ -63,7 +63,11 @@ def coming_state_bytes(optimizer: Optimizer) -> int:
             stand_in.grad = torch.empty_like(stand_in)
         with suppress(Exception):  # Adafactor needs a value, but only once it has its state
             trial.step()
-    return sum(tensor.nbytes for tensor in _state_of(trial)) - sum(tensor.nbytes for tensor in _state_of(optimizer))
+    return _nbytes(_state_of(trial)) - _nbytes(_state_of(optimizer))
+
+
+def _nbytes(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _state_of(optimizer: Optimizer) -> list[Tensor]:

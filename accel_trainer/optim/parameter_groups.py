@@ -51,8 +51,14 @@ def _settings(num_dimensions: int, config: OptimizerConfig) -> dict[str, Any]:
     """Return what the group of a parameter sets differently from the optimizer."""
     if config.name == "muon" and num_dimensions > 2:
         return {"weight_decay": 0.0, "momentum": 0.0, "nesterov": False, "filter_momentum": config.filter_momentum}
+    scales = {
+        0: config.bias_learning_rate_scale,
+        1: config.bias_learning_rate_scale,
+        2: config.linear_learning_rate_scale,
+    }
+    scale = scales.get(num_dimensions, 1.0)
     decays = num_dimensions > 1 or config.decay_norms_and_biases
-    return {"weight_decay": config.weight_decay if decays else 0.0, "learning_rate_scale": 1.0}
+    return {"weight_decay": config.weight_decay / scale if decays else 0.0, "learning_rate_scale": scale}
 
 
 def layer_depths(names: Iterable[str]) -> dict[str, int]:

@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, scale_learning_rate
 from ..runs.run_reader import RunReader
 from ..runs.tables import format_duration, is_fraction
 from .figures import NUM_SERIES, Chart, Palette, draw_chart
@@ -41,7 +40,6 @@ _MAX_NAMED_CLASSES = 20
 _MAX_NAME = 18  # characters of a class
 _MAX_MARKERS = 40
 _MAX_RUNS_IN_LEGEND, _LEGEND_CHARACTERS, _LEGEND_ROW = 6, 60, 0.19  # inches
-_SCHEDULE_POINTS = 300
 
 
 def group_curves(runs: Sequence[RunReader]) -> dict[str, list[str]]:
@@ -61,34 +59,6 @@ def draw_curves(runs: Sequence[RunReader], *, quantities: Collection[str] | None
         for chart, members in group_curves(runs).items()
         if quantities is None or chart in quantities
     ]
-
-
-def curve(run: RunReader, name: str) -> tuple[list[int], list[float]]:
-    """Return steps and values of a metric: the learning rate of many steps by its schedule, else what was logged."""
-    logged = run.series(name)
-    if name != "optim/learning_rate" or run.steps_per_epoch is None:
-        return logged
-    try:
-        schedule = _schedule(run.config, run.steps_per_epoch)
-    except (KeyError, TypeError, ValueError):  # a config of another version
-        return logged
-    if any(not math.isclose(schedule(step - 1), value) for step, value in zip(*logged, strict=True)):
-        return logged  # the recipe had a schedule of its own
-    every = max(1, logged[0][-1] // _SCHEDULE_POINTS)
-    steps = sorted({*range(1, logged[0][-1], every), *logged[0]})
-    return steps, [schedule(step - 1) for step in steps]
-
-
-def _schedule(config: Mapping[str, Any], steps_per_epoch: int) -> Schedule:
-    optimizer, settings = config["optimizer"], dict(config["schedule"])
-    peak = scale_learning_rate(
-        optimizer["learning_rate"], rule=optimizer["learning_rate_scaling"],
-        global_batch_size=config["batch"]["global_batch_size"], base_batch_size=optimizer["base_batch_size"],
-    )  # fmt: skip
-    return build_schedule(
-        ScheduleConfig(**settings | {"milestones": tuple(settings["milestones"])}), peak_learning_rate=peak,
-        total_steps=config["trainer"]["num_epochs"] * steps_per_epoch, steps_per_epoch=steps_per_epoch,
-    )  # fmt: skip
 
 
 def _title(chart: str) -> str:
@@ -139,7 +109,7 @@ def _plot_run(axes: Axes, palette: Palette, run: RunReader, names: Sequence[str]
     """Draw the series of one run, in one colour per run, or per kind if there is one run."""
     colors = palette.variables()
     for name in names:
-        steps, values = curve(run, name)
+        steps, values = run.series(name)
         kind = KINDS.get(name.partition("/")[0], Kind("", "series-1", {}))
         style = dict(kind.style)
         if len(steps) > _MAX_MARKERS:

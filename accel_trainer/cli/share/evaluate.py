@@ -26,7 +26,7 @@ from ...distributed.machine import available_cpus
 from ...training.evaluator import Evaluator
 from ...training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 from ...training.tasks import ClassificationConfig, ClassificationTask
-from ...vision.pretrained import ExportConfig, find_export, from_pretrained, read_export_config
+from ...vision.pretrained import ExportConfig, file_in, find_export, from_pretrained, read_export_config
 from ..parser import CommandParser
 from ..runs.run_reader import RunReader, read_run
 from ..runs.tables import both_ends, format_number, format_table
@@ -99,7 +99,7 @@ def load_model(path: Path, *, weights: str | None) -> StoredModel:
     is_checkpoint = (path / "manifest.json").is_file()
     folder = path.resolve().parent.parent if is_checkpoint else path
     export = find_export(folder)
-    config, content = read_export_config(export), read_json_object(export / "config.json")
+    config, content = read_export_config(export), read_json_object(file_in(export, "config.json"))
     run = read_run(folder) if (folder / "config.yaml").is_file() else None
     evaluation = content.get("evaluation") or {}
     if not is_checkpoint:
