@@ -22,6 +22,7 @@ from torch import Tensor
 from accel_trainer.vision import load_images
 
 from . import results
+from .input_pipeline import write_parquet
 
 CONFIG = results.ROOT / "recipes" / "configs" / "cifar10_cpu.yaml"
 PRETRAINING = ["--epochs", "4", "--batch-size", "128", "--lr", "0.3"]
@@ -36,18 +37,16 @@ WAYS = {
 LEARNING_RATES = ("0.02", "0.1", "0.5")
 
 
-def write_binary(folder: Path, images: dict[str, tuple[Tensor, Tensor]]) -> Path:
-    """Write images uint8 [N, 3, 32, 32] and labels [N] of `train` and `test` as CIFAR's binary files."""
+def write_splits(folder: Path, images: dict[str, tuple[Tensor, Tensor]]) -> Path:
+    """Write images uint8 [N, 3, 32, 32] and labels [N] of `train` and `test` as parquet."""
     folder.mkdir()
-    for split, name in (("train", "data_batch_1.bin"), ("test", "test_batch.bin")):
-        pixels, labels = images[split]
-        records = torch.cat([labels[:, None].to(torch.uint8), pixels.flatten(1)], 1)
-        np.asarray(records).tofile(folder / name)
+    for split, (pixels, labels) in images.items():
+        write_parquet(folder / f"{split}.parquet", pixels.permute(0, 2, 3, 1).numpy(), labels.tolist())
     return folder
 
 
 class Data:
-    """CIFAR-10, cut into data sets of five classes each."""
+    """CIFAR-10, cut into datasets of five classes each."""
 
     def __init__(self, dataset: str, cache_dir: Path, folder: Path) -> None:
         images = load_images(dataset, cache_dir=cache_dir)
@@ -59,20 +58,20 @@ class Data:
         for name, split in (("train", self._train), ("test", self._test)):
             is_in = split.labels < 5
             splits[name] = split.images[is_in], split.labels[is_in]
-        return write_binary(self._folder / "pretraining", splits)
+        return write_splits(self._folder / "pretraining", splits)
 
     def few(self, seed: int) -> Path:
         """50 training images of each of the other five classes, and all their test images."""
         chosen, _ = self._draw(seed)
         is_in = self._test.labels >= 5
         test = self._test.images[is_in], self._test.labels[is_in] - 5
-        return write_binary(self._folder / f"few-{seed}", {"train": self._rows(chosen), "test": test})
+        return write_splits(self._folder / f"few-{seed}", {"train": self._rows(chosen), "test": test})
 
     def few_to_choose(self, seed: int) -> Path:
         """The same, with 200 more training images of each class instead of the test images."""
         chosen, others = self._draw(seed)
         splits = {"train": self._rows(chosen), "test": self._rows(others)}
-        return write_binary(self._folder / f"choice-{seed}", splits)
+        return write_splits(self._folder / f"choice-{seed}", splits)
 
     def _draw(self, seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(seed)

@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import torch
 
 from accel_trainer import UserError
 from accel_trainer.vision import load_images
 
 from . import overhead, recipe, results
+from .input_pipeline import write_noise
 
 CONFIGS = results.ROOT / "recipes" / "configs"
 LOOPS = ("raw", "ours, all on", "accelerate", "Lightning", "HF Trainer")
@@ -76,7 +76,7 @@ class Images:
 
 
 def find_images(dataset: str | None, cache_dir: Path, folder: Path, *, num_random: int) -> Images:
-    """Return the given data set, else CIFAR-10 from the hub, else as many random images, written to `folder`."""
+    """Return the given dataset, else CIFAR-10 from the hub, else as many random images, written to `folder`."""
     if dataset is not None:
         load_images(dataset, cache_dir=cache_dir)  # decoded before any clock runs
         return Images(dataset, "the images of DATASET", cache_dir)
@@ -84,11 +84,7 @@ def find_images(dataset: str | None, cache_dir: Path, folder: Path, *, num_rando
         load_images("cifar10", cache_dir=cache_dir)
         return Images("cifar10", "CIFAR-10 of the hub", cache_dir)
     except UserError:
-        random = np.random.default_rng(0)
-        for name, num in (("data_batch_1.bin", num_random), ("test_batch.bin", num_random // 5)):
-            records = random.integers(0, 256, (num, 1 + 3 * 32 * 32), dtype=np.uint8)
-            records[:, 0] %= 10
-            records.tofile(folder / name)
+        write_noise(folder, num_train=num_random, num_test=num_random // 5)
         load_images(str(folder), cache_dir=folder / "cache")
         return Images(str(folder), "random images, as the hub is out of reach", folder / "cache", are_real=False)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -28,15 +29,20 @@ Clock = Callable[[], float]
 
 def write_noise(folder: Path, *, num_train: int, num_test: int = 100) -> None:
     """Write parquet files like CIFAR-10's on the hub, with random images."""
+    random = np.random.default_rng(0)
+    for split, num in (("train", num_train), ("test", num_test)):
+        pixels = random.integers(0, 256, (num, SIZE, SIZE, 3), dtype=np.uint8)
+        write_parquet(folder / f"{split}.parquet", pixels, [i % 10 for i in range(num)])
+
+
+def write_parquet(path: Path, pixels: NDArray[np.uint8], labels: Sequence[int]) -> None:
+    """Write images [N, H, W, 3] and their labels below 10, as on the hub."""
     import datasets
     from PIL import Image
 
-    random = np.random.default_rng(0)
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=10)})
-    for split, num in (("train", num_train), ("test", num_test)):
-        pixels = random.integers(0, 256, (num, SIZE, SIZE, 3), dtype=np.uint8)
-        columns = {"img": [Image.fromarray(image) for image in pixels], "label": [i % 10 for i in range(num)]}
-        datasets.Dataset.from_dict(columns, features=features).to_parquet(str(folder / f"{split}.parquet"))
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=max(labels) + 1)})
+    columns = {"img": [Image.fromarray(image) for image in pixels], "label": labels}
+    datasets.Dataset.from_dict(columns, features=features).to_parquet(str(path))
 
 
 class PilTransform:
@@ -63,7 +69,7 @@ class PilTransform:
 
 
 class PerItem(Dataset[Any]):
-    """A data set that reads, decodes and transforms one sample at a time."""
+    """A dataset that reads, decodes and transforms one sample at a time."""
 
     def __init__(self, rows: Any, transform: PilTransform) -> None:
         self._rows, self._transform = rows, transform

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -86,16 +86,9 @@ class Exporter(Callback):
     def _export(self, source: str, checkpoint: str, weights: str) -> None:
         loaded = load_checkpoint(self._run_folder / "checkpoints", checkpoint)
         assert loaded is not None
-        sha256 = hashlib.sha256()
-
-        def hashed(chunks: Iterable[filesystem.Chunk]) -> Iterator[filesystem.Chunk]:
-            for chunk in chunks:
-                sha256.update(chunk)
-                yield chunk
-
-        chunks = hashed(stream_tensors(loaded.pieces[weights]))
-        filesystem.replace_file(self._folder / "model.safetensors", chunks)
-        config = {**self._config, "weights": source, "sha256": sha256.hexdigest()}
+        path = self._folder / "model.safetensors"
+        filesystem.replace_file(path, stream_tensors(loaded.pieces[weights]))
+        config = {**self._config, "weights": source, "sha256": filesystem.sha256_of(path)}
         if self._onnx is not None:
             whole = {name: load_whole(stored) for name, stored in loaded.pieces[weights].items()}
             config |= self._export_onnx(self._onnx, whole)

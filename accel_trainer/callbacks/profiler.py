@@ -1,4 +1,4 @@
-"""`--profile`: a trace of some steps, and torch's table of their operations."""
+"""`--profile`: a trace of some steps."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _WARMUP_STEPS, _STEPS = 5, 10
 
 
 class Profile(Callback):
-    """Traces steps 6 to 15 of an attempt on the main process into `trace.json` and `table.txt` in `folder`.
+    """Traces steps 6 to 15 of an attempt on the main process into `trace.json` in `folder`.
 
-    `show` also gets the table. The weights are the same with and without it, bit for bit.
+    The weights are the same with and without it, bit for bit. `show` gets a line that says where the trace is.
     """
 
     def __init__(self, folder: Path, *, show: Callable[[str], None]) -> None:
@@ -36,7 +36,7 @@ class Profile(Callback):
         self._profiler.start()
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """Mark the step; after the last one, write the trace and the table, with a **host sync**."""
+        """Mark the step; after the last one, write the trace, with a **host sync**."""
         if self._profiler is None:
             return
         self._num_steps += 1
@@ -45,10 +45,7 @@ class Profile(Callback):
             profiler, self._profiler = self._profiler, None
             profiler.stop()
             profiler.export_chrome_trace(str(self._folder / "trace.json"))
-            order = "self_device_time_total" if trainer.accelerator.device.type != "cpu" else "self_cpu_time_total"
-            table = profiler.key_averages().table(sort_by=order, row_limit=20, max_name_column_width=40)
-            filesystem.write_file_atomic(self._folder / "table.txt", table.encode())
-            self._show(f"profile: steps {_WARMUP_STEPS + 1} to {self._num_steps} are in {self._folder}\n{table}")
+            self._show(f"profile: steps {_WARMUP_STEPS + 1} to {self._num_steps} are in {self._folder / 'trace.json'}")
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Report that there were too few steps."""

@@ -1,10 +1,13 @@
-"""`result.json`: how a run ended, in numbers."""
+"""The records of a run's attempts: `attempts.jsonl` and `result.json`, which says in numbers how the last one ended."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 from ..checkpoint.serialization import read_json_object
 from ..core import filesystem
@@ -12,33 +15,42 @@ from ..core.callback import Callback, RunResult, TrainerView
 from ..core.run_dir import writes_to
 from ..distributed.accelerator import peak_memory_bytes
 from .metric_logger import MetricLogger
+from .metrics_file import MetricsFile
 
 _MAX_RESULT_BYTES = 2**26
 
 
 class ResultWriter(Callback):
-    """Writes how the run ended, on the main process; an equal record keeps its times."""
+    """Appends a row to `attempts.jsonl` at each start and orderly end, and writes `result.json`. For the main process.
 
-    def __init__(self, run_folder: Path, *, log: MetricLogger, num_eval_samples: int) -> None:
-        self._folder, self._log, self._num_eval_samples = run_folder, log, num_eval_samples
-        self._start_s = time.perf_counter()
+    A start without an end was killed. An end has the seconds of each phase, `phase_s`. No checkpoint holds these rows,
+    since what is trained does not depend on interruptions. An equal `result.json` keeps its times.
+    """
+
+    def __init__(
+        self, run_folder: Path, *, log: MetricLogger, num_eval_samples: int, phase_s: Mapping[str, float]
+    ) -> None:
+        self._folder, self._log, self._num_eval_samples, self._phase_s = run_folder, log, num_eval_samples, phase_s
+        self._start_s, self._is_attempt = time.perf_counter(), False
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Record the start, unless there is nothing left to train."""
+        self._is_attempt = not trainer.is_finished
+        self._append("start", trainer, {"num_processes": trainer.accelerator.num_processes})
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
-        """Write it."""
-        if not trainer.accelerator.is_main_process:
-            return
+        """Record how it ended."""
+        self._append("end", trainer, {"state": result.state, "phase_s": dict(self._phase_s)})
         outcome = {
             "state": result.state, "stop_reason": result.stop_reason,
             "optimizer_step": result.position.optimizer_step, "epoch": result.position.epoch,
             "samples_seen": result.position.samples_seen, "metrics": dict(result.metrics),
             "best": None if result.best is None else vars(result.best), "num_eval_samples": self._num_eval_samples,
         }  # fmt: skip
-        path = self._folder / "result.json"
-        try:
+        path, known = self._folder / "result.json", {}
+        with suppress(OSError, ValueError):
             known = read_json_object(path, max_bytes=_MAX_RESULT_BYTES)
-        except (OSError, ValueError):
-            known = {}
-        if json.loads(json.dumps(outcome)) == {name: known.get(name) for name in outcome}:
+        if known == known | json.loads(json.dumps(outcome)):
             return  # it has the times of the attempt that trained
         measured = {
             "images_per_s": self._log.samples_per_s,
@@ -47,3 +59,9 @@ class ResultWriter(Callback):
         }
         with writes_to(self._folder):
             filesystem.write_file_atomic(path, json.dumps({**outcome, **measured}, indent=1).encode())
+
+    def _append(self, event: str, trainer: TrainerView, values: Mapping[str, Any]) -> None:
+        if self._is_attempt:
+            row = {"event": event, "time": time.time(), "optimizer_step": trainer.state.optimizer_step}
+            with closing(MetricsFile(self._folder / "attempts.jsonl")) as file:
+                file.append({**row, **values})

@@ -67,8 +67,7 @@ class Checkpointer:
     than the checkpoint, such as the history of metrics. `peers` are the processes that save together, each its shards;
     each has a Checkpointer, and saves, waits and fails in the same order.
 
-    `last_committed` is the name of the newest durable checkpoint; `num_failed_saves` and `num_waits` count failures,
-    and the times that training waited because the save before was still running.
+    `last_committed` is the name of the newest durable checkpoint; `num_failed_saves` counts failures.
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class Checkpointer:
     ) -> None:  # fmt: skip
         self.directory, self.config, self.peers = directory, config, peers
         self.last_committed: str | None = None
-        self.num_failed_saves = self.num_waits = self._failed_in_a_row = 0
+        self.num_failed_saves = self._failed_in_a_row = 0
         self._metadata, self._before_commit = dict(metadata), before_commit
         self._snapshot = Snapshot()
         # On one core: a second OpenMP team slows the training thread down for good (to 0.76 of its speed on two cores).
@@ -120,10 +119,6 @@ class Checkpointer:
             fix = "choose a folder that they share, or set fsdp_state_dict_type to FULL_STATE_DICT"
             raise CheckpointError("CKPT_PREFLIGHT", f"{fact}: {fix}")
 
-    def is_due(self, position: TrainState) -> bool:
-        """Whether the config asks for a checkpoint at `position`."""
-        return self.config.is_due(position)
-
     def save(self, position: TrainState, pieces: Mapping[str, object], *, best: BestCheckpoint | None = None) -> None:
         """Copy `pieces`, name -> state of plain values and tensors, and write them in the background.
 
@@ -131,7 +126,6 @@ class Checkpointer:
         is kept, and best.json names it. A valid checkpoint of this run at `position` is not written again. Raises what
         an earlier save left, as `wait` does, and CheckpointError for a state that cannot be stored.
         """
-        self.num_waits += self._pending is not None and not self._pending.done()
         self.wait()
         encoded = {name: encode(value, name=name) for name, value in pieces.items()}
         encoded = {name: own_slices(each, self.peers.process_index) for name, each in encoded.items()}
@@ -197,12 +191,10 @@ class Checkpointer:
 
     def _tidy_up(self, name: str, best: BestCheckpoint | None) -> None:
         """Record the best, then delete the old: in this order a crash loses nothing."""
-        keep_last_n, keep_every_n_steps = self.config.keep_last_n, self.config.keep_every_n_steps
+        config = self.config
         try:
             retention.update_best(self.directory, best)
-            retention.apply_retention(
-                self.directory, name, keep_last_n=keep_last_n, keep_every_n_steps=keep_every_n_steps
-            )
+            retention.apply_retention(self.directory, name, config.keep_last_n, config.keep_every_n_steps)
         except OSError as error:
             # The checkpoint is safe; the next save tidies up again.
             _logger.warning("cannot tidy up %s after saving %s: %s", self.directory, name, error.strerror)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
 from ..core import filesystem
 from ..core.errors import CheckpointError
@@ -30,34 +31,34 @@ RETRY_DELAYS_S = (0.05, 0.2)
 
 
 def find_checkpoint(
-    directory: Path, name: str | None = None, *, trust_slices: bool = False
+    directory: Path,
+    name: str | None = None,
+    *,
+    trust_slices: bool = False,
+    known_damaged: Mapping[str, CheckpointError] = MappingProxyType({}),
 ) -> tuple[Files, LoadedCheckpoint] | None:
     """Return the newest valid checkpoint, or the one called `name`, as the bytes of its files and decoded.
 
-    A damaged newest one is reported, quarantined and skipped; a damaged `name` is an error. With `trust_slices` the
-    slices of shards are not read here: whoever reads them verifies them. None if there never was a checkpoint. Raises
-    CheckpointError if there are checkpoints, but no valid one: only the user may decide to start over.
+    A damaged newest one is reported and skipped, and quarantined by the next save; a damaged `name` is an error. With
+    `trust_slices` the slices of shards are not read here: whoever reads them verifies them, and passes what it found in
+    `known_damaged`. None if there never was a checkpoint. Raises CheckpointError if there are checkpoints, but no valid
+    one: only the user may decide to start over.
     """
     candidates = list_checkpoints(directory)
     if name is not None:
         if directory / name not in candidates:
             known = ", ".join(path.name for path in candidates[-3:]) or "none"
             raise CheckpointError("CKPT_NOT_FOUND", f"{directory / name} does not exist: there are {known}")
-        return _read_patiently(directory / name, trust_slices=trust_slices)
-    damaged = []
+        return _read(directory / name, trust_slices=trust_slices)
     for path in reversed(candidates):
         try:
-            found = _read_patiently(path, trust_slices=trust_slices)
+            if path.name in known_damaged:
+                raise known_damaged[path.name]
+            return _read(path, trust_slices=trust_slices)
         except CheckpointError as error:
             if error.code != "CKPT_DAMAGED":
                 raise
-            _logger.warning("%s", error)
-            damaged.append(path)
-            continue
-        for unusable in damaged:
-            _logger.warning("falling back from the damaged %s to %s", unusable.name, path.name)
-            quarantine(unusable, "damaged")
-        return found
+            _logger.warning("%s is passed over: %s", path.name, error)
     if has_checkpoints(directory):
         fact = f"every checkpoint in {directory} is damaged"
         raise CheckpointError("CKPT_NONE_VALID", f"{fact}: restore one, or move them away to train from scratch")
@@ -70,29 +71,18 @@ def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoin
     return None if found is None else found[1]
 
 
-def _read_patiently(path: Path, *, trust_slices: bool) -> tuple[Files, LoadedCheckpoint]:
-    for delay_s in RETRY_DELAYS_S:
-        try:
-            return _read(path, trust_slices=trust_slices)
-        except CheckpointError as error:
-            if error.code != "CKPT_DAMAGED":
-                raise
-            time.sleep(delay_s)  # until the content of a network file arrives
-    return _read(path, trust_slices=trust_slices)
-
-
-def _read(path: Path, *, trust_slices: bool) -> tuple[Files, LoadedCheckpoint]:
-    files = read_checkpoint(path)
-    loaded = decode_files(files, path)
-    for stored in () if trust_slices else loaded.slices:
-        stored.read()
-    return files, loaded
-
-
-def pass_over(path: Path, reason: CheckpointError) -> None:
-    """Report and quarantine a damaged checkpoint; an older one is then the newest."""
-    _logger.warning("%s", reason)
-    quarantine(path, "damaged")
+def _read(path: Path, *, trust_slices: bool, num_failures: int = 0) -> tuple[Files, LoadedCheckpoint]:
+    try:
+        files = read_checkpoint(path)
+        loaded = decode_files(files, path)
+        for stored in () if trust_slices else loaded.slices:
+            stored.read()
+        return files, loaded
+    except CheckpointError as error:
+        if error.code != "CKPT_DAMAGED" or num_failures == len(RETRY_DELAYS_S):
+            raise
+    time.sleep(RETRY_DELAYS_S[num_failures])  # until the content of a network file arrives
+    return _read(path, trust_slices=trust_slices, num_failures=num_failures + 1)
 
 
 def has_valid(path: Path, metadata: Mapping[str, object], *, trust_slices: bool = False) -> bool:
@@ -102,7 +92,8 @@ def has_valid(path: Path, metadata: Mapping[str, object], *, trust_slices: bool 
     try:
         manifest = _read(path, trust_slices=trust_slices)[1].manifest
     except CheckpointError as error:
-        pass_over(path, error)
+        _logger.warning("%s", error)
+        quarantine(path, "damaged")
         return False
     if any(manifest.get(name) != metadata.get(name) for name in ("config_sha256", "data_fingerprint")):
         quarantine(path, "superseded")
@@ -138,7 +129,7 @@ def best_name(directory: Path) -> str | None:
     return name if isinstance(name, str) and CHECKPOINT_NAME.fullmatch(name) else None
 
 
-def apply_retention(directory: Path, newest: str, *, keep_last_n: int, keep_every_n_steps: int | None) -> None:
+def apply_retention(directory: Path, newest: str, keep_last_n: int, keep_every_n_steps: int | None) -> None:
     """Delete what is not kept, now that `newest` is committed: only complete checkpoints of ours.
 
     Kept are the last `keep_last_n`, the best, and multiples of `keep_every_n_steps`. A checkpoint later than `newest`

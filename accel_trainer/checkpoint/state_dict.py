@@ -20,9 +20,6 @@ StateDicts = Mapping[str, Any]
 """Piece name (`model`, `ema`, `optimizer`, `scaler`, `trainer`) to its state."""
 
 
-_SHAPED_LIKE_PARAMETER = ("momentum_buffer", "exp_avg", "exp_avg_sq")
-
-
 class TrainingState:
     """The live objects whose state makes a checkpoint, the same on every process.
 
@@ -57,8 +54,6 @@ class TrainingState:
         weights = {name: rename_weights(self.model, pieces[name]) for name in modules}
         for name, renamed in weights.items():
             check_weights(name, mine[name], renamed)
-        if self.scaler is not None and pieces["scaler"].keys() != mine["scaler"].keys():
-            raise CheckpointError("CKPT_SCALER", "the checkpoint's scaler has other fields: use the same torch version")
         optimizer_state = _fitted_optimizer_state(self.optimizer, self.model, pieces["optimizer"])
         for name, module in modules.items():
             live = module.state_dict()
@@ -117,12 +112,11 @@ def _fitted_optimizer_state(optimizer: Optimizer, model: nn.Module, piece: Mappi
         raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: use the former, or start from its weights with --init-from")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     identities = [_group_identity(model, group) for group in optimizer.state_dict()["param_groups"]]
-    are_same_groups = identities == [_group_identity(model, group) for group in piece["param_groups"]]
-    if not are_same_groups or any(index >= len(parameters) for index in piece["state"]):
+    if identities != [_group_identity(model, group) for group in piece["param_groups"]]:
         fix = f"{_SAME_OPTIONS}, or from its weights with --init-from"
         raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's optimizer has other parameters: {fix}")
     state = {
-        index: {name: _fitted(value, parameters[index], f"{name}[{index}]") for name, value in values.items()}
+        index: {name: _fitted(value, parameters[index]) for name, value in values.items()}
         for index, values in piece["state"].items()
     }
     initial = piece.get("initial_groups") or [_settings(group) for group in piece["param_groups"]]
@@ -143,12 +137,8 @@ def _group_identity(model: nn.Module, group: Mapping[str, Any]) -> tuple[Any, ..
     return sorted(group), _current_names(model, group.get("param_names", ())), len(group["params"])
 
 
-def _fitted(value: Any, parameter: Tensor, name: str) -> Any:
-    """Return per-parameter state in the parameter's memory layout, which fused kernels need."""
-    if not isinstance(value, Tensor | StoredTensor) or not value.shape:
-        return load_whole(value)
-    if value.shape != parameter.shape:
-        if name.partition("[")[0] not in _SHAPED_LIKE_PARAMETER:  # Adafactor's row_var, for one
-            return load_whole(value)
-        raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's {name} has another shape than its parameter")
+def _fitted(value: Any, parameter: Tensor) -> Any:
+    """Return per-parameter state; what has the parameter's shape in its memory layout, which fused kernels need."""
+    if not isinstance(value, Tensor | StoredTensor) or not value.shape or value.shape != parameter.shape:
+        return load_whole(value)  # a step, or Adafactor's row_var
     return torch.empty_like(parameter, dtype=value.dtype).copy_(load_like(parameter, value))

@@ -43,10 +43,6 @@ class TrainerView(Protocol):
         """The learning rate of a step, counted from 0."""
 
     @property
-    def metrics(self) -> Mapping[str, Any]:
-        """The results of the last evaluation."""
-
-    @property
     def best(self) -> BestCheckpoint | None:
         """The best evaluation so far."""
 

@@ -54,19 +54,10 @@ def writes_to(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unusable(folder, error) from error
-
-
-def _unusable(path: Path, error: OSError) -> OutputError:
-    if error.errno == errno.ENAMETOOLONG:
-        return OutputError("PATH_TOO_LONG", f"the output folder {str(path)[:40]}... is too long: choose a shorter name")
-    if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return OutputError("OUT_DIR_IS_FILE", f"{path} is a file, or below one: choose a folder for --output-dir")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return OutputError("NO_SPACE", f"{path} cannot be written ({error.strerror}): free some space and start again")
-    return OutputError(
-        "OUT_DIR_NOT_WRITABLE", f"cannot write to {path} ({error.strerror}): choose another --output-dir"
-    )
+        fact = f"cannot write to {str(folder)[:200]} ({error.strerror})"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OutputError("NO_SPACE", f"{fact}: free some space and start again") from error
+        raise OutputError("OUT_DIR_NOT_WRITABLE", f"{fact}: choose another --output-dir") from error
 
 
 def free_bytes(path: Path) -> int:
@@ -92,12 +83,6 @@ def is_in_use(folder: Path) -> bool:
             return platform.is_locked(file.fileno())
     except OSError as error:
         return not isinstance(error, FileNotFoundError)
-
-
-def refuse_in_use(folder: Path) -> None:
-    """Raise OutputError if another process has the lock of a run's folder."""
-    if is_in_use(folder):
-        raise _not_locked(folder, OSError(errno.EAGAIN, ""), filesystem.read_file(folder / "run.lock", max_bytes=4096))
 
 
 class RunLock:

@@ -16,9 +16,7 @@ from ..core.errors import ConfigError
 _TYPES = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
 _PRECISIONS = ("no", "bf16", "fp16")
 _FSDP = "ACCELERATE_USE_FSDP"
-_FSDP_2 = "set it to 2, as in fsdp.yaml"
 _OTHER_LAUNCH = "launch with multi_gpu.yaml, or with fsdp.yaml to shard the weights"
-_NO_LOADERS = "leave it out: the batch plan gives each process its part of every batch"
 
 
 def is_switched_on(variable: str, environ: Mapping[str, str]) -> bool:
@@ -35,19 +33,17 @@ def read_launch(mixed_precision: str) -> FullyShardedDataParallelPlugin | None:
 
     Raises ConfigError for what accelerate itself could only report as a missing library or an unknown value.
     """
-    environ, version = os.environ, os.environ.get("FSDP_VERSION", "1")
+    environ = os.environ
     engines = {name for name in environ if name.startswith("ACCELERATE_USE_") and is_switched_on(name, environ)}
-    shards, unsupported = _FSDP in engines, sorted(engines - {_FSDP, "ACCELERATE_USE_CPU"})
+    unsupported = sorted(engines - {_FSDP, "ACCELERATE_USE_CPU"})
     _reject(
         *[(name.removeprefix("ACCELERATE_USE_").lower(), True, _OTHER_LAUNCH) for name in unsupported],
         (f"mixed_precision: {mixed_precision}", mixed_precision not in _PRECISIONS, "set it to no, bf16 or fp16"),
-        (f"fsdp_version: {version}", shards and version != "2", _FSDP_2),
-        ("fp8_config", "ACCELERATE_FP8_BACKEND" in environ, "leave it out and set mixed_precision to bf16"),
     )
     with accelerates_errors():
         # accelerate's launcher switches on `cpu_ram_efficient_loading`, which fails with the buffers of batch norms
         # (1.15). Without it every process builds the same weights.
-        return FullyShardedDataParallelPlugin(cpu_ram_efficient_loading=False) if shards else None
+        return FullyShardedDataParallelPlugin(cpu_ram_efficient_loading=False) if _FSDP in engines else None
 
 
 def reject_unsupported(accelerator: Accelerator) -> None:
@@ -57,17 +53,11 @@ def reject_unsupported(accelerator: Accelerator) -> None:
     """
     state, kind = accelerator.state, accelerator.distributed_type
     _reject((f"distributed_type: {kind.value}", kind not in _TYPES, _OTHER_LAUNCH))
-    precision, dynamo = accelerator.mixed_precision, state.dynamo_plugin.backend
-    num_steps, even = accelerator.gradient_accumulation_steps, accelerator.even_batches
-    split, dispatch = accelerator.split_batches, accelerator.dispatch_batches
+    dynamo, num_steps = state.dynamo_plugin.backend, accelerator.gradient_accumulation_steps
     _reject(
         ("parallelism_config", state.parallelism_config is not None, _OTHER_LAUNCH),
-        (f"mixed_precision: {precision}", precision not in _PRECISIONS, "set it to no, bf16 or fp16"),
         (f"dynamo_backend: {dynamo.value}", dynamo != DynamoBackend.NO, "set it to 'no' and use --compile"),
         (f"gradient_accumulation_steps: {num_steps}", num_steps != 1, "set it to 1 and use --accumulate"),
-        (f"split_batches={split}", split, _NO_LOADERS),
-        (f"dispatch_batches={dispatch}", dispatch is not None, _NO_LOADERS),
-        (f"even_batches={even}", not even, _NO_LOADERS),
     )
     if kind == DistributedType.FSDP:
         _reject_fsdp(state.fsdp_plugin)
@@ -81,7 +71,7 @@ def _reject_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
     ignored = "leave it out: their gradients would not be averaged over the processes"
     offloads = isinstance(plugin.cpu_offload, CPUOffloadPolicy)
     _reject(
-        (f"fsdp_version: {plugin.fsdp_version}", plugin.fsdp_version != 2, _FSDP_2),
+        (f"fsdp_version: {plugin.fsdp_version}", plugin.fsdp_version != 2, "set it to 2, as in fsdp.yaml"),
         ("fsdp_activation_checkpointing", plugin.activation_checkpointing, recompute),
         ("fsdp_offload_params", offloads, "set it to false and shard over more processes"),
         ("fsdp_ignored_modules", plugin.ignored_modules, ignored),

@@ -11,7 +11,6 @@ from importlib import metadata
 from typing import Annotated, Literal
 
 import accelerate
-import psutil
 import torch
 import torch.distributed as dist
 import tyro
@@ -74,14 +73,14 @@ class RuntimeConfig:
     timeout_s: float = 600.0
     """How long a process waits for the others in a collective before it fails."""
     stuck_timeout_s: float | None = None
-    """End a process stuck for this long, and log its stack traces; None: `timeout_s`, or never for one process."""
+    """End a process stuck for this long, and print its stack traces; None: `timeout_s`, or never for one process."""
     find_unused_parameters: bool = False
     """With several processes, allow parameters that a step does not use; costs a search of each step's graph."""
     static_graph: bool = False
     """Promise that each step uses the same parameters in the same order, which saves torch some work."""
     gradient_compression: Literal["fp16", "bf16"] | None = None
     """Send gradients between processes in half precision: half the bytes, rounded. None: full precision."""
-    backend: Literal["nccl", "gloo", "mpi"] | None = None
+    backend: Literal["nccl", "gloo"] | None = None
     """The backend of torch.distributed; None: nccl between GPUs, gloo between CPUs."""
     debug_distributed: Annotated[bool, tyro.conf.arg(aliases=["--debug-distributed"])] = False
     """Make torch and NCCL log what they do between processes; with TORCH_CPP_LOG_LEVEL=INFO, each connection too."""
@@ -148,7 +147,6 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     for is_used, is_there, message in (
         (config.backend == "nccl", has_cuda, "backend nccl needs GPUs, and there are none: use gloo"),
         (config.gradient_compression == "bf16", has_cuda, "gradient-compression bf16 needs GPUs and NCCL: use fp16"),
-        (config.backend == "mpi", dist.is_mpi_available(), "backend mpi needs a torch built with MPI: use gloo"),
     ):
         if is_used and not is_there:
             raise ConfigError("CONFIG", f"--runtime.{message}")
@@ -256,11 +254,3 @@ def peak_memory_bytes(accelerator: Accelerator) -> int:
     if hasattr(device, "max_memory_allocated"):
         return int(device.max_memory_allocated(accelerator.device))
     return peak_resident_bytes()
-
-
-def describe_memory(accelerator: Accelerator) -> str:
-    """Return the peak and the total, of the device if it counts its own memory, else of the machine."""
-    device = torch.get_device_module(accelerator.device)
-    counts = hasattr(device, "max_memory_allocated")
-    total = device.get_device_properties(accelerator.device).total_memory if counts else psutil.virtual_memory().total
-    return f"peak {peak_memory_bytes(accelerator) / 2**30:.2f} of {total / 2**30:.2f} GiB"

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
@@ -25,25 +25,15 @@ from .accelerate_settings import forget_earlier_accelerators
 from .accelerator import uses_cpu
 from .launch_env import setup_launch_env
 
-_logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 
-def launch(
-    function: Callable[..., T],
-    *arguments: Any,
-    num_processes: int | None = None,
-    on_failure: Literal["error", "single"] = "error",
-) -> T:
+def launch(function: Callable[..., T], *arguments: Any, num_processes: int | None = None) -> T:
     """Run `function(*arguments)` in each of `num_processes` on this machine; return what it returns in the main one.
 
     None: one process per GPU, or one process without a GPU. A single process is this one. Several are forked from it:
     the function and its arguments may be anything, also from a notebook; the result is pickled. Under another launcher,
-    such as torchrun, the processes exist already, and `function` runs in this one.
-
-    With `on_failure="single"`, if the processes cannot start or one is lost, `function` runs in this process, after a
-    warning. Ctrl-C stops all of them cleanly.
+    such as torchrun, the processes exist already, and `function` runs in this one. Ctrl-C stops all of them cleanly.
 
     Raises:
         ConfigError: CUDA is in use in this process, or there are fewer GPUs.
@@ -54,20 +44,14 @@ def launch(
     wanted = num_processes or (1 if uses_cpu() else max(1, torch.cuda.device_count()))
     if wanted == 1 or setup_launch_env() > 1:
         return function(*arguments)
-    try:
-        _check_can_fork(wanted)
-        # Fork from a new thread: a process forked from one that has used OpenMP, as most of torch does, hangs in its
-        # first operation on several threads (libgomp, torch 2.13). torch ends the processes with this thread.
-        with ThreadPoolExecutor(1) as fresh_thread:
-            processes, pipes = fresh_thread.submit(_start, partial(function, *arguments), wanted).result()
-            outcomes = fresh_thread.submit(_receive, pipes)
-            failure = _join(processes)
-            return _find_result(outcomes.result(), failure)  # type: ignore[no-any-return]
-    except UserError as error:
-        if on_failure == "error" or not (isinstance(error, ProcessError) or error.code == "LAUNCH"):
-            raise
-        _logger.warning("%s. CONTINUING WITH ONE PROCESS, as on_failure='single' asks", error)
-    return function(*arguments)
+    _check_can_fork(wanted)
+    # Fork from a new thread: a process forked from one that has used OpenMP, as most of torch does, hangs in its
+    # first operation on several threads (libgomp, torch 2.13). torch ends the processes with this thread.
+    with ThreadPoolExecutor(1) as fresh_thread:
+        processes, pipes = fresh_thread.submit(_start, partial(function, *arguments), wanted).result()
+        outcomes = fresh_thread.submit(_receive, pipes)
+        failure = _join(processes)
+        return _find_result(outcomes.result(), failure)  # type: ignore[no-any-return]
 
 
 def _check_can_fork(num_processes: int) -> None:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import os
 import re
 import zlib
-from collections.abc import Sequence
 
 from ..core.errors import ConfigError
 
-_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # torch's; below, those of others
+_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# SLURM's, those of a step: a batch script, which is not one of the tasks, has those of the job.
 _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
-_OTHERS = (
-    tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),  # Open MPI
-    tuple(f"MV2_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),  # MVAPICH
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI
-    _SRUN,  # those of a step: a batch script, which is not one of the tasks, has those of the job
-)
+_MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI, and MPICH and Intel MPI
 MAX_THREADS = 1024  # a million crash the process
 _LAUNCHERS = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND"}  # set by torchrun and by accelerate's
-_FIX = "start with torchrun, accelerate launch, mpirun or srun; or unset RANK, WORLD_SIZE and LOCAL_RANK"
+_FIX = "start with torchrun, accelerate launch or srun; or unset RANK, WORLD_SIZE and LOCAL_RANK"
 
 
 def setup_launch_env() -> int:
@@ -30,8 +25,10 @@ def setup_launch_env() -> int:
     """
     environment = os.environ
     if not {"RANK", "WORLD_SIZE"} & environment.keys():
-        for names in [names for names in _OTHERS if set(names) <= environment.keys()][:1]:
-            environment.update(_translated(names))
+        if set(_SRUN) <= environment.keys():
+            environment.update(_translate_srun())
+        elif {environment.get(name, "1") for name in _MPI} != {"1"}:
+            raise ConfigError("LAUNCH", f"the variables of mpirun and mpiexec are not read: {_FIX}")
     if not set(_NAMES[:3]) & environment.keys():
         if {"MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"} <= environment.keys():
             fix = "launch with --config_file accelerate_configs/multi_cpu.yaml, or unset MASTER_ADDR"
@@ -61,12 +58,6 @@ def count_local_processes() -> int:
     return max(1, _number("LOCAL_WORLD_SIZE")) if os.environ.get("LOCAL_WORLD_SIZE") else 1
 
 
-def without_local_rank(argv: Sequence[str]) -> list[str]:
-    """Return a command line without the `--local-rank N` that `python -m torch.distributed.launch` adds."""
-    added = rf"\0--local[-_]rank[=\0]{os.environ.get('LOCAL_RANK')}(?=\0|$)"
-    return re.sub(added, "", "\0".join(["", *argv])).split("\0")[1:]
-
-
 def given_num_threads() -> int | None:
     """Return OMP_NUM_THREADS if the user has set it: torchrun and accelerate's launcher set it to 1."""
     value = os.environ.get("OMP_NUM_THREADS", "")
@@ -84,25 +75,17 @@ def _number(name: str) -> int:
     return int(value)
 
 
-def _translated(names: tuple[str, ...]) -> dict[str, str]:
-    """Return torch's variables from another launcher's."""
+def _translate_srun() -> dict[str, str]:
+    """Return torch's variables from srun's."""
     environment = os.environ
-    rank, num_processes, local_rank = map(_number, names[:3])
-    node = _number("SLURM_NODEID") if names is _SRUN else 0
-    local_processes = _tasks_of_node(environment[names[3]], node)
-    address = environment.get("MASTER_ADDR")
-    if address is None and local_processes == num_processes:
-        address = "127.0.0.1"
-    elif address is None and names is _SRUN:
-        address = _first_host(environment["SLURM_STEP_NODELIST"])
-    elif address is None:
-        fix = "give all of them its address as MASTER_ADDR (Open MPI: -x MASTER_ADDR=...; MPICH: -genv MASTER_ADDR ...)"
-        raise ConfigError("LAUNCH", f"mpirun does not pass the address of process 0 to the machines: {fix}")
+    rank, num_processes, local_rank = map(_number, _SRUN[:3])
+    local_processes = _tasks_of_node(environment[_SRUN[3]], _number("SLURM_NODEID"))
+    first = "127.0.0.1" if local_processes == num_processes else _first_host(environment["SLURM_STEP_NODELIST"])
     # The same port for all processes, and different ones for jobs that share a machine.
-    step = environment.get("SLURM_STEP_ID", "") if names is _SRUN else ""
-    job = environment.get("PMIX_NAMESPACE") or environment.get("SLURM_JOB_ID", "") + step
+    job = environment.get("SLURM_JOB_ID", "") + environment.get("SLURM_STEP_ID", "")
     port = environment.get("MASTER_PORT") or str(20_000 + zlib.crc32(job.encode()) % 10_000)
     values = (str(value) for value in (rank, num_processes, local_rank, local_processes))
+    address = environment.get("MASTER_ADDR") or first
     return dict(zip(_NAMES, values, strict=True), MASTER_ADDR=address, MASTER_PORT=port)
 
 

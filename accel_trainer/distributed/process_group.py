@@ -26,9 +26,6 @@ def init_process_group(backend: str | None, *, timeout_s: float) -> None:
     """
     rank, num_processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     timeout = timedelta(seconds=timeout_s)
-    if backend == "mpi":  # has its own rendezvous
-        dist.init_process_group(backend, timeout=timeout)
-        return
     _choose_interface(os.environ["MASTER_ADDR"])
     try:
         store = _unused_prefix(_meet(rank, timeout), rank, num_processes, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""How a run is doing, for others to read: `status.json`, and per process `logs/rank-NNNNN.json` and `.log`."""
+"""How a run is doing, for others to read: `status.json`, and per process `logs/rank-NNNNN.json`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import json
 import os
 import platform
 import time
-import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,6 @@ def failures_reported(folder: Path, watchdog: Watchdog, *, rank: int, num_proces
     Raises:
         ProcessError: another process failed first.
     """
-    log = _log(folder, rank)
 
     def describe(error: str, exit_code: int) -> Failure:
         return Failure(rank, watchdog.phase, watchdog.position.optimizer_step, int(exit_code), error)
@@ -69,21 +67,19 @@ def failures_reported(folder: Path, watchdog: Watchdog, *, rank: int, num_proces
         with writes_to(folder):
             filesystem.write_file_atomic(folder / "status.json", json.dumps(status, indent=1).encode())
 
-    def report(failure: Failure, stacks: str) -> None:
+    def report(failure: Failure) -> None:
         with suppress(OSError, UserError):  # the folder may be what failed: the error itself matters more
             _write_record(folder, rank, failure)
             write_status(_STATES.get(ExitCode(failure.exit_code), "failed"), failure.exit_code, str(failure))
-            with closing(filesystem.AppendFile(log)) as file:
-                file.append(f"{failure}\n{stacks}\n".encode())
 
-    def on_stuck(stuck_s: float, stacks: str) -> str:
+    def on_stuck(stuck_s: float) -> str:
         failure = describe(f"stuck, no progress for {stuck_s:.0f} s", ExitCode.INTERNAL)
-        report(failure, stacks)
-        return f"error[STUCK]: {failure}: see {log}"
+        report(failure)
+        return f"error[STUCK]: {failure}"
 
     with writes_to(folder):
         with suppress(FileExistsError):  # another process of this machine was faster
-            filesystem.make_directory(log.parent)
+            filesystem.make_directory(folder / "logs")
         _write_record(folder, rank, None)  # replaces that of an earlier launch
     watchdog.on_stuck = on_stuck
     write_status("running")
@@ -98,12 +94,11 @@ def failures_reported(folder: Path, watchdog: Watchdog, *, rank: int, num_proces
         is_bug = isinstance(error, Exception) and not is_users
         if is_bug and any(word in str(error).lower() for word in _LOST_PEER):
             first = _find_cause(folder, mine, [other for other in range(num_processes) if other != rank])
-        report(first, traceback.format_exc())
+        report(first)
         if first is not mine:
-            message = f"{first}: see {_log(folder, first.rank)}"
-            raise ProcessError("PROCESS", message, first.rank, first.exit_code) from error
+            raise ProcessError("PROCESS", str(first), first.rank, first.exit_code) from error
         if is_bug:  # as `add_note` of Python 3.11 does: it is shown with a traceback
-            vars(error).setdefault("__notes__", []).append(f"{mine}: see {log}")
+            vars(error).setdefault("__notes__", []).append(str(mine))
         raise
 
 
@@ -146,18 +141,18 @@ def _fate(record: dict[str, Any]) -> str | None:
     return None
 
 
-def _log(folder: Path, rank: int) -> Path:
-    return folder / "logs" / f"rank-{rank:05d}.log"
+def _record_path(folder: Path, rank: int) -> Path:
+    return folder / "logs" / f"rank-{rank:05d}.json"
 
 
 def _write_record(folder: Path, rank: int, failure: Failure | None) -> None:
     record = {"pid": os.getpid(), "host": platform.node(), "failure": failure and asdict(failure)}
-    filesystem.write_file_atomic(_log(folder, rank).with_suffix(".json"), json.dumps(record).encode())
+    filesystem.write_file_atomic(_record_path(folder, rank), json.dumps(record).encode())
 
 
 def _read_record(folder: Path, rank: int) -> dict[str, Any]:
     """Return what a process wrote; nothing, if it is on another machine's disk."""
     try:
-        return dict(json.loads(filesystem.read_file(_log(folder, rank).with_suffix(".json"), max_bytes=_MAX_BYTES)))
+        return dict(json.loads(filesystem.read_file(_record_path(folder, rank), max_bytes=_MAX_BYTES)))
     except (OSError, ValueError):
         return {}

@@ -148,30 +148,26 @@ class NonfiniteGuard:
             _logger.warning("%s; training continues", fact)
 
     def _describe(self, update: PendingUpdate) -> dict[str, Any]:
-        """Return the micro-batches of all processes and their losses, as JSON values. **Collective. Host sync.**"""
-        rows: list[list[float]] = []  # a row per sample: process, micro-batch, id, loss sum, whether it is a cause
-        for index, (batch, loss_sum) in enumerate(zip(update.step_batch.micro_batches, update.losses, strict=True)):
-            samples = zip(batch.sample_ids.tolist(), self._are_suspect(batch, loss_sum).tolist(), strict=True)
-            where = self._accelerator.process_index, index
-            rows += [[*where, sample_id, float(loss_sum), is_suspect] for sample_id, is_suspect in samples]
-        rows = gather_rows(torch.tensor(rows, dtype=torch.float64).reshape(-1, 5), self._accelerator).tolist()
+        """Return the step and the samples behind it, as JSON values. **Collective. Host sync.**"""
+        rows: list[Tensor] = []  # a row per sample of a bad micro-batch: its id, and whether it is a cause
+        for batch, loss_sum in zip(update.step_batch.micro_batches, update.losses, strict=True):
+            if not torch.isfinite(loss_sum):
+                rows.append(torch.stack([batch.sample_ids, self._are_suspect(batch).long()], dim=1))
+        none = torch.zeros(0, 2, dtype=torch.int64, device=self._found.device)
+        found = gather_rows(torch.cat([none, *rows]), self._accelerator)
         # Norm layers spread a NaN to good samples and processes. If no sample is the cause, list all that have one.
-        blamed = [row for row in rows if row[4]] or [row for row in rows if not math.isfinite(row[3])]
-        batches: dict[tuple[float, ...], dict[str, Any]] = {}
-        for row in rows:
-            entry: dict[str, Any] = {"process": int(row[0]), "micro_batch": int(row[1]), "loss_sum": _plain(row[3])}
-            batches.setdefault(tuple(row[:2]), {**entry, "sample_ids": []})["sample_ids"].append(int(row[2]))
-        losses = {tuple(row[:2]): row[3] for row in rows}.values()
+        blamed = found[found[:, 1] > 0] if found[:, 1].any() else found
+        total = float(self._accelerator.reduce(torch.stack([*update.losses]).sum()))
         return {
             "optimizer_step": update.position.optimizer_step + 1, "position": asdict(update.position),
-            "seed": self._seed, "loss_sum": _plain(sum(losses)),
-            "nonfinite_sample_ids": sorted(int(row[2]) for row in blamed), "micro_batches": list(batches.values()),
+            "seed": self._seed, "loss_sum": total if math.isfinite(total) else str(total),
+            "nonfinite_sample_ids": sorted(blamed[:, 0].tolist()),
         }  # fmt: skip
 
-    def _are_suspect(self, batch: Batch, loss_sum: Tensor) -> Tensor:
+    def _are_suspect(self, batch: Batch) -> Tensor:
         """Return which samples [B] cause the loss of a micro-batch to be NaN or inf."""
-        if torch.isfinite(loss_sum) or self._is_sharded:  # a forward through shards is collective
-            return torch.zeros(len(batch))
+        if self._is_sharded:  # a forward through shards is collective
+            return torch.zeros_like(batch.sample_ids)
         self._model.eval()  # so that no norm layer mixes the samples
         with torch.no_grad(), self._accelerator.autocast():
             losses = self._task.eval_step(self._model, batch).losses
@@ -183,8 +179,3 @@ def are_too_many(steps: Sequence[int]) -> bool:
     """Whether a run that skipped `steps`, the latest last, should end: 3 in a row, or 10 of 1000."""
     is_in_a_row = len(steps) >= _MAX_IN_A_ROW and steps[-_MAX_IN_A_ROW] == steps[-1] - _MAX_IN_A_ROW + 1
     return is_in_a_row or (len(steps) >= _MAX_RECENT and steps[-_MAX_RECENT] > steps[-1] - _RECENT_STEPS)
-
-
-def _plain(value: float) -> float | str:
-    """JSON has neither NaN nor inf."""
-    return value if math.isfinite(value) else str(value)

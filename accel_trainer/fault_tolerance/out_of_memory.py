@@ -15,7 +15,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 
 from ..core.batch_plan import BatchConfig, BatchPlan
 from ..core.errors import OutOfMemoryError, Preempted
-from ..distributed.accelerator import describe_memory
+from ..distributed.accelerator import peak_memory_bytes
 from .watchdog import Watchdog
 
 _logger = logging.getLogger(__name__)
@@ -28,6 +28,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and should_reduce_batch_size(RuntimeError(str(error)))
+
+
+def _peak(accelerator: Accelerator) -> str:
+    return f"peak {peak_memory_bytes(accelerator) / 2**30:.2f} GiB"
 
 
 def needs_restart(accelerator: Accelerator) -> bool:
@@ -49,7 +53,7 @@ def halve_micro_batch(
         Preempted: it takes a restart.
     """
     size = plan.per_device_batch_size
-    fact = f"out of memory at step {step} with {size} per device ({describe_memory(accelerator)})"
+    fact = f"out of memory at step {step} with {size} per device ({_peak(accelerator)})"
     if size == 1:
         raise OutOfMemoryError("OUT_OF_MEMORY", f"{fact}: {_NEEDS_LESS}")
     if plan.reduce == "exact":
@@ -76,10 +80,7 @@ def explain_out_of_memory(config: BatchConfig, watchdog: Watchdog, accelerator: 
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        step, size, fix = watchdog.position.optimizer_step, config.eval_batch_size, _NEEDS_LESS
-        where = "before training" if watchdog.phase == "start" else f"in the {watchdog.phase} after step {step}"
-        if watchdog.phase == "evaluation" and size > 1:
-            where = f"{where} with {size} per device"
-            fix = f"set --batch.eval-batch-size {size // 2}, which changes no metric"
-        fact = f"out of memory {where} ({describe_memory(accelerator)})"
+        step, size = watchdog.position.optimizer_step, config.eval_batch_size
+        fix = f"set --batch.eval-batch-size below {size}" if watchdog.phase == "evaluation" else _NEEDS_LESS
+        fact = f"out of memory after step {step}, phase {watchdog.phase} ({_peak(accelerator)})"
         raise OutOfMemoryError("OUT_OF_MEMORY", f"{fact}: {fix}") from error

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from tempfile import TemporaryFile
 
 from ..core.errors import ExitCode
 from ..core.train_state import TrainState
@@ -28,8 +27,8 @@ class Watchdog:
     """Ends a process that makes no progress for `timeout_s`, and stops it cleanly if its launcher dies.
 
     The trainer sets `phase`, and `position` once. Progress is a change of `num_forwards`, or of the stop flag's count
-    of polls: one per step and evaluated batch. `on_stuck` gets the seconds and the stacks of all threads, and returns
-    the last line that a stuck process prints.
+    of polls: one per step and evaluated batch. `on_stuck` gets the seconds, and returns the last line that a
+    stuck process prints, after the stacks of its threads.
     """
 
     def __init__(
@@ -40,7 +39,7 @@ class Watchdog:
         """Seconds spent in each phase that has ended."""
         self._phase, self._phase_start_s = "start", time.monotonic()
         self.position, self.num_forwards = TrainState(), 0
-        self.on_stuck: Callable[[float, str], str] = lambda stuck_s, stacks: stacks
+        self.on_stuck: Callable[[float], str] = lambda stuck_s: f"stuck for {stuck_s:.0f} s"
         self._timeout_s, self._launcher_pid = timeout_s + _GRACE_S, launcher_pid
         self._is_done = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -82,14 +81,7 @@ class Watchdog:
             idle_s = idle_s + _INTERVAL_S if now == seen and self.phase in _WATCHED else 0.0
             seen = now
             if idle_s > self._timeout_s:
-                line = self.on_stuck(idle_s, _stacks())
+                faulthandler.dump_traceback()
+                line = self.on_stuck(idle_s)
                 os.write(sys.stderr.fileno(), f"accel_trainer: {line}\n".encode())
                 os._exit(ExitCode.INTERNAL)
-
-
-def _stacks() -> str:
-    """Return where each thread of this process is."""
-    with TemporaryFile() as file:
-        faulthandler.dump_traceback(file)
-        file.seek(0)
-        return file.read().decode(errors="replace")

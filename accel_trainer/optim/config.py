@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Annotated, Literal
@@ -53,6 +54,11 @@ class OptimizerConfig:
     """Whether vectors and scalars (norm scales, biases) decay too."""
     layer_decay: float | None = None
     """Factor on the learning rate from each numbered block of layers to the one before it; None: the same for all."""
+    learning_rate_scales: tuple[str, ...] = ()
+    """`PATTERN=FACTOR`: a factor on the learning rate of the parameters whose names the regular expression finds, such
+    as `^head=10`. Of several patterns that find a name, the last counts."""
+    weight_decays: tuple[str, ...] = ()
+    """`PATTERN=DECAY`: the weight decay of these parameters, such as `norm|bias=0`."""
     freeze: Annotated[str | None, tyro.conf.arg(aliases=["--freeze"])] = None
     """Freeze parameters whose names match this regular expression; their BatchNorms keep their statistics."""
 
@@ -64,6 +70,8 @@ class OptimizerConfig:
         AT_LEAST_ONE.check(self, "optimizer", "base_batch_size")
         INSIDE_ONE.check(self, "optimizer", "layer_decay")
         check_pattern(self, "optimizer", "freeze")
+        pattern_values(self, "learning_rate_scales")
+        pattern_values(self, "weight_decays")
 
     def with_learning_rate(self) -> OptimizerConfig:
         """Return the config with a number as `learning_rate`, so that a run records which."""
@@ -71,6 +79,20 @@ class OptimizerConfig:
             return self
         default = inspect.signature(optimizer_class_of(self.name)).parameters["lr"].default
         return replace(self, learning_rate=_LEARNING_RATES.get(self.name, float(default)))
+
+
+def pattern_values(config: OptimizerConfig, setting: str) -> dict[str, float]:
+    """Return the numbers by pattern of a setting of texts `PATTERN=NUMBER`. Raises ConfigError."""
+    values = {}
+    for text in getattr(config, setting):
+        pattern, _, number = text.rpartition("=")
+        try:
+            values[re.compile(pattern).pattern] = float(number)
+            if not NOT_NEGATIVE.has(values[pattern]):
+                raise ValueError("a number from 0 is needed")
+        except (re.error, ValueError) as error:
+            raise ConfigError("CONFIG", f"optimizer.{setting} has {text!r} ({error}): write PATTERN=NUMBER") from None
+    return values
 
 
 def optimizer_class_of(name: str) -> type[Optimizer]:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..core.errors import ConfigError
-from .config import OptimizerConfig
+from .config import OptimizerConfig, pattern_values
 
 _BLOCK = re.compile(r"(?:[^.]+\.)*?\d+(?=\.)")  # up to the first part of the name that is a number
 
@@ -18,17 +18,33 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     """Split the trainable parameters into groups of equal settings, by their number of dimensions."""
     groups: dict[tuple[tuple[str, Any], ...], list[tuple[str, Tensor]]] = {}
     depths = layer_depths(name for name, _ in model.named_parameters())
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            settings = _settings(parameter.ndim, config)
-            if config.layer_decay is not None:
-                scale = config.layer_decay ** (max(depths.values()) - depths[name])
-                settings["learning_rate_scale"] = settings.get("learning_rate_scale", 1.0) * scale
-            groups.setdefault(tuple(settings.items()), []).append((name, parameter))
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    scales = _values_by_name(trained, "learning_rate_scales", config)
+    decays = _values_by_name(trained, "weight_decays", config)
+    for name, parameter in trained.items():
+        settings = _settings(parameter.ndim, config)
+        if config.layer_decay is not None:
+            scales[name] = scales.get(name, 1.0) * config.layer_decay ** (max(depths.values()) - depths[name])
+        if name in scales:
+            settings["learning_rate_scale"] = settings.get("learning_rate_scale", 1.0) * scales[name]
+        settings["weight_decay"] = decays.get(name, settings["weight_decay"])
+        groups.setdefault(tuple(settings.items()), []).append((name, parameter))
     return [
         {"params": [p for _, p in named], "param_names": [n for n, _ in named], **dict(settings)}
         for settings, named in groups.items()
     ]
+
+
+def _values_by_name(names: Iterable[str], setting: str, config: OptimizerConfig) -> dict[str, float]:
+    """Return the value of each name that a pattern finds; the last counts. Raises ConfigError if one finds none."""
+    values: dict[str, float] = {}
+    for pattern, value in pattern_values(config, setting).items():
+        found = [name for name in names if re.search(pattern, name)]
+        if not found:
+            fact = f"optimizer.{setting} has {pattern!r}, which matches no trained parameter ({', '.join(names)[:80]})"
+            raise ConfigError("CONFIG", f"{fact}: correct it")
+        values |= dict.fromkeys(found, value)
+    return values
 
 
 def _settings(num_dimensions: int, config: OptimizerConfig) -> dict[str, Any]:
@@ -87,9 +103,14 @@ def describe_parameters(model: nn.Module) -> str:
 
 
 def set_training_mode(model: nn.Module) -> None:
-    """Put `model` into training mode, except for norms whose parameters are all frozen: they keep their statistics."""
+    """Put `model` into training mode, except for norms in a frozen part: they keep their statistics.
+
+    These are norms whose parameters are all frozen, or, of those without parameters, the ones of the module before.
+    """
     model.train()
+    is_frozen = False
     for module in model.modules():
-        parameters = list(module.parameters(recurse=False))
-        if hasattr(module, "running_mean") and parameters and not any(p.requires_grad for p in parameters):
+        if parameters := list(module.parameters(recurse=False)):
+            is_frozen = not any(p.requires_grad for p in parameters)
+        if is_frozen and hasattr(module, "running_mean"):
             module.eval()

@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..callbacks.attempt_log import AttemptLog
 from ..callbacks.early_stopping import EarlyStopping, TimeLimit
 from ..callbacks.export import Exporter, OnnxExport
 from ..callbacks.metric_logger import MetricLogger
@@ -110,6 +109,7 @@ def build_trainer(
         accelerator, history=history, every_n_steps=config.trainer.log_every_n_steps, preparation=preparation,
         phase_s=phase_s, sinks=[progress.show, *(each.show for each in trackers)],
     )  # fmt: skip
+    result = ResultWriter(run.folder, log=log, num_eval_samples=eval_loader.num_samples, phase_s=phase_s)
     metadata = {
         "config_sha256": identity_sha256(run.config), "data_fingerprint": fingerprint,
         "task_fingerprint": task_fingerprint, "origin": origin, "num_samples": num_samples,
@@ -136,10 +136,9 @@ def build_trainer(
             *([] if max_time_s is None else [TimeLimit(run.watchdog.stop_flag, max_seconds=max_time_s)]),
             log,
             progress,
-            AttemptLog(run.folder / "attempts.jsonl", phase_s=phase_s),
             Exporter(run.folder, weights="model" if config.trainer.ema_decay is None else "ema",
                      config=export_config or {}, onnx=onnx),
-            ResultWriter(run.folder, log=log, num_eval_samples=eval_loader.num_samples),
+            *([result] if is_main else []),
             *([Profile(run.folder / "profile", show=progress.write)] if config.run.profile else []),
             *trackers,
             *callbacks,
@@ -162,7 +161,7 @@ def _load_origin(run: Run, model: nn.Module) -> list[str]:
         return list(run.checkpoint.manifest.get("origin", []))
     origin, path = [str(model.weights_origin)] if hasattr(model, "weights_origin") else [], run.config.run.init_from
     if path is not None:
-        origin.append(load_initial_weights(model, path, skip=run.config.run.init_skip).describe(path))
+        origin.append(load_initial_weights(model, path, skip=run.config.run.init_skip))
         if run.accelerator.is_main_process:
             _logger.info("%s", origin[-1])
     return origin

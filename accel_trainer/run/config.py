@@ -59,7 +59,7 @@ class RunConfig:
     cache_dir: Annotated[Path, tyro.conf.arg(aliases=["--cache-dir"])] = Path("~/.cache/accel_trainer")
     """Cache of decoded data, shared by all runs."""
     profile: Annotated[bool, tyro.conf.arg(aliases=["--profile"])] = False
-    """Write a trace of a few steps and torch's table of operations to `profile/` in the run folder."""
+    """Write a trace of a few steps to `profile/` in the run folder, for https://ui.perfetto.dev."""
     onnx: Annotated[bool, tyro.conf.arg(aliases=["--onnx"])] = False
     """Also export the model as ONNX, so that others can verify it and predict with it without its class."""
     dry_run: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False

@@ -18,7 +18,7 @@ from ..callbacks import console
 from ..core.callback import RunResult
 from ..core.errors import ExitCode, ProcessError, UserError
 from ..data.signals import ignore_signals
-from ..distributed.launch_env import setup_launch_env, without_local_rank
+from ..distributed.launch_env import setup_launch_env
 from .config import RecipeConfig
 from .dry_run import dry_run
 from .parser import parse_config
@@ -26,7 +26,7 @@ from .short_help import short_help
 
 C = TypeVar("C", bound=RecipeConfig)
 
-_WAIT_FOR_MAIN_S = 2.0  # a launcher ends all processes when one has failed: torchrun after 0.1 s, mpirun sooner
+_WAIT_FOR_MAIN_S = 2.0  # a launcher ends all processes when one has failed: torchrun after 0.1 s
 
 
 def main(
@@ -42,8 +42,6 @@ def main(
     is_debug, failed = "--debug" in (sys.argv if argv is None else argv), False
     try:
         setup_launch_env()  # first, so that a mistake in it is reported once
-        if argv is None:
-            sys.argv[1:] = without_local_rank(sys.argv[1:])  # also for the record of the run
         if {"-h", "--help"} & set(sys.argv[1:] if argv is None else argv):
             try:
                 print(short_help(config_class, description=description), flush=True)
@@ -60,21 +58,14 @@ def main(
         with suppress(OSError, ValueError):  # stderr is closed: the exit code still says what happened
             _report(error, is_debug=is_debug)
         code, failed = error.exit_code if isinstance(error, UserError) else ExitCode.INTERNAL, True
-    _finish_printing()
+    try:
+        console.flush()  # what a recipe printed: a failure when Python exits would change the exit code
+    except (OSError, ValueError):
+        console.mute()
     if failed and os.environ.get("WORLD_SIZE", "1") != "1":
         # The others notice closed sockets at once; destroying the process group would wait for them.
         os._exit(code)
     sys.exit(code)
-
-
-def _finish_printing() -> None:
-    """Flush what a recipe printed: a failure when Python exits would change the exit code."""
-    try:
-        console.flush()
-    except (OSError, ValueError):
-        console.mute()
-    with suppress(OSError, ValueError):
-        sys.stderr.flush()
 
 
 def _report(error: Exception, *, is_debug: bool) -> None:

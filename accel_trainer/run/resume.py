@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
 
 from ..checkpoint.format import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
-from ..checkpoint.retention import find_checkpoint, has_checkpoints, pass_over
+from ..checkpoint.retention import find_checkpoint, has_checkpoints
 from ..checkpoint.serialization import read_json_object
 from ..checkpoint.sharded import keep_slices
 from ..core.errors import CheckpointError, ConfigError, OutputError
@@ -120,11 +120,16 @@ def check_changes(stored: Mapping[str, Any], config: RecipeConfig, allowed: Sequ
 
 
 def read_checkpoint(
-    source: tuple[str, str | None] | None, accelerator: Accelerator, *, timeout_s: float
+    source: tuple[str, str | None] | None,
+    accelerator: Accelerator,
+    *,
+    timeout_s: float,
+    known_damaged: Mapping[str, CheckpointError] = MappingProxyType({}),
 ) -> LoadedCheckpoint | None:
     """Return the checkpoint to start from; the main process reads and verifies it for all. **Collective.**
 
-    Slices of shards are verified by all processes, each its part of them, and sent to none.
+    Slices of shards are verified by all processes, each its part of them, and sent to none. `known_damaged` are
+    checkpoints, by name, in which that has failed.
     """
     if source is None:
         return None
@@ -132,7 +137,7 @@ def read_checkpoint(
     found: list[Any] = []
 
     def read() -> str:
-        found[:] = find_checkpoint(directory, source[1], trust_slices=True) or ()
+        found[:] = find_checkpoint(directory, source[1], trust_slices=True, known_damaged=known_damaged) or ()
         return str(found[1].name)
 
     folder = directory / run_on_main(read, accelerator)
@@ -146,6 +151,6 @@ def read_checkpoint(
         except CheckpointError as error:
             if source[1] is not None or error.code != "CKPT_DAMAGED":
                 raise
-            run_on_main(partial(pass_over, folder, error), accelerator)
-            return read_checkpoint(source, accelerator, timeout_s=timeout_s)
+            known_damaged = {**known_damaged, folder.name: error}
+            return read_checkpoint(source, accelerator, timeout_s=timeout_s, known_damaged=known_damaged)
     return loaded

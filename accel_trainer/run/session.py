@@ -17,7 +17,6 @@ from accelerate import Accelerator
 
 from ..callbacks.trackers import check_trackers
 from ..checkpoint.format import LoadedCheckpoint
-from ..checkpoint.retention import has_checkpoints
 from ..core import filesystem
 from ..core.errors import (
     CheckpointError,
@@ -116,8 +115,7 @@ def _open_folder(config: RecipeConfig, recipe: str, accelerator: Accelerator, lo
     folder = prepare_directory(wanted)
     refuse_strange_entries(folder)
     lock.enter_context(RunLock(folder / "run.lock"))
-    if is_new:
-        lock.enter_context(_removed_if_refused(folder))
+    lock.enter_context(_undone_if_refused(folder, is_new=is_new))
     for part in (folder, folder / "logs", folder / "export"):  # the checkpointer sweeps its own folder
         if part.is_dir():
             filesystem.sweep(part)  # half-written files of attempts that were killed
@@ -129,8 +127,6 @@ def _open_folder(config: RecipeConfig, recipe: str, accelerator: Accelerator, lo
     if source is not None and stored is not None:
         changes = check_changes(stored, resolved, config.run.allow_change, source[0])
     environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
-    if source is not None and source[0] == folder:
-        lock.enter_context(_config_restored_if_refused(folder))
     with writes_to(folder):
         if source is not None and source[0] != folder:
             _copy_history(source[0], folder)
@@ -149,32 +145,20 @@ def _copy_history(run: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _removed_if_refused(folder: Path) -> Iterator[None]:
-    """Remove the folder of a run that is refused before it wrote a row or a checkpoint."""
+def _undone_if_refused(folder: Path, *, is_new: bool) -> Iterator[None]:
+    """If the run is refused before it saves a checkpoint, remove its new folder or restore the config of an old one."""
+    path, history, checkpoints = folder / "config.yaml", folder / "metrics.jsonl", folder / "checkpoints"
+    stored, before = path.read_bytes() if os.access(path, os.R_OK) else None, set(checkpoints.glob("step-*"))
     try:
         yield
     except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
-        raise  # the folder says why
+        raise  # the run was not refused, and the folder says why it ended
     except UserError:
-        history = folder / "metrics.jsonl"
-        has_rows = os.path.exists(history) and history.stat().st_size > 0
-        if os.path.isdir(folder) and not has_rows and not has_checkpoints(folder / "checkpoints"):
-            filesystem.remove_directories([folder])
-        raise
-
-
-@contextmanager
-def _config_restored_if_refused(folder: Path) -> Iterator[None]:
-    """Restore the stored config of a run that is refused before it saved a checkpoint with another one."""
-    path, checkpoints = folder / "config.yaml", folder / "checkpoints"
-    stored, before = path.read_bytes(), set(os.listdir(checkpoints))
-    try:
-        yield
-    except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
-        raise  # the run was not refused
-    except UserError:
-        if set(os.listdir(checkpoints)) <= before:
-            filesystem.write_file_atomic(path, stored)
+        if set(checkpoints.glob("step-*")) <= before:
+            if stored is not None:
+                filesystem.write_file_atomic(path, stored)
+            elif is_new and folder.exists() and not (history.exists() and history.stat().st_size):
+                filesystem.remove_directories([folder])
         raise
 
 

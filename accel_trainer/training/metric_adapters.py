@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..core.errors import ConfigError
 from ..core.types import Batch, EvalOutput
@@ -21,7 +22,8 @@ from .metrics import check_logits, describe_tensor
 class TorchMetric:
     """A metric of torchmetrics whose state is sums, as `name`: accuracy, F1, IoU, or AUROC with `thresholds`.
 
-    `arguments` gives what its `update` takes; None: the outputs and the targets.
+    The metrics of a MetricCollection are reported as `name_MulticlassF1Score` and so on. `arguments` gives what
+    `update` takes; None: the outputs and the targets.
     """
 
     name: str
@@ -29,41 +31,55 @@ class TorchMetric:
     arguments: Callable[[Batch, EvalOutput], tuple[Any, ...]] | None = None
 
     def __post_init__(self) -> None:
-        self.metric.sync_on_compute = False  # the evaluator adds up the sums of the processes
-        reductions = {name: getattr(how, "__name__", how) for name, how in self.metric._reductions.items()}
-        for name, value in self.metric.metric_state.items():
-            if not isinstance(value, Tensor) or reductions[name] != "dim_zero_sum":
-                fact = f"{type(self.metric).__name__} keeps {name}, which is not a sum"
-                fix = "pass thresholds=100 if it accepts them, or use WholeSetMetric"
-                raise ConfigError("METRIC", f"{fact}: {fix}")
+        for metric in self._metrics.values():
+            metric.sync_on_compute = False  # the evaluator adds up the sums of the processes
+            for name, value in metric.metric_state.items():
+                how = metric._reductions[name]
+                if not isinstance(value, Tensor) or getattr(how, "__name__", how) != "dim_zero_sum":
+                    fact = f"{type(metric).__name__} keeps {name}, which is not a sum"
+                    fix = "pass thresholds=100 if it accepts them, or use WholeSetMetric"
+                    raise ConfigError("METRIC", f"{fact}: {fix}")
+
+    @property
+    def _metrics(self) -> dict[str, Any]:
+        """The metrics by the names of their numbers."""
+        if isinstance(self.metric, nn.ModuleDict):  # a MetricCollection
+            return {f"{self.name}_{name}": metric for name, metric in self.metric.items()}
+        return {self.name: self.metric}
 
     @property
     def higher_is_better(self) -> Mapping[str, bool]:
         """As torchmetrics says."""
-        is_better = self.metric.higher_is_better
-        return {} if is_better is None else {self.name: is_better}
+        known = {name: metric.higher_is_better for name, metric in self._metrics.items()}
+        return {name: is_better for name, is_better in known.items() if is_better is not None}
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return the metric's state as one vector of zeros."""
+        """Return the state as one vector of zeros."""
         return torch.zeros_like(self._state(), device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
         """Add the state that the metric has after this batch only."""
-        self.metric.to(sums.device).reset()
-        self.metric.update(*(self.arguments(batch, output) if self.arguments else (output.outputs, batch.targets)))
+        arguments = self.arguments(batch, output) if self.arguments else (output.outputs, batch.targets)
+        for metric in self._metrics.values():
+            metric.to(sums.device).reset()
+            metric.update(*arguments)
         sums.add_(self._state())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return the metric of all samples."""
-        self.metric.to(sums.device).reset()
-        states = self.metric.metric_state
-        for (name, state), part in zip(states.items(), sums.split([s.numel() for s in states.values()]), strict=True):
-            setattr(self.metric, name, part.view(state.shape).to(state.dtype))
-        self.metric._update_count = 1  # or it warns that it has not been updated (torchmetrics 1.9)
-        return {self.name: self.metric.compute()}
+        """Return the numbers of all samples."""
+        start = 0
+        for metric in self._metrics.values():
+            metric.to(sums.device).reset()
+            for name, state in metric.metric_state.items():
+                part = sums[start : start + state.numel()]
+                setattr(metric, name, part.view(state.shape).to(state.dtype))
+                start += state.numel()
+            metric._update_count = 1  # or it warns that it has not been updated (torchmetrics 1.9)
+        return {name: metric.compute() for name, metric in self._metrics.items()}
 
     def _state(self) -> Tensor:
-        return torch.cat([state.double().reshape(-1) for state in self.metric.metric_state.values()])
+        states = [state for metric in self._metrics.values() for state in metric.metric_state.values()]
+        return torch.cat([state.double().reshape(-1) for state in states])
 
 
 @dataclass(frozen=True)
@@ -103,39 +119,28 @@ class WholeSetMetric:
         return self.function(outputs, targets.long() if is_integer.all() else targets)
 
 
-@dataclass(frozen=True)
-class EvaluateMetric:
-    """Any metric of the `evaluate` library over all predictions, exact for any number of processes.
+class EvaluateMetric(WholeSetMetric):
+    """Any metric of the `evaluate` library over all predicted classes, exact for any number of processes.
 
-    `metric` is what `evaluate.load` returned; a path to a local module works offline. Each process
-    writes its predictions at the samples' ids of an array over all N samples, which the merge adds
-    up: nothing is padded, gathered twice or out of order. Its `compute` runs on every process.
-
-    The library does not say which of its numbers are better when they are higher: name those that a
-    run may be judged by in `higher_is_better`, such as `{"f1": True}`.
+    `metric` is what `evaluate.load` returned; a path to a local module works offline. The library does not say which of
+    its numbers are better when they are higher: name those that a run may be judged by in `higher_is_better`, such as
+    `{"f1": True}`.
     """
 
-    metric: Any
-    num_samples: int
-    compute_arguments: Mapping[str, Any] | None = None
-    higher_is_better: Mapping[str, bool] = field(default_factory=dict)
+    def __init__(
+        self,
+        metric: Any,
+        num_samples: int,
+        compute_arguments: Mapping[str, Any] = MappingProxyType({}),
+        higher_is_better: Mapping[str, bool] = MappingProxyType({}),
+    ) -> None:
+        def compute(predictions: Tensor, labels: Tensor) -> Mapping[str, Any]:
+            classes = predictions.squeeze(1).long().numpy()
+            return metric.compute(predictions=classes, references=labels.numpy(), **compute_arguments)  # type: ignore[no-any-return]
 
-    def empty(self, device: torch.device) -> Tensor:
-        """Return [2, N]: predictions, labels."""
-        return torch.zeros(2, self.num_samples, dtype=torch.float64, device=device)
+        super().__init__(compute, num_samples, num_outputs=1, higher_is_better=higher_is_better)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Place the predicted classes of logits [B, K] and the labels [B] at their sample ids.
-
-        Raises ConfigError for other shapes.
-        """
+        """Place the predicted classes of logits [B, K] and the labels [B]. Raises ConfigError for other shapes."""
         check_logits(output.outputs, batch.targets, in_loss=False)
-        sums[0].index_add_(0, batch.sample_ids, output.outputs.argmax(1).double())
-        sums[1].index_add_(0, batch.sample_ids, batch.targets.double())
-
-    def compute(self, sums: Tensor) -> Mapping[str, Any]:
-        """Return what the metric computes."""
-        predictions, references = sums.long().numpy()
-        arguments = dict(self.compute_arguments or {})
-        result: Mapping[str, Any] = self.metric.compute(predictions=predictions, references=references, **arguments)
-        return result
+        super().update(sums, batch, EvalOutput(output.losses, output.outputs.argmax(1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -87,9 +88,7 @@ class RegressionTask:
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         """Return the errors [B] and the predictions. Raises ConfigError for other shapes."""
         predictions = model(batch.inputs)
-        _check_same_shape(predictions, batch.targets)
-        errors = F.mse_loss(predictions, batch.targets.to(predictions.dtype), reduction="none")
-        return EvalOutput(errors.reshape(len(batch), -1).mean(1), predictions)
+        return EvalOutput(_mean_losses(F.mse_loss, predictions, batch.targets), predictions)
 
 
 class MultiLabelTask:
@@ -102,9 +101,7 @@ class MultiLabelTask:
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         """Return the means over the classes [B] and the logits [B, K]. Raises ConfigError for other shapes."""
         logits = model(batch.inputs)
-        _check_same_shape(logits, batch.targets)
-        losses = F.binary_cross_entropy_with_logits(logits, batch.targets.to(logits.dtype), reduction="none")
-        return EvalOutput(losses.mean(1), logits)
+        return EvalOutput(_mean_losses(F.binary_cross_entropy_with_logits, logits, batch.targets), logits)
 
 
 class SegmentationTask:
@@ -172,10 +169,12 @@ class DistillationTask:
         return StepOutput((1 - self._weight) * labels.loss_sum + self._weight * imitation, labels.sums)
 
 
-def _check_same_shape(outputs: Tensor, targets: Tensor) -> None:
+def _mean_losses(loss: Callable[..., Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss of each sample [B]. Raises ConfigError if outputs and targets differ in shape."""
     if outputs.shape != targets.shape:
         fact = f"the model returns {describe_tensor(outputs)} for targets {describe_tensor(targets)}"
         raise ConfigError("SHAPES", f"{fact}: both must have the same shape")
+    return loss(outputs, targets.to(outputs.dtype), reduction="none").reshape(len(outputs), -1).mean(1)
 
 
 def _views(images: Tensor, tta: str) -> list[Tensor]:

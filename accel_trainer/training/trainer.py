@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -64,17 +64,17 @@ class Trainer:
         self._callback_runner = CallbackRunner(callbacks)
         self.raw_model, self.optimizer = model, optimizer
         copied = None if config.ema_decay is None else sharded_copy(model, accelerator)
-        self.model, prepared_optimizer = self._reduction.prepare(model, optimizer)
-        self.ema = None if config.ema_decay is None else Ema(model, decay=config.ema_decay, copied=copied)
+        self._model, prepared_optimizer = self._reduction.prepare(model, optimizer)
+        self._ema = None if config.ema_decay is None else Ema(model, decay=config.ema_decay, copied=copied)
         self._guard = NonfiniteGuard(
             may_skip=config.on_nonfinite == "skip", accelerator=accelerator, model=model, optimizer=optimizer,
             task=task, seed=seed, folder=checkpointer.directory.parent,
         )  # fmt: skip
         self._update = OptimizerStep(
-            accelerator=accelerator, model=self.model, optimizer=optimizer, prepared_optimizer=prepared_optimizer,
+            accelerator=accelerator, model=self._model, optimizer=optimizer, prepared_optimizer=prepared_optimizer,
             reduction=self._reduction, guard=self._guard, max_grad_norm=config.max_grad_norm,
         )  # fmt: skip
-        average, gathers = None if self.ema is None else self.ema.model, checkpointer.peers.group is None
+        average, gathers = None if self._ema is None else self._ema.model, checkpointer.peers.group is None
         self._training_state = TrainingState(model, optimizer, average, accelerator.scaler, gathers=gathers)
 
     def fit(self) -> RunResult:
@@ -92,14 +92,14 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         """Train on what is left of the epoch, until something stops the run."""
-        set_training_mode(self.model)
+        set_training_mode(self._model)
         try:
             for step_batch in self._data_wait.around(self._step_batches()):
                 self._notify("on_step_end", self.train_step(step_batch))
                 if self._stop_flag.poll() or self._progress.requested_stop:
                     break
-                if self._checkpointer.is_due(self.state) and not self._is_epoch_end:
-                    self.save()
+                if self._checkpointer.config.is_due(self.state) and not self._is_epoch_end:
+                    self._save()
         except (RuntimeError, MemoryError) as error:
             if not (self._update.is_open and is_out_of_memory(error)):
                 raise
@@ -112,8 +112,8 @@ class Trainer:
         set_learning_rate(self._update.optimizer, learning_rate)
         output, update = self._compute(step_batch)
         state.advance(step_batch.num_samples)
-        if self.ema is not None and not update.was_skipped:
-            self.ema.update(optimizer_step=state.optimizer_step)
+        if self._ema is not None and not update.was_skipped:
+            self._ema.update(optimizer_step=state.optimizer_step)
         return StepReport(
             state.optimizer_step, state.epoch, learning_rate, output.loss_sum, output.sums, step_batch.num_samples,
             update.grad_norm, update.was_skipped, output.num_items,
@@ -129,9 +129,9 @@ class Trainer:
             self._watchdog.num_forwards += 1
             reduction.begin_forward(self.state.optimizer_step, index)
             is_last = index == len(step_batch.micro_batches) - 1
-            with nullcontext() if is_last else accelerator.no_sync(self.model):
+            with nullcontext() if is_last else accelerator.no_sync(self._model):
                 with accelerator.autocast() if accelerator.native_amp else nullcontext():
-                    output = self._task.train_step(self.model, batch)
+                    output = self._task.train_step(self._model, batch)
                 self._update.backward(output.loss_sum, scale)
             reduction.end_backward(len(batch))
             losses.append(output.loss_sum.detach())
@@ -146,7 +146,7 @@ class Trainer:
         Raises:
             EvaluationStopped: some process got a signal.
         """
-        models = {"eval": self.raw_model} | ({} if self.ema is None else {"eval_ema": self.ema.model})
+        models = {"eval": self.raw_model} | ({} if self._ema is None else {"eval_ema": self._ema.model})
         metrics: dict[str, Any] = {}
         with self._watchdog.during("evaluation"):
             for group, model in models.items():
@@ -158,7 +158,7 @@ class Trainer:
         """Stop at the next step boundary. Call it on every process at the same step."""
         self._progress.requested_stop = self._progress.requested_stop or reason
 
-    def save(self) -> None:
+    def _save(self) -> None:
         """Pass a checkpoint of the current position to the writer. **Collective.**"""
         self._guard.flush()
         with self._watchdog.during("disk"):
@@ -199,11 +199,6 @@ class Trainer:
         return self._progress.best
 
     @property
-    def metrics(self) -> Mapping[str, Any]:
-        """The results of the last evaluation."""
-        return self._progress.metrics
-
-    @property
     def data_wait_s(self) -> float:
         """Seconds that training has waited for data in this attempt."""
         return self._data_wait.seconds
@@ -223,7 +218,7 @@ class Trainer:
         self._stop_flag.agree()  # a signal may have reached a single process during the start
         self._watchdog.phase = "training"
         if self._on_micro_batch_halved and needs_restart(self.accelerator) and self.state.optimizer_step == 0:
-            self.save()  # or there would be nothing to restart from
+            self._save()  # or there would be nothing to restart from
 
     def _step_batches(self) -> Iterator[StepBatch]:
         """Yield the step batches left of this epoch, or up to `max_steps`."""
@@ -245,7 +240,7 @@ class Trainer:
         clear_frames(error.__traceback__)  # they hold the activations of the forwards
         self._update.undo()
         release_memory()
-        self.save()  # where the size changes, so that a run killed after this has the same bits
+        self._save()  # where the size changes, so that a run killed after this has the same bits
         self._checkpointer.wait(must_succeed=True)
         if self._on_micro_batch_halved is not None:
             self._on_micro_batch_halved(plan.per_device_batch_size)
@@ -258,8 +253,8 @@ class Trainer:
             return  # saved as not yet evaluated: a resume evaluates again
         self.state.finish_epoch()
         self._notify("on_epoch_end")
-        if self.best is not best_before or self._checkpointer.is_due(self.state):
-            self.save()
+        if self.best is not best_before or self._checkpointer.config.is_due(self.state):
+            self._save()
 
     def _evaluate_at(self, position: TrainState) -> bool:
         """Evaluate and notify; `position` is that of the checkpoint that will hold the weights. False: a signal."""
@@ -270,10 +265,10 @@ class Trainer:
         except Exception as error:
             # Once the cause is fixed, the same command has lost no step. All processes meet a failed metric.
             if isinstance(error, MetricFailed) or self.accelerator.num_processes == 1:
-                self.save()
+                self._save()
             raise
         self._progress.record_evaluation(metrics, checkpoint_name(position))
-        self._notify("on_evaluate_end", self.metrics)
+        self._notify("on_evaluate_end", metrics)
         return True
 
     def _finish(self) -> RunResult:
@@ -283,7 +278,7 @@ class Trainer:
         later is the same as one that never stopped, and a finished run that is started again evaluates the same.
         """
         self._stop_flag.drain()
-        self.save()  # a position that is already saved is not saved again
+        self._save()  # a position that is already saved is not saved again
         with self._watchdog.during("disk"):
             self._checkpointer.wait(must_succeed=True)
         if not self._progress.is_evaluated and not self._stop_flag.agreed.is_preemption:

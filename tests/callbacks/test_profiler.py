@@ -18,15 +18,12 @@ def run_profiled(folder: Path, is_profiled: bool, num_epochs: int) -> None:
     workload.train(config, dropout=0.2, norm="batch", num_train=120)
 
 
-def test_a_profile_is_a_trace_and_a_table_and_changes_nothing_that_is_trained(tmp_path: Path) -> None:
+def test_a_profile_is_a_trace_and_changes_nothing_that_is_trained(tmp_path: Path) -> None:
     # 8 steps an epoch: an evaluation and a save fall into the steps that are traced.
     processes.run(run_profiled, tmp_path / "profiled", True, 2, folder=tmp_path / "logs")
     processes.run(run_profiled, tmp_path / "plain", False, 2, folder=tmp_path / "logs-plain")
     assert final_files(tmp_path / "profiled") == final_files(tmp_path / "plain")
     assert not (tmp_path / "plain" / "profile").exists()
-    table = (tmp_path / "profiled" / "profile" / "table.txt").read_text()
-    assert "aten::convolution" in table
-    assert table.strip() in (tmp_path / "logs" / "rank-0.log").read_text()
     events = json.loads((tmp_path / "profiled" / "profile" / "trace.json").read_text())["traceEvents"]
     assert len([event for event in events if str(event.get("name")).startswith("Optimizer.step")]) == 10
 

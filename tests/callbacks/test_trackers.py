@@ -9,7 +9,6 @@ import shutil
 import signal
 import struct
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -33,24 +32,22 @@ Point = tuple[str, int, float]
 
 
 class Dies(Callback):
-    """Kills its process after a step, once the tracker has been told of it and has it in its files."""
+    """Kills its process after a step, once the tracker has it in its files."""
 
     def __init__(self, name: str, step: int) -> None:
-        self._step, self._was_told = step, threading.Event()
+        self._step = step
         adapter = LOGGER_TYPE_TO_CLASS[name]
         log = adapter.log
 
-        def log_and_tell(tracker: GeneralTracker, values: dict[str, Any], step: int) -> None:
+        def log_and_finish(tracker: GeneralTracker, values: dict[str, Any], step: int) -> None:
             log(tracker, values, step=step)
             if step == self._step:
                 tracker.finish()  # wandb, for one, holds rows back until then, so that a kill would leave none
-                self._was_told.set()
 
-        adapter.log = log_and_tell
+        adapter.log = log_and_finish
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         if report.optimizer_step == self._step:
-            assert self._was_told.wait(600)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -222,23 +219,6 @@ def test_a_run_has_one_id_for_trackers_that_are_online(
     assert seen[0] == seen[1]
     assert (len(seen[0]["id"]), seen[0]["resume"]) == (32, "allow")
     assert seen[0]["settings"]["init_timeout"] == 60
-
-
-def test_a_tracker_that_hangs_stops_neither_training_nor_its_end(
-    tmp_path: Path, broken: type[Broken], caplog: pytest.LogCaptureFixture
-) -> None:
-    released = threading.Event()
-    broken.on_call = staticmethod(lambda step: released.wait(600) and None)
-    history = MetricsFile(tmp_path / "metrics.jsonl")
-    trackers = Trackers(("broken",), run=tmp_path, history=history, config={}, drain_s=0.1)
-    trackers.on_fit_start(None)
-    for step in range(1000):
-        trackers.show({"optimizer_step": step, "train/loss": 0.5})
-    trackers.on_error(None, KeyboardInterrupt())
-    assert "broken does not answer, so the last rows may be missing there: metrics.jsonl has all" in caplog.text
-    released.set()
-    for thread in [thread for thread in threading.enumerate() if thread.name == "trackers"]:
-        thread.join()
 
 
 def test_nan_reaches_a_tracker_as_a_number(

@@ -34,7 +34,7 @@ class ComparesResume(Callback):
         if loaded is None:
             return
         live = {"model": trainer.raw_model.state_dict(), "optimizer": trainer.optimizer.state_dict()["state"]}
-        live["ema"] = trainer.ema.model.state_dict()
+        live["ema"] = trainer._ema.model.state_dict()
         stored = {name: loaded.pieces[name] for name in live}
         stored["optimizer"] = stored["optimizer"]["state"]
         assert loaded.position == trainer.state

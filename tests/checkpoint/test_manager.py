@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from accel_trainer.checkpoint.format import checkpoint_name
+from accel_trainer.checkpoint.format import checkpoint_name, list_checkpoints
 from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.checkpoint.serialization import encode
@@ -68,7 +68,7 @@ def test_training_may_change_the_weights_while_they_are_written(directory: Path)
     assert is_state_at(loaded.pieces, 1)
 
 
-def test_one_save_is_in_flight_and_waiting_for_it_is_counted(directory: Path) -> None:
+def test_a_save_waits_for_the_one_before(directory: Path) -> None:
     checkpointer = make(directory)
 
     class SlowDisk(InterceptedDisk):
@@ -80,7 +80,7 @@ def test_one_save_is_in_flight_and_waiting_for_it_is_counted(directory: Path) ->
         for step in (1, 2, 3):
             checkpointer.save(position_at(step), pieces_at(step))
         checkpointer.wait(must_succeed=True)
-    assert checkpointer.num_waits == 2
+    assert [path.name for path in list_checkpoints(directory)] == [name_at(2), name_at(3)]
     assert checkpointer.last_committed == name_at(3)
 
 
@@ -167,7 +167,7 @@ def test_another_checkpoint_at_the_same_position_is_quarantined(directory: Path,
 def test_saves_are_due_at_steps_and_at_ends_of_epochs(position: tuple[int, int, int], is_due: bool) -> None:
     config = CheckpointConfig(every_n_steps=4, every_n_epochs=2)
     checkpointer = Checkpointer(Path(), config=config, metadata={})
-    assert checkpointer.is_due(TrainState(*position)) is is_due
+    assert checkpointer.config.is_due(TrainState(*position)) is is_due
 
 
 @pytest.mark.parametrize(
@@ -201,15 +201,6 @@ def test_large_weights_whose_sum_overflows_are_finite(directory: Path) -> None:
     checkpointer.save(position_at(1), {"model": {"w": torch.full((9,), 3e38), "h": torch.full((9,), 6e4).half()}})
     checkpointer.wait(must_succeed=True)
     assert checkpointer.last_committed == name_at(1)
-
-
-def test_a_loaded_state_that_is_not_finite_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpointer = make(directory)
-    monkeypatch.setattr("accel_trainer.checkpoint.manager.first_nonfinite", lambda tensors: None)
-    checkpointer.save(position_at(1), {"model": {"w": torch.tensor([1.0, float("nan")])}})
-    checkpointer.wait(must_succeed=True)
-    with pytest.raises(CheckpointError, match=r"CKPT_NONFINITE.*model\.safetensors: w is NaN or inf"):
-        load_checkpoint(checkpointer.directory)
 
 
 def test_a_save_leaves_the_cores_to_the_training(tmp_path: Path) -> None:

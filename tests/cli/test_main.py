@@ -11,7 +11,7 @@ from accel_trainer.cli.main import find_commands, main
 def test_without_a_command_each_is_listed_with_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for name in ("convert SOURCE --to FILE", "inspect RUN_OR_CHECKPOINT", "launch", "status RUN"):
+    for name in ("export RUN --to DIR | --hub ORG/NAME", "inspect RUN_OR_CHECKPOINT", "launch", "status RUN"):
         assert f"\n  {name}\n      " in shown
 
 

@@ -71,7 +71,7 @@ def looks(run: Path, elsewhere: Path) -> dict[str, list[object]]:
         "report": ["report", run, "--to", elsewhere / "page.html"],
         "diff": ["diff", run, run],
         "runs": ["runs", run.parent],
-        "inspect": ["inspect", "--full", run],
+        "inspect": ["inspect", run],
         "status": ["status", run],
         "plan": ["plan", "recipes/cifar.py", "--config", run / "config.yaml", "--num-samples", "1000"],
         "doctor": ["doctor", run],

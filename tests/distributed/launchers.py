@@ -44,7 +44,6 @@ def task(rank: int) -> str:
     return f"env {' '.join(f'{name}={value}' for name, value in variables.items())} {ONE}"
 
 
-AS_ROOT = "env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 FROM_PYTHON = "env ACCELERATE_USE_CPU=true python -m tests.distributed.from_python"
 LAUNCHERS = {
     "cpu.yaml": [preset("cpu")],
@@ -58,8 +57,6 @@ LAUNCHERS = {
     "fsdp_sharded.yaml": [preset("fsdp_sharded", "--num_processes 2")],
     "accel-trainer launch": [preset("multi_cpu", launcher="accel-trainer")],
     "torchrun": ["torchrun --standalone --nproc_per_node 2 RECIPE"],
-    "torch.distributed.launch": ["python -m torch.distributed.launch --standalone --nproc_per_node 2 RECIPE"],
-    "mpirun": [f"{AS_ROOT} mpirun -n 2 --oversubscribe {ONE}"],
     "srun": [task(rank) for rank in (0, 1)],
     "launch": [f"{FROM_PYTHON} launch"],
     "notebook_launcher": [f"{FROM_PYTHON} notebook_launcher"],
@@ -80,7 +77,7 @@ class StepResult:
         return max(float((self.weights[name] - other.weights[name]).abs().max()) for name in self.weights)
 
     def has_metrics_of(self, other: StepResult) -> bool:
-        """Whether every count is the same, and the loss and the mistakes but for rounding."""
+        """Whether every count is the same, and the loss, the mistakes and the calibration but for rounding."""
         mine, theirs = ({**outcome.metrics} for outcome in (self, other))
         has_same_loss = abs(mine.pop("eval/loss") - theirs.pop("eval/loss")) <= 1e-6
         pairs = zip(mine.pop("eval/worst_mistakes"), theirs.pop("eval/worst_mistakes"), strict=True)
@@ -88,7 +85,12 @@ class StepResult:
             abs(one.pop("probability") - two.pop("probability")) <= 1e-6 and one == two
             for one, two in (({**one}, {**two}) for one, two in pairs)
         )
-        return has_same_loss and has_same_mistakes and mine == theirs
+        ranges = zip(mine.pop("eval/calibration"), theirs.pop("eval/calibration"), strict=True)
+        has_same_calibration = all(
+            abs(one.pop("confidence") - two.pop("confidence")) <= 1e-6 and one == two
+            for one, two in (({**one}, {**two}) for one, two in ranges)
+        )
+        return has_same_loss and has_same_mistakes and has_same_calibration and mine == theirs
 
 
 def start(command: str, flags: str, log: Path) -> subprocess.Popen[bytes]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration, DistributedType
+from accelerate.utils import DistributedType
 
-from accel_trainer import BatchConfig, ConfigError, ExitCode, RuntimeConfig, build_dataset_loaders
+from accel_trainer import ConfigError, ExitCode, RuntimeConfig
 from accel_trainer.distributed.accelerate_settings import reject_unsupported
 from accel_trainer.distributed.accelerator import start_accelerator
 
@@ -27,7 +27,6 @@ REFUSED = {
     "an engine to come": ({"ACCELERATE_USE_WARP": "1"}, "warp .*multi_gpu.yaml"),
     "fp8": ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "mixed_precision: fp8 .*: set it to no, bf16 or fp16"),
     "no precision": ({"ACCELERATE_MIXED_PRECISION": "tf32"}, "mixed_precision: tf32 .*: set it to no, bf16 or fp16"),
-    "fp8_config": ({"ACCELERATE_FP8_BACKEND": "TE"}, "fp8_config .*: leave it out and set mixed_precision to bf16"),
     "dynamo eager": ({"ACCELERATE_DYNAMO_BACKEND": "EAGER"}, "dynamo_backend: EAGER .*--compile"),
     "dynamo inductor": ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend: INDUCTOR .*--compile"),
     "no dynamo": ({"ACCELERATE_DYNAMO_BACKEND": "warp"}, "accelerate rejects its settings .*preset"),
@@ -83,14 +82,6 @@ def test_an_untested_kind_of_processes_is_not_mistaken_for_a_supported_one(kind:
     elif kind != DistributedType.FSDP:  # which has its options looked at, above
         with pytest.raises(ConfigError, match=f"distributed_type: {kind.value} is not supported"):
             reject_unsupported(accelerator)
-
-
-@pytest.mark.parametrize("option", ["split_batches", "dispatch_batches", "even_batches"])
-def test_what_accelerates_loaders_would_do_is_not_ignored(option: str) -> None:
-    options = DataLoaderConfiguration(**{option: option != "even_batches"})
-    accelerator = Accelerator(cpu=True, dataloader_config=options)
-    with pytest.raises(ConfigError, match=f"{option}=.* is not supported: leave it out: the batch plan"):
-        build_dataset_loaders([1], [1], BatchConfig(), seed=0, accelerator=accelerator)
 
 
 PRESET = """

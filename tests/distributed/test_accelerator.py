@@ -76,7 +76,6 @@ def find_less_processes() -> None:
     [
         ({"gradient_compression": "bf16"}, "gradient-compression bf16 needs GPUs and NCCL: use fp16"),
         ({"backend": "nccl"}, "--runtime.backend nccl needs GPUs, and there are none: use gloo"),
-        ({"backend": "mpi"}, "--runtime.backend mpi needs a torch built with MPI: use gloo"),
     ],
 )
 def test_what_is_not_on_this_machine_is_refused_before_the_processes_join(

@@ -105,19 +105,6 @@ def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
         launch(lambda: os.kill(os.getpid(), signal.SIGKILL), num_processes=2)
 
 
-def test_on_request_a_run_that_lost_a_process_continues_in_one(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    result = launch(die, tmp_path, num_processes=2, on_failure="single")
-    assert (result.state, result.position.optimizer_step) == ("done", 6)
-    assert "rank 1, step 4" in caplog.text
-    assert "CONTINUING WITH ONE PROCESS" in caplog.text
-    with pytest.raises(ConfigError, match="a user's mistake is one with one process too"):
-        launch(fail, ConfigError("CODE", "a user's mistake is one with one process too"), 1, num_processes=2,
-               on_failure="single")  # fmt: skip
-    assert caplog.text.count("CONTINUING") == 1
-
-
 def test_below_another_launcher_the_processes_are_there_already(tmp_path: Path) -> None:
     processes.run(check_below, num_processes=2, folder=tmp_path)
 
@@ -138,7 +125,6 @@ def test_a_gpu_that_is_in_use_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(ConfigError, match="CUDA is in use in this process, .*: restart it"):
         launch(os.getpid, num_processes=2)
-    assert launch(os.getpid, num_processes=2, on_failure="single") == os.getpid()
     with pytest.raises(ConfigError, match="num_processes is 0: set it to 1 or more, or None"):
         launch(os.getpid, num_processes=0)
 

@@ -10,35 +10,13 @@ import torch
 
 from accel_trainer import ConfigError
 from accel_trainer.distributed.collectives import reduce_sum
-from accel_trainer.distributed.launch_env import (
-    count_local_processes,
-    find_launcher,
-    setup_launch_env,
-    without_local_rank,
-)
+from accel_trainer.distributed.launch_env import count_local_processes, find_launcher, setup_launch_env
 
 from .. import processes
 from ..joined import joined_processes
 
 TORCH = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1",
          "MASTER_PORT": "29500"}  # fmt: skip
-
-
-def like_open_mpi(rank: int, num_processes: int, *, local: int | None = None) -> dict[str, str]:
-    """What Open MPI 5.0's mpirun sets."""
-    values = {"RANK": rank, "SIZE": num_processes, "LOCAL_RANK": rank, "LOCAL_SIZE": local or num_processes}
-    named = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in values.items()}
-    return {**named, "PMIX_NAMESPACE": "prterun-host-8034@1"}
-
-
-def like_mpich(rank: int, num_processes: int) -> dict[str, str]:
-    """What MPICH 5.0's mpiexec sets; Intel's sets the same."""
-    return {
-        "PMI_RANK": str(rank),
-        "PMI_SIZE": str(num_processes),
-        "MPI_LOCALRANKID": str(rank),
-        "MPI_LOCALNRANKS": str(num_processes),
-    }
 
 
 def like_srun(rank: int, num_processes: int, *, nodes: str = "localhost") -> dict[str, str]:
@@ -65,26 +43,14 @@ def found(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> tuple
 def test_a_launcher_that_sets_torchs_variables_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(monkeypatch, {}) == (1, {})
     assert found(monkeypatch, TORCH) == (4, TORCH)
-    assert found(monkeypatch, {**like_srun(0, 2), **like_open_mpi(0, 2), **TORCH}) == (4, TORCH)
+    assert found(monkeypatch, {**like_srun(0, 2), **TORCH}) == (4, TORCH)
     assert found(monkeypatch, {"RANK": "0", "WORLD_SIZE": "1"})[0] == 1
-
-
-def test_mpirun_says_all_but_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    for variables in (like_open_mpi(1, 2), like_mpich(1, 2)):
-        num_processes, mine = found(monkeypatch, variables)
-        assert num_processes == 2
-        assert (mine["RANK"], mine["LOCAL_RANK"], mine["LOCAL_WORLD_SIZE"]) == ("1", "1", "2")
-        assert mine["MASTER_ADDR"] == "127.0.0.1"
-    on_two = like_open_mpi(1, 4, local=2)
-    assert found(monkeypatch, {**on_two, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}) == (4, TORCH)
-    with pytest.raises(ConfigError, match="give all of them its address as MASTER_ADDR .*-x MASTER_ADDR="):
-        found(monkeypatch, on_two)
 
 
 def test_jobs_that_share_a_machine_do_not_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = set()
-    for job in ("prterun-host-1@1", "prterun-host-2@1"):
-        ranks = [found(monkeypatch, {**like_open_mpi(rank, 2), "PMIX_NAMESPACE": job})[1] for rank in (0, 1)]
+    for job in ("1", "2"):
+        ranks = [found(monkeypatch, {**like_srun(rank, 2), "SLURM_JOB_ID": job})[1] for rank in (0, 1)]
         assert ranks[0]["MASTER_PORT"] == ranks[1]["MASTER_PORT"]
         ports.add(ranks[0]["MASTER_PORT"])
     assert len(ports) == 2
@@ -122,6 +88,8 @@ def test_a_batch_script_is_not_one_of_its_jobs_tasks(monkeypatch: pytest.MonkeyP
         ({"LOCAL_RANK": "0"}, "WORLD_SIZE is not set, but must be a number: .* or unset RANK, WORLD_SIZE and LOCAL"),
         ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}, "WORLD_SIZE is 1 without MASTER_ADDR, MASTER_PORT: sta"),
         ({**TORCH, "RANK": "0", "WORLD_SIZE": "0"}, "RANK is 0, but must be below 0"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "the variables of mpirun and mpiexec are not read: start with torchrun"),
+        ({"PMI_SIZE": "2"}, "the variables of mpirun and mpiexec are not read: start with torchrun"),
         ({**TORCH, "WORLD_SIZE": "many"}, "WORLD_SIZE is many, but must be a number"),
         ({**TORCH, "RANK": "4"}, "RANK is 4, but must be below 4"),
         ({**TORCH, "MASTER_PORT": "http"}, "MASTER_PORT is http, but must be a number"),
@@ -157,25 +125,8 @@ def test_processes_of_this_machine_are_counted_by_the_launcher(monkeypatch: pyte
         count_local_processes()
 
 
-@pytest.mark.parametrize("added", [["--local-rank=1"], ["--local_rank=1"], ["--local_rank", "1"], []])
-def test_the_flag_that_an_older_launcher_adds_is_dropped(monkeypatch: pytest.MonkeyPatch, added: list[str]) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    assert without_local_rank([*added, "--lr", "1", "--run.output-dir", ""]) == ["--lr", "1", "--run.output-dir", ""]
-    assert without_local_rank([*added]) == []
-
-
-def test_a_local_rank_that_contradicts_the_launcher_stays_and_is_refused_as_a_flag(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("LOCAL_RANK", "0")
-    assert without_local_rank(["--local-rank=1"]) == ["--local-rank=1"]
-    monkeypatch.delenv("LOCAL_RANK")
-    assert without_local_rank(["--local_rank", "1"]) == ["--local_rank", "1"]
-
-
-@pytest.mark.parametrize("like", [like_open_mpi, like_mpich, like_srun])
-def test_ranks_started_by_hand_as_a_launcher_would_find_each_other(tmp_path: Path, like: object) -> None:
-    job = processes.start(add_up, num_processes=2, folder=tmp_path, variables=like)
+def test_ranks_started_by_hand_as_srun_would_find_each_other(tmp_path: Path) -> None:
+    job = processes.start(add_up, num_processes=2, folder=tmp_path, variables=like_srun)
     assert job.wait() == [0, 0], job.output()
 
 

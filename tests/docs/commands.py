@@ -130,7 +130,7 @@ def _check_accel_trainer(words: Sequence[str]) -> None:
 
 
 def _check_behind_options(words: Sequence[str]) -> None:
-    """Check the Python command that a launcher such as mpirun or srun starts."""
+    """Check the Python command that a launcher such as srun starts."""
     _check_python(words[words.index("python") + 1 :])
 
 
@@ -160,7 +160,6 @@ _CHECKS: dict[str, Callable[[Sequence[str]], None]] = {
     "accel-trainer": _check_accel_trainer,
     "accelerate": _check_accelerate,
     "torchrun": lambda words: _check_launch(torch.distributed.run.get_args_parser(), words),
-    "mpirun": _check_behind_options,
     "srun": _check_behind_options,
     "sbatch": _check_sbatch,
     "python": _check_python,

@@ -21,7 +21,6 @@ MARK = f"{GENERATED}python -m tests.docs.commands_page -->\n"
 
 # Why the example of a command is not run. All other examples are.
 NOT_RUN = {
-    "convert": "needs a checkpoint of plain accelerate",
     "launch": "needs GPUs",
     "lr-find": "takes a hundred steps",
     "replay": "needs a run that diverged",

@@ -1,4 +1,4 @@
-"""Damaged and hostile checkpoints are refused in one line and run nothing, and the campaign can tell."""
+"""Damaged checkpoints are refused in one line, hostile ones run nothing, and the campaign can tell."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_no_blind_damage_is_accepted(effort: int) -> None:
     assert not summary.problems
 
 
-def test_a_forged_checkpoint_is_plain_data_or_refused(effort: int) -> None:
+def test_a_forged_checkpoint_is_plain_data_or_an_error(effort: int) -> None:
     summary = run_campaign(100 * effort, is_blind=False)
     assert 0 < summary.num_accepted < summary.num_cases
     assert summary.num_code_events == 0

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from accel_trainer.checkpoint.format import checkpoint_name, decode_files, list_checkpoints, read_checkpoint
@@ -45,7 +44,7 @@ def pieces_at(step: int) -> dict[str, object]:
             "history_bytes": ROW_BYTES * step,
             "big": 2**100 + step,
             "best": float("-inf"),
-            "key": np.arange(step, step + 4, dtype=np.uint32),
+            "key": torch.arange(step, step + 4),
         },
     }
 

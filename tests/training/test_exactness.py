@@ -230,7 +230,7 @@ class AssertGraphOptions(Callback):
 
     def on_fit_start(self, trainer: Trainer) -> None:
         for name in ("static_graph", "find_unused_parameters"):
-            assert getattr(trainer.model, name) == self._options.get(name, False), name
+            assert getattr(trainer._model, name) == self._options.get(name, False), name
 
 
 def test_a_resume_on_many_processes_is_bitwise_equal(tmp_path: Path) -> None:

@@ -273,6 +273,18 @@ def test_a_metric_of_torchmetrics_is_that_of_all_samples(name: str) -> None:
     assert metric.higher_is_better == {name: True}
 
 
+def test_the_metrics_of_a_collection_are_those_of_all_samples() -> None:
+    from torchmetrics import MetricCollection
+
+    logits, labels = make_samples(5)
+    whole, collection = (MetricCollection(torchmetrics_of(5)) for _ in range(2))
+    whole.update(logits, labels)
+    expected = {f"photos_{name}": pytest.approx(value.item(), abs=1e-7) for name, value in whole.compute().items()}
+    metric = TorchMetric("photos", collection)
+    assert result_of(metric, logits, labels) == expected
+    assert metric.higher_is_better == dict.fromkeys(expected, True)
+
+
 def test_a_metric_of_torchmetrics_adds_up_over_joined_processes(tmp_path: Path) -> None:
     processes.run(measure_in_parts, num_processes=2, folder=tmp_path)
 

@@ -65,8 +65,8 @@ class Watcher(Callback):
         self.task.optimizer_step = report.optimizer_step
         self.reports.append(report)
         self.weights.append(flat(trainer.raw_model))
-        assert trainer.ema is not None
-        self.averages.append(flat(trainer.ema.model))
+        assert trainer._ema is not None
+        self.averages.append(flat(trainer._ema.model))
 
 
 def run(folder: Path, *, max_steps: int | None = None, watcher: Watcher | None = None) -> RunResult:

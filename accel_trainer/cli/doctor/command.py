@@ -1,42 +1,36 @@
-"""`accel-trainer doctor [RECIPE.py | RUN] [flags]`: find problems before a run, with the fix for each.
+"""`accel-trainer doctor [RECIPE.py | RUN] [flags]`: find problems of this machine and launch, or explain a failed run.
 
-Checks this machine, the launch, the recipe's config, its data and its run folder. Given a run, it uses the run's own
-config and explains the errors of its last attempt. To check many processes and the network between them, launch it like
-a recipe:
+A start checks the config, the data and the run folder itself, and `RECIPE.py --dry-run` tries them. To check many
+processes and the network between them, launch the doctor like a recipe:
 
     accelerate launch --multi_gpu --num_processes 8 -m accel_trainer.cli.doctor recipes/cifar.py --batch-size 256
 
-The exit code is 64 if something would stop or spoil a run, else 0.
+Given a run, it explains the error that ended it. The exit code is 64 if something would stop or spoil a run, else 0.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from pathlib import Path
 
-import yaml
-
-from ...core.config import config_to_dict, flatten_config
-from ...core.errors import ExitCode, OutputError
+from ...core.errors import ExitCode
 from ...distributed.launch_env import setup_launch_env
 from ...run import preflight
 from ...run.config import RecipeConfig
-from ...run.parser import load_config, parse_config, parse_config_and_origins
+from ...run.parser import parse_config
 from ...run.preflight import Check, LaunchContext
-from ...run.resume import read_stored_config
-from ...vision.sources.photos import PhotoConfig
 from ..plan import find_config_class
+from ..runs.status import require_status
 from ..runs.tables import show
-from . import folder, launching, machine
+from . import launching, machine
 from .findings import Finding, examine, rank_in
 from .symptoms import diagnose
 from .together import examine_together
 
-CHECKS: tuple[Check, ...] = (*preflight.CHECKS, *launching.CHECKS, *machine.CHECKS, *folder.CHECKS)
+CHECKS: tuple[Check, ...] = (*preflight.CHECKS, *launching.CHECKS, *machine.CHECKS)
 
 _DESCRIPTION = """Find problems before a run.
 
@@ -45,89 +39,60 @@ example: accel-trainer doctor recipes/cifar.py --config recipes/configs/digits.y
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the problems; return 64 if one is an error. **Collective** when launched on several processes."""
-    flags = list(sys.argv[1:] if argv is None else argv)
-    as_json = "--json" in flags
-    config = _read_config([flag for flag in flags if flag != "--json"])
-    setup_launch_env()  # refuses inconsistent launch variables
-    now = LaunchContext(config=config)
-    rank = rank_in(now)
-    mine = examine(now, CHECKS)
-    if rank == 0 and config.run.output_dir is not None:
-        mine += diagnose(config.run.output_dir)
-    has_errors = any(finding.severity == "error" for finding in mine)
-    # After an error such as a port in use, connecting would only wait for the timeout.
-    lines, everything = ([], mine) if has_errors else examine_together(now, mine)
-    if rank == 0 or not lines:
-        if as_json:
-            print(_as_json(everything))
-        else:
-            show("\n".join([*lines, *_describe(everything, now)]))
-    is_bad = any(finding.severity == "error" for finding in everything)
-    return ExitCode.USAGE if is_bad else ExitCode.DONE
-
-
-@dataclass(frozen=True, kw_only=True)
-class _StoredConfig(RecipeConfig):
-    """The part of a run's `config.yaml` that the checks read, for any recipe."""
-
-    dataset: str | None = None
-    """`--dataset` of a recipe that has one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _StoredPhotosConfig(_StoredConfig):
-    """The same, of a recipe that reads photos."""
-
-    photos: PhotoConfig = field(default_factory=PhotoConfig)
-
-
-def _read_config(flags: list[str]) -> RecipeConfig:
-    """Return the config of a recipe with flags, or of a run, or without either the defaults with flags."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    flags = [flag for flag in given if flag != "--json"]
     target = Path(flags.pop(0)) if flags and not flags[0].startswith("-") else None
     if target is not None and target.is_dir():
-        return _read_run(target, flags)
-    config_class = RecipeConfig if target is None else find_config_class(target)
-    return parse_config(config_class, flags, description=_DESCRIPTION)
+        lines, found = _explain(target)
+    else:
+        lines, found = _examine(target, flags)
+    if lines and "--json" in given:
+        print(json.dumps([asdict(finding) for finding in found], indent=1))
+    elif lines:
+        show("\n".join([*lines, *_describe(found), _summary(found)]))
+    return ExitCode.USAGE if _has_errors(found) else ExitCode.DONE
 
 
-def _read_run(run: Path, flags: Sequence[str]) -> RecipeConfig:
-    """Return the config of a run, changed by `flags`. Its recipe is not imported: it is code."""
-    has_config = os.path.lexists(run / "config.yaml")
-    if not has_config and not os.path.lexists(run / "status.json"):
-        raise OutputError("NOT_A_RUN", f"{run} is not a run (there is no config.yaml): check the path")
-    stored = dict(flatten_config(read_stored_config(run))) if has_config else {}
-    config_class = _StoredPhotosConfig if "photos.image_size" in stored else _StoredConfig
-    asked, origins = parse_config_and_origins(config_class, flags, description=_DESCRIPTION)
-    config: RecipeConfig = asked
-    if has_config:
-        values = dict(flatten_config(config_to_dict(asked)))
-        kept = {name: stored[name] for name in values if name in stored and origins[name] == "default"}
-        text = yaml.safe_dump(values | kept)
-        config = load_config(config_class, text, source=str(run / "config.yaml"))
-    return replace(config, run=replace(config.run, output_dir=run, resume="auto"))
+def _explain(run: Path) -> tuple[list[str], list[Finding]]:
+    """Return how a run is doing, and what the error means that ended it."""
+    status = require_status(run)
+    return [f"{name}: {status[name]}" for name in ("state", "error") if status.get(name)], diagnose(run)
 
 
-def _as_json(everything: Sequence[Finding]) -> str:
-    return json.dumps([asdict(finding) for finding in everything], indent=1)
-
-
-def _describe(everything: Sequence[Finding], now: LaunchContext) -> list[str]:
-    """Return a line per finding, merged over processes, and one per check that passed."""
-    ranks: dict[tuple[str, str, str], list[int]] = {}
-    for finding in everything:
-        ranks.setdefault((finding.severity, finding.code, finding.message), []).append(finding.rank)
-    lines = []
-    for (severity, code, message), who in sorted(ranks.items()):
-        where = f" (on processes {', '.join(map(str, who))})" if now.num_processes > 1 else ""
-        lines.append(f"{severity:<8}{code}: {message}{where}")
-    codes = {code for _, code, _ in ranks}
+def _examine(recipe: Path | None, flags: Sequence[str]) -> tuple[list[str], list[Finding]]:
+    """Return lines of what is well, and the findings of all processes; no lines where another process prints them."""
+    config_class = RecipeConfig if recipe is None else find_config_class(recipe)
+    config = parse_config(config_class, flags, description=_DESCRIPTION)
+    setup_launch_env()  # refuses inconsistent launch variables
+    now = LaunchContext(config=config)
+    found = examine(now, CHECKS)
+    lines: list[str] = []
+    # After an error such as a port in use, connecting would only wait for the timeout.
+    if not _has_errors(found):
+        lines, found = examine_together(now, found)
+        if lines and rank_in(now):
+            return [], found
+    codes = {finding.code for finding in found}
     well = [(check.run.__doc__ or "").rstrip(".") for check in CHECKS if check.code not in codes]
-    return [*(f"{'ok':<8}{line}" for line in well), *lines, _summary([s for s, _, _ in ranks])]
+    return [*lines, *(f"{'ok':<8}{line}" for line in well)], found
 
 
-def _summary(severities: Sequence[str]) -> str:
-    num_errors = severities.count("error")
-    num_warnings = len(severities) - num_errors
-    if not severities:
+def _has_errors(found: Sequence[Finding]) -> bool:
+    return any(finding.severity == "error" for finding in found)
+
+
+def _describe(found: Sequence[Finding]) -> list[str]:
+    """Return a line per finding, with the processes that have it."""
+    ranks: dict[str, list[int]] = {}
+    for finding in found:
+        ranks.setdefault(f"{finding.severity:<8}{finding.code}: {finding.message}", []).append(finding.rank)
+    have_others = any(finding.rank for finding in found)
+    where = {line: f" (on processes {', '.join(map(str, who))})" if have_others else "" for line, who in ranks.items()}
+    return [line + where[line] for line in sorted(ranks)]
+
+
+def _summary(found: Sequence[Finding]) -> str:
+    if not found:
         return "no problems found"
-    return f"{num_errors} errors, {num_warnings} warnings; see docs/troubleshooting.md"
+    num_errors = sum(finding.severity == "error" for finding in found)
+    return f"{num_errors} errors, {len(found) - num_errors} warnings; see docs/troubleshooting.md"

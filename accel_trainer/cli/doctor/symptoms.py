@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...checkpoint.serialization import read_json_object
-from ...core.filesystem import open_file
 from ...run.parser import read_stored_yaml
 from .findings import Finding
-
-_MAX_LOG_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -37,20 +34,9 @@ def diagnose(run: Path) -> list[Finding]:
     error = status.get("error")
     if status.get("state") != "failed" or not error or not isinstance(error, str):
         return []
-    logs = [] if (run / "logs").is_symlink() else sorted((run / "logs").glob("rank-*.log"))
-    said = "\n".join([error, *map(_tail, logs)])
     first_line = error.splitlines()[0]
     return [
         Finding(symptom.code, "warning", f"the last attempt ended with: {first_line[:160]}; {symptom.meaning}")
         for symptom in SYMPTOMS
-        if re.search(symptom.pattern, said)
+        if re.search(symptom.pattern, error)
     ][:1]
-
-
-def _tail(log: Path) -> str:
-    try:
-        with open_file(log) as file:
-            file.seek(max(0, log.stat().st_size - _MAX_LOG_BYTES))
-            return file.read(_MAX_LOG_BYTES).decode(errors="replace")
-    except OSError:
-        return ""

@@ -1,4 +1,4 @@
-"""Checks of all processes together: connection, differences, clocks and network speed. Collective."""
+"""Checks of all processes together: connection, clocks and network speed. Collective."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from ...core.errors import ConfigError, UserError
+from ...core.errors import UserError
 from ...distributed.accelerator import describe_machine, start_accelerator
 from ...distributed.collectives import gather_rows, shutdown
 from ...run.preflight import LaunchContext
-from ...run.session import check_same_everywhere, describe_identity
 from .findings import Finding, rank_in
-from .folder import data_key
 
 _MAX_WAIT_S = 30.0
 _LARGE_BYTES, _LARGE_TIMES, _SMALL_TIMES = 16 << 20, 5, 20
 _SLOW_BYTES_PER_S = 100e6
 _MAX_CLOCK_SKEW_S = 2.0
 
-CODES = ("LAUNCH", "RENDEZVOUS", "PROCESSES_DIFFER", "CLOCKS", "SLOW_NETWORK")
+CODES = ("LAUNCH", "RENDEZVOUS", "CLOCKS", "SLOW_NETWORK")
 
 
 def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str], list[Finding]]:
@@ -44,29 +42,12 @@ def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str]
     if accelerator.num_processes > 1:
         line, bytes_per_s = _measure(accelerator)
         lines.append(line)
-        found = [
-            *_find_differences(now, accelerator),
-            *_find_clock_skew(accelerator),
-            *_find_slow(bytes_per_s),
-        ]
+        found = [*_find_clock_skew(accelerator), *_find_slow(bytes_per_s)]
         if accelerator.is_main_process:
             mine = [*mine, *found]
         mine = _gather(mine, accelerator)
     shutdown(accelerator)
     return lines, mine
-
-
-def _find_differences(now: LaunchContext, accelerator: Accelerator) -> list[Finding]:
-    """Compare versions, code, config and data. **Collective.**"""
-    try:
-        data = data_key(now)
-    except UserError as error:
-        data = str(error)
-    try:
-        check_same_everywhere({**describe_identity(now.config), "data": data}, accelerator)
-    except ConfigError as error:
-        return [Finding("PROCESSES_DIFFER", "error", str(error.args[0]))]
-    return []
 
 
 def _find_clock_skew(accelerator: Accelerator) -> list[Finding]:

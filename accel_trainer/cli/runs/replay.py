@@ -1,4 +1,4 @@
-"""`accel-trainer replay RUN --step N`: repeat a step elsewhere and name the samples that made it NaN or inf."""
+"""`accel-trainer replay RUN --step N`: repeat one step of a run and name the samples that made it NaN or inf."""
 
 from __future__ import annotations
 
@@ -58,7 +58,4 @@ def _show(record: dict[str, Any]) -> None:
         f"step {record['optimizer_step']} (epoch {position['epoch'] + 1}, its step {position['step_in_epoch'] + 1}, "
         f"seed {record['seed']}): loss sum {record['loss_sum']}"
     )
-    for batch in record["micro_batches"]:
-        where = f"process {batch['process']}, micro-batch {batch['micro_batch']}"
-        print(f"  {where}: loss sum {batch['loss_sum']} over {len(batch['sample_ids'])} samples")
     print(f"sample ids with a loss that is NaN or inf: {record['nonfinite_sample_ids'] or 'no single one'}")

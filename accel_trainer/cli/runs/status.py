@@ -21,12 +21,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument("--exit-code", action="store_true", help="exit as the run did; 0 while it runs")
     options = parser.parse_args(argv)
-    try:
-        status = read_status(options.run)
-    except (OSError, ValueError) as error:
-        raise ConfigError("STATUS", f"{options.run} is not a run ({error}): check the path") from error
+    status = require_status(options.run)
     show("\n".join(f"{name}: {value}" for name, value in status.items() if value is not None))
     return (status["exit_code"] or 0) if options.exit_code else 0
+
+
+def require_status(run: Path) -> dict[str, Any]:
+    """Return what `read_status` does, or raise ConfigError."""
+    try:
+        return read_status(run)
+    except (OSError, ValueError) as error:
+        raise ConfigError("STATUS", f"{run} is not a run ({error}): check the path") from error
 
 
 def read_status(run: Path) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Commands that use trained models: export, verify, predict, convert."""
+"""Commands that use trained models: export, verify, evaluate, predict."""

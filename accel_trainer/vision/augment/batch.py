@@ -10,21 +10,21 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import IntEnum, auto
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.errors import ConfigError
+from ...core.config import NOT_NEGATIVE
 from ...core.rng import fold_in, random_bits, random_int, random_uniform
 
 _MAX_SIMD_ELEMENTS = 32  # two AVX-512 vectors, which torch processes at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentConfig:
-    """Augmentation of training images, different in each epoch. Evaluation images are not augmented."""
+class BasicAugmentConfig:
+    """What small images and photos have in common."""
 
     crop_padding: int = 4
     """Pixels added on each side before a random crop of the original size; 0: no crop."""
@@ -32,24 +32,13 @@ class AugmentConfig:
     """The added pixels: the mirrored image, or black."""
     flip: Literal["none", "random", "alternating"] = "random"
     """Left-right flips: `random` in each epoch, or `alternating` between epochs with a random start."""
-    cutout: int = 0
-    """Side in pixels of a randomly placed square that is set to the mean colour; 0: none."""
     mixup: float = 0.0
     """Blend with another training image, in a proportion from Beta(mixup, mixup); 0: no blending."""
     cutmix: float = 0.0
     """Paste a box of another training image, with area from Beta(cutmix, cutmix); with mixup, either at random."""
 
     def __post_init__(self) -> None:
-        for name, value in (("crop-padding", self.crop_padding), ("cutout", self.cutout)):
-            if value < 0:
-                raise ConfigError("AUGMENT", f"--augment.{name} is {value}: set it to 0 or more pixels")
-        for name, alpha in (("mixup", self.mixup), ("cutmix", self.cutmix)):
-            if not 0 <= alpha < math.inf:
-                raise ConfigError("AUGMENT", f"--augment.{name} is {alpha}: set it to 0 or a positive number")
-        if self.crop_mode not in ("reflect", "zero"):
-            raise ConfigError("AUGMENT", f"--augment.crop-mode is {self.crop_mode!r}: set it to reflect or zero")
-        if self.flip not in ("none", "random", "alternating"):
-            raise ConfigError("AUGMENT", f"--augment.flip is {self.flip!r}: set it to none, random or alternating")
+        NOT_NEGATIVE.check(self, "augment", "crop_padding", "mixup", "cutmix")
 
     @property
     def mixes(self) -> bool:
@@ -57,28 +46,16 @@ class AugmentConfig:
         return self.mixup > 0 or self.cutmix > 0
 
 
-class PlacementConfig(Protocol):
-    """What `draw_placement` needs of a config."""
+@dataclass(frozen=True, kw_only=True)
+class AugmentConfig(BasicAugmentConfig):
+    """Augmentation of training images, different in each epoch. Evaluation images are not augmented."""
 
-    @property
-    def crop_padding(self) -> int:
-        """Pixels added on each side before a crop."""
+    cutout: int = 0
+    """Side in pixels of a randomly placed square that is set to the mean colour; 0: none."""
 
-    @property
-    def flip(self) -> Literal["none", "random", "alternating"]:
-        """Which images are flipped."""
-
-
-class MixConfig(Protocol):
-    """What `draw_mix` needs of a config."""
-
-    @property
-    def mixup(self) -> float:
-        """The parameter of the Beta distribution for blending; 0: none."""
-
-    @property
-    def cutmix(self) -> float:
-        """The parameter of the Beta distribution for pasting; 0: none."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        NOT_NEGATIVE.check(self, "augment", "cutout")
 
 
 class _Draw(IntEnum):
@@ -115,7 +92,7 @@ class Placement:
         return Placement(self.rows[start:stop], self.columns[start:stop], flips)
 
 
-def draw_placement(config: PlacementConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Placement:
+def draw_placement(config: BasicAugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Placement:
     """Draw crop and flip for samples [B], on their device."""
     key = fold_in(seed, epoch)
     positions = 2 * config.crop_padding + 1
@@ -126,7 +103,7 @@ def draw_placement(config: PlacementConfig, sample_ids: Tensor, *, seed: int, ep
     )
 
 
-def _draw_flips(config: PlacementConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Tensor | None:
+def _draw_flips(config: BasicAugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Tensor | None:
     if config.flip == "none":
         return None
     if config.flip == "random":
@@ -157,7 +134,7 @@ def draw_partners(sample_ids: Tensor, *, num_samples: int, seed: int, epoch: int
 
 
 def draw_mix(
-    config: MixConfig, sample_ids: Tensor, *, height: int, width: int, seed: int, epoch: int
+    config: BasicAugmentConfig, sample_ids: Tensor, *, height: int, width: int, seed: int, epoch: int
 ) -> tuple[Tensor, Tensor]:
     """Draw the weight of each sample in its mix: per pixel [B, 1, H, W], and for its target [B]."""
     key = fold_in(seed, epoch)

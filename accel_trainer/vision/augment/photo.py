@@ -16,34 +16,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...core.config import FRACTION, NOT_NEGATIVE, POSITIVE
+from ...core.config import FRACTION, NOT_NEGATIVE, POSITIVE, Range
 from ...core.errors import ConfigError
 from ...core.rng import fold_in, random_uniform
 from ..data.eval_transform import Box, crop_photo
-from .batch import draw_placement
+from .batch import BasicAugmentConfig, draw_placement
 from .photo_ops import MAX_MAGNITUDE, OPERATIONS, jitter_colors, operate
 
 _CROP_TRIES = 10
 _MAX_OPERATIONS = 10
+_NUM_OPERATIONS = Range("to 1 .. 10, or augment.policy to none", lambda number: 1 <= number <= _MAX_OPERATIONS)
+_MAGNITUDE = Range(f"to 0 .. {MAX_MAGNITUDE}", lambda number: 0 <= number <= MAX_MAGNITUDE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhotoAugmentConfig:
+class PhotoAugmentConfig(BasicAugmentConfig):
     """Augmentation of training photos, different in each epoch. Evaluation photos are not augmented."""
 
     crop: Literal["random-resized", "padded", "none"] = "random-resized"
-    """`random-resized`: a crop of random size and shape; `padded`: the centre square, moved by up to `crop_padding`;
-    `none`: the centre square."""
+    """`random-resized`: a crop of random size and shape; `padded`: the centre square, moved by up to `crop_padding`
+    pixels; `none`: the centre square."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """Smallest and largest area of a random-resized crop, as a fraction (0..1) of the photo."""
     crop_shape: tuple[float, float] = (3 / 4, 4 / 3)
     """Smallest and largest width / height of a random-resized crop."""
-    crop_padding: int = 4
-    """Pixels added on each side before a padded crop."""
-    crop_mode: Literal["reflect", "zero"] = "reflect"
-    """The added pixels: the mirrored photo, or black."""
-    flip: Literal["none", "random", "alternating"] = "random"
-    """Left-right flips: `random` in each epoch, or `alternating` between epochs with a random start."""
     color_jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
     """Largest change of brightness, contrast, saturation (fractions, each 0 or more) and hue (0..0.5)."""
     policy: Literal["none", "randaugment", "trivialaugment"] = "none"
@@ -54,24 +50,12 @@ class PhotoAugmentConfig:
     """Strength of `randaugment`, 0 to 30."""
     erase: float = 0.0
     """Probability (0..1) that a random box is set to the mean colour."""
-    mixup: float = 0.0
-    """Blend with another training photo, in a proportion from Beta(mixup, mixup); 0: none. Costs a second decode."""
-    cutmix: float = 0.0
-    """Paste a box of another training photo, with area from Beta(cutmix, cutmix); with mixup, either at random."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("crop", ("random-resized", "padded", "none")),
-            ("crop_mode", ("reflect", "zero")),
-            ("flip", ("none", "random", "alternating")),
-            ("policy", ("none", "randaugment", "trivialaugment")),
-        ):
-            if getattr(self, name) not in allowed:
-                fact = f"--augment.{name.replace('_', '-')} is {getattr(self, name)!r}"
-                raise ConfigError("AUGMENT", f"{fact}: set it to {', '.join(allowed[:-1])} or {allowed[-1]}")
+        super().__post_init__()
         FRACTION.check(self, "augment", "crop_scale", "erase")
         POSITIVE.check(self, "augment", "crop_scale", "crop_shape")
-        NOT_NEGATIVE.check(self, "augment", "crop_padding", "color_jitter", "mixup", "cutmix")
+        NOT_NEGATIVE.check(self, "augment", "color_jitter")
         for name in ("crop_scale", "crop_shape"):
             least, most = getattr(self, name)
             if least > most:
@@ -80,16 +64,8 @@ class PhotoAugmentConfig:
         if self.color_jitter[3] > 0.5:
             fact = f"the hue of --augment.color-jitter is {self.color_jitter[3]}"
             raise ConfigError("AUGMENT", f"{fact}: set it to 0 .. 0.5")
-        if not 1 <= self.num_operations <= _MAX_OPERATIONS:
-            fact = f"--augment.num-operations is {self.num_operations}"
-            raise ConfigError("AUGMENT", f"{fact}: set it to 1 .. {_MAX_OPERATIONS}, or --augment.policy none")
-        if not 0 <= self.magnitude <= MAX_MAGNITUDE:
-            raise ConfigError("AUGMENT", f"--augment.magnitude is {self.magnitude}: set it to 0 .. {MAX_MAGNITUDE}")
-
-    @property
-    def mixes(self) -> bool:
-        """Whether photos are mixed, so that targets are weights per class."""
-        return self.mixup > 0 or self.cutmix > 0
+        _NUM_OPERATIONS.check(self, "augment", "num_operations")
+        _MAGNITUDE.check(self, "augment", "magnitude")
 
 
 class Draw(IntEnum):

@@ -1,4 +1,4 @@
-"""Loaders over a decoded data set: seekable training step batches, and evaluation shards without padding.
+"""Loaders over a decoded dataset: seekable training step batches, and evaluation shards without padding.
 
 Shapes: B batch (may be 0), C channels, H height, W width, K classes.
 """
@@ -39,7 +39,7 @@ class _Pixels:
 class ImageLoader:
     """Training step batches of one process: inputs [B, C, H, W], targets [B] or, when images are mixed, [B, K].
 
-    The images stay uint8. On a CPU they stay in the data set's memory map; to any other device they are copied once.
+    The images stay uint8. On a CPU they stay in the dataset's memory map; to any other device they are copied once.
     They are cropped where they are.
     """
 
@@ -50,18 +50,10 @@ class ImageLoader:
         if plan.num_samples != len(split):
             raise ValueError(f"the plan is for {plan.num_samples} samples, the split has {len(split)}")
         smallest = min(split.images.shape[2:])
-        if augment.crop_mode == "reflect" and augment.crop_padding >= smallest:
-            raise ConfigError(
-                "AUGMENT",
-                f"--augment.crop-padding {augment.crop_padding} cannot mirror images of {smallest} pixels: "
-                f"set it below {smallest}, or --augment.crop-mode zero",
-            )
-        if augment.crop_padding > smallest:
-            raise ConfigError(
-                "AUGMENT",
-                f"--augment.crop-padding {augment.crop_padding} crops some images of {smallest} pixels completely: "
-                f"set it to {smallest} or less",
-            )
+        most = smallest - 1 if augment.crop_mode == "reflect" else smallest
+        if augment.crop_padding > most:
+            fact = f"--augment.crop-padding {augment.crop_padding} is too much for images of {smallest} pixels"
+            raise ConfigError("AUGMENT", f"{fact}: set it to {most} or less")
         self.plan = plan
         self._process_index, self._seed, self._augment = process_index, seed, augment
         self._num_classes = split.num_classes

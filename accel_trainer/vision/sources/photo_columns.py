@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class ImageColumn:
 
     def __setstate__(self, state: tuple[Any, str, str]) -> None:
         self._dataset, self._name, self._prefix = state
-        # Indexing the data set itself takes 22 us a row, and its slices copy the bytes of all images.
+        # Indexing the dataset itself takes 22 us a row, and its slices copy the bytes of all images.
         self._bytes, self._paths = (self._dataset.data.column(index) for index in (0, 1))
         indices = self._dataset._indices  # of a selection, a shuffle or a filter
         self._rows = None if indices is None else indices.column(0).to_numpy()
@@ -95,6 +95,33 @@ class ImageColumn:
         return index if self._rows is None else int(self._rows[index])
 
 
+class Columns(NamedTuple):
+    """The images and the labels of each split, the names of the K classes, and those of both columns."""
+
+    images: list[ImageColumn]
+    labels: Sequence[NDArray[Any]]
+    class_names: tuple[str, ...]
+    names: tuple[str, str]
+
+
+def read_columns(
+    splits: Sequence[Any], names: Sequence[str], *, image_column: str | None, label_column: str | None,
+    root: Path | None, multi_label: bool = False,
+) -> Columns:  # fmt: skip
+    """Return the columns of splits, whose `names` are used in errors. They are found by type unless they are given.
+
+    Raises:
+        ConfigError: a wrong column.
+        DataError: no photos, or no labels.
+    """
+    image_column = find_image_column(splits[0], image_column, names[0])
+    label_column = find_label_column(splits[0], label_column, names[0], multi_label=multi_label)
+    read = read_label_lists if multi_label else read_labels
+    class_names, labels = read(splits, label_column, names)
+    images = [ImageColumn(split, image_column, name=name, root=root) for split, name in zip(splits, names, strict=True)]
+    return Columns(images, labels, class_names, (image_column, label_column))
+
+
 def find_image_column(dataset: Any, wanted: str | None, name: str) -> str:
     """Return the column with images: `wanted`, or the only one of a type that holds images."""
     from datasets import Image, Value
@@ -144,49 +171,51 @@ def _chosen(candidates: list[str], wanted: str | None, *, kind: str, name: str, 
     return candidates[0]
 
 
-def read_labels(splits: Sequence[Any], column: str, name: str) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
-    """Return the names of the K classes, and int64 [N] below K for each split.
+def read_labels(
+    splits: Sequence[Any], column: str, names: Sequence[str]
+) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
+    """Return the names of the K classes, and int64 [N] below K for each split. `names` are the splits' in errors.
 
     Raises:
         DataError: a label is missing or has no class, or the labels are not of one class each.
     """
-    feature, values = _read_column(splits, column, name)
+    feature, values = _read_column(splits, column, names)
     if _is_list(feature):
-        fact = f"column {column} of {name} has several labels for each photo"
+        fact = f"column {column} of {names[0]} has several labels for each photo"
         fix = "name a column of single labels with --label-column, or read it with load_photos(multi_label=True)"
         raise DataError("DATA_LABEL", f"{fact}: {fix}")
-    return _classes_of(feature, values, column, name, rows=[np.arange(len(split)) for split in values])
+    return _classes_of(feature, values, column, names, rows=[np.arange(len(split)) for split in values])
 
 
 def read_label_lists(
-    splits: Sequence[Any], column: str, name: str
+    splits: Sequence[Any], column: str, names: Sequence[str]
 ) -> tuple[tuple[str, ...], list[NDArray[np.float32]]]:
     """Return the names of the K classes, and float32 [N, K] for each split: 1 for each class of a photo, else 0.
 
     Raises:
         DataError: a list is missing, has a label without a class, or the column has none.
     """
-    feature, lists = _read_column(splits, column, name)
+    feature, lists = _read_column(splits, column, names)
     if not _is_list(feature):
-        fact = f"column {column} of {name} has one label for each photo"
+        fact = f"column {column} of {names[0]} has one label for each photo"
         raise DataError("DATA_LABEL", f"{fact}: leave out multi_label")
     lengths = [split.value_lengths().to_numpy(zero_copy_only=False) for split in lists]
     rows = [np.repeat(np.arange(len(each)), each) for each in lengths]
-    class_names, labels = _classes_of(feature.feature, [split.flatten() for split in lists], column, name, rows=rows)
+    class_names, labels = _classes_of(feature.feature, [split.flatten() for split in lists], column, names, rows=rows)
     targets = [np.zeros((len(each), len(class_names)), np.float32) for each in lengths]
     for target, places in zip(targets, zip(rows, labels, strict=True), strict=True):
         target[places] = 1
     return class_names, targets
 
 
-def _read_column(splits: Sequence[Any], column: str, name: str) -> tuple[Any, list[Any]]:
+def _read_column(splits: Sequence[Any], column: str, names: Sequence[str]) -> tuple[Any, list[Any]]:
     """Return the type of a column, and its Arrow values in each split. Raises DataError if a row has none."""
     for split in splits:
         if column not in split.features or split.features[column] != splits[0].features[column]:
-            fact = f"the splits of {name} differ in column {column}"
+            fact = f"the splits of {names[0]} differ in column {column}"
             raise DataError("DATA_COLUMNS", f"{fact}: write both with the same features")
     values = [split.select_columns([column]).with_format("arrow")[:].column(0).combine_chunks() for split in splits]
-    for split in values:
+    for split, name in zip(values, names, strict=True):
         if split.null_count:
             row = int(np.flatnonzero(split.is_null().to_numpy(zero_copy_only=False))[0])
             fact = f"row {row} of {name} has no label in column {column} ({split.null_count} such rows)"
@@ -201,7 +230,7 @@ def _is_list(feature: Any) -> bool:
 
 
 def _classes_of(
-    feature: Any, values: Sequence[Any], column: str, name: str, *, rows: Sequence[NDArray[np.int64]]
+    feature: Any, values: Sequence[Any], column: str, names: Sequence[str], *, rows: Sequence[NDArray[np.int64]]
 ) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
     """Return the names of the K classes, and int64 below K for each of the `values`, which are those of `rows`."""
     import pyarrow.types as types
@@ -211,11 +240,11 @@ def _classes_of(
         class_names = tuple(str(class_name) for class_name in feature.names)
         labels = [np.array(split.to_numpy(zero_copy_only=False), np.int64) for split in values]
     elif types.is_floating(values[0].type) or types.is_nested(values[0].type):
-        fact = f"column {column} of {name} is of type {values[0].type}"
+        fact = f"column {column} of {names[0]} is of type {values[0].type}"
         raise DataError("DATA_LABEL", f"{fact}: make its labels integers or strings")
     else:
         class_names, labels = _numbered(values)
-    for split, row_of in zip(labels, rows, strict=True):
+    for split, row_of, name in zip(labels, rows, names, strict=True):
         wrong = np.flatnonzero((split < 0) | (split >= len(class_names)))
         if len(wrong):
             fact = f"row {row_of[wrong[0]]} of {name} has label {split[wrong[0]]} ({len(wrong)} such rows)"

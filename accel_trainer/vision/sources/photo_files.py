@@ -13,12 +13,12 @@ from typing import Any
 
 from ...core.errors import DataError
 from ...core.run_dir import expand_home
-from .arrow import probe_hub
 
 _TRAIN_FOLDERS = ("train", "training")
 VAL_NAMES = ("validation", "val", "valid", "dev", "test", "testing", "eval", "evaluation")
 """The splits that are evaluated, preferred first."""
 
+_PROBE_TIMEOUT_S = 5
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 _EXPECTED = "train/<class>/*.jpg with or without val/<class>/*.jpg, <class>/*.jpg, metadata.csv, parquet, or tars"
@@ -43,7 +43,7 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Any:
         raise DataError("DATA_NOT_A_FOLDER", f"{source} is not a folder, parquet or a tar: extract it")
     if not is_hub_name(str(source)):
         raise DataError("DATA_NOT_FOUND", f"no folder {source}: give an existing one, or OWNER/NAME on the hub")
-    return _load_from_hub(str(source))
+    return load_from_hub(str(source))
 
 
 def is_hub_name(source: str) -> bool:
@@ -51,18 +51,25 @@ def is_hub_name(source: str) -> bool:
     return bool(_HUB_NAME.fullmatch(source)) and not expand_home(Path(source)).exists()
 
 
-def _load_from_hub(repository: str) -> Any:
-    from datasets import load_dataset
+def load_from_hub(repository: str) -> Any:
+    """Return a dataset of the hub, or from the Hugging Face cache if it was downloaded before.
 
-    error = probe_hub(repository)
+    Raises:
+        DataError: it is in neither.
+    """
+    from datasets import load_dataset
+    from huggingface_hub import HfApi, constants
+
     try:
-        if error is None:
-            return load_dataset(repository)
-    except Exception as failure:  # its errors are of any type
-        error = failure
-    reason = next(iter(str(error).splitlines()), type(error).__name__)
-    fact = f"no folder {repository}, and it cannot be loaded from the Hugging Face hub ({reason})"
-    raise DataError("DATA_NOT_FOUND", f"{fact}: check the name") from error
+        if not constants.HF_HUB_OFFLINE:
+            # `load_dataset` retries for 24 s (datasets 5.2), so check first whether the hub answers.
+            HfApi().dataset_info(repository, timeout=_PROBE_TIMEOUT_S)
+        return load_dataset(repository)
+    except Exception as error:  # its errors, and those of its HTTP library, are of any type
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        fact = f"no folder {repository}, and it cannot be loaded from the Hugging Face hub ({reason})"
+        fix = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "set HF_HUB_OFFLINE=1 if it was downloaded"
+        raise DataError("DATA_HUB", f"{fact}: check the name, give a local folder, or {fix}") from error
 
 
 def _cache(cache_dir: Path | None) -> str | None:
