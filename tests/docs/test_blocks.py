@@ -28,6 +28,7 @@ LONG = (
     "data.md",
     "exactness.md",
     "photos.md",
+    "step.md",
     "tutorial.md",
 )
 LANGUAGES = {"bash", "python", "text", "yaml"}
