@@ -232,8 +232,9 @@ def _build(config_class: type[C], arguments: Iterable[str], *, source: str | Non
         frames = traceback.walk_tb(error.__traceback__)
         if isinstance(error, ValueError) and any(f.f_code.co_name == "__post_init__" for f, _ in frames):
             raise error if isinstance(error, ConfigError) else ConfigError("CONFIG", str(error))
-    title, _, said = box.getvalue().partition("\n")
-    reason = " ".join(re.findall(r"[!-~]+", said.partition("\u2500\u2500")[0] or title))
+    # Between lines: the title, what is wrong, and help.
+    parts = re.split("\u2500{3,}|-{3,}|Got errors", box.getvalue().partition("\n")[2])
+    reason = next(filter(None, (" ".join(re.findall(r"[!-~]+", part)) for part in parts)), "see --help")
     raise ConfigError("CONFIG", f"{source}: {reason}" if source else reason)
 
 
