@@ -276,6 +276,7 @@ RULES = {
             "fault_tolerance.watchdog",  # the stacks of threads, which are written to a file alone
             "vision.data.cache",  # makes the folder that users name
             "cli.share.export", "cli.share.verify",  # scratch folders
+            "cli.new",  # a project is its user's: the modes are those of the umask
         },
         "Path('x').write_text('')",
     ),
@@ -293,7 +294,7 @@ RULES = {
             "cli.doctor",  # what the kernel and accelerate say
             "cli.share.plain_evaluation",  # a script without this package
             "cli.share.predict", "cli.sweep.sweep",  # the image that a user names, and logs of its own
-            "vision",  # data sets
+            "vision",  # datasets
         },
         "path.open()",
     ),

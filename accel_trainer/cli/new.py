@@ -91,10 +91,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("NEW_EXISTS", f"{folder} exists: choose a folder that does not")
     if not folder.resolve().parent.is_dir():
         raise ConfigError("NEW_FOLDER", f"{folder.parent} does not exist: create it first")
-    with writes_to(folder.parent), filesystem.new_directory(folder) as temporary:
-        filesystem.make_directory(temporary / _PRESETS)
-        for path, text in _files(folder.resolve().name, options.template).items():
-            filesystem.create_file(temporary / path, [text])
+    files = _files(folder.resolve().name, options.template)
+    with writes_to(folder.parent):
+        (folder / _PRESETS).mkdir(parents=True)
+        for path, data in files.items():
+            (folder / path).write_bytes(data)
     command = f"cd {shlex.quote(str(folder))} && accelerate launch train.py {_TEMPLATES[options.template].flags}"
     print(f"created {folder}: {command.rstrip()}")
     return 0

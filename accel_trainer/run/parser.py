@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
-import itertools
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -47,6 +46,16 @@ class ConfigField:
         return [re.sub(r"[^.-][^.]*$", r"no-\g<0>", flag) for flag in self.flags if self.type is bool]
 
 
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """A value from a file or the command line: its text as written, and as arguments for tyro."""
+
+    field: ConfigField
+    origin: Origin
+    text: str
+    arguments: Sequence[str]
+
+
 def parse_config(config_class: type[C], argv: Sequence[str] | None = None, *, description: str) -> C:
     """Return the config that `argv` (None: the command line) asks for; `--help` prints all flags and exits.
 
@@ -65,17 +74,14 @@ def parse_config_and_origins(
     if help_asked or argv[:1] == ["--tyro-write-completion"]:
         description = f"{description.strip()}\n\nFlags override --config FILE (YAML), which overrides the defaults."
         tyro.cli(config_class, args=help_asked or argv, description=description)
-    arguments: dict[str, list[str]] = {}
-    origins: dict[str, Origin] = dict.fromkeys(config_fields(config_class), "default")
-    for name, origin, words in _read_command_line(config_class, argv):
-        arguments[name], origins[name] = words, origin
-    return _build(config_class, itertools.chain(*arguments.values())), origins
+    given = {item.field.name: item for item in _read_command_line(config_class, argv)}
+    config = _build(config_class, given.values())
+    return config, {name: given[name].origin if name in given else "default" for name in config_fields(config_class)}
 
 
 def load_config(config_class: type[C], text: str, *, source: str = "config") -> C:
     """Return the config that `save_config` wrote. Raises ConfigError, which names the text by `source`."""
-    arguments = _parse_file(config_class, text, source=source)
-    return _build(config_class, itertools.chain(*arguments.values()), source=source)
+    return _build(config_class, list(_parse_file(config_class, text, source=source)))
 
 
 def save_config(config: Any) -> str:
@@ -98,10 +104,10 @@ def config_fields(config_class: Any, prefix: str = "") -> dict[str, ConfigField]
     return found
 
 
-def _read_command_line(config_class: Any, argv: Sequence[str]) -> Iterator[tuple[str, Origin, list[str]]]:
-    """Yield the values of the files, and then those of the flags: a dotted name, and arguments for tyro."""
+def _read_command_line(config_class: Any, argv: Sequence[str]) -> Iterator[_Given]:
+    """Yield the values of the files, and then those of the flags."""
     by_flag = {flag: field for field in config_fields(config_class).values() for flag in field.flags + field.negations}
-    from_flags: list[tuple[str, Origin, list[str]]] = []
+    from_flags: list[_Given] = []
     starts = [position for position, word in enumerate(argv) if _FLAG.match(word)]
     if argv and 0 not in starts:
         raise ConfigError("CONFIG", f"unexpected {argv[0]!r}: values follow a flag, see --help")
@@ -109,13 +115,10 @@ def _read_command_line(config_class: Any, argv: Sequence[str]) -> Iterator[tuple
         flag, _, value = argv[start].partition("=")
         values = [value] * ("=" in argv[start]) + list(argv[start + 1 : stop])
         if flag == "--config":
-            for name, words in _read_file(config_class, values).items():
-                yield name, "file", words
+            yield from _read_file(config_class, values)
         elif field := by_flag.get(flag.replace("_", "-")):
             _reject_empty_path(field, values, flag)
-            if field.type is bool and values:
-                raise ConfigError("CONFIG", f"{flag} takes no value: use {field.flags[-1]} or {field.negations[-1]}")
-            from_flags.append((field.name, "flag", list(argv[start:stop])))
+            from_flags.append(_Given(field, "flag", " ".join([flag, *values]), argv[start:stop]))
         else:
             raise ConfigError("CONFIG", f"unknown flag {flag}: {suggest(flag, [*by_flag, '--config'])}")
     yield from from_flags
@@ -127,7 +130,7 @@ def _reject_empty_path(field: ConfigField, values: Sequence[Any], where: str) ->
         raise ConfigError("CONFIG", f"{where} is empty: give a path, or leave it out")
 
 
-def _read_file(config_class: Any, paths: Sequence[str]) -> dict[str, list[str]]:
+def _read_file(config_class: Any, paths: Sequence[str]) -> Iterator[_Given]:
     if len(paths) != 1:
         raise ConfigError("CONFIG", f"--config {' '.join(paths)}".strip() + ": expected one file")
     try:
@@ -137,7 +140,7 @@ def _read_file(config_class: Any, paths: Sequence[str]) -> dict[str, list[str]]:
         raise ConfigError("CONFIG", f"--config {paths[0]}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError("CONFIG", f"--config {paths[0]}: not a text file") from None
-    return _parse_file(config_class, text, source=paths[0])
+    yield from _parse_file(config_class, text, source=paths[0])
 
 
 class _Loader(yaml.SafeLoader):
@@ -183,21 +186,21 @@ def read_stored_yaml(path: Path) -> dict[str, Any]:
     return stored
 
 
-def _parse_file(config_class: Any, text: str, *, source: str) -> dict[str, list[str]]:
-    """Return the values of a YAML text as arguments for tyro, by dotted name."""
+def _parse_file(config_class: Any, text: str, *, source: str) -> Iterator[_Given]:
     try:
         content = parse_yaml(text) or {}
     except ValueError as error:
         raise ConfigError("CONFIG", f"{source}: cannot be read as YAML: {error}") from None
     if not isinstance(content, Mapping):
         raise ConfigError("CONFIG", f"{source}: expected names with values, got a {type(content).__name__}")
-    known, arguments = config_fields(config_class), {}
-    for key, value in flatten_config(content):
-        if field := known.get(key.replace("-", "_")):
-            arguments[field.name] = as_arguments(field, value, f"{source}: {key}")
+    values = list(flatten_config(content))
+    known = config_fields(config_class)
+    for key, value in values:
+        field = known.get(key.replace("-", "_"))
+        if field:
+            yield _Given(field, "file", f"{source}: {key} {value}", as_arguments(field, value, f"{source}: {key}"))
         elif value is not None or not any(name.startswith(f"{key}.") for name in known):  # an empty group is fine
             raise ConfigError("CONFIG", f"{source}: unknown key {key}: {suggest(key, known)}")
-    return arguments
 
 
 def as_arguments(field: ConfigField, value: Any, where: str) -> list[str]:
@@ -207,35 +210,57 @@ def as_arguments(field: ConfigField, value: Any, where: str) -> list[str]:
     _reject_empty_path(field, items, where)
     for item in items:
         if isinstance(item, list | Mapping):
-            raise ConfigError("CONFIG", f"{where}: nested lists are not supported")
+            raise ConfigError("CONFIG", f"{where}: expected {_describe(field.type)}, got a nested list")
         if allowed & {str, Path} and not allowed & {int, float, bool} and not isinstance(item, str | None):
             raise ConfigError("CONFIG", f"{where}: YAML reads {item!r}, not text: put it in quotes")
         if isinstance(value, list) and _FLAG.match(str(item)):
             raise ConfigError("CONFIG", f"{where}: {item} looks like a flag")
     if isinstance(value, list):
         return [field.flags[0], *map(str, items)]
-    if field.type is bool:
-        if not isinstance(value, bool):
-            raise ConfigError("CONFIG", f"{where} is {value!r}: set it to true or false")
+    if field.type is bool and isinstance(value, bool):
         return [(field.flags if value else field.negations)[0]]
     return [f"{field.flags[0]}={value}"]
 
 
-def _build(config_class: type[C], arguments: Iterable[str], *, source: str | None = None) -> C:
-    """Return the config that tyro builds. Raises ConfigError, with the first lines of the box that tyro would print."""
+def _build(config_class: type[C], given: Collection[_Given]) -> C:
+    """Return the config. Raises ConfigError, which names the value that is wrong: tyro's report has several lines."""
+    try:
+        return _convert(config_class, [word for item in given for word in item.arguments])
+    except _TyroError as error:
+        for item in given:
+            try:
+                _convert(config_class, item.arguments)
+            except ConfigError:
+                continue
+            except _TyroError:
+                expected, flags = _describe(item.field.type), item.field.flags
+                if item.field.type is bool and item.origin == "flag":
+                    expected = f"no value, only {flags[-1]} or {item.field.negations[-1]}"
+                raise ConfigError("CONFIG", f"{item.text}: expected {expected}") from None
+        raise ConfigError("CONFIG", " ".join(re.findall(r"[!-~]+", str(error)))) from None
+
+
+class _TyroError(Exception):
+    """What tyro would print in a box."""
+
+
+def _convert(config_class: type[C], arguments: Sequence[str]) -> C:
+    """Return the config that tyro builds. Raises ConfigError for what a config class refused, else _TyroError."""
     with contextlib.redirect_stderr(io.StringIO()) as box:
         try:
-            return tyro.cli(config_class, args=list(arguments))
+            return tyro.cli(config_class, args=arguments)
         except SystemExit as exit_:
             error: BaseException | None = exit_
     while error := error and error.__context__:
         frames = traceback.walk_tb(error.__traceback__)
         if isinstance(error, ValueError) and any(f.f_code.co_name == "__post_init__" for f, _ in frames):
             raise error if isinstance(error, ConfigError) else ConfigError("CONFIG", str(error))
-    # Between lines: the title, what is wrong, and help.
-    parts = re.split("\u2500{3,}|-{3,}|Got errors", box.getvalue().partition("\n")[2])
-    reason = next(filter(None, (" ".join(re.findall(r"[!-~]+", part)) for part in parts)), "see --help")
-    raise ConfigError("CONFIG", f"{source}: {reason}" if source else reason)
+    raise _TyroError(box.getvalue())
+
+
+def _describe(hint: Any) -> str:
+    """Return a type as Python writes it, such as `float | None`."""
+    return hint.__name__ if isinstance(hint, type) and not get_args(hint) else re.sub(r"\w+\.(?=\w)", "", str(hint))
 
 
 def suggest(name: str, known: Collection[str]) -> str:

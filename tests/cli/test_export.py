@@ -188,7 +188,9 @@ def test_a_push_leaves_a_private_repository_that_others_predict_with(
         assert {path.name: path.read_bytes() for path in model.iterdir()} == hub.files, "what --to writes"
         assert hub.checked_cards == [hub.files["README.md"].decode()], "its metadata was asked to be checked"
         downloaded = call_apart("predict", "me/digits", tmp_path / "digit.png", **settings)
-    assert downloaded.returncode == 0, downloaded.stderr
+        options = ["--dataset", "digits", "--cache-dir", runs.parent / "cache"]
+        measured = call_apart("evaluate", "me/digits", *options, **settings)
+    assert downloaded.returncode == measured.returncode == 0, downloaded.stderr + measured.stderr
     assert downloaded.stdout == run_command(capsys, ["predict", model, tmp_path / "digit.png"])[1]
 
 

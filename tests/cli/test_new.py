@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,18 @@ def test_a_new_project_has_presets_a_config_and_a_readme(
     assert yaml.safe_load((project / "config.yaml").read_text())["batch"] == {"global_batch_size": 64}
     for path in ("train.py", "README.md", "config.yaml"):
         assert "recipes/" not in (project / path).read_text(), path
+
+
+def test_the_files_of_a_new_project_have_the_modes_of_the_umask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = os.umask(0o022)
+    try:
+        run_command(capsys, ["new", tmp_path / "mine", "--template", "minimal"])
+    finally:
+        os.umask(before)
+    paths = [tmp_path / "mine", *(tmp_path / "mine").rglob("*")]
+    assert {(path.is_dir(), path.stat().st_mode & 0o777) for path in paths} == {(True, 0o755), (False, 0o644)}
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def test_a_file_of_values_is_swept_as_flags_are(tmp_path: Path) -> None:
     [
         (["--seed", "1"], None, "nothing to sweep"),
         (["--sed", "1", "2"], None, "did you mean --seed?"),
-        (["--lr", "0.1", "fast"], None, "no type matching {None}|FLOAT could be instantiated from ['fast']"),
+        (["--lr", "0.1", "fast"], None, "--lr fast: expected float"),
         ([], "sed: [1, 2]", "sed is not a value of this recipe"),
         ([], "- 1", "cannot be read as names with lists of values"),
         ([], "seed: [1", "cannot be read"),

@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ...optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, scale_learning_rate
 from ..runs.run_reader import RunReader
 from ..runs.tables import format_duration, is_fraction
 from .figures import NUM_SERIES, Chart, Palette, draw_chart
@@ -41,7 +40,7 @@ _MAX_NAMED_CLASSES = 20
 _MAX_NAME = 18  # characters of a class
 _MAX_MARKERS = 40
 _MAX_RUNS_IN_LEGEND, _LEGEND_CHARACTERS, _LEGEND_ROW = 6, 60, 0.19  # inches
-_SCHEDULE_POINTS = 300
+_DOT_AREA = 120  # square points of a dot for all samples
 
 
 def group_curves(runs: Sequence[RunReader]) -> dict[str, list[str]]:
@@ -61,34 +60,6 @@ def draw_curves(runs: Sequence[RunReader], *, quantities: Collection[str] | None
         for chart, members in group_curves(runs).items()
         if quantities is None or chart in quantities
     ]
-
-
-def curve(run: RunReader, name: str) -> tuple[list[int], list[float]]:
-    """Return steps and values of a metric: the learning rate of many steps by its schedule, else what was logged."""
-    logged = run.series(name)
-    if name != "optim/learning_rate" or run.steps_per_epoch is None:
-        return logged
-    try:
-        schedule = _schedule(run.config, run.steps_per_epoch)
-    except (KeyError, TypeError, ValueError):  # a config of another version
-        return logged
-    if any(not math.isclose(schedule(step - 1), value) for step, value in zip(*logged, strict=True)):
-        return logged  # the recipe had a schedule of its own
-    every = max(1, logged[0][-1] // _SCHEDULE_POINTS)
-    steps = sorted({*range(1, logged[0][-1], every), *logged[0]})
-    return steps, [schedule(step - 1) for step in steps]
-
-
-def _schedule(config: Mapping[str, Any], steps_per_epoch: int) -> Schedule:
-    optimizer, settings = config["optimizer"], dict(config["schedule"])
-    peak = scale_learning_rate(
-        optimizer["learning_rate"], rule=optimizer["learning_rate_scaling"],
-        global_batch_size=config["batch"]["global_batch_size"], base_batch_size=optimizer["base_batch_size"],
-    )  # fmt: skip
-    return build_schedule(
-        ScheduleConfig(**settings | {"milestones": tuple(settings["milestones"])}), peak_learning_rate=peak,
-        total_steps=config["trainer"]["num_epochs"] * steps_per_epoch, steps_per_epoch=steps_per_epoch,
-    )  # fmt: skip
 
 
 def _title(chart: str) -> str:
@@ -139,7 +110,7 @@ def _plot_run(axes: Axes, palette: Palette, run: RunReader, names: Sequence[str]
     """Draw the series of one run, in one colour per run, or per kind if there is one run."""
     colors = palette.variables()
     for name in names:
-        steps, values = curve(run, name)
+        steps, values = run.series(name)
         kind = KINDS.get(name.partition("/")[0], Kind("", "series-1", {}))
         style = dict(kind.style)
         if len(steps) > _MAX_MARKERS:
@@ -217,20 +188,27 @@ def _draw_confused_pairs(name: str, counts: Sequence[Sequence[int]], class_names
         if count and row != column
     )
     worst = sorted(mistakes, key=lambda pair: (-pair[0], pair[1:]))[:_MAX_NAMED_CLASSES]
+    bars = [
+        (f"{_cut(class_names[row])} → {_cut(class_names[column])}", count, f"{count} of {sum(counts[row])}")
+        for count, row, column in worst
+    ]
+    longest = max((count for count, _, _ in worst), default=1)
+    return _draw_bars(name, "Most confused: true → predicted", bars, longest=longest, series=1)
+
+
+def _draw_bars(name: str, title: str, bars: Sequence[tuple[str, float, str]], *, longest: float, series: int) -> Chart:
+    """Return horizontal bars, each with its name, its length up to `longest`, and what is written beside it."""
 
     def draw(axes: Axes, palette: Palette) -> None:
-        axes.barh(range(len(worst)), [count for count, _, _ in worst], color=palette.series[1], height=0.62)
-        axes.set_yticks(
-            range(len(worst)), [f"{_cut(class_names[row])} → {_cut(class_names[column])}" for _, row, column in worst]
-        )
+        axes.barh(range(len(bars)), [length for _, length, _ in bars], color=palette.series[series], height=0.62)
+        axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.35 * max((count for count, _, _ in worst), default=1))
+        axes.set_xlim(0, 1.3 * longest)
         _clear(axes)
-        for position, (count, row, _) in enumerate(worst):
-            text = f"{count} of {sum(counts[row])}"
-            axes.text(count * 1.02, position, text, va="center", color=palette.muted)
+        for position, (_, length, text) in enumerate(bars):
+            axes.text(length + 0.015 * longest, position, text, va="center", color=palette.muted)
 
-    return draw_chart(name, title="Most confused: true → predicted", size=_SQUARE, draw=draw)
+    return draw_chart(name, title=title, size=_SQUARE, draw=draw)
 
 
 def _cut(text: str) -> str:
@@ -244,18 +222,27 @@ def draw_class_accuracy(name: str, values: Sequence[float | None], class_names: 
     if len(shown) > _MAX_NAMED_CLASSES:
         half = _MAX_NAMED_CLASSES // 2
         shown, title = [*shown[:half], *shown[-half:]], "The hardest and the easiest classes"
+    return _draw_bars(
+        name, title, [(_cut(label), value, f"{value:.1%}") for value, label in shown], longest=1, series=0
+    )
+
+
+def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
+    """Return confidence against accuracy, with larger dots for more samples."""
+    samples, confidence, accuracy = ([each[key] for each in bins] for key in ("samples", "confidence", "accuracy"))
+    gaps = (count * abs(sure - right) for count, sure, right in zip(samples, confidence, accuracy, strict=True))
+    error = sum(gaps) / sum(samples)
 
     def draw(axes: Axes, palette: Palette) -> None:
-        positions = range(len(shown))
-        axes.barh(positions, [value for value, _ in shown], color=palette.series[0], height=0.62)
-        axes.set_yticks(positions, [_cut(label) for _, label in shown])
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1.12)
-        _clear(axes)
-        for position, (value, _) in zip(positions, shown, strict=True):
-            axes.text(value + 0.015, position, f"{value:.1%}", va="center", color=palette.muted)
+        axes.plot([0, 1], [0, 1], color=palette.muted, linewidth=0.9, linestyle=":")
+        sizes = [_DOT_AREA * math.sqrt(count / sum(samples)) for count in samples]
+        axes.scatter(confidence, accuracy, s=sizes, color=palette.series[0], clip_on=False)
+        axes.text(0.98, 0.02, "below the line: too confident", ha="right", color=palette.muted)
+        axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
-    return draw_chart(name, title=title, size=_SQUARE, draw=draw)
+    return draw_chart(name, title=f"Calibration: expected error {error:.1%}", size=_SQUARE, draw=draw)
 
 
 def _clear(axes: Axes) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..runs.run_reader import RunReader
 from ..runs.tables import is_fraction
-from .charts import KINDS, curve, group_curves
+from .charts import KINDS, group_curves
 from .figures import series_name
 
 _MAX_POINTS = 8_000  # of a line, shared by the runs of the page
@@ -49,7 +49,7 @@ def _run(run: RunReader, number: int, limit: int) -> dict[str, Any]:
     all_steps: list[list[int]] = []
     series: dict[str, tuple[int, list[float | None]]] = {}
     for name in run.metric_names():
-        steps, values = (_thin(column, limit) for column in curve(run, name))
+        steps, values = (_thin(column, limit) for column in run.series(name))
         if steps not in all_steps:
             all_steps.append(steps)
         series[name] = all_steps.index(steps), [_short(value) for value in values]

@@ -67,7 +67,7 @@ class Decoder:
 
     @classmethod
     def like(cls, encoded: bytes | Path, *, name: str) -> Decoder:
-        """Return the decoder for a data set whose first image is `encoded`."""
+        """Return the decoder for a dataset whose first image is `encoded`."""
         with _opened(encoded, name) as image:
             return cls(_grey_or_rgb(image), image.size)
 

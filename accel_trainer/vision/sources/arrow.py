@@ -8,14 +8,14 @@ from typing import Any
 
 from ...core.errors import DataError
 from ..data.decode import EncodedSplit, decoded
-from .photo_columns import ImageColumn, find_image_column, find_label_column, read_labels
+from .photo_columns import read_columns
 from .photo_files import load_from_hub
 from .photos import refuse_untrained
 from .raw import RawImages
 
 
 def read_hub(repository: str) -> RawImages:
-    """Read a data set from the hub, or from the Hugging Face cache if it was downloaded before."""
+    """Read a dataset from the hub, or from the Hugging Face cache if it was downloaded before."""
     splits = load_from_hub(repository)
     return _raw_images([splits["train"], splits["test"]], names=(f"{repository} train", f"{repository} test"))
 
@@ -48,15 +48,13 @@ def _table(files: Sequence[Path]) -> Any:
 
 
 def _raw_images(splits: Sequence[Any], *, names: Sequence[str]) -> RawImages:
-    """Return the images and labels of the training and the test split, whose columns are found by type and name."""
-    column = find_image_column(splits[0], None, names[0])
+    """Return the images and labels of the training and the test split."""
     fine = "fine_label" if "fine_label" in splits[0].features else None  # CIFAR-100 has coarse labels, too
-    class_names, labels = read_labels(splits, find_label_column(splits[0], fine, names[0]), names)
-    images = [ImageColumn(split, column, name=name, root=None) for split, name in zip(splits, names, strict=True)]
+    columns = read_columns(splits, names, image_column=None, label_column=fine, root=None)
     train, test = (
-        EncodedSplit(labels=numbers, encoded_at=image.encoded_at, name_of=image.name_of)
-        for numbers, image in zip(labels, images, strict=True)
+        EncodedSplit(labels=labels, encoded_at=images.encoded_at, name_of=images.name_of)
+        for labels, images in zip(columns.labels, columns.images, strict=True)
     )
     if len(train.labels):
-        refuse_untrained(train.labels, test.labels, class_names, test.name_of)
-    return decoded(train, test, class_names=class_names)
+        refuse_untrained(train.labels, test.labels, columns.class_names, test.name_of)
+    return decoded(train, test, class_names=columns.class_names)

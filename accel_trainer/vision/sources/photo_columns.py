@@ -9,7 +9,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class ImageColumn:
 
     def __setstate__(self, state: tuple[Any, str, str]) -> None:
         self._dataset, self._name, self._prefix = state
-        # Indexing the data set itself takes 22 us a row, and its slices copy the bytes of all images.
+        # Indexing the dataset itself takes 22 us a row, and its slices copy the bytes of all images.
         self._bytes, self._paths = (self._dataset.data.column(index) for index in (0, 1))
         indices = self._dataset._indices  # of a selection, a shuffle or a filter
         self._rows = None if indices is None else indices.column(0).to_numpy()
@@ -93,6 +93,33 @@ class ImageColumn:
 
     def _row(self, index: int) -> int:
         return index if self._rows is None else int(self._rows[index])
+
+
+class Columns(NamedTuple):
+    """The images and the labels of each split, the names of the K classes, and those of both columns."""
+
+    images: list[ImageColumn]
+    labels: Sequence[NDArray[Any]]
+    class_names: tuple[str, ...]
+    names: tuple[str, str]
+
+
+def read_columns(
+    splits: Sequence[Any], names: Sequence[str], *, image_column: str | None, label_column: str | None,
+    root: Path | None, multi_label: bool = False,
+) -> Columns:  # fmt: skip
+    """Return the columns of splits, whose `names` are used in errors. They are found by type unless they are given.
+
+    Raises:
+        ConfigError: a wrong column.
+        DataError: no photos, or no labels.
+    """
+    image_column = find_image_column(splits[0], image_column, names[0])
+    label_column = find_label_column(splits[0], label_column, names[0], multi_label=multi_label)
+    read = read_label_lists if multi_label else read_labels
+    class_names, labels = read(splits, label_column, names)
+    images = [ImageColumn(split, image_column, name=name, root=root) for split, name in zip(splits, names, strict=True)]
+    return Columns(images, labels, class_names, (image_column, label_column))
 
 
 def find_image_column(dataset: Any, wanted: str | None, name: str) -> str:

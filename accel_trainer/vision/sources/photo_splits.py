@@ -1,4 +1,4 @@
-"""All splits of a data set of photos, as they are stored: for commands that do not train.
+"""All splits of a dataset of photos, as they are stored: for commands that do not train.
 
 Shapes: N samples, K classes.
 """
@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import DataError
-from .photo_columns import ImageColumn, find_image_column, find_label_column, read_labels
+from .photo_columns import ImageColumn, read_columns
 from .photo_files import open_dataset
 from .photos import PhotoSplit, fingerprint_photos, train_and_val
 
@@ -49,23 +50,21 @@ def load_splits(
     train, val = train_and_val(dataset, source)
     found: dict[str, Any] = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
     needed = {name: split for name, split in found.items() if split is train or split is val}
-    image_column = find_image_column(train, image_column, source)
-    label_column = find_label_column(train, label_column, source)
-    chosen = needed | found
+    chosen, root = needed | found, Path(source).absolute()
+    read = partial(read_columns, image_column=image_column, label_column=label_column, root=root)
     try:
-        class_names, labels = read_labels(list(chosen.values()), label_column, [source] * len(chosen))
+        columns = read(list(chosen.values()), [source] * len(chosen))
     except DataError as error:
         if needed.keys() == chosen.keys():
             raise
-        class_names, labels = read_labels(list(needed.values()), label_column, [source] * len(needed))
+        columns = read(list(needed.values()), [source] * len(needed))
         _logger.warning("left out: %s (%s)", ", ".join(chosen.keys() - needed.keys()), error.args[0])
         chosen = needed
-    root = Path(source).absolute()
-    images = {name: ImageColumn(split, image_column, name=source, root=root) for name, split in chosen.items()}
+    images = dict(zip(chosen, columns.images, strict=True))
     splits = {
         name: PhotoSplit(labels=numbers, encoded_at=images[name].encoded_at, name_of=images[name].name_of)
-        for name, numbers in zip(chosen, labels, strict=True)
+        for name, numbers in zip(chosen, columns.labels, strict=True)
     }
     used = [split for split in splits.values() if len(split)]
-    fingerprint = fingerprint_photos(used, (image_column, label_column), class_names)
-    return PhotoSplits(splits=splits, images=images, class_names=class_names, fingerprint=fingerprint)
+    fingerprint = fingerprint_photos(used, columns.names, columns.class_names)
+    return PhotoSplits(splits=splits, images=images, class_names=columns.class_names, fingerprint=fingerprint)

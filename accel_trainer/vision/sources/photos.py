@@ -22,7 +22,7 @@ from ...data.fingerprint import SAMPLED
 from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
 from ..models.timm_nets import input_settings
-from .photo_columns import ImageColumn, find_image_column, find_label_column, read_label_lists, read_labels
+from .photo_columns import ImageColumn, read_columns
 from .photo_files import VAL_NAMES, open_dataset
 
 _NUM_HASHED = 256
@@ -110,7 +110,7 @@ def load_photos(
     """
     _check_fraction(val_fraction)
     is_path = isinstance(source, str | Path)
-    name = str(source) if is_path else "the data set"
+    name = str(source) if is_path else "the dataset"
     train, val = train_and_val(open_dataset(source, cache_dir=cache_dir) if is_path else source, name)
     if val is None and val_fraction == 0:
         raise DataError("DATA_NO_VAL", f"{name} has no validation split: set one aside with --val-fraction 0.1")
@@ -118,14 +118,12 @@ def load_photos(
         fact = f"{name} has a validation split, so --val-fraction {val_fraction} does not apply"
         raise ConfigError("VAL_FRACTION", f"{fact}: leave it out")
     splits = [train] if val is None else [train, val]
-    image_column = find_image_column(train, image_column, name)
-    label_column = find_label_column(train, label_column, name, multi_label=multi_label)
-    read: Callable[..., tuple[tuple[str, ...], Sequence[NDArray[Any]]]] = (
-        read_label_lists if multi_label else read_labels
-    )
-    class_names, labels = read(splits, label_column, [name] * len(splits))
     root = Path(source).absolute() if is_path else None
-    images = [ImageColumn(split, image_column, name=name, root=root) for split in splits]
+    columns = read_columns(
+        splits, [name] * len(splits), image_column=image_column, label_column=label_column, root=root,
+        multi_label=multi_label,
+    )  # fmt: skip
+    images, labels, class_names = columns.images, columns.labels, columns.class_names
     if val is None:
         is_val = images[0].name_hashes() < val_fraction
         notes = _one_sided(labels[0], is_val, class_names)
@@ -137,10 +135,9 @@ def load_photos(
     for part, kind in zip(parts, ("training", "validation"), strict=True):
         if not len(part):
             raise DataError("DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction")
-    columns = (image_column, label_column)
     return Photos(
         train=parts[0], val=parts[1], class_names=class_names,
-        fingerprint=fingerprint_photos(parts, columns, class_names), name=name, notes=notes,
+        fingerprint=fingerprint_photos(parts, columns.names, class_names), name=name, notes=notes,
     )  # fmt: skip
 
 
