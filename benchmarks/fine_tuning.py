@@ -46,7 +46,7 @@ def write_splits(folder: Path, images: dict[str, tuple[Tensor, Tensor]]) -> Path
 
 
 class Data:
-    """CIFAR-10, cut into data sets of five classes each."""
+    """CIFAR-10, cut into datasets of five classes each."""
 
     def __init__(self, dataset: str, cache_dir: Path, folder: Path) -> None:
         images = load_images(dataset, cache_dir=cache_dir)

@@ -76,7 +76,7 @@ class Images:
 
 
 def find_images(dataset: str | None, cache_dir: Path, folder: Path, *, num_random: int) -> Images:
-    """Return the given data set, else CIFAR-10 from the hub, else as many random images, written to `folder`."""
+    """Return the given dataset, else CIFAR-10 from the hub, else as many random images, written to `folder`."""
     if dataset is not None:
         load_images(dataset, cache_dir=cache_dir)  # decoded before any clock runs
         return Images(dataset, "the images of DATASET", cache_dir)

@@ -69,7 +69,7 @@ class PilTransform:
 
 
 class PerItem(Dataset[Any]):
-    """A data set that reads, decodes and transforms one sample at a time."""
+    """A dataset that reads, decodes and transforms one sample at a time."""
 
     def __init__(self, rows: Any, transform: PilTransform) -> None:
         self._rows, self._transform = rows, transform

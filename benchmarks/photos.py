@@ -164,7 +164,7 @@ def private_bytes() -> int:
 
 
 def start_of_a_run(folder: Path) -> None:
-    """Print what the first batch of a large data set takes, as JSON: seconds, and private memory in MiB."""
+    """Print what the first batch of a large dataset takes, as JSON: seconds, and private memory in MiB."""
     import datasets  # noqa: F401  # the imports are not measured
 
     before = private_bytes()
@@ -185,7 +185,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--batches", type=int, default=16, help="of 64 photos, in each measurement")
-    parser.add_argument("--records", type=int, default=1_280_000, help="of the large data set")
+    parser.add_argument("--records", type=int, default=1_280_000, help="of the large dataset")
     parser.add_argument("--large", type=Path, help="only measure the start on this folder")
     options = parser.parse_args()
     start_accelerator(RuntimeConfig(num_threads=1))  # memory that is freed is kept, as in a run: for all ways

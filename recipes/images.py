@@ -1,4 +1,4 @@
-"""Train a ResNet, or any timm model, on photos of any size: a folder, parquet, tars, or a data set on the hub.
+"""Train a ResNet, or any timm model, on photos of any size: a folder, parquet, tars, or a dataset on the hub.
 
 accelerate launch recipes/images.py --dataset photos/ --image-size 128 --val-fraction 0.1 --epochs 20
 accelerate launch recipes/images.py --dataset photos/ --model timm/resnet50.a1_in1k --optimizer.layer-decay 0.75

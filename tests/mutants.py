@@ -271,8 +271,8 @@ MUTANTS = [
     Mutant(
         "a sample that is counted twice is not noticed",
         "accel_trainer/training/evaluator.py",
-        "        elif not torch.all(counts[:-1] == 1):",
-        "        elif False:",
+        "if not torch.all(counts[:-1] == 1) or counts[-1]:",
+        "if counts.sum() != num_samples:",
         ("tests/training/test_evaluator.py::test_a_sample_given_twice_in_the_place_of_another_is_found_out",),
     ),
     Mutant(
@@ -507,7 +507,7 @@ MUTANTS = [
         "accel_trainer/vision/sources/photo_columns.py",
         "return index if self._rows is None else int(self._rows[index])",
         "return index",
-        ("tests/vision/test_photos.py::test_a_selection_of_a_data_set_keeps_its_order",),
+        ("tests/vision/test_photos.py::test_a_selection_of_a_dataset_keeps_its_order",),
     ),
     Mutant(
         "photos are set aside by where their folder is",

@@ -294,7 +294,7 @@ RULES = {
             "cli.doctor",  # what the kernel and accelerate say
             "cli.share.plain_evaluation",  # a script without this package
             "cli.share.predict", "cli.sweep.sweep",  # the image that a user names, and logs of its own
-            "vision",  # data sets
+            "vision",  # datasets
         },
         "path.open()",
     ),

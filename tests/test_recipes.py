@@ -79,7 +79,7 @@ def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Pat
     [
         (["--epoch", "3"], ExitCode.USAGE, "unknown flag --epoch: did you mean --epochs?"),
         (["--model", "resnet21"], ExitCode.USAGE, "no model 'resnet21': did you mean resnet"),
-        (["--dataset", "digitz"], ExitCode.USAGE, "no data set 'digitz': did you mean digits?"),
+        (["--dataset", "digitz"], ExitCode.USAGE, "no dataset 'digitz': did you mean digits?"),
         (["--dataset", "cifar10"], ExitCode.DATA, "--dataset digits, which needs no download"),
         (["--batch-size", "0"], ExitCode.USAGE, "batch.per_device_batch_size is 0: set it to 1 or more"),
         (["--batch-size", "5000"], ExitCode.USAGE, "larger than the 1438 training samples"),

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", type=float, default=10.0, dest="highest", help="last value; default: 10")
     parser.add_argument("--steps", type=int, default=100, help="values between them; default: 100")
     parser.add_argument("--png", type=Path, default=Path("lr-find.png"), help="default: lr-find.png")
-    parser.add_argument("--num-processes", type=int, default=1, help="default: 1")
+    parser.add_argument("--num-processes", type=int, metavar="N", default=1, help="default: 1")
     options, flags = parser.parse_known_args(argv)
     if recipe is None:
         raise ConfigError("LR_FIND", f"name the recipe first; {_EXAMPLE}")

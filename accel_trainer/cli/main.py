@@ -8,7 +8,9 @@ import importlib
 import importlib.util
 import pkgutil
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -55,7 +57,9 @@ def _find(name: str) -> Any:
 
 def _overview() -> str:
     lines = ["usage: accel-trainer COMMAND ...", ""]
-    lines += [f"  {name + usage}\n      {text}" for name, (_, usage, text) in find_commands().items()]
+    for name, (_, usage, text) in find_commands().items():
+        wrapped = textwrap.wrap(text, shutil.get_terminal_size().columns - 6)
+        lines += [f"  {name}{usage}", *(f"      {line}" for line in wrapped)]
     return "\n".join([*lines, "", "See accel-trainer COMMAND --help."])
 
 

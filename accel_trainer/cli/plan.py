@@ -46,8 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(
         prog="accel-trainer plan [RECIPE.py]", description=__doc__, epilog=_EXAMPLE, allow_abbrev=False
     )
-    parser.add_argument("--num-processes", type=int, default=1, help="processes to plan for; default: 1")
-    parser.add_argument("--num-samples", type=int, help="training samples; default: counted in the recipe's --dataset")
+    parser.add_argument("--num-processes", type=int, metavar="N", default=1, help="processes to plan for; default: 1")
+    parser.add_argument(
+        "--num-samples", type=int, metavar="N", help="training samples; default: counted in the recipe's --dataset"
+    )
     options, flags = parser.parse_known_args(argv)
     config_class = RecipeConfig if recipe is None else find_config_class(recipe)
     config = parse_config(config_class, flags, description=__doc__)

@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
 
     DONE = 0
     USAGE = 64  # a flag or a config value: do not retry
-    DATA = 65  # the data set: do not retry
+    DATA = 65  # the dataset: do not retry
     INTERNAL = 70  # a bug or a stuck process: retry a few times
     OUTPUT = 73  # the run folder cannot be written, or is locked: do not retry
     CHECKPOINT = 74  # checkpoints cannot be written, or none is valid: do not retry
@@ -53,7 +53,7 @@ class OutOfMemoryError(ConfigError):
 
 
 class DataError(UserError):
-    """The data set is missing, damaged or does not fit the config."""
+    """The dataset is missing, damaged or does not fit the config."""
 
     exit_code = ExitCode.DATA
 

@@ -37,15 +37,9 @@ def short_help(config_class: Any, *, description: str) -> str:
         max_lines = None if name in _WHOLE and columns >= _ROOMY else 1
         text = textwrap.wrap(texts[name], room, max_lines=max_lines, placeholder=" ...")
         lines.append(f"  {everyday[name]:<{width}}" + f"\n{'':{width + 2}}".join(text) + shown)
-    return "\n".join(
-        [
-            *textwrap.wrap(description.strip(), columns),
-            "",
-            "Flags override --config FILE (YAML). The everyday flags, with their defaults:",
-            *lines,
-            "--help-all lists every setting, with its choices and its nested name.",
-        ]
-    )
+    above = textwrap.wrap("Flags override --config FILE (YAML). The everyday flags, with their defaults:", columns)
+    below = textwrap.wrap("--help-all lists every setting, with its choices and its nested name.", columns)
+    return "\n".join([*textwrap.wrap(description.strip(), columns), "", *above, *lines, *below])
 
 
 def _texts(config_class: Any, prefix: str = "") -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Images: data sets, augmentation, loaders and models. The engine never imports this package."""
+"""Images: datasets, augmentation, loaders and models. The engine never imports this package."""
 
 from .augment.batch import AugmentConfig
 from .augment.photo import PhotoAugmentConfig

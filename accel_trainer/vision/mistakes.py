@@ -1,4 +1,4 @@
-"""The worst mistakes of a run's last evaluation, with small pictures, in `mistakes.json` of the run folder.
+"""The worst mistakes of a run's last evaluation, with small pictures, in `mistakes.json`; and its calibration.
 
 Legend: N samples of the evaluation, B batch, K classes, H height, W width, C channels.
 """
@@ -24,6 +24,7 @@ from ..training.metrics import check_logits
 MISTAKES_FILE = "mistakes.json"
 _NUM_KEPT = 24
 _MAX_SIDE = 96  # pixels of a stored picture
+_NUM_BINS = 10  # equal ranges of confidence
 
 
 class PictureLoader(Protocol):
@@ -41,8 +42,8 @@ class PictureLoader(Protocol):
 class WorstMistakes(Callback):
     """Finds the mistakes that a classifier is most sure of, among all samples, and stores those of the last evaluation.
 
-    It is a metric and a callback: give it to a trainer as both. As a metric it is `worst_mistakes`: the id, label,
-    prediction and probability of each.
+    It is a metric and a callback: give it to a trainer as both. As a metric it is `worst_mistakes`, the id, label,
+    prediction and probability of each, and `calibration`, which compares confidence with accuracy.
     """
 
     higher_is_better: ClassVar[Mapping[str, bool]] = {}
@@ -51,27 +52,30 @@ class WorstMistakes(Callback):
         self._folder, self._loader, self._class_names = run_folder, loader, class_names
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return [3, N]: probability of a wrong prediction (0 if it is right), prediction, label."""
+        """Return [3, N]: probability of the prediction, prediction, label."""
         return torch.zeros(3, self._loader.num_samples, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Place the mistakes among logits [B, K] for labels [B] at their sample ids."""
+        """Place the predictions of logits [B, K], and the labels [B], at their sample ids."""
         check_logits(output.outputs, batch.targets, in_loss=False)
         probabilities, predictions = output.outputs.float().softmax(1).max(1)
-        is_wrong = predictions != batch.targets
         for row, values in enumerate((probabilities, predictions, batch.targets)):
-            sums[row].index_add_(0, batch.sample_ids, values.double() * is_wrong)
+            sums[row].index_add_(0, batch.sample_ids, values.double())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return the worst, the surest first; of equally sure ones that with the lower id."""
-        ids = sums[0].argsort(descending=True, stable=True)[:_NUM_KEPT]
-        rows = zip(ids.tolist(), *sums[:, ids].tolist(), strict=True)
+        """Return the worst, the surest first; of equally sure ones that with the lower id. And the calibration."""
+        confidence = sums[0].nan_to_num()
+        is_right = sums[1] == sums[2]
+        wrong = confidence.masked_fill(is_right, 0)
+        ids = wrong.argsort(descending=True, stable=True)[:_NUM_KEPT]
+        rows = zip(ids.tolist(), wrong[ids].tolist(), *sums[1:, ids].tolist(), strict=True)
         return {
             "worst_mistakes": [
                 {"id": at, "label": int(label), "prediction": int(prediction), "probability": probability}
                 for at, probability, prediction, label in rows
                 if probability > 0
-            ]
+            ],
+            "calibration": _calibration(confidence, is_right),
         }
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
@@ -93,6 +97,19 @@ class WorstMistakes(Callback):
         content = {"optimizer_step": result.position.optimizer_step, "weights": groups[0], "mistakes": mistakes}
         with writes_to(self._folder):
             filesystem.write_file_atomic(self._folder / MISTAKES_FILE, json.dumps(content, indent=1).encode())
+
+
+def _calibration(confidence: Tensor, is_right: Tensor) -> list[dict[str, float]]:
+    """Return the samples, mean confidence and accuracy of each range of confidence that has samples."""
+    bins = (confidence * _NUM_BINS).long().clamp(max=_NUM_BINS - 1)
+    return [
+        {
+            "samples": int((bins == number).sum()),
+            "confidence": confidence[bins == number].mean().item(),
+            "accuracy": is_right[bins == number].double().mean().item(),
+        }
+        for number in bins.unique().tolist()
+    ]
 
 
 def encode_png(pixels: Tensor, *, max_side: int | None = None) -> str:

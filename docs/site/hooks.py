@@ -42,7 +42,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     def linked(match: re.Match[str]) -> str:
         path = _in_repository(match[0], page.file.src_uri)
-        return _on_site(path) + match[0][len(match[0].partition("#")[0]) :] if path else match[0]
+        if not path:
+            return match[0]
+        on_site = posixpath.relpath(_on_site(path), posixpath.dirname(page.file.src_uri) or ".")
+        return on_site + match[0][len(match[0].partition("#")[0]) :]
 
     return _LINK.sub(linked, markdown)
 

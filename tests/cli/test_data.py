@@ -36,7 +36,7 @@ def data(
     return run_command(capsys, ["data", source, "--cache-dir", cache or source.parent / "cache", *flags])
 
 
-def test_a_whole_data_set_is_described(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_dataset_is_described(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = data(capsys, photos)
     assert (code, err) == (0, "")
     assert f"{photos}: 11 photos of 2 classes" in out
@@ -84,7 +84,7 @@ def test_what_a_run_would_refuse_is_said_with_its_exit_code(photos: Path, capsys
     assert "would stop" not in out
 
 
-def test_a_folder_that_is_not_a_data_set_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_a_dataset_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("Once")
     code, out, err = data(capsys, tmp_path / "thesis")

@@ -53,7 +53,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_packed_data_set_has_the_splits_classes_names_and_order_of_its_source(source: Path, tmp_path: Path) -> None:
+def test_a_packed_dataset_has_the_splits_classes_names_and_order_of_its_source(source: Path, tmp_path: Path) -> None:
     assert pack(source, tmp_path / "packed") == 0
     photos, packed = load(source), load(tmp_path / "packed")
     assert packed.class_names == photos.class_names

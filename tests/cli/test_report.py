@@ -21,7 +21,7 @@ import torch
 import yaml
 from PIL import Image
 
-from accel_trainer.cli.report.charts import draw_class_accuracy, draw_confusion, draw_curves
+from accel_trainer.cli.report.charts import draw_calibration, draw_class_accuracy, draw_confusion, draw_curves
 from accel_trainer.cli.report.page_data import page_data
 from accel_trainer.cli.report.pictures import read_mistakes
 from accel_trainer.cli.report.report import render
@@ -146,13 +146,14 @@ def test_a_folder_of_runs_is_reported_as_a_whole_and_opened_if_asked(
 
 def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
     parsed = Page(page)
-    assert parsed.headings == [
+    headings = [re.sub(r"error [\d.]+%", "error", heading) for heading in parsed.headings]
+    assert headings == [
         "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Gradient norm", "Learning rate", "Images per second",
         "Time waiting for data", "Peak memory (GiB)", "Where the time went", "Classes", "Confusion",
-        "Accuracy by class", "Most confident mistakes",
+        "Accuracy by class", "Calibration: expected error", "Most confident mistakes",
         "Training images, as the model saw them", "Settings", "Settings that differ from the defaults", "Environment",
     ]  # fmt: skip
-    assert parsed.counts["svg"] == 11
+    assert parsed.counts["svg"] == 12
     assert parsed.counts["img"] > 16, "samples and mistakes"
 
 
@@ -177,7 +178,7 @@ def test_each_chart_lies_beside_the_page_as_a_picture(
 ) -> None:
     code, out, _ = run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
     assert code == 0
-    assert out.splitlines() == [f"{tmp_path}/page.html", f"{tmp_path}/page/  11 charts"]
+    assert out.splitlines() == [f"{tmp_path}/page.html", f"{tmp_path}/page/  12 charts"]
     for path in (tmp_path / "page").iterdir():
         with Image.open(path) as image:
             assert image.size[0] == 920, path.name
@@ -267,6 +268,14 @@ def test_of_many_classes_the_pairs_that_are_confused_most_are_shown_with_their_c
     assert re.findall(r">(\d+ of \d+)<", svg)[0] == "24 of 64"
 
 
+def test_the_expected_calibration_error_weighs_each_range_by_its_samples() -> None:
+    bins = [
+        {"samples": 30, "confidence": 0.55, "accuracy": 0.65},
+        {"samples": 90, "confidence": 0.95, "accuracy": 0.91},
+    ]
+    assert draw_calibration("calibration", bins).title == "Calibration: expected error 5.5%"
+
+
 def test_the_hardest_class_stands_on_top_and_of_many_those_between_are_left_out() -> None:
     names = [f"class-{number:02}" for number in range(26)]
     accuracies = [(7 * number % 25) / 25 for number in range(25)] + [None]
@@ -313,7 +322,7 @@ def test_a_value_says_where_it_came_from_if_the_run_knows(runs: Path, tmp_path: 
 
 def test_several_runs_share_their_charts_and_the_table_names_what_differs(runs: Path) -> None:
     text, files = render([read_run(runs / "fast"), read_run(runs / "slow")])
-    assert Page(text).counts["svg"] == len(files) == 9 + 2 * 2
+    assert Page(text).counts["svg"] == len(files) == 9 + 3 * 2
     header = re.search(r"<thead>.*?</thead>", text, re.DOTALL)
     assert header is not None
     assert "optimizer.learning_rate" in header[0]
@@ -327,7 +336,7 @@ def test_runs_of_one_name_have_charts_of_their_own(runs: Path, tmp_path: Path) -
     assert files["fast-confusion.png"] != files["fast-confusion-2.png"]
 
 
-def test_a_report_without_a_data_set_shows_what_the_run_has_and_writes_nothing_where_it_says(
+def test_a_report_without_a_dataset_shows_what_the_run_has_and_writes_nothing_where_it_says(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(runs / "fast", tmp_path / "run")

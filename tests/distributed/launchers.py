@@ -77,7 +77,7 @@ class StepResult:
         return max(float((self.weights[name] - other.weights[name]).abs().max()) for name in self.weights)
 
     def has_metrics_of(self, other: StepResult) -> bool:
-        """Whether every count is the same, and the loss and the mistakes but for rounding."""
+        """Whether every count is the same, and the loss, the mistakes and the calibration but for rounding."""
         mine, theirs = ({**outcome.metrics} for outcome in (self, other))
         has_same_loss = abs(mine.pop("eval/loss") - theirs.pop("eval/loss")) <= 1e-6
         pairs = zip(mine.pop("eval/worst_mistakes"), theirs.pop("eval/worst_mistakes"), strict=True)
@@ -85,7 +85,12 @@ class StepResult:
             abs(one.pop("probability") - two.pop("probability")) <= 1e-6 and one == two
             for one, two in (({**one}, {**two}) for one, two in pairs)
         )
-        return has_same_loss and has_same_mistakes and mine == theirs
+        ranges = zip(mine.pop("eval/calibration"), theirs.pop("eval/calibration"), strict=True)
+        has_same_calibration = all(
+            abs(one.pop("confidence") - two.pop("confidence")) <= 1e-6 and one == two
+            for one, two in (({**one}, {**two}) for one, two in ranges)
+        )
+        return has_same_loss and has_same_mistakes and has_same_calibration and mine == theirs
 
 
 def start(command: str, flags: str, log: Path) -> subprocess.Popen[bytes]:

@@ -28,14 +28,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_is_on_the_site_and_in_its_menu(site: Path) -> None:
     menu = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2]
-    for page in (ROOT / "docs").glob("*.md"):
-        assert (site / page.with_suffix(".html").name).exists()
-        assert f": {page.name}\n" in menu, f"name {page.name} in mkdocs.yml"
+    for path in (ROOT / "docs").rglob("*.md"):
+        page = path.relative_to(ROOT / "docs")
+        assert (site / page.with_suffix(".html")).exists()
+        assert f": {page.as_posix()}\n" in menu, f"name {page} in mkdocs.yml"
 
 
 def test_nothing_is_loaded_from_the_network(site: Path) -> None:
     loaded = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="?(https?:[^"\s>]*)""")
-    for page in site.glob("*.html"):
+    for page in site.rglob("*.html"):
         assert loaded.findall(page.read_text()) == [], page.name
     # The search runs where the pages are files and scripts may not be fetched.
     index = (site / "search" / "search_index.js").read_text()
@@ -46,6 +47,6 @@ def test_nothing_is_loaded_from_the_network(site: Path) -> None:
 
 
 def test_links_within_the_site_lead_somewhere(site: Path) -> None:
-    for page in set(site.glob("*.html")) - {site / "404.html"}:
+    for page in set(site.rglob("*.html")) - {site / "404.html"}:
         for target in re.findall(r'<a\b[^>]*\bhref="([^"#:]+)(?:#[^"]*)?"', page.read_text()):
-            assert (site / target).exists(), f"{page.name}: {target}"
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

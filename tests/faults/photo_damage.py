@@ -54,7 +54,7 @@ def write_layouts(root: Path) -> None:
 
 
 def embedded(split: Any) -> Any:
-    """Return a data set whose photos lie in its table."""
+    """Return a dataset whose photos lie in its table."""
     from datasets.table import embed_table_storage
 
     return split.with_format("arrow").map(embed_table_storage, batched=True).with_format(None)

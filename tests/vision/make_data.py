@@ -1,4 +1,4 @@
-"""Small data sets on disk, whole or broken in one place."""
+"""Small datasets on disk, whole or broken in one place."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def write_parquet(
 
 
 def write_parquet_folder(root: Path, *, num_train: int = 12, num_test: int = 5) -> NDArray[np.uint8]:
-    """Write a small data set of 3 classes and return its training images [N, H, W, 3]."""
+    """Write a small dataset of 3 classes and return its training images [N, H, W, 3]."""
     train, test = random_images(num_train), random_images(num_test, seed=1)
     names = ["ant", "bee", "cow"]
     for name, images in (("train", train), ("test", test)):

@@ -54,7 +54,7 @@ def only_folder(root: Path) -> Path:
     return folder
 
 
-def test_a_data_set_is_decoded_once(root: Path, builds: list[Path]) -> None:
+def test_a_dataset_is_decoded_once(root: Path, builds: list[Path]) -> None:
     first, second = load(root), load(root)
     assert len(builds) == 1
     assert torch.equal(first.train.images, second.train.images)

@@ -290,7 +290,7 @@ FOLDERS = {
     "parquet with strings as labels": Folder(plain_parquet(["bee", "ant", "bee"]), Loaded(3, 3)),
     "one parquet file": Folder(parquet("photos.parquet"), Loaded(None, None), 0.5, "photos.parquet"),
     "save_to_disk with splits": Folder(saved(train=5, test=4), Loaded(5, 4)),
-    "save_to_disk of a single data set": Folder(saved(train=6), Loaded(None, None), 0.5),
+    "save_to_disk of a single dataset": Folder(saved(train=6), Loaded(None, None), 0.5),
     "tars": Folder(tars("train-0000.tar", "val-0000.tar", jpg=jpg, cls=label), Loaded(4, 4, CLASSES_0_1)),
     "tars in folders": Folder(tars("train/0.tar", "test/0.tar", jpg=jpg, cls=label), Loaded(4, 4, CLASSES_0_1)),
     "one tar": Folder(tars("a.tar", jpg=jpg, cls=label), Loaded(None, None, CLASSES_0_1), 0.5, "a.tar"),

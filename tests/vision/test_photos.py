@@ -75,9 +75,9 @@ def test_photos_with_any_number_of_labels_are_a_row_of_ones_and_zeros(tmp_path: 
 @pytest.mark.parametrize(
     ("train", "val", "line"),
     [
-        ([[0], None], [[0]], "row 1 of the data set has no label in column tags"),
-        ([[0], [1, -1]], [[0]], "row 1 of the data set has label -1"),
-        ([[0], [0]], [[0], [5]], "(row 1 of the data set) is of class 5, which no training photo has"),
+        ([[0], None], [[0]], "row 1 of the dataset has no label in column tags"),
+        ([[0], [1, -1]], [[0]], "row 1 of the dataset has label -1"),
+        ([[0], [0]], [[0], [5]], "(row 1 of the dataset) is of class 5, which no training photo has"),
     ],
 )
 def test_lists_of_labels_that_cannot_be_used_are_named_by_their_row(
@@ -92,7 +92,7 @@ def test_lists_of_labels_are_read_only_where_they_are_expected(tmp_path: Path) -
     splits = DatasetDict(train=several_labels([[0], [1]]), val=several_labels([[0]]))
     with pytest.raises(DataError, match=r"several labels for each photo: .* load_photos\(multi_label=True\)"):
         load(splits, tmp_path, label_column="tags")
-    with pytest.raises(DataError, match="column label of the data set has one label for each photo"):
+    with pytest.raises(DataError, match="column label of the dataset has one label for each photo"):
         load(DatasetDict(train=table(4), val=table(2)), tmp_path, label_column="label", multi_label=True)
 
 
@@ -196,13 +196,13 @@ def test_photos_on_disk_and_in_memory_are_the_same(tmp_path: Path) -> None:
     assert len(only_train.train) + len(only_train.val) == 6
 
 
-def test_a_selection_of_a_data_set_keeps_its_order(tmp_path: Path) -> None:
+def test_a_selection_of_a_dataset_keeps_its_order(tmp_path: Path) -> None:
     data = table(8).shuffle(seed=3).select(range(1, 7))
     photos = load(DatasetDict(train=data, test=data), tmp_path)
     assert photos.train.labels.tolist() == data["label"]
     expected = [row["image"]["bytes"] for row in data.cast_column("image", Image(decode=False))]
     assert [data for _, data in contents(photos.train)] == expected
-    assert "row 2 of the data set" in photos.train.name_of(2)
+    assert "row 2 of the dataset" in photos.train.name_of(2)
     half = load(data, tmp_path, val_fraction=0.5)
     assert sorted(contents(half.train) + contents(half.val)) == sorted(contents(photos.train))
 
@@ -263,13 +263,13 @@ def test_labels_are_integers_strings_or_classes(
 @pytest.mark.parametrize(
     ("labels", "feature", "message"),
     [
-        ([0, -1], Value("int64"), "row 1 of the data set has label -1 (1 such rows)"),
+        ([0, -1], Value("int64"), "row 1 of the dataset has label -1 (1 such rows)"),
         (
             [0, -1],
             ClassLabel(names=["x", "y"]),
-            "row 1 of the data set has label -1 (1 such rows): the classes are 0 to",
+            "row 1 of the dataset has label -1 (1 such rows): the classes are 0 to",
         ),
-        ([None, 1], Value("int64"), "row 0 of the data set has no label in column label (1 such rows)"),
+        ([None, 1], Value("int64"), "row 0 of the dataset has no label in column label (1 such rows)"),
         ([0.0, 1.5], Value("float64"), "names one with --label-column"),
         ([[0], [1, 0]], List(Value("int64")), "name one with --label-column"),
     ],
@@ -289,19 +289,19 @@ def test_ambiguous_columns_are_asked_for(tmp_path: Path) -> None:
     data = table(4).rename_columns({"image": "left", "label": "fine"})
     data = data.add_column("coarse", [0, 1, 0, 1]).cast_column("coarse", ClassLabel(names=["p", "q"]))
     with pytest.raises(
-        DataError, match="columns fine, coarse of the data set could each be the label: name one with --l"
+        DataError, match="columns fine, coarse of the dataset could each be the label: name one with --l"
     ):
         load(data, tmp_path, val_fraction=0.5)
     assert load(data, tmp_path, val_fraction=0.5, label_column="coarse").class_names == ("p", "q")
     two = data.add_column("right", data.cast_column("left", Image(decode=False))["left"])
     two = two.cast_column("right", Image())
     with pytest.raises(
-        DataError, match="columns left, right of the data set could each be the image: name one with --i"
+        DataError, match="columns left, right of the dataset could each be the image: name one with --i"
     ):
         load(two, tmp_path, val_fraction=0.5, label_column="fine")
-    with pytest.raises(ConfigError, match="--image-column middle: the data set has columns left, fine"):
+    with pytest.raises(ConfigError, match="--image-column middle: the dataset has columns left, fine"):
         load(two, tmp_path, image_column="middle", val_fraction=0.5)
-    with pytest.raises(DataError, match="column fine of the data set has no images"):
+    with pytest.raises(DataError, match="column fine of the dataset has no images"):
         load(two, tmp_path, image_column="fine", label_column="fine", val_fraction=0.5)
 
 
@@ -313,7 +313,7 @@ def test_a_missing_photo_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"bee/0.jpg cannot be read \(No such file"):
         photos.train.encoded_at(3)
     empty = Dataset.from_dict({"image": [None, encoded(photo(9, 9))], "label": [0, 1]}, features=table(1).features)
-    with pytest.raises(DataError, match="row 0 of the data set has no image: remove the row"):
+    with pytest.raises(DataError, match="row 0 of the dataset has no image: remove the row"):
         load(DatasetDict(train=empty, test=empty), tmp_path).train.encoded_at(0)
 
 

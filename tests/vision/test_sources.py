@@ -110,7 +110,7 @@ def test_digits_come_without_a_download(tmp_path: Path) -> None:
             ConfigError,
             r"DATA_NAME.*'cifar': did you mean cifar10\?.*cifar100 or digits, or a folder",
         ),
-        ("mnist", ConfigError, r"DATA_NAME.*no data set 'mnist': --dataset is cifar10"),
+        ("mnist", ConfigError, r"DATA_NAME.*no dataset 'mnist': --dataset is cifar10"),
         ("./nowhere", DataError, r"DATA_NOT_FOUND.*no folder ./nowhere"),
     ],
 )
@@ -139,7 +139,7 @@ def test_the_hub_is_asked_once_before_the_library_retries(tmp_path: Path, monkey
         load_images("cifar100", cache_dir=tmp_path)
 
 
-def test_a_data_set_of_the_hub_is_read_as_its_parquet_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_of_the_hub_is_read_as_its_parquet_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
     images = write_parquet_folder(tmp_path / "hub")
@@ -243,7 +243,7 @@ def test_sizes_differ_between_splits(root: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (drop_test, r"DATA_NOT_RECOGNISED\]: no data set in .*images: expected train\*.parquet"),
+        (drop_test, r"DATA_NOT_RECOGNISED\]: no dataset in .*images: expected train\*.parquet"),
         (empty_test, r"DATA_EMPTY\]: the test split has no images"),
         (empty_train, r"DATA_EMPTY\]: the train split has no images"),
         (cut_parquet, r"DATA_PARQUET\]: .*train.parquet cannot be read"),
@@ -273,7 +273,7 @@ def test_a_damaged_image_folder_is_explained(root: Path) -> None:
         load(root)
 
 
-def test_an_empty_folder_and_a_file_are_no_data_sets(root: Path) -> None:
+def test_an_empty_folder_and_a_file_are_no_datasets(root: Path) -> None:
     with pytest.raises(DataError, match="DATA_NOT_RECOGNISED"):
         load(root)
     archive = root / "cifar-10-binary.tar.gz"

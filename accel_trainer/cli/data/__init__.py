@@ -1,1 +1,1 @@
-"""Commands that use data sets of photos: data, pack."""
+"""Commands that use datasets of photos: data, pack."""

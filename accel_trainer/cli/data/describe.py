@@ -1,4 +1,4 @@
-"""`accel-trainer data SOURCE`: list the classes, sizes, formats, duplicates and broken files of a data set of photos.
+"""`accel-trainer data SOURCE`: list the classes, sizes, formats, duplicates and broken files of a dataset of photos.
 
 SOURCE is read as `recipes/images.py --dataset` reads it, and every photo is decoded. The exit code is 65 if a run would
 stop, because of a broken photo or the layout of the data, else 0.

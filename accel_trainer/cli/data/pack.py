@@ -38,7 +38,7 @@ _EXAMPLE = "example: accel-trainer pack photos packed --short-side 256 --num-wor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Pack a data set, or continue; print what was written."""
+    """Pack a dataset, or continue; print what was written."""
     parser = CommandParser(prog="accel-trainer pack", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME")
     parser.add_argument("out", type=Path, help="the folder to write")
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def pack(source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_workers: int) -> None:
-    """Write the shards that are not there or damaged, then the files that make `out` a data set."""
+    """Write the shards that are not there or damaged, then the files that make `out` a dataset."""
     from datasets import load_from_disk
 
     known = _read_sums(out)

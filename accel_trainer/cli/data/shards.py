@@ -1,4 +1,4 @@
-"""The Arrow files of a packed data set, and what `datasets` needs beside them."""
+"""The Arrow files of a packed dataset, and what `datasets` needs beside them."""
 
 from __future__ import annotations
 

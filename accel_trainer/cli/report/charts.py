@@ -40,6 +40,7 @@ _MAX_NAMED_CLASSES = 20
 _MAX_NAME = 18  # characters of a class
 _MAX_MARKERS = 40
 _MAX_RUNS_IN_LEGEND, _LEGEND_CHARACTERS, _LEGEND_ROW = 6, 60, 0.19  # inches
+_DOT_AREA = 120  # square points of a dot for all samples
 
 
 def group_curves(runs: Sequence[RunReader]) -> dict[str, list[str]]:
@@ -224,6 +225,24 @@ def draw_class_accuracy(name: str, values: Sequence[float | None], class_names: 
     return _draw_bars(
         name, title, [(_cut(label), value, f"{value:.1%}") for value, label in shown], longest=1, series=0
     )
+
+
+def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
+    """Return confidence against accuracy, with larger dots for more samples."""
+    samples, confidence, accuracy = ([each[key] for each in bins] for key in ("samples", "confidence", "accuracy"))
+    gaps = (count * abs(sure - right) for count, sure, right in zip(samples, confidence, accuracy, strict=True))
+    error = sum(gaps) / sum(samples)
+
+    def draw(axes: Axes, palette: Palette) -> None:
+        axes.plot([0, 1], [0, 1], color=palette.muted, linewidth=0.9, linestyle=":")
+        sizes = [_DOT_AREA * math.sqrt(count / sum(samples)) for count in samples]
+        axes.scatter(confidence, accuracy, s=sizes, color=palette.series[0], clip_on=False)
+        axes.text(0.98, 0.02, "below the line: too confident", ha="right", color=palette.muted)
+        axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(lambda value, _: f"{value:.0%}")
+
+    return draw_chart(name, title=f"Calibration: expected error {error:.1%}", size=_SQUARE, draw=draw)
 
 
 def _clear(axes: Axes) -> None:

@@ -59,7 +59,7 @@ def read_mistakes(run: RunReader) -> list[Picture]:
 
 
 def load_data(run: RunReader, dataset: str, *, cache_dir: Path) -> ImageDataset | Photos:
-    """Load a data set as the run did. Raises UserError."""
+    """Load a dataset as the run did. Raises UserError."""
     settings = run.config.get("photos")
     if settings is None:
         return load_images(dataset, cache_dir=cache_dir, bad_images=WHATEVER_WAS_KEPT)

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument("--to", type=Path, default=Path("report.html"), help="the file to write; default: report.html")
-    parser.add_argument("--dataset", help="data set to show training images of; default: none")
+    parser.add_argument("--dataset", help="dataset to show training images of; default: none")
     parser.add_argument(
         "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="cache of decoded images"
     )
@@ -141,8 +141,11 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
 
 
 def _class_charts(run: RunReader) -> list[Chart]:
-    """Return charts of the confusion matrix and the accuracy per class, for the averaged weights if there are any."""
-    from .charts import draw_class_accuracy, draw_confusion
+    """Return charts of the confusion matrix, the accuracy per class and the calibration.
+
+    They are those of the averaged weights if there are any.
+    """
+    from .charts import draw_calibration, draw_class_accuracy, draw_confusion
 
     metrics = run.result.get("metrics") or {}
     group = "eval_ema" if "eval_ema/confusion_matrix" in metrics else "eval"
@@ -152,10 +155,13 @@ def _class_charts(run: RunReader) -> list[Chart]:
     names = _class_names(run.folder / "export")
     if len(names) != len(counts):
         names = [str(number) for number in range(len(counts))]
-    return [
+    charts = [
         draw_confusion(f"{run.name}-confusion", counts, names),
         draw_class_accuracy(f"{run.name}-classes", metrics[f"{group}/per_class_accuracy"], names),
     ]
+    if bins := metrics.get(f"{group}/calibration"):
+        charts.append(draw_calibration(f"{run.name}-calibration", bins))
+    return charts
 
 
 def _class_names(export: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""`accel-trainer inspect RUN_OR_CHECKPOINT`: show position, sizes, hashes, damage; and which one a resume would use.
+"""`accel-trainer inspect RUN_OR_CHECKPOINT`: list the checkpoints, any damage, and which one a resume would use.
 
 Reads only. The exit code is 74 if there is no valid checkpoint to resume from, else 0.
 """

@@ -1,4 +1,4 @@
-"""`accel-trainer replay RUN --step N`: repeat a step elsewhere and name the samples that made it NaN or inf."""
+"""`accel-trainer replay RUN --step N`: repeat one step of a run and name the samples that made it NaN or inf."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def _sort_key(row: Mapping[str, Any], column: str) -> tuple[bool, float, str]:
 
 
 def _winners(rows: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the names of the best runs: one per data set and metric that at least two runs share."""
+    """Return the names of the best runs: one per dataset and metric that at least two runs share."""
     judged: dict[Any, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["best"] is not None:

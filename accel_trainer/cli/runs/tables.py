@@ -49,6 +49,7 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         _INDENT * (number > 0) + "  ".join(f"{line[i]:{aligns[i]}{widths[i]}}" for i in group).rstrip()
         for line in lines
         for number, group in enumerate(groups)
+        if number == 0 or any(line[i] for i in group)
     )
 
 

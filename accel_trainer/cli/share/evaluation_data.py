@@ -32,7 +32,7 @@ class DataChoice:
     image_column: str | None = None
     label_column: str | None = None
     of_run: Mapping[str, Any] | None = None
-    """What a run on this data set has stored of its columns and its fraction for validation."""
+    """What a run on this dataset has stored of its columns and its fraction for validation."""
     cache_dir: Path
 
 

@@ -1,4 +1,4 @@
-"""`accel-trainer sweep RECIPE.py --seed 0 1 2 [flags]`: train one run per combination of values; mean and spread."""
+"""`accel-trainer sweep RECIPE.py --seed 0 1 2 [flags]`: train one run per combination; show mean and spread."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=_EXAMPLE,
         allow_abbrev=False,
     )
-    parser.add_argument("--values", type=Path, help="a YAML file: a list of values for each name to sweep")
-    parser.add_argument("--output-dir", type=Path, help="the sweep's folder; default: runs/sweep-RECIPE")
-    parser.add_argument("--num-processes", type=int, default=1, help="processes of each run; default: 1")
+    parser.add_argument(
+        "--values", type=Path, metavar="FILE", help="a YAML file: a list of values for each name to sweep"
+    )
+    parser.add_argument("--output-dir", type=Path, metavar="DIR", help="the sweep's folder; default: runs/sweep-RECIPE")
+    parser.add_argument("--num-processes", type=int, metavar="N", default=1, help="processes of each run; default: 1")
     options, flags = parser.parse_known_args(argv)
     if recipe is None:
         raise ConfigError("SWEEP", f"name the recipe first; {_EXAMPLE}")

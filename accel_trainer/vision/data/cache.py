@@ -1,4 +1,4 @@
-"""Loads small images: decodes a data set once into files of uint8, and maps them into memory after verifying hashes.
+"""Loads small images: decodes a dataset once into files of uint8, and maps them into memory after verifying hashes.
 
 Shapes: N samples, C channels, H height, W width.
 """
@@ -48,7 +48,7 @@ Row = dict[str, Any]
 
 
 def load_images(name_or_path: str, *, cache_dir: Path, bad_images: BadImageConfig | None = None) -> ImageDataset:
-    """Load a data set by name (`cifar10`, `cifar100`, `digits`) or from a folder.
+    """Load a dataset by name (`cifar10`, `cifar100`, `digits`) or from a folder.
 
     The first call decodes it into a cache below `cache_dir`; later calls map the cache after verifying its hashes. Any
     number of processes may call this at the same time: one decodes, the others wait. The cache records which images

@@ -66,7 +66,7 @@ class Decoder:
 
     @classmethod
     def like(cls, encoded: bytes | Path, *, name: str) -> Decoder:
-        """Return the decoder for a data set whose first image is `encoded`."""
+        """Return the decoder for a dataset whose first image is `encoded`."""
         with opened_image(encoded, name) as image:
             if image.width * image.height > _MAX_PIXELS:
                 fact = f"{name} is {image.width}x{image.height} pixels, more than {_MAX_PIXELS:,} in all"

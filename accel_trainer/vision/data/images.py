@@ -1,4 +1,4 @@
-"""Decoded image data sets.
+"""Decoded image datasets.
 
 Shapes: N samples, C channels, H height, W width.
 """

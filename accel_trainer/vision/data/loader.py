@@ -1,4 +1,4 @@
-"""Loaders over a decoded data set: seekable training step batches, and evaluation shards without padding.
+"""Loaders over a decoded dataset: seekable training step batches, and evaluation shards without padding.
 
 Shapes: B batch (may be 0), C channels, H height, W width, K classes.
 """
@@ -39,7 +39,7 @@ class _Pixels:
 class ImageLoader:
     """Training step batches of one process: inputs [B, C, H, W], targets [B] or, when images are mixed, [B, K].
 
-    The images stay uint8. On a CPU they stay in the data set's memory map; to any other device they are copied once.
+    The images stay uint8. On a CPU they stay in the dataset's memory map; to any other device they are copied once.
     They are cropped where they are.
     """
 

@@ -1,6 +1,6 @@
 """Crops, flips and normalises batches of uint8 images: one function for CPUs, one for accelerators, same result.
 
-Shapes: N samples of the data set, B batch (may be 0), C channels, H height, W width, P padding.
+Shapes: N samples of the dataset, B batch (may be 0), C channels, H height, W width, P padding.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _inside(positions: Tensor, size: int, mode: CropMode) -> Tensor:
 def crop_by_copy(images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode) -> Tensor:
     """Crop by copying images into a padded batch and then a window of each, which is fast on a CPU.
 
-    The data set itself stays a memory-mapped file.
+    The dataset itself stays a memory-mapped file.
     """
     batch, height, width, channels = len(ids), *images.shape[1:]
     # numpy, because its calls have less overhead than torch's.

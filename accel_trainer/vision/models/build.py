@@ -1,4 +1,4 @@
-"""Builds the training and evaluation loaders of an image data set."""
+"""Builds the training and evaluation loaders of an image dataset."""
 
 from __future__ import annotations
 

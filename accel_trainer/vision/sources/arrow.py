@@ -15,7 +15,7 @@ from .raw import RawImages
 
 
 def read_hub(repository: str) -> RawImages:
-    """Read a data set from the hub, or from the Hugging Face cache if it was downloaded before."""
+    """Read a dataset from the hub, or from the Hugging Face cache if it was downloaded before."""
     splits = load_from_hub(repository)
     return _raw_images([splits["train"], splits["test"]], names=(f"{repository} train", f"{repository} test"))
 

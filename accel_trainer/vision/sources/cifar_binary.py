@@ -21,7 +21,7 @@ _IMAGE_BYTES = 3 * 32 * 32
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryFiles:
-    """The files of one data set. A record is `label_bytes` bytes, of which the last is the label, then an image."""
+    """The files of one dataset. A record is `label_bytes` bytes, of which the last is the label, then an image."""
 
     train: tuple[Path, ...]
     test: tuple[Path, ...]

@@ -1,4 +1,4 @@
-"""Finds a data set by name or folder: on the hub, in scikit-learn, or in files on this machine."""
+"""Finds a dataset by name or folder: on the hub, in scikit-learn, or in files on this machine."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _TEST_NAMES = ("test", "validation", "val")
 
 
 def find_source(name_or_path: str) -> Source:
-    """Return the source of a data set, without decoding it.
+    """Return the source of a dataset, without decoding it.
 
     Raises:
         ConfigError: neither a known name nor a folder.
-        DataError: a folder in which no data set can be recognised.
+        DataError: a folder in which no dataset can be recognised.
     """
     if name_or_path in _HUB:
         repository = _HUB[name_or_path]
@@ -51,7 +51,7 @@ def find_source(name_or_path: str) -> Source:
         raise DataError("DATA_NOT_FOUND", f"no folder {name_or_path}: give an existing one, or {_choices()}")
     near = get_close_matches(name_or_path, DATASET_NAMES, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError("DATA_NAME", f"no data set {name_or_path!r}: {hint}--dataset is {_choices()}, or a folder")
+    raise ConfigError("DATA_NAME", f"no dataset {name_or_path!r}: {hint}--dataset is {_choices()}, or a folder")
 
 
 def _choices() -> str:
@@ -74,7 +74,7 @@ def _find_in_folder(root: Path) -> Source:
         return _source(root, _stat_key([*train, *test]), partial(read_image_folder, train, test))
     raise DataError(
         "DATA_NOT_RECOGNISED",
-        f"no data set in {root}: expected train*.parquet and test*.parquet, CIFAR's binary files "
+        f"no dataset in {root}: expected train*.parquet and test*.parquet, CIFAR's binary files "
         "(data_batch_1.bin ... or train.bin, and a test file), or images in train/<class>/ and test/<class>/",
     )
 

@@ -42,7 +42,7 @@ class ImageColumn:
 
     def __setstate__(self, state: tuple[Any, str, str]) -> None:
         self._dataset, self._name, self._prefix = state
-        # Indexing the data set itself takes 22 us a row, and its slices copy the bytes of all images.
+        # Indexing the dataset itself takes 22 us a row, and its slices copy the bytes of all images.
         self._bytes, self._paths = (self._dataset.data.column(index) for index in (0, 1))
         indices = self._dataset._indices  # of a selection, a shuffle or a filter
         self._rows = None if indices is None else indices.column(0).to_numpy()

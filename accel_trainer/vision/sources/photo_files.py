@@ -52,7 +52,7 @@ def is_hub_name(source: str) -> bool:
 
 
 def load_from_hub(repository: str) -> Any:
-    """Return a data set of the hub, or from the Hugging Face cache if it was downloaded before.
+    """Return a dataset of the hub, or from the Hugging Face cache if it was downloaded before.
 
     Raises:
         DataError: it is in neither.

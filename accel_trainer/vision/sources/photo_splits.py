@@ -1,4 +1,4 @@
-"""All splits of a data set of photos, as they are stored: for commands that do not train.
+"""All splits of a dataset of photos, as they are stored: for commands that do not train.
 
 Shapes: N samples, K classes.
 """

@@ -109,7 +109,7 @@ def load_photos(
     """
     _check_fraction(val_fraction)
     is_path = isinstance(source, str | Path)
-    name = str(source) if is_path else "the data set"
+    name = str(source) if is_path else "the dataset"
     train, val = train_and_val(open_dataset(source, cache_dir=cache_dir) if is_path else source, name)
     if val is None and val_fraction == 0:
         raise DataError("DATA_NO_VAL", f"{name} has no validation split: set one aside with --val-fraction 0.1")

@@ -28,7 +28,7 @@ class RawSplit:
 
 @dataclass(frozen=True, kw_only=True)
 class RawImages:
-    """A data set before decoding. `class_names` is None if the source does not name its classes."""
+    """A dataset before decoding. `class_names` is None if the source does not name its classes."""
 
     train: RawSplit
     test: RawSplit
@@ -37,7 +37,7 @@ class RawImages:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a data set comes from. `key` changes with its content, and is cheaper than `read`."""
+    """Where a dataset comes from. `key` changes with its content, and is cheaper than `read`."""
 
     name: str
     key: str
@@ -52,7 +52,7 @@ def checked_class_names(raw: RawImages) -> tuple[str, ...]:
     """
     for split_name, split in (("train", raw.train), ("test", raw.test)):
         if len(split.labels) == 0:
-            raise DataError("DATA_EMPTY", f"the {split_name} split has no images: give a data set that has both splits")
+            raise DataError("DATA_EMPTY", f"the {split_name} split has no images: give a dataset that has both splits")
     names = raw.class_names or tuple(str(label) for label in range(int(raw.train.labels.max()) + 1))
     for split in (raw.train, raw.test):
         wrong = np.flatnonzero((split.labels < 0) | (split.labels >= len(names)))
