@@ -271,8 +271,8 @@ MUTANTS = [
     Mutant(
         "a sample that is counted twice is not noticed",
         "accel_trainer/training/evaluator.py",
-        "        elif not torch.all(counts[:-1] == 1):",
-        "        elif False:",
+        "if not torch.all(counts[:-1] == 1) or counts[-1]:",
+        "if counts.sum() != num_samples:",
         ("tests/training/test_evaluator.py::test_a_sample_given_twice_in_the_place_of_another_is_found_out",),
     ),
     Mutant(

@@ -8,7 +8,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
-from contextlib import suppress
 
 _logger = logging.getLogger(__name__)
 
@@ -46,11 +45,5 @@ def flush() -> None:
 
 
 def mute() -> None:
-    """Redirect stdout to nowhere, or what it still buffers fails again when Python ends, with exit code 120."""
-    with open(os.devnull, "w") as nowhere:
-        try:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        except (OSError, ValueError):  # not a file, such as in a notebook
-            sys.stdout = None
-    with suppress(OSError, ValueError):
-        flush()
+    """Redirect stdout to nowhere: what it still buffers would fail again when Python ends, with exit code 120."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)

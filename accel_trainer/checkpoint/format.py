@@ -31,7 +31,6 @@ from .serialization import (
     Encoded,
     decode,
     dump_json,
-    first_nonfinite,
     pack_tensors,
     parse_json,
     unpack_tensors,
@@ -175,7 +174,7 @@ def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes:
 def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
     """Return the checkpoint in `files`, which `read_checkpoint` has read from `folder` on this process or on main.
 
-    Raises CheckpointError naming the piece that cannot be parsed, or the tensor that is not finite.
+    Raises CheckpointError naming the piece that cannot be parsed.
     """
     manifest = parse_json(files[MANIFEST])
     name = checkpoint_name(_position(manifest))
@@ -185,8 +184,6 @@ def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
         file = f"{piece}.safetensors"
         try:
             tensors = unpack_tensors(files[file]) if file in files else {}
-            if (key := first_nonfinite(tensors)) is not None:
-                raise CheckpointError("CKPT_NONFINITE", f"{name}/{file}: {key} is NaN or inf: resume from an older one")
             names = [name for name in manifest["files"] if name.startswith(f"{piece}/")]
             own = [each for name in names for each in read_slices(folder / name, files[name])]
             slices += own

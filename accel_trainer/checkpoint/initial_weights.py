@@ -6,7 +6,6 @@ import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import safetensors.torch
 from torch import Tensor, nn
@@ -22,28 +21,11 @@ from .state_dict import check_weights, rename_weights
 _MAX_WEIGHTS_BYTES = 2**36
 
 
-class InitialWeights(NamedTuple):
-    """The names of the tensors that a new run took from a file, those of the file left out, and those of its own.
-
-    `sha256` is that of the file; of a checkpoint, that of its weights as a safetensors file, such as its export.
-    """
-
-    sha256: str
-    loaded: list[str]
-    left_out: list[str]
-    new: list[str]
-
-    def describe(self, path: Path) -> str:
-        """Return a line, with a few names."""
-        parts = [f"{path} (sha256 {self.sha256}): {len(self.loaded)} tensors loaded"]
-        for word, names in (("skipped", self.left_out), ("new", self.new)):
-            if names:
-                parts.append(f"{word}: {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if names[4:] else ""))
-        return "; ".join(parts)
-
-
-def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> InitialWeights:
+def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> str:
     """Load the weights in a safetensors file, a checkpoint, or a run's newest one (the EMA if there is one).
+
+    Return a line with names and a hash: that of the file, or that of a checkpoint's weights as a safetensors file, such
+    as its export.
 
     Tensors whose name the regular expression `skip` finds are left out, of the file and of the model. So is the head,
     the module of the model's last parameter, if its size differs. All others must match, except that the file may be in
@@ -69,7 +51,11 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> I
     kept, expected = ({k: v for k, v in tensors.items() if k not in skipped} for tensors in (theirs, mine))
     check_weights("model", expected, kept)
     model.load_state_dict(kept, strict=False)
-    return InitialWeights(sha256, list(kept), [n for n in theirs if n in skipped], [n for n in mine if n in skipped])
+    parts = [f"{path} (sha256 {sha256}): {len(kept)} tensors loaded"]
+    for word, tensors in (("skipped", theirs), ("new", mine)):
+        if left := [name for name in tensors if name in skipped]:
+            parts.append(f"{word}: {', '.join(left[:4])}" + (f" and {len(left) - 4} more" if left[4:] else ""))
+    return "; ".join(parts)
 
 
 def _like(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:

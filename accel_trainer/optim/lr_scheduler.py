@@ -124,13 +124,9 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
     Raises:
         ConfigError: it fails, or gives something other than a number from 0.
     """
-
-    def learning_rate_at(optimizer_step: int) -> float:
-        return float(schedule(optimizer_step))
-
     for step in (0, max(0, num_steps - 1)):
         try:
-            rate = learning_rate_at(step)
+            rate = float(schedule(step))
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
             fix = f"return a number for each step from 0 to {num_steps - 1}"
@@ -138,7 +134,7 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
         if not 0 <= rate < math.inf:
             fact = f"the recipe's schedule returns {rate:g} at step {step}"
             raise ConfigError("SCHEDULE", f"{fact}: return a learning rate of 0 or more")
-    return learning_rate_at
+    return lambda step: float(schedule(step))
 
 
 def scale_learning_rate(

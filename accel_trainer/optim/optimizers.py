@@ -53,7 +53,7 @@ def coming_state_bytes(optimizer: Optimizer) -> int:
     An optimizer from elsewhere is not tried: two values per weight are assumed.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not type(optimizer).__module__.startswith(("torch.optim.", "accel_trainer.")):
+    if type(optimizer).__module__.partition(".")[0] not in ("torch", "accel_trainer"):
         return 2 * _nbytes(parameters)
     tensors = [*parameters, *_state_of(optimizer)]
     trial = copy.deepcopy(optimizer, {id(t): torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors})

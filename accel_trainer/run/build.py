@@ -161,7 +161,7 @@ def _load_origin(run: Run, model: nn.Module) -> list[str]:
         return list(run.checkpoint.manifest.get("origin", []))
     origin, path = [str(model.weights_origin)] if hasattr(model, "weights_origin") else [], run.config.run.init_from
     if path is not None:
-        origin.append(load_initial_weights(model, path, skip=run.config.run.init_skip).describe(path))
+        origin.append(load_initial_weights(model, path, skip=run.config.run.init_skip))
         if run.accelerator.is_main_process:
             _logger.info("%s", origin[-1])
     return origin

@@ -58,21 +58,14 @@ def main(
         with suppress(OSError, ValueError):  # stderr is closed: the exit code still says what happened
             _report(error, is_debug=is_debug)
         code, failed = error.exit_code if isinstance(error, UserError) else ExitCode.INTERNAL, True
-    _finish_printing()
+    try:
+        console.flush()  # what a recipe printed: a failure when Python exits would change the exit code
+    except (OSError, ValueError):
+        console.mute()
     if failed and os.environ.get("WORLD_SIZE", "1") != "1":
         # The others notice closed sockets at once; destroying the process group would wait for them.
         os._exit(code)
     sys.exit(code)
-
-
-def _finish_printing() -> None:
-    """Flush what a recipe printed: a failure when Python exits would change the exit code."""
-    try:
-        console.flush()
-    except (OSError, ValueError):
-        console.mute()
-    with suppress(OSError, ValueError):
-        sys.stderr.flush()
 
 
 def _report(error: Exception, *, is_debug: bool) -> None:

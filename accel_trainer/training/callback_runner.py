@@ -36,21 +36,17 @@ class CallbackRunner:
                 text = f"callback {name}.{hook} failed ({type(error).__name__}: {error})"
                 raise CallbackFailed(text) from error
 
-    def notify_error(self, trainer: TrainerView, error: BaseException) -> None:
-        """Call `on_error` of every callback; errors in it must not hide the one that ends the run."""
-        for name, callback in self._callbacks.items():
-            try:
-                callback.on_error(trainer, error)
-            except Exception:
-                _logger.exception("%s.on_error failed", name)
-
     @contextmanager
     def errors_observed(self, trainer: TrainerView, checkpointer: Checkpointer) -> Iterator[None]:
-        """Notify the callbacks of an error in the block, and raise it again after a save in flight has ended."""
+        """Call `on_error` for an error in the block, and raise it again after a save in flight has ended."""
         try:
             yield
         except BaseException as error:
-            self.notify_error(trainer, error)
+            for name, callback in self._callbacks.items():
+                try:
+                    callback.on_error(trainer, error)
+                except Exception:  # must not hide the one that ends the run
+                    _logger.exception("%s.on_error failed", name)
             with suppress(Exception):
                 checkpointer.wait()  # what it writes is good
             raise

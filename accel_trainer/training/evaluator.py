@@ -49,11 +49,8 @@ class Evaluator:
             raise DataError("DATA_TOO_SMALL", "there are no samples to evaluate on: add some")
         for metric in metrics:
             if not hasattr(metric, "higher_is_better"):
-                raise ConfigError(
-                    "METRIC",
-                    f"metric {type(metric).__name__} has no higher_is_better: say which of its numbers can select the "
-                    'best checkpoint, as in {"loss": False}, or {} for none',
-                )
+                fix = 'say which of its numbers can select the best checkpoint, as in {"loss": False}, or {} for none'
+                raise ConfigError("METRIC", f"metric {type(metric).__name__} has no higher_is_better: {fix}")
             if isinstance(metric, WholeSetMetric) and metric.num_samples != loader.num_samples:
                 fact = f"{type(metric).__name__} has num_samples={metric.num_samples}"
                 raise ConfigError("METRIC", f"{fact}, but the evaluation has {loader.num_samples}: set it to that")
@@ -94,7 +91,9 @@ class Evaluator:
         counts, num_failures, *merged = self._merge([counts, counts.new_full((1,), failure is not None), *parts.sums])
         if num_failures:
             raise failure or MetricFailed("by peer")  # words that failure_report looks for
-        self._check_each_once(counts)
+        if not torch.all(counts[:-1] == 1) or counts[-1]:
+            fact = f"evaluation counted {int(counts.sum())} samples, not each of {num_samples} once"
+            raise RuntimeError(f"{fact}: the evaluation loader must give each sample to exactly one process")
         results: dict[str, Any] = {}
         for metric, sums in zip(self.metrics, merged, strict=True):
             try:
@@ -137,16 +136,6 @@ class Evaluator:
                         failure = failure or _failure_of(metric, error)
             parts.end()
         return seen, failure
-
-    def _check_each_once(self, counts: Tensor) -> None:
-        num_samples, num_counted = self.loader.num_samples, int(counts.sum())
-        if num_counted != num_samples:
-            fact = f"evaluation counted {num_counted} samples of {num_samples}"
-        elif not torch.all(counts[:-1] == 1):
-            fact = f"evaluation counted some of {num_samples} samples twice and left others out"
-        else:
-            return
-        raise RuntimeError(f"{fact}: the evaluation loader must give each sample to exactly one process")
 
     def _merge(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Add up all sums over the processes at once; return them on the CPU."""

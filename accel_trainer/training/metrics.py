@@ -31,11 +31,9 @@ class MeanLoss:
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
         """Add the losses [B]. Raises ConfigError if there is not one for each sample, or not one number of items."""
         if output.losses.shape != (len(batch),):
-            raise ConfigError(
-                "SHAPES",
-                f"the losses are {describe_tensor(output.losses)} for {len(batch)} samples: return one per "
-                "sample from eval_step, [B], not their mean and not one per pixel",
-            )
+            fact = f"the losses are {describe_tensor(output.losses)} for {len(batch)} samples"
+            fix = "return one per sample from eval_step, [B], not their mean and not one per pixel"
+            raise ConfigError("SHAPES", f"{fact}: {fix}")
         if output.num_items is not None and getattr(output.num_items, "shape", None) != (len(batch),):
             fact = f"num_items are {describe_tensor(output.num_items)} for {len(batch)} samples"
             raise ConfigError("SHAPES", f"{fact}: return the number of items of each sample from eval_step, [B]")
@@ -95,11 +93,8 @@ class ConfusionMatrix:
         """Add the pairs of labels [B] and largest logits of [B, K]. Raises ConfigError for other shapes."""
         check_logits(output.outputs, batch.targets, in_loss=False)
         if output.outputs.shape[1] != self.num_classes:
-            raise ConfigError(
-                "SHAPES",
-                f"{output.outputs.shape[1]} logits per sample, "
-                f"the confusion matrix has {self.num_classes} classes: give both the same number",
-            )
+            fact = f"{output.outputs.shape[1]} logits per sample, the confusion matrix has {self.num_classes} classes"
+            raise ConfigError("SHAPES", f"{fact}: give both the same number")
         cells = batch.targets.long() * self.num_classes + output.outputs.argmax(1)
         sums.view(-1).index_add_(0, cells, torch.ones_like(cells, dtype=torch.float64))
 

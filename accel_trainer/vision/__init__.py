@@ -3,7 +3,7 @@
 from .augment.batch import AugmentConfig
 from .augment.photo import PhotoAugmentConfig
 from .data.bad_images import BadImageConfig
-from .data.datasets import load_images
+from .data.cache import load_images
 from .data.eval_transform import EvalTransform
 from .data.images import ImageDataset, ImageSplit, Normalization
 from .data.loader import ImageEvalLoader, ImageLoader

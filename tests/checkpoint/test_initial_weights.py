@@ -23,8 +23,9 @@ def test_weights_in_half_precision_without_counts_of_batches_are_loaded(tmp_path
     other = workload.SmallNet(norm="batch")
     report = load_initial_weights(other, tmp_path / "half.safetensors", skip=None)
     assert all(torch.equal(other.state_dict()[name], tensor.float()) for name, tensor in weights.items())
-    assert report.new
-    assert all(name.endswith("num_batches_tracked") for name in report.new)
+    new = report.partition("new: ")[2].split(", ")
+    assert new[0]
+    assert all(name.endswith("num_batches_tracked") for name in new)
 
 
 def test_tied_weights_are_loaded_from_a_file_with_one_of_their_names(tmp_path: Path) -> None:
@@ -33,7 +34,7 @@ def test_tied_weights_are_loaded_from_a_file_with_one_of_their_names(tmp_path: P
     save_file({"embedding.weight": torch.ones(5, 3)}, tmp_path / "tied.safetensors")
     report = load_initial_weights(model, tmp_path / "tied.safetensors", skip=None)
     assert torch.equal(model["head"].weight, torch.ones(5, 3))
-    assert not report.new
+    assert "new: " not in report
 
 
 def test_a_folder_that_holds_no_weights_is_refused_with_what_to_give(tmp_path: Path) -> None:

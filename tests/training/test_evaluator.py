@@ -191,20 +191,20 @@ class Given:
 @pytest.mark.parametrize(("ids", "counted"), [([*range(10), 3], 11), (list(range(9)), 9), ([], 0)])
 def test_a_loader_that_gives_a_sample_twice_or_not_at_all_is_detected(ids: list[int], counted: int) -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
-    with pytest.raises(RuntimeError, match=f"evaluation counted {counted} samples of 10: the evaluation loader"):
+    with pytest.raises(RuntimeError, match=f"evaluation counted {counted} samples, not each of 10 once: the eval"):
         evaluate(make_model(), Given(ids, num_samples=10), accelerator)
 
 
 def test_a_sample_given_twice_in_the_place_of_another_is_found_out() -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
-    with pytest.raises(RuntimeError, match="counted some of 10 samples twice and left others out"):
+    with pytest.raises(RuntimeError, match="evaluation counted 10 samples, not each of 10 once"):
         evaluate(make_model(), Given([0, 1, 2, 3, 4, 5, 6, 7, 8, 8], num_samples=10), accelerator)
 
 
 @pytest.mark.parametrize("ids", [[0, 3, 0, 3], [1, 2, 1, 2], [-1, 0, 3, 4], [2**32, 1, 2, 3]])
 def test_other_samples_with_the_same_sum_of_ids_are_detected(ids: list[int]) -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
-    with pytest.raises(RuntimeError, match="counted some of 4 samples twice and left others out"):
+    with pytest.raises(RuntimeError, match="evaluation counted 4 samples, not each of 4 once"):
         evaluate(make_model(), Given(ids, num_samples=4), accelerator)
 
 
@@ -215,7 +215,7 @@ def test_a_sample_that_two_processes_are_given_is_found_out_by_both(tmp_path: Pa
 def check_overlap() -> None:
     with joined_processes() as accelerator:
         ids = list(range(5)) if accelerator.is_main_process else list(range(4, 10))
-        with pytest.raises(RuntimeError, match="evaluation counted 11 samples of 10"):
+        with pytest.raises(RuntimeError, match="evaluation counted 11 samples, not each of 10 once"):
             evaluate(make_model(), Given(ids, num_samples=10), accelerator)
 
 

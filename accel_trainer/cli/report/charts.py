@@ -188,20 +188,27 @@ def _draw_confused_pairs(name: str, counts: Sequence[Sequence[int]], class_names
         if count and row != column
     )
     worst = sorted(mistakes, key=lambda pair: (-pair[0], pair[1:]))[:_MAX_NAMED_CLASSES]
+    bars = [
+        (f"{_cut(class_names[row])} → {_cut(class_names[column])}", count, f"{count} of {sum(counts[row])}")
+        for count, row, column in worst
+    ]
+    longest = max((count for count, _, _ in worst), default=1)
+    return _draw_bars(name, "Most confused: true → predicted", bars, longest=longest, series=1)
+
+
+def _draw_bars(name: str, title: str, bars: Sequence[tuple[str, float, str]], *, longest: float, series: int) -> Chart:
+    """Return horizontal bars, each with its name, its length up to `longest`, and what is written beside it."""
 
     def draw(axes: Axes, palette: Palette) -> None:
-        axes.barh(range(len(worst)), [count for count, _, _ in worst], color=palette.series[1], height=0.62)
-        axes.set_yticks(
-            range(len(worst)), [f"{_cut(class_names[row])} → {_cut(class_names[column])}" for _, row, column in worst]
-        )
+        axes.barh(range(len(bars)), [length for _, length, _ in bars], color=palette.series[series], height=0.62)
+        axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
         axes.invert_yaxis()
-        axes.set_xlim(0, 1.35 * max((count for count, _, _ in worst), default=1))
+        axes.set_xlim(0, 1.3 * longest)
         _clear(axes)
-        for position, (count, row, _) in enumerate(worst):
-            text = f"{count} of {sum(counts[row])}"
-            axes.text(count * 1.02, position, text, va="center", color=palette.muted)
+        for position, (_, length, text) in enumerate(bars):
+            axes.text(length + 0.015 * longest, position, text, va="center", color=palette.muted)
 
-    return draw_chart(name, title="Most confused: true → predicted", size=_SQUARE, draw=draw)
+    return draw_chart(name, title=title, size=_SQUARE, draw=draw)
 
 
 def _cut(text: str) -> str:
@@ -215,18 +222,9 @@ def draw_class_accuracy(name: str, values: Sequence[float | None], class_names: 
     if len(shown) > _MAX_NAMED_CLASSES:
         half = _MAX_NAMED_CLASSES // 2
         shown, title = [*shown[:half], *shown[-half:]], "The hardest and the easiest classes"
-
-    def draw(axes: Axes, palette: Palette) -> None:
-        positions = range(len(shown))
-        axes.barh(positions, [value for value, _ in shown], color=palette.series[0], height=0.62)
-        axes.set_yticks(positions, [_cut(label) for _, label in shown])
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1.12)
-        _clear(axes)
-        for position, (value, _) in zip(positions, shown, strict=True):
-            axes.text(value + 0.015, position, f"{value:.1%}", va="center", color=palette.muted)
-
-    return draw_chart(name, title=title, size=_SQUARE, draw=draw)
+    return _draw_bars(
+        name, title, [(_cut(label), value, f"{value:.1%}") for value, label in shown], longest=1, series=0
+    )
 
 
 def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:

@@ -1,7 +1,7 @@
 """Draws matplotlib charts as SVG, with the colours and font of the page around it, and as PNG.
 
-Each colour in the SVG is drawn as a placeholder and replaced by a CSS variable, which the page defines for light and
-dark mode.
+Charts are drawn in the colours of light mode; in the SVG each is replaced by a CSS variable, which the page defines for
+light and dark mode.
 """
 
 from __future__ import annotations
@@ -62,10 +62,15 @@ DARK = Palette(
         "#4a72d0", "#b87224", "#2a8f72", "#8b5cc4", "#c04c6e", "#918639", "#2d8fb0", "#9a6a4a", "#75808f", "#b85aa8",
     ),
 )  # fmt: skip
-_PLACEHOLDERS = Palette(
-    page="#050505", card="#060606", ink="#010101", muted="#020202", line="#030303", on_fill="#040404",
-    series=tuple(f"#0a0a{number:02x}" for number in range(1, NUM_SERIES + 1)),
-)  # fmt: skip
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none", "font.size": 10, "text.color": LIGHT.ink, "axes.labelcolor": LIGHT.muted,
+    "axes.facecolor": "none", "axes.edgecolor": LIGHT.line, "xtick.color": LIGHT.line, "ytick.color": LIGHT.line,
+    "xtick.labelcolor": LIGHT.muted, "ytick.labelcolor": LIGHT.muted, "axes.spines.top": False,
+    "axes.spines.right": False, "axes.spines.left": False, "ytick.left": False, "axes.grid": True,
+    "axes.grid.axis": "y", "grid.color": LIGHT.line, "grid.linewidth": 0.7, "lines.linewidth": 1.7,
+    "lines.solid_capstyle": "round", "legend.frameon": False, "legend.handlelength": 1.4, "axes.xmargin": 0.01,
+    "figure.constrained_layout.use": True, "text.parse_math": False,  # names may contain dollar signs
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,48 +86,27 @@ class Chart:
 def draw_chart(name: str, *, title: str, size: tuple[float, float], draw: Callable[[Axes, Palette], None]) -> Chart:
     """Return the chart that `draw` draws on axes of `size` in inches."""
     import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     svg, png = io.StringIO(), io.BytesIO()
-    # The salt makes ids unique within a page, and reproducible.
-    with mpl.rc_context(_style(_PLACEHOLDERS) | {"svg.hashsalt": name}):
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):  # which makes ids unique in a page, and reproducible
         figure = Figure(figsize=size)
-        FigureCanvasSVG(figure)
-        draw(figure.add_subplot(), _PLACEHOLDERS)
+        draw(figure.add_subplot(), LIGHT)
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-    with mpl.rc_context(_style(LIGHT)):
-        figure = Figure(figsize=size, facecolor=LIGHT.card)
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        draw(axes, LIGHT)
         if title:
             figure.suptitle(title, x=0.02, ha="left", color=LIGHT.ink, fontsize=11)
-        figure.savefig(png, format="png", dpi=_PNG_DPI, metadata={"Software": None})
+        figure.savefig(png, format="png", facecolor=LIGHT.card, dpi=_PNG_DPI, metadata={"Software": None})
     return Chart(name, title, _for_page(svg.getvalue(), title), png.getvalue())
 
 
-def _style(palette: Palette) -> Any:
-    return {
-        "svg.fonttype": "none", "font.size": 10, "text.color": palette.ink, "axes.labelcolor": palette.muted,
-        "axes.facecolor": "none", "axes.edgecolor": palette.line, "xtick.color": palette.line,
-        "ytick.color": palette.line, "xtick.labelcolor": palette.muted, "ytick.labelcolor": palette.muted,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False, "ytick.left": False,
-        "axes.grid": True, "axes.grid.axis": "y", "grid.color": palette.line, "grid.linewidth": 0.7,
-        "lines.linewidth": 1.7, "lines.solid_capstyle": "round", "legend.frameon": False,
-        "legend.handlelength": 1.4, "axes.xmargin": 0.01, "figure.constrained_layout.use": True,
-        "text.parse_math": False,  # names may contain dollar signs
-    }  # fmt: skip
-
-
 def _for_page(svg: str, title: str) -> str:
-    """Return only the SVG element, without external references and with its placeholders replaced."""
+    """Return only the SVG element, without external references and with variables for colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", svg[: svg.index(">")]) + svg[svg.index(">") :]
-    for variable, color in _PLACEHOLDERS.variables().items():
-        svg = svg.replace(color, f"var(--{variable})")
+    for variable, color in LIGHT.variables().items():
+        if variable not in ("page", "card"):  # which are around the chart
+            svg = svg.replace(color, f"var(--{variable})")
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1)
 
 

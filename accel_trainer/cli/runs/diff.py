@@ -45,23 +45,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compare(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
     """Return the differences in config, data, environment (code and versions) and results."""
-    data = {"data_fingerprint": first.data_fingerprint}, {"data_fingerprint": second.data_fingerprint}
+    known = first.environment and second.environment
+    prints = [run.data_fingerprint for run in (first, second)]
     return {
         "config": _changes(first.config, second.config),
-        "data": _changes(*data) if all(_is_known(side) for side in data) else [],
-        "environment": _changes(first.environment, second.environment)
-        if first.environment and second.environment
-        else [],
+        "data": [] if None in prints or len(set(prints)) == 1 else [("data_fingerprint", prints[0], prints[1])],
+        "environment": _changes(first.environment, second.environment) if known else [],
         "results": _changes(_results(first), _results(second)),
     }
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     return [change for change in diff_config(old, new) if not change[0].startswith(_EVERY_RUN_ITS_OWN)]
-
-
-def _is_known(side: Mapping[str, Any]) -> bool:
-    return None not in side.values()
 
 
 def _results(run: RunReader) -> dict[str, Any]:

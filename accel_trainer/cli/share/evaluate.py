@@ -30,7 +30,7 @@ from ...vision.pretrained import ExportConfig, file_in, find_export, from_pretra
 from ..parser import CommandParser
 from ..runs.run_reader import RunReader, read_run
 from ..runs.tables import both_ends, format_number, format_table
-from .evaluation_data import DataChoice, build_eval_loader
+from .evaluation_data import DataChoice, load_eval_data
 
 _EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"
 _BATCH_SIZE = 500
@@ -123,15 +123,15 @@ def evaluate(
     """Return the metrics, and what they were measured on."""
     runtime, tta = _settings(stored)
     accelerator = start_accelerator(runtime)
-    loader, split = build_eval_loader(
+    data = load_eval_data(
         choice, stored.config, batch_size=batch_size, num_workers=num_workers, device=accelerator.device
     )
     model = place_model(stored.model, accelerator, runtime, lambda module: None)
     num_classes = len(stored.config.class_names)
     metrics: list[Metric] = [MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(num_classes)]
     task = ClassificationTask(ClassificationConfig(tta=tta))
-    results = Evaluator(loader, task=task, metrics=metrics, accelerator=accelerator).run(model)
-    return results, {"dataset": choice.dataset, "split": split, "num_samples": loader.num_samples}
+    results = Evaluator(data.loader, task=task, metrics=metrics, accelerator=accelerator).run(model)
+    return results, {"dataset": choice.dataset, "split": data.split, "num_samples": data.loader.num_samples}
 
 
 def _settings(stored: StoredModel) -> tuple[RuntimeConfig, Any]:

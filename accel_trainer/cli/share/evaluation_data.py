@@ -1,4 +1,4 @@
-"""The labelled images that a stored model is scored on, as an evaluation loader.
+"""The labelled images that a stored model is scored on.
 
 Shapes: N samples.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...core.errors import ConfigError, DataError
-from ...core.types import EvalLoader
 from ...vision import ImageEvalLoader, PhotoEvalLoader, PhotoSplit, load_images, load_photos
 from ...vision.data.bad_images import WHATEVER_WAS_KEPT
 from ...vision.pretrained import ExportConfig
@@ -37,7 +36,53 @@ class DataChoice:
     cache_dir: Path
 
 
-def load_chosen_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...], str, str | None]:
+class EvalData(NamedTuple):
+    """The images of a split and their labels [N], as the model counts its classes.
+
+    `fingerprint` is that of a run on this data; None: a run would not evaluate on this split.
+    """
+
+    loader: ImageEvalLoader | PhotoEvalLoader
+    labels: NDArray[np.int64]
+    split: str
+    fingerprint: str | None
+
+
+def load_eval_data(
+    choice: DataChoice, config: ExportConfig, *, batch_size: int, num_workers: int, device: torch.device
+) -> EvalData:
+    """Return the data for a model that expects what `config` says.
+
+    Raises:
+        ConfigError: there is no such split.
+        DataError: the data cannot be read, has a class that the model does not have, or does not fit the model.
+    """
+    if config.transform is not None:
+        photos, names, split_name, fingerprint = _load_photos(choice)
+        labels = _labels_of_model(photos.labels, names, config.class_names, choice.dataset)
+        photo_loader = PhotoEvalLoader(
+            replace(photos, labels=labels), transform=config.transform, batch_size=batch_size, device=device,
+            num_workers=num_workers,
+        )  # fmt: skip
+        return EvalData(photo_loader, labels, split_name, fingerprint)
+    images = load_images(choice.dataset, cache_dir=choice.cache_dir, bad_images=WHATEVER_WAS_KEPT)
+    split_name = choice.split or "test"
+    if split_name not in ("train", "test"):
+        raise ConfigError("DATA_SPLIT", f"no split {split_name} of {choice.dataset}: set --split to train or test")
+    split = images.train if split_name == "train" else images.test
+    expected, found = (config.in_channels, *(config.image_size or images.image_size)), tuple(split.images.shape[1:])
+    if found != expected:
+        fact = f"{choice.dataset} has images of (C, H, W) = {found}, the model was trained on {expected}"
+        raise DataError("DATA_IMAGE_SIZE", f"{fact}: convert them, or choose another --dataset")
+    labels = _labels_of_model(split.labels.numpy(), images.class_names, config.class_names, choice.dataset)
+    loader = ImageEvalLoader(
+        replace(split, labels=torch.from_numpy(labels), num_classes=len(config.class_names)), batch_size=batch_size,
+        num_processes=1, process_index=0, normalization=config.normalization, device=device,
+    )  # fmt: skip
+    return EvalData(loader, labels, split_name, images.fingerprint if split is images.test else None)
+
+
+def _load_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...], str, str | None]:
     """Return the photos, the names of their classes, that of their split, and a run's fingerprint of the data."""
     columns: dict[str, Any] = {
         name: getattr(choice, name) or (choice.of_run or {}).get(name) for name in ("image_column", "label_column")
@@ -55,43 +100,6 @@ def load_chosen_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...],
         listed = ", ".join(found.splits)
         raise ConfigError("DATA_SPLIT", f"{wanted} of {choice.dataset}: set --split to one of {listed}")
     return found.splits[name], found.class_names, name, None
-
-
-def build_eval_loader(
-    choice: DataChoice, config: ExportConfig, *, batch_size: int, num_workers: int, device: torch.device
-) -> tuple[EvalLoader, str]:
-    """Return the loader for a model that expects what `config` says, and the name of the split.
-
-    Raises:
-        ConfigError: there is no such split.
-        DataError: the data cannot be read, has a class that the model does not have, or does not fit the model.
-    """
-    if config.transform is not None:
-        photos, names, split_name, _ = load_chosen_photos(choice)
-        labels = _labels_of_model(photos.labels, names, config.class_names, choice.dataset)
-        photo_loader = PhotoEvalLoader(
-            replace(photos, labels=labels), transform=config.transform, batch_size=batch_size, device=device,
-            num_workers=num_workers,
-        )  # fmt: skip
-        return photo_loader, split_name
-    images = load_images(choice.dataset, cache_dir=choice.cache_dir, bad_images=WHATEVER_WAS_KEPT)
-    split_name = choice.split or "test"
-    if split_name not in ("train", "test"):
-        raise ConfigError("DATA_SPLIT", f"no split {split_name} of {choice.dataset}: set --split to train or test")
-    split = images.train if split_name == "train" else images.test
-    expected, found = (
-        (config.in_channels, *(config.image_size or split.images.shape[2:])),
-        tuple(split.images.shape[1:]),
-    )
-    if found != expected:
-        fact = f"{choice.dataset} has images of (C, H, W) = {found}, the model was trained on {expected}"
-        raise DataError("DATA_IMAGE_SIZE", f"{fact}: convert them, or choose another --dataset")
-    labels = _labels_of_model(split.labels.numpy(), images.class_names, config.class_names, choice.dataset)
-    loader = ImageEvalLoader(
-        replace(split, labels=torch.from_numpy(labels), num_classes=len(config.class_names)), batch_size=batch_size,
-        num_processes=1, process_index=0, normalization=config.normalization, device=device,
-    )  # fmt: skip
-    return loader, split_name
 
 
 def _labels_of_model(

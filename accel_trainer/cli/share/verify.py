@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import save as save_safetensors
-from torch import Tensor
 
 from ...callbacks.export import ONNX_FILES
 from ...checkpoint.serialization import read_json_object
@@ -26,20 +25,18 @@ from ...core import filesystem
 from ...core.errors import CheckpointError, DataError, ExitCode
 from ...core.run_dir import expand_home
 from ...distributed.machine import available_cpus
-from ...vision import EvalTransform, PhotoSplit, load_images
-from ...vision.data.bad_images import WHATEVER_WAS_KEPT
 from ...vision.pretrained import find_export, read_export_config
 from ..parser import CommandParser
 from ..runs.run_reader import read_run
 from ..runs.tables import format_number, is_fraction
 from ..threads import in_order
-from .evaluation_data import DataChoice, load_chosen_photos
+from .evaluation_data import DataChoice, load_eval_data
 from .export import export
 from .onnx_model import OnnxModel, is_own_model
 
 _SCRIPT = Path(__file__).with_name("plain_evaluation.py")
 _FAILED = 1
-_PHOTOS_PER_FILE = 2_000
+_IMAGES_PER_FILE = 2_000
 _EXAMPLE = "example: accel-trainer verify model --dataset photos"
 
 
@@ -96,33 +93,22 @@ def read_reported(folder: Path) -> dict[str, Any]:
 
 def _write_test_images(folder: Path, export: Path, dataset: str, fingerprint: str | None, cache_dir: Path) -> None:
     """Write the evaluated images, as the model sees them before they are normalised, to files of bounded size."""
-    config = read_export_config(export)
-    if config.transform is not None:
-        of_run = read_json_object(export / "config.json").get("evaluation", {}).get("photos") or {}
-        choice = DataChoice(dataset=dataset, split=None, of_run=of_run, cache_dir=expand_home(cache_dir))
-        photos, _, _, found = load_chosen_photos(choice)
-        parts: Iterable[tuple[Tensor, Tensor]] = _decoded(photos, config.transform)
-    else:
-        images = load_images(dataset, cache_dir=cache_dir, bad_images=WHATEVER_WAS_KEPT)
-        parts, found = [(images.test.images, images.test.labels)], images.fingerprint
-    if fingerprint not in (None, found):
+    of_run = read_json_object(export / "config.json").get("evaluation", {}).get("photos") or {}
+    choice = DataChoice(dataset=dataset, split=None, of_run=of_run, cache_dir=expand_home(cache_dir))
+    config, cpu = read_export_config(export), torch.device("cpu")
+    data = load_eval_data(choice, config, batch_size=1, num_workers=0, device=cpu)
+    if fingerprint not in (None, data.fingerprint):
         raise DataError(
             "DATA_CHANGED",
             f"{dataset} is not the data of the reported numbers ({str(fingerprint)[:12]}, here "
-            f"{str(found)[:12]}): pass the right one with --dataset",
+            f"{str(data.fingerprint)[:12]}): pass the right one with --dataset",
         )
-    for number, (pixels, labels) in enumerate(parts):
-        data = save_safetensors({"images": pixels.contiguous(), "labels": labels.contiguous()})
-        filesystem.write_file_atomic(folder / f"{number:05}.safetensors", data)
-
-
-def _decoded(photos: PhotoSplit, transform: EvalTransform) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield uint8 [B, 3, S, S] and labels [B]."""
-    labels = torch.from_numpy(photos.labels)
     with ThreadPoolExecutor(available_cpus()) as threads:
-        pixels = in_order(threads, lambda at: transform(photos.encoded_at(at), photos.name_of(at)), range(len(photos)))
-        for part in labels.split(_PHOTOS_PER_FILE):
-            yield torch.stack(list(islice(pixels, len(part)))).permute(0, 3, 1, 2), part
+        pictures = in_order(threads, data.loader.picture_of, range(len(data.labels)))
+        for number, labels in enumerate(torch.from_numpy(data.labels).split(_IMAGES_PER_FILE)):
+            pixels = torch.stack(list(islice(pictures, len(labels)))).permute(0, 3, 1, 2)
+            content = save_safetensors({"images": pixels.contiguous(), "labels": labels.contiguous()})
+            filesystem.write_file_atomic(folder / f"{number:05}.safetensors", content)
 
 
 def evaluate_apart(folder: Path, data: Path | None = None, *, python: str = sys.executable) -> dict[str, float]:

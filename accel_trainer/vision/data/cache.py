@@ -1,4 +1,4 @@
-"""Decodes a dataset once into files of uint8, and maps them into memory after verifying their hashes.
+"""Loads small images: decodes a dataset once into files of uint8, and maps them into memory after verifying hashes.
 
 Shapes: N samples, C channels, H height, W width.
 """
@@ -23,20 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from ...core import platform
+from ...core import filesystem, platform
 from ...core.errors import DataError, OutputError
-from ...core.filesystem import (
-    AppendFile,
-    make_directory,
-    open_file,
-    read_file,
-    read_lines,
-    remove_directories,
-    rename,
-    sweep,
-    temporary_path,
-    write_file_atomic,
-)
+from ...core.filesystem import AppendFile
+from ...core.run_dir import expand_home
+from ..sources.find import find_source
 from ..sources.raw import RawImages, RawSplit, Source, checked_class_names
 from .bad_images import BadImage, BadImageConfig
 from .images import ImageDataset, ImageSplit, MappedFile, Normalization
@@ -56,43 +47,50 @@ Row = dict[str, Any]
 """What the journal says of a chunk: `start` and `stop` of its samples, `left_out`, `sha256` of its pixels."""
 
 
-def open_or_build(source: Source, *, cache_dir: Path, bad_images: BadImageConfig) -> ImageDataset:
-    """Return the decoded dataset, from the cache if it is intact, else by decoding it now.
+def load_images(name_or_path: str, *, cache_dir: Path, bad_images: BadImageConfig | None = None) -> ImageDataset:
+    """Load a dataset by name (`cifar10`, `cifar100`, `digits`) or from a folder.
 
-    The cache records which images were left out, so `bad_images` applies even if another run built it.
+    The first call decodes it into a cache below `cache_dir`; later calls map the cache after verifying its hashes. Any
+    number of processes may call this at the same time: one decodes, the others wait. The cache records which images
+    were left out, so `bad_images` applies even if another run built it.
+
+    Raises:
+        ConfigError: an unknown name.
+        DataError: missing, damaged or inconsistent data, more than `bad_images` allows (default: none).
+        OutputError: the cache cannot be written.
     """
-    dataset = _open_or_build(source, cache_dir, bad_images)
-    for split in (dataset.train, dataset.test):
-        bad_images.check(split.left_out, num_images=len(split) + len(split.left_out))
-    return dataset
-
-
-def _open_or_build(source: Source, cache_dir: Path, bad_images: BadImageConfig) -> ImageDataset:
+    cache_dir, bad_images = expand_home(cache_dir), bad_images or BadImageConfig()
+    source = find_source(name_or_path)
     folder = cache_folder(source, cache_dir)
-    dataset = _open(folder)
-    if dataset is not None:
-        return dataset
     try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with _writer_lock(cache_dir) as is_sole_writer:
-            dataset = _open(folder)  # another process may have written it while this one waited
-            if dataset is None:
-                if folder.exists():
-                    logger.warning("the image cache %s is damaged or from an older version, and is rebuilt", folder)
-                    remove_directories([folder])
-                logger.info("decoding %s into %s, once", source.name, folder)
-                try:
-                    _build(folder, source.read(), bad_images, is_sole_writer=is_sole_writer)
-                except OSError:  # on a file system without locks another process may have written it meanwhile
-                    if _open(folder) is None:
-                        raise
-                dataset = _open(folder)
+        dataset = _open(folder) or _build_once(folder, source, bad_images)
     except OSError as error:
         raise OutputError(
             "CACHE_NOT_WRITABLE",
             f"cannot write the image cache {folder} ({error.strerror or error}): free some space, or choose "
             "another cache folder",
         ) from error
+    for split in (dataset.train, dataset.test):
+        bad_images.check(split.left_out, num_images=len(split) + len(split.left_out))
+    return dataset
+
+
+def _build_once(folder: Path, source: Source, bad_images: BadImageConfig) -> ImageDataset:
+    """Build the cache, unless another process does or did so meanwhile, and open it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _writer_lock(folder.parent) as is_sole_writer:
+        dataset = _open(folder)
+        if dataset is None:
+            if folder.exists():
+                logger.warning("the image cache %s is damaged or from an older version, and is rebuilt", folder)
+                filesystem.remove_directories([folder])
+            logger.info("decoding %s into %s, once", source.name, folder)
+            try:
+                _build(folder, source.read(), bad_images, is_sole_writer=is_sole_writer)
+            except OSError:  # on a file system without locks another process may have written it meanwhile
+                if _open(folder) is None:
+                    raise
+            dataset = _open(folder)
     if dataset is None:
         raise OutputError("CACHE_DAMAGED", f"{folder} differs from what was just written: check the disk")
     return dataset
@@ -115,7 +113,7 @@ def _writer_lock(cache_dir: Path) -> Iterator[bool]:
             logger.warning("%s cannot be locked (%s): several processes may decode at once", cache_dir, error)
             yield False
         else:
-            sweep(cache_dir)
+            filesystem.sweep(cache_dir)
             yield True
     finally:
         os.close(descriptor)  # this also unlocks
@@ -126,9 +124,9 @@ def _build(folder: Path, raw: RawImages, bad_images: BadImageConfig, *, is_sole_
     class_names = checked_class_names(raw)
     _, first = next(bad_images.usable(raw.train, []))
     shape = first.shape
-    partial = folder.with_name(f"{folder.name}.partial") if is_sole_writer else temporary_path(folder, "tmp")
-    make_directory(partial)
-    sweep(partial)
+    partial = folder.with_name(f"{folder.name}.partial") if is_sole_writer else filesystem.temporary_path(folder, "tmp")
+    filesystem.make_directory(partial)
+    filesystem.sweep(partial)
     try:
         _check_room(partial, int(np.prod(shape)) * (len(raw.train.labels) + len(raw.test.labels)))
         left_out: dict[str, list[BadImage]] = {"train": [], "test": []}
@@ -138,10 +136,10 @@ def _build(folder: Path, raw: RawImages, bad_images: BadImageConfig, *, is_sole_
         if any(left_out.values()):
             manifest[_LEFT_OUT] = left_out
         manifest[_SHA256] = _sha256(manifest)
-        write_file_atomic(partial / _MANIFEST, _encoded(manifest))
-        rename(partial, folder)
+        filesystem.write_file_atomic(partial / _MANIFEST, _encoded(manifest))
+        filesystem.rename(partial, folder)
     except (OSError, DataError, OutputError):
-        remove_directories([partial])
+        filesystem.remove_directories([partial])
         raise
 
 
@@ -174,7 +172,7 @@ def _write_split(
             bar.update(row["stop"] - row["start"])
         images.sync()
     labels = split.labels[kept].tobytes()
-    write_file_atomic(folder / f"{name}{_LABELS}", labels)
+    filesystem.write_file_atomic(folder / f"{name}{_LABELS}", labels)
     values = np.arange(256)
     return {
         "num_samples": len(kept),
@@ -210,8 +208,8 @@ def _chunks(
 def _whole_chunks(images: AppendFile, journal: AppendFile, shape: Shape) -> Iterator[tuple[Row, NDArray[np.uint8]]]:
     """Yield what a writer that was killed has left, and cut off what does not have its hash."""
     num_image_bytes, num_journal_bytes = 0, 0
-    with open_file(images.path) as file:
-        for line in read_lines(journal.path):
+    with filesystem.open_file(images.path) as file:
+        for line in filesystem.read_lines(journal.path):
             try:
                 row = json.loads(line)
                 data = file.read((row["stop"] - row["start"] - len(row["left_out"])) * math.prod(shape))
@@ -236,7 +234,7 @@ def _sha256(manifest: dict[str, Any]) -> str:
 def _open(folder: Path) -> ImageDataset | None:
     """Map the cache into memory; None if it is missing, incomplete or damaged."""
     try:
-        text = read_file(folder / _MANIFEST, max_bytes=_MAX_MANIFEST_BYTES)
+        text = filesystem.read_file(folder / _MANIFEST, max_bytes=_MAX_MANIFEST_BYTES)
         manifest = dict(json.loads(text))
         if manifest.pop(_SHA256) != _sha256(manifest):
             raise ValueError(f"{_MANIFEST} is not what was written")
