@@ -236,7 +236,7 @@ def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
     def draw(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], color=LIGHT.muted, linewidth=0.9, linestyle=":")
         sizes = [_DOT_AREA * math.sqrt(count / sum(samples)) for count in samples]
-        axes.scatter(confidence, accuracy, s=sizes, color=LIGHT.series[0], clip_on=False)
+        axes.scatter(confidence, accuracy, s=sizes, color=LIGHT.series[0], clip_on=False, zorder=3)
         axes.text(0.98, 0.02, "below the line: too confident", ha="right", color=LIGHT.muted)
         axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
         for axis in (axes.xaxis, axes.yaxis):
