@@ -2,11 +2,13 @@
 # JOBS is the number of tests that run at once: most wait for processes more than they compute.
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 4
+JOBS ?= 6
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 TRAINABLE := .venv/.trainable
 PYTEST := $(BIN)/pytest -q -n $(JOBS) --dist worksteal
+# Hundreds of processes start: without stored bytecode each would compile the sources first.
+export PYTHONDONTWRITEBYTECODE :=
 REPEATEDLY := $(BIN)/pytest -q --effort 100 --timeout 3600
 
 help: ## List the targets

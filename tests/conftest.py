@@ -49,17 +49,17 @@ def effort(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session")
-def _python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def one_that_forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with forked_python(tmp_path_factory.mktemp("python")) as python:
         yield python
 
 
 @pytest.fixture
-def python_is_forked(_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def python_is_forked(one_that_forks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What starts Python gets it in a tenth of a second, with torch imported: see `forked_python`."""
-    for folder in (Path(sys.executable).parent, _python.parent):
+    for folder in (Path(sys.executable).parent, one_that_forks.parent):
         monkeypatch.setenv("PATH", str(folder), prepend=":")
-    monkeypatch.setattr(sys, "executable", str(_python))
+    monkeypatch.setattr(sys, "executable", str(one_that_forks))
 
 
 @pytest.fixture(autouse=True)

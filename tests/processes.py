@@ -15,7 +15,7 @@ from .ports import free_port
 
 context = multiprocessing.get_context("forkserver")
 # The first optimizer step imports torch._dynamo, most of a second, in every process that is not given it.
-context.set_forkserver_preload(["tests.workload", "torch._dynamo", "recipes.cifar", "sklearn.datasets"])
+context.set_forkserver_preload(["tests.workload", "torch._dynamo", "recipes.cifar", "sklearn.datasets", "typeguard"])
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import subprocess
 import sys
@@ -33,6 +34,7 @@ class Module:
         return self.name.partition(".")[0]
 
 
+@functools.cache
 def read_modules() -> list[Module]:
     files = {path: path.relative_to(ROOT / PACKAGE) for path in (ROOT / PACKAGE).rglob("*.py")}
     files |= {path: path.relative_to(ROOT) for path in (ROOT / "recipes").rglob("*.py")}

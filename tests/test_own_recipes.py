@@ -63,6 +63,7 @@ def test_a_recipe_is_short(name: str) -> None:
     assert len((ROOT / "recipes" / f"{name}.py").read_text().splitlines()) <= 80
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_recipe_without_its_library_says_what_to_install() -> None:
     code = "import sys; sys.modules['transformers'] = None; import recipes.text"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -73,14 +74,14 @@ def test_a_recipe_without_its_library_says_what_to_install() -> None:
 @pytest.mark.parametrize("name", slow_but(["characters", "text"], NAMES))
 def test_a_resumed_recipe_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
     recipe(name)
-    jobs = [
-        processes.start(train, name, tmp_path / which, *stops, num_processes=1, folder=tmp_path / f"logs-{which}")
-        for which, stops in (("whole", ()), ("parts", (3, 8)))
-    ]
-    for job in jobs:
-        assert job.wait() == [0], job.output()
+    processes.run(train_whole_and_in_parts, name, tmp_path, folder=tmp_path / "logs")
     whole, parts = (weights(tmp_path / which) for which in ("whole", "parts"))
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+def train_whole_and_in_parts(name: str, folder: Path) -> None:
+    train(name, folder / "whole")
+    train(name, folder / "parts", 3, 8)
 
 
 @pytest.mark.parametrize("name", slow_but(["characters"], NAMES))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.variants import slow
+
 ROOT = Path(__file__).parents[2]
 RECIPE = """
 import sys
@@ -24,7 +26,7 @@ main(recipe, RecipeConfig, description="", argv=[])
 """
 
 
-@pytest.mark.parametrize("stdout", ["> /dev/full", "| head -n 1 > /dev/null", ">&-"])
+@pytest.mark.parametrize("stdout", ["| head -n 1 > /dev/null", *slow(["> /dev/full", ">&-"])])
 def test_a_run_whose_stdout_takes_no_more_trains_to_its_end(tmp_path: Path, stdout: str) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE)

@@ -34,6 +34,7 @@ from accel_trainer.vision import MODEL_NAMES, ImageEvalLoader, ModelConfig, Norm
 from accel_trainer.vision.pretrained import ExportConfig, from_pretrained, read_export_config
 from tests.cli.conftest import run_command
 from tests.cli.local_hub import local_hub
+from tests.variants import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -198,8 +199,7 @@ def test_a_push_leaves_a_private_repository_that_others_predict_with(
     ("name", "token", "fix"),
     [
         ("me/digits", "hf_local", "check the network and what your token may write, or export --to a folder"),
-        ("me/digits", "", "log in with `hf auth login`"),
-        ("me/too/many", "hf_local", "give it as ORG/NAME"),
+        *slow([("me/digits", "", "log in with `hf auth login`"), ("me/too/many", "hf_local", "give it as ORG/NAME")]),
     ],
 )
 def test_what_keeps_a_push_from_working_is_one_line_before_any_work(

@@ -110,12 +110,12 @@ if __name__ == "__main__":
 """
 
 
-def train(folder: Path, kind: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run the recipe, which nobody else can import, in a process; the run is `folder`/run."""
+def train(folder: Path, kind: str, *flags: str, python: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the recipe, which nobody else can import, in a process of `python`; the run is `folder`/run."""
     folder.mkdir(exist_ok=True)
     recipe = folder / "only_here.py"
     recipe.write_text(RECIPE)
-    command = [sys.executable, str(recipe), kind, "--output-dir", str(folder / "run"), "--epochs", "1", *flags]
+    command = [str(python), str(recipe), kind, "--output-dir", str(folder / "run"), "--epochs", "1", *flags]
     command += ["--runtime.num-threads", "1", "--batch-size", "8"]
     place = str(Path(__file__).parents[2])
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "PYTHONPATH": place}
@@ -123,18 +123,18 @@ def train(folder: Path, kind: str, *flags: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.fixture(scope="module")
-def pixels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pixels(tmp_path_factory: pytest.TempPathFactory, one_that_forks: Path) -> Path:
     folder = tmp_path_factory.mktemp("pixels")
-    done = train(folder, "pixels", "--onnx")
+    done = train(folder, "pixels", "--onnx", python=one_that_forks)
     assert done.returncode == 0, done.stderr
     assert not re.search("WARNING|W[0-9]{4}", done.stderr), done.stderr
     return folder / "run"
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def words(tmp_path_factory: pytest.TempPathFactory, one_that_forks: Path) -> Path:
     folder = tmp_path_factory.mktemp("words")
-    done = train(folder, "words", "--onnx")
+    done = train(folder, "words", "--onnx", python=one_that_forks)
     assert done.returncode == 0, done.stderr
     return folder / "run"
 
@@ -239,9 +239,9 @@ def test_an_onnx_of_other_weights_differs(pixels: Path, tmp_path: Path, capsys: 
 
 
 def test_a_model_that_cannot_be_converted_is_one_line_and_the_run_is_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], one_that_forks: Path
 ) -> None:
-    done = train(tmp_path, "forking words", "--onnx")
+    done = train(tmp_path, "forking words", "--onnx", python=one_that_forks)
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("WARNING"))
     assert "model.onnx: torch cannot convert the model (" in line
@@ -258,13 +258,13 @@ def test_a_model_that_cannot_be_converted_is_one_line_and_the_run_is_done(
 def test_a_finished_run_exports_later_and_loads_onnx_only_then(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = train(tmp_path, "pixels")
+    done = train(tmp_path, "pixels", python=sys.executable)
     assert done.returncode == 0, done.stderr
     assert "loaded: []" in done.stdout
     weights = (tmp_path / "run" / "export" / "model.safetensors").read_bytes()
     assert run_command(capsys, ["export", tmp_path / "run", "--to", tmp_path / "to"])[0] == 0
     assert "import onnxruntime" not in (tmp_path / "to" / "README.md").read_text()
-    again = train(tmp_path, "pixels", "--onnx")
+    again = train(tmp_path, "pixels", "--onnx", python=sys.executable)
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "run" / "export" / "model.safetensors").read_bytes() == weights
     assert run_command(capsys, ["verify", tmp_path / "run"])[0] == 0

@@ -35,6 +35,7 @@ def test_a_loss_that_becomes_nan_diverges_there_and_one_that_never_falls_suggest
     assert judge(RATES, [2.0 + step for step in range(121)]).suggestion is None
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_recipe_is_ramped_without_a_trace_but_the_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,6 +52,7 @@ def test_a_recipe_is_ramped_without_a_trace_but_the_picture(
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_recipe_that_cannot_run_and_a_wrong_range_are_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -14,6 +14,7 @@ from accel_trainer.run.parser import parse_config
 from recipes import cifar
 from tests.cli.conftest import run_command
 from tests.processes import run
+from tests.variants import slow
 
 RECIPES = Path(cifar.__file__).parent
 FLAGS = ["--dataset", "digits", "--model", "resnet8", "--model.norm", "group", "--augment.crop-padding", "1",
@@ -27,7 +28,7 @@ def train(flags: list[str]) -> None:
     main(cifar.train, cifar.Config, description="", argv=flags)
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("num_processes", [2, *slow([1])])
 def test_a_run_does_what_was_planned(num_processes: int, tmp_path: Path) -> None:
     flags = [*FLAGS, "--cache-dir", str(tmp_path / "cache"), "--output-dir", str(tmp_path / "run")]
     plan = plan_run(parse_config(cifar.Config, flags, description=""), num_samples=1438, num_processes=num_processes)

@@ -27,8 +27,14 @@ def start(recipe: Path, *flags: object, launcher: tuple[str, ...] = ()) -> None:
 
 @pytest.mark.parametrize(
     "launcher",
-    [(), ("-m", "accel_trainer.cli.launch", "--config_file", "accelerate_configs/multi_cpu.yaml")],
-    ids=["one process", "two processes"],
+    [
+        pytest.param((), id="one process"),
+        pytest.param(
+            ("-m", "accel_trainer.cli.launch", "--config_file", "accelerate_configs/multi_cpu.yaml"),
+            id="two processes",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_a_run_on_digits_comes_out_the_same_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], launcher: tuple[str, ...]

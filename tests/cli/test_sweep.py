@@ -109,6 +109,7 @@ def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.
     assert out.splitlines()[-1].split()[:3] == ["128", "1", "eval/accuracy"]
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_signal_ends_the_sweep_even_while_a_run_starts(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     door = "from accel_trainer.cli.main import main; raise SystemExit(main())"

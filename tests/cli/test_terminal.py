@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import terminal
+from tests.variants import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ def commands(runs: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("python_is_forked")
-@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+@pytest.mark.parametrize("columns", [40, 80, *slow([60, 120])])
 def test_the_lines_of_commands_fit_the_terminal(commands: list[str], columns: int) -> None:
     for command in commands:
         text = terminal.run_python(command, columns=columns)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import yaml
 
 from accel_trainer import ConfigError, RecipeConfig, parse_config
+from accel_trainer.run import parser
 from accel_trainer.run.parser import FAMILIAR_FLAGS, config_fields, suggest
 from recipes import cifar, images
 
@@ -42,7 +45,11 @@ def test_a_flag_of_another_toolkit_is_answered_by_ours(flag: str, said: str) -> 
 
 
 @pytest.mark.parametrize("config", [cifar.Config, images.Config])
-def test_every_name_is_answered_by_its_first_row_whose_flag_the_recipe_has(config: type[RecipeConfig]) -> None:
+def test_every_name_is_answered_by_its_first_row_whose_flag_the_recipe_has(
+    monkeypatch: pytest.MonkeyPatch, config: type[RecipeConfig]
+) -> None:
+    # The table is read once here, and not for each of hundreds of names.
+    monkeypatch.setattr(parser, "read_stored_yaml", functools.cache(parser.read_stored_yaml))
     known = {flag for field in config_fields(config).values() for flag in field.flags}
     table = yaml.safe_load(FAMILIAR_FLAGS.read_text())
     answers: dict[str, list[str]] = {}

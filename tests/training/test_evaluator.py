@@ -24,6 +24,7 @@ from accel_trainer.training.tasks import ClassificationTask
 
 from .. import processes, workload
 from ..joined import joined_processes
+from ..variants import slow
 
 NUM_CLASSES = 7
 METRICS = [MeanLoss(), TopKAccuracy(), TopKAccuracy(5), ConfusionMatrix(NUM_CLASSES)]
@@ -90,7 +91,7 @@ def shared(
     )
 
 
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
+@pytest.mark.parametrize("num_processes", [1, 3, *slow([2])])
 def test_metrics_equal_a_plain_loop_for_any_number_of_samples_and_processes(tmp_path: Path, num_processes: int) -> None:
     processes.run(check_all_sizes, num_processes=num_processes, folder=tmp_path)
 

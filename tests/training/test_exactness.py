@@ -58,8 +58,7 @@ SPLITS = {"1x(8x2)": (1, 8, 2), "2x8": (2, 8, 1), "2x(4x2)": (2, 4, 2), "4x4": (
     ("num_train", "dtype"),
     [
         (65, "float64"),
-        (72, "float32"),
-        *slow([(64, "float32"), (64, "float64"), (65, "float32"), (72, "float64")]),
+        *slow([(64, "float32"), (64, "float64"), (65, "float32"), (72, "float32"), (72, "float64")]),
     ],
 )
 def test_any_split_of_the_global_batch_trains_the_same_model(tmp_path: Path, num_train: int, dtype: str) -> None:
@@ -106,9 +105,8 @@ NUM_TRAIN, STEPS_PER_EPOCH, NUM_STEPS = 44, 3, 6  # the last step batch of an ep
     ("optimizer", "ema_decay", "accumulation"),
     [
         ("sgd", 0.9, 4),
-        ("adamw", 0.9, 1),
         *slow([("sgd", None, 1), ("sgd", None, 4), ("sgd", 0.9, 1)]),
-        *slow([("adamw", None, 1), ("adamw", None, 4), ("adamw", 0.9, 4)]),
+        *slow([("adamw", None, 1), ("adamw", None, 4), ("adamw", 0.9, 1), ("adamw", 0.9, 4)]),
     ],
 )
 def test_resume_after_every_step_is_bitwise_equal(
@@ -237,7 +235,7 @@ class AssertGraphOptions(Callback):
 
 def test_a_resume_on_many_processes_is_bitwise_equal(tmp_path: Path) -> None:
     """Three or more add up gradients in an order that must not depend on when they started."""
-    for name, stops in {"whole": (None,), "stopped": (1, 3, None)}.items():
+    for name, stops in {"whole": (None,), "stopped": (3, None)}.items():
         for max_steps in stops:
             processes.run(run_until, tmp_path / name, max_steps, num_processes=4, folder=tmp_path / f"logs-{name}")
     assert final_files(tmp_path / "whole") == final_files(tmp_path / "stopped")

@@ -29,6 +29,7 @@ from recipes import cifar
 
 from .. import processes, workload
 from ..fault_tolerance import test_nonfinite_guard
+from ..variants import slow
 from .test_exactness import final_files, largest_difference
 
 on_each_accelerator = pytest.mark.parametrize("accelerator", ["pretend", pytest.param("gpu", marks=pytest.mark.gpu)])
@@ -197,7 +198,7 @@ def train_in_float64(folder: Path, batch_size: int, has_met_before: bool) -> Non
     ("accelerator", "have_met_before"),
     [
         ("pretend", True),
-        ("pretend", False),
+        *slow([("pretend", False)]),
         pytest.param("gpu", True, marks=pytest.mark.gpu(2)),
         pytest.param("gpu", False, marks=pytest.mark.gpu(2)),
     ],

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +29,7 @@ from accel_trainer.vision import (
     PhotoSplit,
 )
 from accel_trainer.vision.augment.batch import draw_mix, draw_partners
+from tests import processes
 
 from .make_photos import encoded, mixed_photos, split_of
 
@@ -306,10 +306,11 @@ def test_a_users_own_callable_gives_the_same_pixels_anywhere() -> None:
             expect_same(left, right)
 
 
-def test_this_thread_keeps_its_number_of_threads() -> None:
-    code = (
-        "import torch; from tests.vision.test_photo_loader import *; torch.set_num_threads(3); "
-        "batches_of(make_loader(num_workers=2)); print(torch.get_num_threads())"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.split() == ["3"]
+def test_this_thread_keeps_its_number_of_threads(tmp_path: Path) -> None:
+    processes.run(read_with_three_threads, folder=tmp_path)
+
+
+def read_with_three_threads() -> None:
+    torch.set_num_threads(3)
+    batches_of(make_loader(num_workers=2))
+    assert torch.get_num_threads() == 3
