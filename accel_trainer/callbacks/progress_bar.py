@@ -59,6 +59,9 @@ class ProgressBar(Callback):
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Move the bar."""
+        epoch = f"epoch {report.epoch + 1}/{self._num_epochs}"
+        if not self._bar.disable and self._bar.desc:
+            self._bar.set_description_str(epoch, refresh=False)
         self._bar.update()
         if self._bar.disable or self._bar.desc or report.was_skipped:
             return
@@ -66,7 +69,7 @@ class ProgressBar(Callback):
             samples = report.num_samples / trainer.accelerator.num_processes
             self._first_loss = start_copy(report.loss_sum / (samples if report.num_items is None else report.num_items))
         if (loss := self._first_loss()) is not None:
-            self._show_on_bar(f"epoch {report.epoch + 1}/{self._num_epochs}", {"train/loss": loss})
+            self._show_on_bar(epoch, {"train/loss": loss})
 
     def show(self, row: Mapping[str, Any]) -> None:
         """Show a row of numbers."""

@@ -16,6 +16,7 @@ from ..core.errors import ConfigError
 _TYPES = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
 _PRECISIONS = ("no", "bf16", "fp16")
 _FSDP = "ACCELERATE_USE_FSDP"
+_FSDP_2 = "set it to 2, as in fsdp.yaml"
 _OTHER_LAUNCH = "launch with multi_gpu.yaml, or with fsdp.yaml to shard the weights"
 
 
@@ -33,12 +34,13 @@ def read_launch(mixed_precision: str) -> FullyShardedDataParallelPlugin | None:
 
     Raises ConfigError for what accelerate itself could only report as a missing library or an unknown value.
     """
-    environ = os.environ
+    environ, version = os.environ, os.environ.get("FSDP_VERSION", "1")
     engines = {name for name in environ if name.startswith("ACCELERATE_USE_") and is_switched_on(name, environ)}
     unsupported = sorted(engines - {_FSDP, "ACCELERATE_USE_CPU"})
     _reject(
         *[(name.removeprefix("ACCELERATE_USE_").lower(), True, _OTHER_LAUNCH) for name in unsupported],
         (f"mixed_precision: {mixed_precision}", mixed_precision not in _PRECISIONS, "set it to no, bf16 or fp16"),
+        (f"fsdp_version: {version}", _FSDP in engines and version != "2", _FSDP_2),
     )
     with accelerates_errors():
         # accelerate's launcher switches on `cpu_ram_efficient_loading`, which fails with the buffers of batch norms
@@ -71,7 +73,7 @@ def _reject_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
     ignored = "leave it out: their gradients would not be averaged over the processes"
     offloads = isinstance(plugin.cpu_offload, CPUOffloadPolicy)
     _reject(
-        (f"fsdp_version: {plugin.fsdp_version}", plugin.fsdp_version != 2, "set it to 2, as in fsdp.yaml"),
+        (f"fsdp_version: {plugin.fsdp_version}", plugin.fsdp_version != 2, _FSDP_2),
         ("fsdp_activation_checkpointing", plugin.activation_checkpointing, recompute),
         ("fsdp_offload_params", offloads, "set it to false and shard over more processes"),
         ("fsdp_ignored_modules", plugin.ignored_modules, ignored),

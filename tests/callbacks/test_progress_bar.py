@@ -30,14 +30,16 @@ class Acts(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def attempt(folder: Path, dies_after: int = 0, is_quiet: bool = False, max_steps: int | None = None) -> None:
+def attempt(
+    folder: Path, dies_after: int = 0, is_quiet: bool = False, max_steps: int | None = None, log_every_n_steps: int = 2
+) -> None:
     """Train 2 epochs of 5 steps with a row for every second step, and its end."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     config = workload.make_config(folder, checkpoint=CheckpointConfig(every_n_steps=5))
     config = replace(
         config,
         batch=BatchConfig(global_batch_size=16, eval_batch_size=10),
-        trainer=replace(config.trainer, log_every_n_steps=2, ema_decay=None, max_steps=max_steps),
+        trainer=replace(config.trainer, log_every_n_steps=log_every_n_steps, ema_decay=None, max_steps=max_steps),
         run=replace(config.run, quiet=is_quiet),
     )
     workload.train(config, callbacks=(Acts(dies_after),))
@@ -75,9 +77,10 @@ def test_a_run_that_continues_reports_from_where(tmp_path: Path) -> None:
     assert "continuing after step 5, epoch 2 of 2, from step-0000000005-epoch-00001" in job.output().splitlines()
 
 
-def on_terminal(folder: Path, columns: int) -> str:
+def on_terminal(folder: Path, columns: int, log_every_n_steps: int = 2) -> str:
     """Return what an attempt writes to a terminal."""
-    code = f"from tests.callbacks.test_progress_bar import attempt, Path; attempt(Path({str(folder)!r}))"
+    code = f"from tests.callbacks.test_progress_bar import attempt, Path; attempt(Path({str(folder)!r}), "
+    code += f"log_every_n_steps={log_every_n_steps})"
     return terminal.run_python(code, columns=columns)
 
 
@@ -108,3 +111,11 @@ def test_the_loss_is_on_the_bar_before_the_first_row(tmp_path: Path) -> None:
     assert re.search(r"\| [12]/10 ", states[0]), "the first row is that of step 2, written after the bar has moved"
     first, second = (float(re.findall(r"loss ([\d.]+)", state)[0]) for state in states[:2])
     assert first != second, "of one step, then the mean of two"
+
+
+@pytest.mark.usefixtures("python_is_forked")
+def test_the_bar_names_the_epoch_of_its_step_between_rows_too(tmp_path: Path) -> None:
+    text = on_terminal(tmp_path / "run", 80, log_every_n_steps=100)
+    shown = [(int(epoch), int(step)) for epoch, step in re.findall(r"epoch (\d)/2 \|[^|]*\| (\d+)/10 ", text)]
+    assert {1, 2} == {epoch for epoch, _ in shown}
+    assert all(epoch in ((step - 1) // 5 + 1, step // 5 + 1) for epoch, step in shown), shown

@@ -24,7 +24,7 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z/_]*|\.\.\.")  # placeholders for the reader's own values
 
-# Flags of docker, sbatch, mypy and pytest, and the doctor's `--json`.
+# Flags of docker, sbatch, mypy, pytest and timm, and the doctor's `--json`.
 OF_OTHERS = {
     "--shm-size",
     "--ipc",
@@ -34,6 +34,8 @@ OF_OTHERS = {
     "--strict",
     "--effort",
     "--json",
+    "--device",
+    "--amp-dtype",
 }
 
 

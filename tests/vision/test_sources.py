@@ -195,7 +195,7 @@ def test_a_bad_row_is_named(root: Path, encoded: bytes | None, label: int | None
 def test_a_bomb_in_the_first_row_is_refused_before_it_takes_memory(root: Path, side: int) -> None:
     for name in ("train", "test"):
         write_parquet(root / f"{name}.parquet", [bomb(side), bomb(side)], [0, 1])
-    with pytest.raises(DataError, match=r"DATA_IMAGE\]: row 0 of .*decompression bomb"):
+    with pytest.raises(DataError, match=r"DATA_IMAGE_LARGE\]: row 0 of .* pixels"):
         load(root)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..runs.run_reader import RunReader
 from ..runs.tables import format_duration, is_fraction
-from .figures import NUM_SERIES, Chart, Palette, draw_chart
+from .figures import LIGHT, NUM_SERIES, Chart, draw_chart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,12 +72,12 @@ def _title(chart: str) -> str:
 def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> Chart:
     last_step = max(row["optimizer_step"] for run in runs for row in run.rows)
 
-    def draw(axes: Axes, palette: Palette) -> None:
+    def draw(axes: Axes) -> None:
         for number, run in enumerate(runs):
-            own = palette.series[number % NUM_SERIES] if len(runs) > 1 else None
+            own = LIGHT.series[number % NUM_SERIES] if len(runs) > 1 else None
             for step in run.restarts:
-                axes.axvline(step, color=own or palette.muted, linewidth=0.9, linestyle=":", zorder=0)
-            _plot_run(axes, palette, run, names, color=own)
+                axes.axvline(step, color=own or LIGHT.muted, linewidth=0.9, linestyle=":", zorder=0)
+            _plot_run(axes, run, names, color=own)
         axes.set_xlim(0, last_step * 1.02)  # the same x-axis in all charts
         axes.set_xlabel("optimizer step")
         axes.locator_params(nbins=6)
@@ -88,7 +88,7 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         if columns:
             axes.legend(
-                loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=columns, labelcolor=palette.muted, borderpad=0
+                loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=columns, labelcolor=LIGHT.muted, borderpad=0
             )  # fmt: skip
 
     kinds = [name.partition("/")[0] for name in names]
@@ -106,9 +106,9 @@ def _legend_shape(labels: Sequence[str]) -> tuple[int, int]:
     return columns, math.ceil(len(labels) / columns)
 
 
-def _plot_run(axes: Axes, palette: Palette, run: RunReader, names: Sequence[str], *, color: str | None) -> None:
+def _plot_run(axes: Axes, run: RunReader, names: Sequence[str], *, color: str | None) -> None:
     """Draw the series of one run, in one colour per run, or per kind if there is one run."""
-    colors = palette.variables()
+    colors = LIGHT.variables()
     for name in names:
         steps, values = run.series(name)
         kind = KINDS.get(name.partition("/")[0], Kind("", "series-1", {}))
@@ -126,7 +126,7 @@ def draw_time(runs: Sequence[RunReader]) -> Chart | None:
         return None
     phases = [phase for phase in _PHASES if any(run.phase_s.get(phase) for run in timed)]
 
-    def draw(axes: Axes, palette: Palette) -> None:
+    def draw(axes: Axes) -> None:
         totals = [sum(run.phase_s.get(phase, 0.0) for phase in phases) for run in timed]
         before = [0.0] * len(timed)
         for phase in phases:
@@ -134,16 +134,16 @@ def draw_time(runs: Sequence[RunReader]) -> Chart | None:
             label = _PHASES[phase]
             if len(timed) == 1:
                 label += f" {format_duration(seconds[0])}, {seconds[0] / (totals[0] or 1):.0%}"
-            color = palette.variables()[_PHASE_COLORS[phase]]
+            color = LIGHT.variables()[_PHASE_COLORS[phase]]
             axes.barh(range(len(timed)), seconds, left=before, color=color, height=0.62, label=label)
             before = [start + length for start, length in zip(before, seconds, strict=True)]
         for position, total in enumerate(totals):
-            axes.text(total + max(totals) * 0.015, position, format_duration(total), va="center", color=palette.muted)
+            axes.text(total + max(totals) * 0.015, position, format_duration(total), va="center", color=LIGHT.muted)
         axes.set_yticks(range(len(timed)), [run.name for run in timed] if len(timed) > 1 else [""])
         axes.invert_yaxis()
         axes.set_xlim(0, max(totals) * 1.3)
         _clear(axes)
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=2, labelcolor=palette.muted, borderpad=0)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=2, labelcolor=LIGHT.muted, borderpad=0)
 
     size = _SIZE[0] * (1 if len(timed) == 1 else 2), 0.9 + 0.24 * len(timed)
     return draw_chart("time", title="Where the time went", size=size, draw=draw)
@@ -160,7 +160,7 @@ def draw_confusion(name: str, counts: Sequence[Sequence[int]], class_names: Sequ
         for row, line in enumerate(fractions)
     ]
 
-    def draw(axes: Axes, palette: Palette) -> None:
+    def draw(axes: Axes) -> None:
         axes.imshow(pixels, interpolation="nearest")
         axes.grid(visible=False)
         axes.set(xlabel="predicted", ylabel="true")
@@ -174,7 +174,7 @@ def draw_confusion(name: str, counts: Sequence[Sequence[int]], class_names: Sequ
         for row, line in enumerate(counts):
             for column, count in enumerate(line):
                 is_dark = fractions[row][column] > 0.35
-                color = palette.on_fill if is_dark else palette.ink if count else palette.line
+                color = LIGHT.on_fill if is_dark else LIGHT.ink if count else LIGHT.line
                 axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=7.5)
 
     return draw_chart(name, title="Confusion", size=_SQUARE, draw=draw)
@@ -199,14 +199,14 @@ def _draw_confused_pairs(name: str, counts: Sequence[Sequence[int]], class_names
 def _draw_bars(name: str, title: str, bars: Sequence[tuple[str, float, str]], *, longest: float, series: int) -> Chart:
     """Return horizontal bars, each with its name, its length up to `longest`, and what is written beside it."""
 
-    def draw(axes: Axes, palette: Palette) -> None:
-        axes.barh(range(len(bars)), [length for _, length, _ in bars], color=palette.series[series], height=0.62)
+    def draw(axes: Axes) -> None:
+        axes.barh(range(len(bars)), [length for _, length, _ in bars], color=LIGHT.series[series], height=0.62)
         axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
         axes.invert_yaxis()
         axes.set_xlim(0, 1.3 * longest)
         _clear(axes)
         for position, (_, length, text) in enumerate(bars):
-            axes.text(length + 0.015 * longest, position, text, va="center", color=palette.muted)
+            axes.text(length + 0.015 * longest, position, text, va="center", color=LIGHT.muted)
 
     return draw_chart(name, title=title, size=_SQUARE, draw=draw)
 
@@ -233,11 +233,11 @@ def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
     gaps = (count * abs(sure - right) for count, sure, right in zip(samples, confidence, accuracy, strict=True))
     error = sum(gaps) / sum(samples)
 
-    def draw(axes: Axes, palette: Palette) -> None:
-        axes.plot([0, 1], [0, 1], color=palette.muted, linewidth=0.9, linestyle=":")
+    def draw(axes: Axes) -> None:
+        axes.plot([0, 1], [0, 1], color=LIGHT.muted, linewidth=0.9, linestyle=":")
         sizes = [_DOT_AREA * math.sqrt(count / sum(samples)) for count in samples]
-        axes.scatter(confidence, accuracy, s=sizes, color=palette.series[0], clip_on=False)
-        axes.text(0.98, 0.02, "below the line: too confident", ha="right", color=palette.muted)
+        axes.scatter(confidence, accuracy, s=sizes, color=LIGHT.series[0], clip_on=False, zorder=3)
+        axes.text(0.98, 0.02, "below the line: too confident", ha="right", color=LIGHT.muted)
         axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:.0%}")

@@ -83,7 +83,7 @@ class Chart:
     png: bytes
 
 
-def draw_chart(name: str, *, title: str, size: tuple[float, float], draw: Callable[[Axes, Palette], None]) -> Chart:
+def draw_chart(name: str, *, title: str, size: tuple[float, float], draw: Callable[[Axes], None]) -> Chart:
     """Return the chart that `draw` draws on axes of `size` in inches."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -91,7 +91,7 @@ def draw_chart(name: str, *, title: str, size: tuple[float, float], draw: Callab
     svg, png = io.StringIO(), io.BytesIO()
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):  # which makes ids unique in a page, and reproducible
         figure = Figure(figsize=size)
-        draw(figure.add_subplot(), LIGHT)
+        draw(figure.add_subplot())
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
         if title:
             figure.suptitle(title, x=0.02, ha="left", color=LIGHT.ink, fontsize=11)

@@ -21,6 +21,7 @@ from ...checkpoint.serialization import read_json_object
 from ...core.errors import ConfigError, DataError, ExitCode
 from ...distributed.accelerator import RuntimeConfig, place_model, start_accelerator
 from ...distributed.machine import available_cpus
+from ...vision.data.photo_decode import opened_image
 from ...vision.pretrained import ExportConfig, file_in, find_export, from_pretrained, read_export_config
 from ..parser import CommandParser
 from ..threads import in_order
@@ -134,11 +135,8 @@ def _read_resized(path: Path, config: ExportConfig) -> Tensor:
     import numpy as np
     from PIL import Image
 
-    try:
-        with Image.open(path) as file:
-            image = file.convert("L" if config.in_channels == 1 else "RGB")
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError("IMAGE", f"{path} cannot be read as an image ({error})") from error
+    with opened_image(path, str(path)) as file:
+        image = file.convert("L" if config.in_channels == 1 else "RGB")
     if config.image_size is not None:
         height, width = config.image_size
         image = image.resize((width, height), Image.Resampling.BILINEAR)

@@ -5,12 +5,8 @@ Shapes: N samples, C channels, H height, W width.
 
 from __future__ import annotations
 
-import re
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +15,12 @@ from numpy.typing import NDArray
 
 from ...core.errors import DataError
 from ..sources.raw import RawImages, RawSplit
+from .photo_decode import opened_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+_MAX_PIXELS = 2**24  # of small images, which are all decoded at the start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +67,15 @@ class Decoder:
     @classmethod
     def like(cls, encoded: bytes | Path, *, name: str) -> Decoder:
         """Return the decoder for a dataset whose first image is `encoded`."""
-        with _opened(encoded, name) as image:
+        with opened_image(encoded, name) as image:
+            if image.width * image.height > _MAX_PIXELS:
+                fact = f"{name} is {image.width}x{image.height} pixels, more than {_MAX_PIXELS:,} in all"
+                raise DataError("DATA_IMAGE_LARGE", f"{fact}: make the images smaller")
             return cls(_grey_or_rgb(image), image.size)
 
     def __call__(self, encoded: bytes | Path, *, name: str) -> NDArray[np.uint8]:
         """Return the pixels, uint8 [H, W, C]. `name` is used in errors."""
-        with _opened(encoded, name) as image:
+        with opened_image(encoded, name) as image:
             # Checked before decoding: a few bytes can claim to be gigabytes of pixels.
             if image.size != self.size:
                 raise DataError(
@@ -92,23 +94,3 @@ class Decoder:
 
 def _grey_or_rgb(image: Image) -> str:
     return "L" if image.mode in ("1", "L") else "RGB"
-
-
-@contextmanager
-def _opened(encoded: bytes | Path, name: str) -> Iterator[Image]:
-    from PIL import Image
-
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
-                yield image
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        Image.DecompressionBombError,
-        Image.DecompressionBombWarning,
-    ) as error:
-        reason = re.sub(r" <_io\.BytesIO.*?>", "", str(error))  # an address would differ each time
-        raise DataError("DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace or remove it") from error

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from io import BytesIO
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -143,25 +144,19 @@ def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 
 
 def _other_header(data: bytes, name: str) -> PhotoHeader:
-    with _errors_named(name):
-        from PIL import Image
-
-        with Image.open(BytesIO(data)) as image:
-            width, height = image.size
-            orientation = 1 if image.format == "TIFF" else _orientation_of(image.getexif)  # Pillow turns TIFF itself
+    with opened_image(data, name) as image:
+        width, height = image.size
+        orientation = 1 if image.format == "TIFF" else _orientation_of(image.getexif)  # Pillow turns TIFF itself
     if orientation >= 5:
         width, height = height, width
     return PhotoHeader(height, width, orientation, is_plain_jpeg=False)
 
 
 def _decode_with_pillow(data: bytes, name: str) -> NDArray[np.uint8]:
-    with _errors_named(name):
-        from PIL import Image
-
-        with Image.open(BytesIO(data)) as image:
-            image.load()
-            orientation = _orientation_of(image.getexif)
-            return _upright(_rgb(image), orientation)
+    with opened_image(data, name) as image:
+        image.load()
+        orientation = _orientation_of(image.getexif)
+        return _upright(_rgb(image), orientation)
 
 
 def _rgb(image: Any) -> NDArray[np.uint8]:
@@ -179,11 +174,15 @@ def _rgb(image: Any) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def _errors_named(name: str) -> Iterator[None]:
+def opened_image(encoded: bytes | Path, name: str) -> Iterator[Any]:
+    """Open an image with Pillow. What it raises in the block becomes a DataError that says `name`."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        yield
+        with Image.open(BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
+            yield image
+    except DataError:
+        raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError("DATA_IMAGE_LARGE", f"{name} has too many pixels ({error}): make it smaller") from error
     except Exception as error:  # Pillow's decoders raise errors of any type for damaged files

@@ -84,7 +84,6 @@ class Photos:
     val: PhotoSplit
     class_names: tuple[str, ...]
     fingerprint: str
-    name: str
     notes: tuple[str, ...] = ()
 
     @property
@@ -137,7 +136,7 @@ def load_photos(
             raise DataError("DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction")
     return Photos(
         train=parts[0], val=parts[1], class_names=class_names,
-        fingerprint=fingerprint_photos(parts, columns.names, class_names), name=name, notes=notes,
+        fingerprint=fingerprint_photos(parts, columns.names, class_names), notes=notes,
     )  # fmt: skip
 
 
