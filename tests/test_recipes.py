@@ -80,7 +80,7 @@ def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Pat
         (["--epoch", "3"], ExitCode.USAGE, "unknown flag --epoch: did you mean --epochs?"),
         (["--model", "resnet21"], ExitCode.USAGE, "no model 'resnet21': did you mean resnet"),
         (["--dataset", "digitz"], ExitCode.USAGE, "no dataset 'digitz': did you mean digits?"),
-        (["--dataset", "cifar10"], ExitCode.DATA, "--dataset digits, which needs no download"),
+        (["--dataset", "cifar10"], ExitCode.DATA, "it cannot be loaded from the Hugging Face hub"),
         (["--batch-size", "0"], ExitCode.USAGE, "batch.per_device_batch_size is 0: set it to 1 or more"),
         (["--batch-size", "5000"], ExitCode.USAGE, "larger than the 1438 training samples"),
         (["--lr", "-0.1"], ExitCode.USAGE, "learning_rate is -0.1: set it to at least 0"),
@@ -88,7 +88,7 @@ def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Pat
         (["--mixed-precision", "fp16"], ExitCode.USAGE, "needs a GPU"),
         (["--resume", "nowhere"], ExitCode.CHECKPOINT, "neither a checkpoint nor a run"),
         (["--init-from", "nowhere"], ExitCode.CHECKPOINT, "--init-from nowhere"),
-        (["--output-dir", "/dev/null/run"], ExitCode.OUTPUT, "choose a folder for --output-dir"),
+        (["--output-dir", "/dev/null/run"], ExitCode.OUTPUT, "choose another --output-dir"),
         (["--config", "nowhere.yaml"], ExitCode.USAGE, "nowhere.yaml"),
     ],
 )
