@@ -168,7 +168,9 @@ def test_no_power_loss_takes_an_acknowledged_checkpoint_of_shards(
     assert not summary.lost, summary.lost[:3]
 
 
-@pytest.mark.parametrize("without", [("sync", "r00001"), ("sync_directory", "/model"), ("sync_directory", "/.tmp-")])
+@pytest.mark.parametrize(
+    "without", [("sync", "r00001"), *slow([(("sync_directory", "/model"),), (("sync_directory", "/.tmp-"),)])]
+)
 def test_a_protocol_of_shards_with_a_sync_left_out_loses_checkpoints(
     scratch: Path, trace: tuple[list[Change], Path], without: tuple[str, str]
 ) -> None:
