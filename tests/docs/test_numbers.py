@@ -58,6 +58,14 @@ def test_the_page_of_large_batches_is_that_of_the_runs() -> None:
     assert f"{min(losses):.2f} to {max(losses):.2f} points less | {len(losses)} |" in README
 
 
+def test_the_accuracy_of_an_exact_reduction_is_that_of_the_runs() -> None:
+    page = " ".join((ROOT / "docs" / "exactness.md").read_text().split())
+    for name in ("cifar10_exact", "cifar10_cpu"):
+        accuracies = [100 * run["accuracy"] for run in result(name)["runs"]]
+        assert len(accuracies) == 3
+        assert f"{statistics.mean(accuracies):.1f} % +- {statistics.stdev(accuracies):.2f}" in page
+
+
 def test_no_number_with_a_unit_stands_in_the_prose_without_a_result() -> None:
     """Measurements are in tables, which are compared with the results."""
     prose = re.sub(r"```.*?```", "", README, flags=re.DOTALL)
