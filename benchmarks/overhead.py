@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--loops", nargs="+", default=list(LOOPS), help="of the tiny model; raw and ours are needed")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=1200)
-    parser.add_argument("--resnet-repeats", type=int, default=3)
+    parser.add_argument("--resnet-repeats", type=int, default=9)
     parser.add_argument("--resnet-steps", type=int, default=12)
     options = parser.parse_args()
     started = results.environment()
