@@ -81,7 +81,9 @@ def build_trainer(
         origin += [f"{describe_parameters(model)}: {config.optimizer.freeze}"] * (run.checkpoint is None)
     onnx = OnnxExport(copy.deepcopy(model), task, eval_loader) if config.run.onnx and is_main else None
     preparation = Stopwatch()
-    model = place_model(model, accelerator, config.runtime, Compiler(preparation, is_quiet=not is_main).compile)
+    model = place_model(model, accelerator, config.runtime)
+    if config.runtime.compile:
+        Compiler(preparation, is_quiet=not is_main).compile(model)
     _refuse_unused(config, optimizer=optimizer is not None, schedule=schedule is not None)
     if optimizer is None:
         chosen = build_optimizer(model, config.optimizer)
