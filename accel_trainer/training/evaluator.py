@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast, send_to_device
 from torch import Tensor, nn
 
+from ..core.batch_plan import own_parts
 from ..core.errors import ConfigError, DataError, UserError
 from ..core.types import Batch, EvalLoader, EvalOutput, Metric, Task
 from ..distributed.collectives import sum_pairwise
@@ -106,10 +106,9 @@ class Evaluator:
         """Return after how many of its samples each part of this process ends."""
         if self._num_parts is None:
             return []
-        num_parts, rank, num_processes = self._num_parts, self.accelerator.process_index, self.accelerator.num_processes
-        first, last = (place * num_parts // num_processes for place in (rank, rank + 1))
-        start, *ends = (math.ceil(self.loader.num_samples * part / num_parts) for part in range(first, last + 1))
-        return [end - start for end in ends]
+        samples, accelerator = range(self.loader.num_samples), self.accelerator
+        parts = own_parts(samples, self._num_parts, accelerator.num_processes, accelerator.process_index)
+        return [part.stop - parts[0].start for part in parts]
 
     def _update(
         self, model: nn.Module, parts: _PartSums, batches: Iterable[Batch]
