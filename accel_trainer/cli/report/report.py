@@ -111,9 +111,8 @@ def _describe(run: RunReader, number: int, data: ImageDataset | Photos | None) -
 
 
 def _subtitle(run: RunReader) -> str:
-    dataset = str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2]
     model = (run.config.get("model") or {}).get("name", "")
-    return " on ".join(str(part) for part in (model, dataset) if part)
+    return " on ".join(str(part) for part in (model, run.dataset) if part)
 
 
 def _facts(run: RunReader) -> list[dict[str, str]]:
