@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..core.batch_plan import own_parts
 from ..core.errors import ConfigError, DataError, UserError
-from ..core.types import Batch, EvalLoader, EvalOutput, Metric, Task
+from ..core.types import Batch, EvalLoader, Metric, Task
 from ..distributed.collectives import sum_pairwise
 from ..distributed.fsdp import is_sharded
 from ..fault_tolerance.preemption import StopFlag
@@ -125,7 +125,9 @@ class Evaluator:
                 if len(batch) == 0:
                     continue
                 if self._sums_device != self.accelerator.device:
-                    batch, output = _moved(batch, output, self._sums_device)
+                    # Not by `Batch.to`, whose copies do not block: the host would read them too early.
+                    batch = batch.map(lambda tensor: tensor.to(self._sums_device))
+                    output = send_to_device(output, self._sums_device)
                 seen.append(batch.sample_ids)
                 parts.begin_batch(len(batch))
                 for metric, sums in zip(self.metrics, parts.sums, strict=True):
@@ -175,12 +177,6 @@ class _PartSums:
         self._tree.add([sums.clone() for sums in self.sums])
         for sums in self.sums:
             sums.zero_()
-
-
-def _moved(batch: Batch, output: EvalOutput, device: torch.device) -> tuple[Batch, EvalOutput]:
-    """Return a batch and its output on `device`. **Host sync.**"""
-    # Not by `Batch.to`, whose copies do not block: the host would read them too early.
-    return batch.map(lambda tensor: tensor.to(device)), EvalOutput(*send_to_device(tuple(output), device))
 
 
 def _failure_of(metric: Metric, error: Exception) -> MetricFailed:
