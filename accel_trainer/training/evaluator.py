@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast, send_to_device
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from ..core.batch_plan import own_parts
 from ..core.errors import ConfigError, DataError, UserError
 from ..core.types import Batch, EvalLoader, Metric, Task
-from ..distributed.collectives import sum_pairwise
+from ..distributed.collectives import broadcast, sum_pairwise
 from ..distributed.fsdp import is_sharded
 from ..fault_tolerance.preemption import StopFlag
 from ..optim.parameter_groups import set_training_mode
@@ -193,6 +193,6 @@ def _broadcast_buffers(model: nn.Module, accelerator: Accelerator) -> None:
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if accelerator.num_processes == 1 or not buffers:
         return
-    flat = broadcast(torch.cat([buffer.detach().reshape(-1) for buffer in buffers]))
+    flat = broadcast(torch.cat([buffer.detach().reshape(-1) for buffer in buffers]), accelerator)
     for buffer, values in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
         buffer.copy_(values.view_as(buffer))
