@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -125,7 +124,3 @@ def _template(name: str) -> Path:
     """Return a folder of the repository, which lies in the package only where a wheel was installed."""
     inside = _PACKAGE / "templates" / name
     return inside if inside.is_dir() else _PACKAGE.parent / name
-
-
-if __name__ == "__main__":
-    sys.exit(main())

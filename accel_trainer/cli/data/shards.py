@@ -48,9 +48,7 @@ def write_shard(path: Path, records: Iterator[dict[str, Any]]) -> str:
             digest.update(chunk)
             yield chunk
 
-    temporary = filesystem.temporary_path(path, "tmp")
-    filesystem.create_file(temporary, chunks())
-    filesystem.rename(temporary, path)
+    filesystem.replace_file(path, chunks())
     return digest.hexdigest()
 
 
