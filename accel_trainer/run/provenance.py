@@ -48,7 +48,9 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {
-            dist.name: dist.version for name in _PACKAGES for dist in [*metadata.distributions(name=name)][:1]
+            found["Name"]: found["Version"]
+            for name in _PACKAGES
+            for found in [dist.metadata for dist in metadata.distributions(name=name)][:1]
         },
         "hardware": {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
