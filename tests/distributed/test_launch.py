@@ -56,6 +56,7 @@ def test_functions_and_arguments_may_be_anything_and_processes_know_their_place(
     assert not {"RANK", "WORLD_SIZE"} & os.environ.keys()
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_process_forked_after_torch_has_computed_can_use_several_threads() -> None:
     """As in a notebook. GNU's OpenMP would wait for ever for threads that were not forked along."""
     source = """
