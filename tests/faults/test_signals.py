@@ -185,8 +185,8 @@ def train_with_workers(folder: Path) -> None:
     )
 
 
-@pytest.mark.usefixtures("python_is_forked")
 def test_ctrl_c_on_a_terminal_reaches_launcher_and_run_and_counts_once(tmp_path: Path) -> None:
+    """In a real interpreter: a forked one has another group, and what hands it the two signals may make them one."""
     job = processes.start(launch_in_own_group, tmp_path, sys.executable, num_processes=1, folder=tmp_path / "logs")
     wait_for((tmp_path / "ready-0").exists)
     os.killpg(job.processes[0].pid or 0, signal.SIGINT)
