@@ -48,7 +48,7 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {
-            found.name: found.version for name in _PACKAGES for found in [*metadata.distributions(name=name)][:1]
+            name: found.version for name in _PACKAGES for found in [*metadata.distributions(name=name)][:1]
         },
         "hardware": {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
