@@ -71,7 +71,7 @@ def test_a_recipe_without_its_library_says_what_to_install() -> None:
     assert done.stderr == "recipes/text.py needs transformers: pip install transformers\n"
 
 
-@pytest.mark.parametrize("name", slow_but(["characters", "text"], NAMES))
+@pytest.mark.parametrize("name", slow_but(["text"], NAMES))
 def test_a_resumed_recipe_ends_with_the_same_bytes(tmp_path: Path, name: str) -> None:
     recipe(name)
     processes.run(train_whole_and_in_parts, name, tmp_path, folder=tmp_path / "logs")

@@ -27,6 +27,7 @@ LONG = (
     "commands.md",
     "data.md",
     "exactness.md",
+    "models.md",
     "photos.md",
     "step.md",
     "tutorial.md",
