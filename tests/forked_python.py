@@ -25,14 +25,15 @@ from .processes import context
 _CLIENT = """#!{python} -ISs
 import json, os, signal, socket, sys
 words = [*{words}, *sys.argv[1:]]
-while words[:1] in (["-u"], ["-W"]):
+is_isolated = words[:1] == ["-I"]
+while words[:1] in (["-I"], ["-u"], ["-W"]):
     del words[: 1 + (words[0] == "-W")]
 if not words or words[0].startswith("-") and words[0] not in ("-c", "-m"):
     os.execv("{python}", ["{python}", *words])
 request = {{
     "words": words, "variables": dict(os.environ), "folder": os.getcwd(),
     "cores": list(os.sched_getaffinity(0)), "python": "{folder}/python",
-    "parent": os.getppid(),
+    "parent": os.getppid(), "is_isolated": is_isolated,
 }}
 with socket.socket(socket.AF_UNIX) as server:
     server.connect("{address}")
@@ -131,23 +132,23 @@ def _be_python(request: dict[str, Any], streams: list[int]) -> None:
     os.chdir(request["folder"])
     os.sched_setaffinity(0, request["cores"])
     sys.executable = request["python"]
-    sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(":"))
+    kind, *arguments = request["words"]
+    if not request["is_isolated"]:
+        first = {"-m": os.getcwd(), "-c": ""}.get(kind, str(Path(kind).resolve().parent))
+        sys.path[:0] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(":"))]
     try:
-        _run(*request["words"])
+        _run(kind, arguments)
     finally:
         atexit._run_exitfuncs()
 
 
-def _run(kind: str, *arguments: str) -> None:
+def _run(kind: str, arguments: list[str]) -> None:
     if kind == "-m":
-        sys.path.insert(0, os.getcwd())
-        sys.argv = list(arguments)
+        sys.argv = arguments
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
     elif kind == "-c":
-        sys.path.insert(0, "")
         sys.argv = ["-c", *arguments[1:]]
         exec(arguments[0], {"__name__": "__main__"})
     else:
-        sys.path.insert(0, str(Path(kind).resolve().parent))
         sys.argv = [kind, *arguments]
         runpy.run_path(kind, run_name="__main__")

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 LOOK = "import os, sys; print(sys.argv, os.getcwd(), os.environ['COLOUR'], sys.stdin.read()); sys.exit(3)"
+FIND = "import importlib.util; print(importlib.util.find_spec('script'))"
 WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
@@ -28,7 +29,8 @@ def test_arguments_variables_streams_folder_and_exit_code_are_those_of_python(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     (tmp_path / "script.py").write_text(LOOK)
-    commands = [("-c", LOOK, "a", "b c"), ("script.py", "a"), ("-u", "-m", "script"), ("-W", "error", "-c", LOOK)]
+    commands = [("-c", LOOK, "a", "b c"), ("script.py", "a"), ("-u", "-m", "script"), ("-W", "error", "-c", LOOK),
+                ("-I", "-c", FIND)]  # fmt: skip
     started = [look(sys.executable, *command, folder=tmp_path) for command in commands]
     request.getfixturevalue("python_is_forked")
     forked = [look(sys.executable, *command, folder=tmp_path) for command in commands]

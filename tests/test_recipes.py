@@ -38,6 +38,7 @@ def arguments(folder: Path, *extra: str) -> list[str]:
     return [*small, *pinned, *extra]
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_the_minimal_recipe_is_short_and_learns(tmp_path: Path) -> None:
     source = (ROOT / "recipes" / "minimal.py").read_text()
     assert len(source.splitlines()) <= 40

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import difflib
 import importlib
 import importlib.util
@@ -18,7 +17,8 @@ from ..callbacks import console
 from ..core.errors import ConfigError, ExitCode, UserError
 
 _PACKAGE = __name__.rpartition(".")[0]
-_SUMMARY = re.compile(r"`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`: (?P<text>.+)")
+# The first line of a source file: parsing all files would take longer than a small command.
+_SUMMARY = re.compile(r'"""`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`: (?P<text>.+?)(?:""")?\n')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +71,6 @@ def find_commands() -> dict[str, tuple[str, str, str]]:
     commands = {}
     for module in pkgutil.walk_packages(sys.modules[_PACKAGE].__path__, f"{_PACKAGE}."):
         loader = cast(Any, importlib.util.find_spec(module.name)).loader
-        docstring = ast.get_docstring(ast.parse(loader.get_source(module.name))) or ""
-        if match := _SUMMARY.match(docstring):
+        if match := _SUMMARY.match(loader.get_source(module.name)):
             commands[match["name"]] = (module.name, match["arguments"], match["text"])
     return dict(sorted(commands.items()))

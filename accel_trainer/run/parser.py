@@ -152,7 +152,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Return the next node. Raises ValueError."""
         if self.check_event(yaml.AliasEvent):
-            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
+            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]  # PyYAML is
             raise ValueError(f"line {line}: aliases (& and *) are not supported")
         return super().compose_node(parent, index)
 

@@ -16,18 +16,9 @@ from tests.vision.make_photos import write_photos
 
 def train(runs: Path, name: str, *extra: str) -> Path:
     """Train a small group-norm net on digits for two epochs and return the run folder."""
-    flags = [
-        "--dataset",
-        "digits",
-        "--model",
-        "resnet8",
-        "--model.norm",
-        "group",
-        "--augment.crop-padding",
-        "1",
-    ]
-    flags += ["--epochs", "2", "--ema", "0.8", "--batch-size", "64", "--trainer.log-every-n-steps", "10"]
-    flags += ["--trainer.max-grad-norm", "5", "--runtime.num-threads", "1"]
+    flags = ["--dataset", "digits", "--model", "resnet8", "--model.norm", "group", "--model.width", "8"]
+    flags += ["--augment.crop-padding", "1", "--epochs", "2", "--ema", "0.8", "--batch-size", "64"]
+    flags += ["--trainer.log-every-n-steps", "10", "--trainer.max-grad-norm", "5", "--runtime.num-threads", "1"]
     places = ["--cache-dir", str(runs.parent / "cache"), "--output-dir", str(runs / name)]
     with pytest.raises(SystemExit) as ended:
         main(cifar.train, cifar.Config, description="", argv=[*flags, *places, *extra])

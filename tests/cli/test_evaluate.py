@@ -169,6 +169,7 @@ def test_a_folder_without_images_is_one_line(
     assert "has no images" in err
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_an_export_of_photos_gives_its_numbers_without_this_package(
     photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

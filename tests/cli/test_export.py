@@ -175,6 +175,7 @@ def call_apart(*argv: object, **environment: str) -> subprocess.CompletedProcess
     return subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_push_leaves_a_private_repository_that_others_predict_with(
     runs: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,6 +196,7 @@ def test_a_push_leaves_a_private_repository_that_others_predict_with(
     assert downloaded.stdout == run_command(capsys, ["predict", model, tmp_path / "digit.png"])[1]
 
 
+@pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize(
     ("name", "token", "fix"),
     [
@@ -213,6 +215,7 @@ def test_what_keeps_a_push_from_working_is_one_line_before_any_work(
     assert refused.stderr.count("\n") == 1
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_name_that_is_neither_here_nor_on_the_hub_is_one_line(tmp_path: Path) -> None:
     nobody = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     refused = call_apart("predict", "me/digits", "digit.png", **nobody)
@@ -221,6 +224,7 @@ def test_a_name_that_is_neither_here_nor_on_the_hub_is_one_line(tmp_path: Path) 
     assert refused.stderr.count("\n") == 1
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_the_onnx_of_an_export_gives_the_logits_of_its_model(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -251,6 +255,7 @@ def test_the_onnx_of_an_export_gives_the_logits_of_its_model(
 # --- verify ---
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_an_export_and_a_run_are_verified(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in (model, runs / "fast"):
         code, text = verify(folder, runs, capsys)
@@ -259,6 +264,7 @@ def test_an_export_and_a_run_are_verified(runs: Path, model: Path, capsys: pytes
         assert all(line.endswith("  ok") for line in text.splitlines())
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_one_changed_weight_fails(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder, path in ((model, model), (copy(runs, model), model.parent / "run" / "export")):
         data = bytearray((path / "model.safetensors").read_bytes())
@@ -269,6 +275,7 @@ def test_one_changed_weight_fails(runs: Path, model: Path, capsys: pytest.Captur
         assert "CHANGED" in text
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_other_weights_fail_also_with_their_own_hash(
     runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,6 +291,7 @@ def test_other_weights_fail_also_with_their_own_hash(
     assert re.search(r"accuracy .* DIFFERS", text)
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_better_number_in_the_card_fails(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card = (model / "README.md").read_text()
     accuracy = re.search(r"type: accuracy\n +value: (\S+)", card)

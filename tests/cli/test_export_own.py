@@ -143,6 +143,7 @@ def session_of(run: Path) -> Any:
     return onnxruntime.InferenceSession(run / "export" / "model.onnx")
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_users_own_model_is_verified_without_its_class(
     pixels: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -227,6 +228,7 @@ def test_a_changed_onnx_is_neither_verified_nor_run(
         assert "model.onnx was changed" in err
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_an_onnx_of_other_weights_differs(pixels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = shutil.copytree(pixels, tmp_path / "run")
     example = load_file(run / "export" / "example.safetensors")

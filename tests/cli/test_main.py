@@ -28,6 +28,7 @@ def test_an_unknown_command_is_one_line_that_names_the_nearest(
     assert error.count("\n") == 1
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_only_the_command_that_is_called_is_imported() -> None:
     probe = (
         "import sys; from accel_trainer.cli.main import main; main(['status', '/nowhere'])\n"

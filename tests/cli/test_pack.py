@@ -15,7 +15,8 @@ from PIL import Image
 from accel_trainer.cli.main import main
 from accel_trainer.core.errors import DataError
 from accel_trainer.vision import Photos, load_photos
-from tests.faults.disks import DyingDisk, installed
+from tests.faults.disks import CountingDisk, DyingDisk, installed
+from tests.variants import slow
 from tests.vision.make_photos import decoded, encoded, photo, write_classes
 
 from .conftest import run_command
@@ -136,25 +137,24 @@ def pack_and_die(source: Path, out: Path, num_changes: int) -> None:
 
 
 @FORKS
-def test_killed_anywhere_and_started_again_it_writes_the_same_bytes(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [17, *slow([3])])
+def test_killed_anywhere_and_started_again_it_writes_the_same_bytes(every: int, source: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "packed"
-    assert pack(source, whole) == 0
+    with installed(CountingDisk()) as disk:
+        assert pack(source, whole) == 0
     expected = contents(whole)
     context = multiprocessing.get_context("fork")
-    num_kills = 0
-    for num_changes in range(0, 1000, 7):
+    last = len(disk.operations) - 1
+    for num_changes in [*range(0, last, every), last]:
         shutil.rmtree(out, ignore_errors=True)
         process = context.Process(target=pack_and_die, args=(source, out, num_changes))
         process.start()
         process.join(60)
-        if process.exitcode == 0:
-            break
         assert process.exitcode == -signal.SIGKILL
-        num_kills += 1
         assert not (out / "dataset_dict.json").exists() or contents(out) == expected, "it is committed at the end"
         assert pack(source, out) == 0
         assert contents(out) == expected
-    assert num_kills >= 10
+    assert last >= 70
 
 
 def test_a_start_that_continues_reads_only_the_photos_that_are_missing(

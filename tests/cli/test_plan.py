@@ -17,11 +17,12 @@ from tests.processes import run
 from tests.variants import slow
 
 RECIPES = Path(cifar.__file__).parent
-FLAGS = ["--dataset", "digits", "--model", "resnet8", "--model.norm", "group", "--augment.crop-padding", "1",
-         "--global-batch-size", "256", "--accumulate", "2", "--epochs", "3", "--trainer.evaluate-every-n-epochs", "2",
-         "--optimizer.learning-rate-scaling", "linear", "--schedule.warmup-epochs", "0.5", "--max-steps", "14",
-         "--checkpoint-every-n-steps", "4", "--checkpoint.keep-every-n-steps", "1",
-         "--trainer.log-every-n-steps", "1", "--runtime.num-threads", "1"]  # fmt: skip
+FLAGS = ["--dataset", "digits", "--model", "resnet8", "--model.norm", "group", "--model.width", "4",
+         "--augment.crop-padding", "1", "--global-batch-size", "256", "--accumulate", "2", "--epochs", "3",
+         "--trainer.evaluate-every-n-epochs", "2", "--optimizer.learning-rate-scaling", "linear",
+         "--schedule.warmup-epochs", "0.5", "--max-steps", "14", "--checkpoint-every-n-steps", "4",
+         "--checkpoint.keep-every-n-steps", "1", "--trainer.log-every-n-steps", "1",
+         "--runtime.num-threads", "1"]  # fmt: skip
 
 
 def train(flags: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import html
 import io
@@ -11,7 +12,6 @@ import math
 import re
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,9 +21,10 @@ import torch
 import yaml
 from PIL import Image
 
+from accel_trainer.cli.main import main as door
 from accel_trainer.cli.report.charts import draw_calibration, draw_class_accuracy, draw_confusion, draw_curves
 from accel_trainer.cli.report.page_data import page_data
-from accel_trainer.cli.report.pictures import read_mistakes
+from accel_trainer.cli.report.pictures import load_data, read_mistakes
 from accel_trainer.cli.report.report import render
 from accel_trainer.cli.runs.run_reader import RunReader, read_run
 from accel_trainer.cli.share.evaluate import load_model
@@ -62,24 +63,41 @@ def with_few_charts(run: RunReader) -> RunReader:
 
 
 @pytest.fixture(scope="module")
-def page(runs: Path) -> str:
-    """The report of a run."""
-    return render([read_run(runs / "fast")], load_images("digits", cache_dir=runs.parent / "cache"))[0]
+def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The report of a run, with training images: where its page is, and what the command printed."""
+    path = tmp_path_factory.mktemp("report") / "page.html"
+    words = ["report", runs / "fast", "--to", path, "--dataset", "digits", "--cache-dir", runs.parent / "cache"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert door([str(word) for word in words]) == 0
+    return path, printed.getvalue()
 
 
-def test_a_report_is_one_file_that_loads_nothing(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    data = ["--dataset", "digits", "--cache-dir", runs.parent / "cache"]
-    code, out, _ = run_command(capsys, ["report", runs / "fast", *data])
-    assert code == 0
-    text = Path(out.splitlines()[0]).read_text()
-    page = Page(text)
-    assert not re.search(r"https?://|@import|url\((?!#)", text)
-    assert page.addresses
-    assert all(address.startswith(("data:image/png;base64,", "#")) for address in page.addresses)
-    assert "link" not in page.counts
+@pytest.fixture(scope="module")
+def page(report: tuple[Path, str]) -> str:
+    """Its page."""
+    return report[0].read_text()
+
+
+@pytest.fixture(scope="module")
+def page_of_both(runs: Path, one_that_forks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a folder of two runs, opened with a browser that writes into `opened` what it is given."""
+    folder = tmp_path_factory.mktemp("both")
+    browser = folder / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {folder}/opened\n')
+    browser.chmod(0o755)
+    words = ["report", str(runs), "--open", "--to", str(folder / "page.html")]
+    code = f"import sys; from accel_trainer.cli.main import main; sys.exit(main({words}))"
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "BROWSER": f"{browser} %s"}
+    subprocess.run([one_that_forks, "-c", code], env=environment, check=True, stdout=subprocess.DEVNULL)
+    return folder / "page.html"
+
+
+def test_a_report_is_one_file_that_loads_nothing(page: str) -> None:
+    parsed = Page(page)
+    assert not re.search(r"https?://|@import|url\((?!#)", page)
+    assert parsed.addresses
+    assert all(address.startswith(("data:image/png;base64,", "#")) for address in parsed.addresses)
+    assert "link" not in parsed.counts
 
 
 def test_only_the_pages_own_script_may_run_and_nothing_may_be_loaded(page: str) -> None:
@@ -121,13 +139,10 @@ def test_numbers_that_json_does_not_have_are_gaps(runs: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_a_browser_runs_the_script_and_asks_the_network_for_nothing(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_command(capsys, ["report", runs / "fast", runs / "slow", "--to", tmp_path / "page.html"])
+def test_a_browser_runs_the_script_and_asks_the_network_for_nothing(page_of_both: Path, tmp_path: Path) -> None:
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
     done = subprocess.run(
-        [*command, f"--user-data-dir={tmp_path}/profile", (tmp_path / "page.html").as_uri()],
+        [*command, f"--user-data-dir={tmp_path}/profile", page_of_both.as_uri()],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     drawn = Page(done.stdout)
@@ -136,20 +151,9 @@ def test_a_browser_runs_the_script_and_asks_the_network_for_nothing(
     assert "CONSOLE" not in done.stderr, "no error and no refusal by the policy"
 
 
-@pytest.mark.usefixtures("python_is_forked")
-def test_a_folder_of_runs_is_reported_as_a_whole_and_opened_if_asked(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    browser = tmp_path / "browser"
-    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/opened\n')
-    browser.chmod(0o755)
-    page = tmp_path / "page.html"
-    words = ["report", str(runs), "--open", "--to", str(page)]
-    code = f"import sys; from accel_trainer.cli.main import main; sys.exit(main({words}))"
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "BROWSER": f"{browser} %s"}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, stdout=subprocess.DEVNULL)
-    assert "<h1>2 runs</h1>" in page.read_text()
-    assert (tmp_path / "opened").read_text() == f"{page.as_uri()}\n"
+def test_a_folder_of_runs_is_reported_as_a_whole_and_opened_if_asked(page_of_both: Path) -> None:
+    assert "<h1>2 runs</h1>" in page_of_both.read_text()
+    assert (page_of_both.parent / "opened").read_text() == f"{page_of_both.as_uri()}\n"
 
 
 def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
@@ -181,19 +185,16 @@ def test_the_colours_of_charts_are_those_of_the_page(page: str) -> None:
     assert "prefers-color-scheme: dark" in page
 
 
-def test_each_chart_lies_beside_the_page_as_a_picture(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, _ = run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
-    assert code == 0
-    assert out.splitlines() == [f"{tmp_path}/page.html", f"{tmp_path}/page/  12 charts"]
-    for path in (tmp_path / "page").iterdir():
-        with Image.open(path) as image:
-            assert image.size[0] == 920, path.name
+def test_each_chart_lies_beside_the_page_as_a_picture(runs: Path, report: tuple[Path, str]) -> None:
+    path, printed = report
+    charts = path.with_suffix("")
+    assert printed.splitlines() == [f"{path}", f"{charts}/  12 charts"]
+    for picture in charts.iterdir():
+        with Image.open(picture) as image:
+            assert image.size[0] == 920, picture.name
             assert image.convert("RGB").getpixel((1, 1)) == (255, 255, 255), "light, also without a page"
-    loss = (tmp_path / "page" / "loss.png").read_bytes()
-    run_command(capsys, ["report", runs / "fast", "--to", tmp_path / "page.html"])
-    assert (tmp_path / "page" / "loss.png").read_bytes() == loss, "the same run, the same bytes"
+    (again,) = draw_curves([read_run(runs / "fast")], quantities=["loss"])
+    assert (charts / "loss.png").read_bytes() == again.png, "the same run, the same bytes"
 
 
 def test_the_worst_mistakes_of_all_test_images_need_nothing_but_the_run(runs: Path, tmp_path: Path) -> None:
@@ -214,19 +215,16 @@ def test_the_worst_mistakes_of_all_test_images_need_nothing_but_the_run(runs: Pa
     assert Page(page).counts["img"] == 16
 
 
-def test_a_run_on_photos_shows_its_mistakes_by_name_and_its_augmented_photos(
-    photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_on_photos_shows_its_mistakes_by_name_and_its_augmented_photos(photo_run: Path, tmp_path: Path) -> None:
     stored = json.loads((photo_run / "mistakes.json").read_text())["mistakes"]
     assert stored
     for mistake in stored:
         assert f"photos/{mistake['label']}/" in mistake["name"]
         data = base64.b64decode(mistake["picture"].partition(",")[2])
         assert Image.open(io.BytesIO(data)).size == (24, 24)
-    flags = ["--dataset", photo_run.parent / "photos", "--cache-dir", tmp_path / "cache"]
-    code, out, err = run_command(capsys, ["report", photo_run, "--to", tmp_path / "page.html", *flags])
-    assert code == 0, err
-    page = Page((tmp_path / "page.html").read_text())
+    run = read_run(photo_run)
+    photos = load_data(run, str(photo_run.parent / "photos"), cache_dir=tmp_path / "cache")
+    page = Page(render([with_few_charts(run)], photos)[0])
     assert "Training images, as the model saw them" in page.headings
     assert page.counts["img"] == min(16, len(stored)) + 16
 
@@ -328,8 +326,8 @@ def test_a_value_says_where_it_came_from_if_the_run_knows(runs: Path, tmp_path: 
     assert "config_origins" not in text, "not a fact of the environment"
 
 
-def test_several_runs_share_their_charts_and_the_table_names_what_differs(runs: Path) -> None:
-    text, files = render([read_run(runs / "fast"), read_run(runs / "slow")])
+def test_several_runs_share_their_charts_and_the_table_names_what_differs(page_of_both: Path) -> None:
+    text, files = page_of_both.read_text(), list(page_of_both.with_suffix("").iterdir())
     assert Page(text).counts["svg"] == len(files) == 9 + 3 * 2
     header = re.search(r"<thead>.*?</thead>", text, re.DOTALL)
     assert header is not None
@@ -339,24 +337,26 @@ def test_several_runs_share_their_charts_and_the_table_names_what_differs(runs: 
 
 def test_runs_of_one_name_have_charts_of_their_own(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "slow", tmp_path / "fast")
-    _, files = render([read_run(runs / "fast"), read_run(tmp_path / "fast")])
+    _, files = render([replace(read_run(folder / "fast"), rows=[]) for folder in (runs, tmp_path)])  # no curves
     assert {"fast-confusion.png", "fast-confusion-2.png", "fast-classes.png", "fast-classes-2.png"} <= files.keys()
     assert files["fast-confusion.png"] != files["fast-confusion-2.png"]
 
 
 def test_a_report_without_a_dataset_shows_what_the_run_has_and_writes_nothing_where_it_says(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     shutil.copytree(runs / "fast", tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text("")  # no curves
     path = tmp_path / "run" / "config.yaml"
     config = yaml.safe_load(path.read_text())
     config["run"]["cache_dir"] = str(tmp_path / "elsewhere")
     config["augment"]["crop_mode"] = "of another version"
     path.write_text(yaml.safe_dump(config))
-    code, out, _ = run_command(capsys, ["report", tmp_path / "run", "--to", tmp_path / "page.html"])
+    code, out, _ = run_command(capsys, ["report", "run"])
     assert code == 0
     assert Page(Path(out.splitlines()[0]).read_text()).counts["img"] == 16, "only its mistakes"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["page", "page.html", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report", "report.html", "run"]
 
 
 def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(runs: Path, tmp_path: Path) -> None:

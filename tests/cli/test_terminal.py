@@ -51,6 +51,7 @@ def test_a_table_that_does_not_fit_continues_each_row_indented(runs: Path) -> No
     assert lines[3].index("%") == lines[5].index("%"), "columns stay aligned"
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_pipe_gets_unwrapped_lines_without_colour(runs: Path) -> None:
     environment = os.environ | {"COLUMNS": "40", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -12,7 +12,7 @@ from tests.variants import slow_but
 from . import launchers
 from .launchers import LAUNCHERS, ONE, ROOT, StepResult
 
-# Others have tests of their own: torchrun in test_elastic, `launch` in test_launching, srun in test_launcher_variables.
+# Others have tests of their own: torchrun in test_elastic, `launch` in test_launch, srun in test_launch_env.
 SHOWN = ("multi_cpu.yaml", "accel-trainer launch", "notebook_launcher")
 
 

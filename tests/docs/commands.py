@@ -43,6 +43,7 @@ def check_imports(code: str) -> None:
     exec(compile(ast.Module(imports, []), "<documentation>", "exec"), {})
 
 
+@functools.cache
 def recipe_flags(path: str) -> set[str]:
     """Return the flags of a recipe."""
     shown = _shown(lambda: parse_config(find_config_class(ROOT / path), ["--help"], description=""))

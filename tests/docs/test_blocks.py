@@ -27,6 +27,7 @@ LONG = (
     "commands.md",
     "data.md",
     "exactness.md",
+    "models.md",
     "photos.md",
     "step.md",
     "tutorial.md",
@@ -93,11 +94,10 @@ class Session:
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(ROOT / name, folder / name)
-        # As `make setup` would create it, from the installed packages.
+        # As `make setup` would create it, with the same Python and commands as the other blocks.
         venv = folder / ".venv"
         venv.mkdir()
-        for part in Path(sys.prefix).iterdir():
-            (venv / part.name).symlink_to(part)
+        (venv / "bin").symlink_to(Path(sys.executable).parent)
         (venv / ".installed").touch()
         (venv / ".trainable").touch()
 
