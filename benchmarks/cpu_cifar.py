@@ -73,7 +73,7 @@ def train_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None)
         return torch.stack(crops).contiguous(memory_format=torch.channels_last)
 
     model = build_model(ModelConfig(**config["model"]), in_channels=3, num_classes=images.num_classes)
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
     settings = config["optimizer"]
     optimizer = torch.optim.SGD(
         model.parameters(),

@@ -100,7 +100,7 @@ def loss_of(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
 
 
 def loader_of(seed: int, size: int) -> DataLoader[Any]:
-    return DataLoader(Texts(seed), batch_size=size, collate_fn=collate)  # type: ignore[arg-type]
+    return DataLoader(Texts(seed), batch_size=size, collate_fn=collate)  # type: ignore[arg-type]  # Texts is no Dataset
 
 
 def plain_torch(seed: int, size: int, accumulation: int) -> nn.Module:

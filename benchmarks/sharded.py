@@ -45,7 +45,7 @@ class Savers:
         self.accelerator, self.folder, self.name, self.step = accelerator, folder, name, 0
         config = RuntimeConfig(num_threads=1)
         model = build_model(ModelConfig(name="resnet18"), num_classes=10, in_channels=3)
-        model = place_model(model, accelerator, config, lambda module: None)
+        model = place_model(model, accelerator, config)
         plain = torch.optim.AdamW(model.parameters())
         prepared, optimizer = accelerator.prepare(model, plain)
         prepared(torch.randn(8, 3, 32, 32)).sum().backward()

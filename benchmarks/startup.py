@@ -42,7 +42,7 @@ def main() -> None:
     ):
         measured = results.interleave(
             list(cases),
-            lambda name, cases=cases, measure=measure: measure(cases[name]),  # type: ignore[misc]
+            lambda name, cases=cases, measure=measure: measure(cases[name]),  # type: ignore[misc]  # defaults in a lambda
             repeats=options.repeats,
         )
         smallest = {name: min(row["cpu_s"] for row in rows) for name, rows in measured.items()}

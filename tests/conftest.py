@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure() -> None:
     reaper.start()
+    del sys.argv[1:]  # a run looks there for the origins of its config
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -42,8 +42,8 @@ MUTANTS = [
     Mutant(
         "a process's part of a step begins one sample early",
         "accel_trainer/core/batch_plan.py",
-        "start = first + math.ceil(size * part / parts)",
-        "start = first + size * part // parts",
+        "return [positions[start:stop] for start, stop in pairwise(cuts)]",
+        "return [positions[max(0, start - 1) : stop] for start, stop in pairwise(cuts)]",
         ("tests/core/test_batch_plan.py",),
     ),
     Mutant(

@@ -14,8 +14,9 @@ from typing import Any
 from .ports import free_port
 
 context = multiprocessing.get_context("forkserver")
-# The first optimizer step imports torch._dynamo, most of a second, in every process that is not given it.
-context.set_forkserver_preload(["tests.workload", "torch._dynamo", "recipes.cifar", "sklearn.datasets", "typeguard"])
+# What most processes would import: the first optimizer step torch._dynamo, most of a second, and test modules pytest.
+PRELOADED = ["tests.workload", "torch._dynamo", "recipes.cifar", "sklearn.datasets", "typeguard", "pytest"]
+context.set_forkserver_preload(PRELOADED)
 
 
 @dataclass

@@ -164,9 +164,8 @@ class Meters:
 
     def update(self, report: StepReport) -> None:
         """Add a step to the sums; of a skipped one only the count. Raises ConfigError for a name that is taken."""
-        if not _TAKEN.isdisjoint(report.sums):
-            name = sorted(_TAKEN.intersection(report.sums))[0]
-            raise ConfigError("SUMS", f"train_step returned a sum named {name}, which is reserved: rename it")
+        if taken := _TAKEN.intersection(report.sums):
+            raise ConfigError("SUMS", f"train_step returned a sum named {min(taken)}, which is reserved: rename it")
         self._pending.append(report)
         if len(self._pending) >= _SUM_AFTER:
             self._sum_pending()

@@ -51,12 +51,6 @@ class MetricsFile:
             self._file.append(self._unwritten)
             self._unwritten = b""
 
-    def read(self, start: int) -> Iterator[tuple[dict[str, Any], int]]:
-        """Yield the rows on the disk after the first `start` bytes, each with the position behind it."""
-        for line in read_lines(self.path, start=start):
-            start += len(line)
-            yield json.loads(line), start
-
     def truncate(self, size: int) -> None:
         """Drop the rows after the first `size` bytes."""
         if self.size < size:

@@ -48,7 +48,7 @@ class ResultWriter(Callback):
             "best": None if result.best is None else vars(result.best), "num_eval_samples": self._num_eval_samples,
         }  # fmt: skip
         path, known = self._folder / "result.json", {}
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):  # there is none, or not a whole one
             known = read_json_object(path, max_bytes=_MAX_RESULT_BYTES)
         if known == known | json.loads(json.dumps(outcome)):
             return  # it has the times of the attempt that trained

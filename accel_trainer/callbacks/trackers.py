@@ -17,7 +17,7 @@ from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.config import flatten_config
 from ..core.errors import ConfigError
-from .metrics_file import MetricsFile
+from .metrics_file import read_history
 
 _logger = logging.getLogger(__name__)
 
@@ -48,8 +48,8 @@ class Trackers(Callback):
     is continued by an id that is kept in the run folder. A tracker that fails is dropped until the next start.
     """
 
-    def __init__(self, names: Sequence[str], *, run: Path, history: MetricsFile, config: Mapping[str, Any]) -> None:
-        self._names, self._run, self._history, self._config = names, run, history, config
+    def __init__(self, names: Sequence[str], *, run: Path, config: Mapping[str, Any]) -> None:
+        self._names, self._run, self._config = names, run, config
         self._trackers: dict[str, GeneralTracker] = {}
         self._variables = ExitStack()
 
@@ -62,7 +62,7 @@ class Trackers(Callback):
             self._variables.enter_context(patch_environment(**defaults))
             with self._dropped_on_error(name):
                 self._trackers[name] = _start(name, self._run, self._config)
-        for row, _ in self._history.read(0):
+        for row in read_history(self._run):
             self.show(row)
 
     def show(self, row: Mapping[str, Any]) -> None:

@@ -67,7 +67,7 @@ class Checkpointer:
     than the checkpoint, such as the history of metrics. `peers` are the processes that save together, each its shards;
     each has a Checkpointer, and saves, waits and fails in the same order.
 
-    `last_committed` is the name of the newest durable checkpoint; `num_failed_saves` counts failures.
+    `last_committed` is the name of the newest durable checkpoint; `num_failed_saves` counts failures in a row.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Checkpointer:
     ) -> None:  # fmt: skip
         self.directory, self.config, self.peers = directory, config, peers
         self.last_committed: str | None = None
-        self.num_failed_saves = self._failed_in_a_row = 0
+        self.num_failed_saves = 0
         self._metadata, self._before_commit = dict(metadata), before_commit
         self._snapshot = Snapshot()
         # On one core: a second OpenMP team slows the training thread down for good (to 0.76 of its speed on two cores).
@@ -156,16 +156,15 @@ class Checkpointer:
         except OSError as error:
             self._count_failure(error, must_succeed=must_succeed)
         else:
-            self._failed_in_a_row = 0
+            self.num_failed_saves = 0
 
     def _count_failure(self, error: OSError, *, must_succeed: bool) -> None:
         self.num_failed_saves += 1
-        self._failed_in_a_row += 1
         reason = f"a checkpoint could not be saved in {self.directory} ({error.strerror})"
         code = "CKPT_NO_SPACE" if error.errno in _NO_SPACE else "CKPT_IO"
-        count = f"failure {self._failed_in_a_row} of {self.config.max_failed_saves}"
+        count = f"failure {self.num_failed_saves} of {self.config.max_failed_saves}"
         is_gone = not self.directory.is_dir()
-        if must_succeed or is_gone or self._failed_in_a_row >= self.config.max_failed_saves:
+        if must_succeed or is_gone or self.num_failed_saves >= self.config.max_failed_saves:
             fix = "the folder is gone" if is_gone else f"{count}: free or repair the disk and resume"
             raise CheckpointError(code, f"{reason}, {fix}") from error
         if self.peers.process_index == 0:

@@ -187,17 +187,12 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         pairs = [(f"{path}[{key!r}]", pair) for key, pair in zip(value, value.items(), strict=True)]
         return {"$dict": [[_encode(each, where, tensors) for each in pair] for where, pair in pairs]}
     if isinstance(value, Tensor):
-        return {"$tensor": _keep(value, path, tensors)}
+        _check_tensor(value, path)
+        while path in tensors:  # as for {"a.b": ...} beside {"a": {"b": ...}}
+            path += "'"
+        tensors[path] = value
+        return {"$tensor": path}
     raise _unstorable(path, f"is a {kind.__module__}.{kind.__qualname__}")
-
-
-def _keep(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
-    """Store `tensor` under a unique key that reads like its path."""
-    _check_tensor(tensor, path)
-    while path in tensors:
-        path += "'"
-    tensors[path] = tensor
-    return path
 
 
 def _decode(value: Any, tensors: Mapping[str, Any]) -> Any:

@@ -188,7 +188,7 @@ def load_whole(stored: Any) -> Any:
 def load_like(mine: Tensor, stored: Tensor | StoredTensor) -> Tensor:
     """Return what this process needs of `stored`, placed as `mine`; of a StoredTensor, only that is read."""
     if not is_shard(mine):
-        return load_whole(stored)  # type: ignore[no-any-return]
+        return load_whole(stored)  # type: ignore[no-any-return]  # a Tensor, as `stored` stands for one
     offsets, shape = place_in_whole(mine)
     local = stored.read(offsets, shape) if isinstance(stored, StoredTensor) else stored[_box(offsets, shape)]
     return as_shard(mine, local)

@@ -19,6 +19,10 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--image-column", help="the column of the photos, if there are several")
         self.add_argument("--label-column", help="the column of the classes, if there are several")
         self.add_argument("--num-workers", type=int, help="threads that decode; default: as many as there are CPUs")
+        self.add_cache_option()
+
+    def add_cache_option(self) -> None:
+        """Add the flag of commands that read a dataset."""
         cache_help = "where decoded images, and the files of `datasets`, are cached"
         self.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help=cache_help)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import tyro
@@ -92,14 +93,17 @@ def split_evenly(
     Every process has as many batches, the last of a part perhaps empty: a forward is a collective where batch norms
     span all processes, or where weights are sharded.
     """
-    parts, first, size = num_parts or num_processes, positions.start, len(positions)
-    batches = []
-    for part in range(process_index * parts // num_processes, (process_index + 1) * parts // num_processes):
-        start = first + math.ceil(size * part / parts)
-        stop = first + math.ceil(size * (part + 1) / parts)
-        cuts = range(start, start + math.ceil(size / parts), batch_size)
-        batches += [range(min(cut, stop), min(cut + batch_size, stop)) for cut in cuts]
-    return batches
+    num_parts = num_parts or num_processes
+    cuts = range(0, math.ceil(len(positions) / num_parts), batch_size)
+    own = own_parts(positions, num_parts, num_processes, process_index)
+    return [part[cut : cut + batch_size] for part in own for cut in cuts]
+
+
+def own_parts(positions: range, num_parts: int, num_processes: int, process_index: int) -> list[range]:
+    """Return one process's parts of `positions`, which is cut into `num_parts` of equal length, or one less."""
+    own = range(process_index * num_parts // num_processes, (process_index + 1) * num_parts // num_processes)
+    cuts = [math.ceil(len(positions) * part / num_parts) for part in (*own, own.stop)]
+    return [positions[start:stop] for start, stop in pairwise(cuts)]
 
 
 def check_reducible(reduce: Reduce, global_batch_size: int, per_device_batch_size: int, num_processes: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 try:
     import fcntl
 except ImportError:
-    fcntl = None  # type: ignore[assignment]
+    fcntl = None  # type: ignore[assignment]  # Windows
 
 # For every `os.open`: follow no link, close in child programs, translate no newline.
 SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
@@ -68,4 +68,4 @@ def _lock_on_windows(descriptor: int, *, waits: bool) -> None:
     import msvcrt
 
     os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
-    msvcrt.locking(descriptor, msvcrt.LK_LOCK if waits else msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+    msvcrt.locking(descriptor, msvcrt.LK_LOCK if waits else msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # Windows

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 import torch
+from accelerate.utils import set_seed
 from torch import Tensor
 
 N = TypeVar("N", int, Tensor)
@@ -72,6 +73,4 @@ def seed_forward(process_key: int, *, optimizer_step: int, micro_batch: int, dev
 
 def seed_everything(seed: int) -> None:
     """Seed Python, numpy and torch for what happens before the first step, such as weight initialisation."""
-    from accelerate.utils import set_seed
-
     set_seed(seed % 2**32)  # numpy accepts 32 bits

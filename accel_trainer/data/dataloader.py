@@ -16,7 +16,6 @@ from torch.utils.data import default_collate
 from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
 from ..core.rng import epoch_permutation, fold_in
 from ..core.types import Batch, LazyBatches, StepBatch
-from ..distributed.accelerate_settings import reject_unsupported
 from ..distributed.streams import has_streams
 from .workers import WORKER_TIMEOUT_S, Collate, SampleReader
 
@@ -78,9 +77,9 @@ def build_dataset_loaders(
     Samples are `(input, target)` pairs, or what `collate` makes a batch of. The options are those of `SampleReader`.
 
     Raises:
-        ConfigError: `accelerator` has settings that are not supported, such as `split_batches`.
+        ConfigError: the batch does not fit the data or the processes.
+        DataError: there are fewer samples than processes.
     """
-    reject_unsupported(accelerator)
     readers = [
         SampleReader(
             dataset, accelerator.device, num_workers=batch.num_workers, collate=collate, num_classes=num_classes,

@@ -27,7 +27,7 @@ class WorkerDeaths:
         """Replace torch's handler, which is installed with the first workers. Does nothing outside the main thread."""
         handler = signal.getsignal(_CHILD_DIED) if _CHILD_DIED else None
         if _CHILD_DIED and callable(handler) and getattr(handler, "__module__", "").startswith("torch."):
-            with suppress(ValueError):
+            with suppress(ValueError):  # outside the main thread
                 signal.signal(_CHILD_DIED, lambda *event: self._is_waiting and self._raise_if_dead(*event))
                 self._raise_if_dead = handler
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Annotated, Literal
@@ -193,13 +192,10 @@ def _keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def place_model(
-    model: nn.Module, accelerator: Accelerator, config: RuntimeConfig, compile_in_place: Callable[[nn.Module], None]
-) -> nn.Module:
-    """Move `model` to its device, and apply memory layout, synchronised norms and compilation, in this order.
+def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfig) -> nn.Module:
+    """Move `model` to its device, and apply memory layout and synchronised norms.
 
-    The module keeps its class and its parameters' names: it is compiled in place, and the trainer wraps it for several
-    processes later.
+    The module keeps its class and its parameters' names: the trainer wraps it for several processes later.
 
     Raises:
         ConfigError: a parameter has no shape yet, or a sharded model is to be wrapped by a class that it has not.
@@ -214,8 +210,6 @@ def place_model(
                 tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
     if config.sync_batch_norm and accelerator.num_processes > 1:
         model = convert_sync_batch_norm(model, device=accelerator.device)
-    if config.compile:
-        compile_in_place(model)
     if is_sharded(accelerator):
         plugin = accelerator.state.fsdp_plugin
         try:

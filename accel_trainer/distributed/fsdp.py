@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch.distributed as dist
 from accelerate import Accelerator
@@ -17,6 +17,9 @@ from accelerate.utils import DistributedType, convert_outputs_to_fp32, fsdp2_pre
 from torch import Tensor, nn
 
 from ..core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def is_sharded(accelerator: Accelerator) -> bool:
@@ -60,25 +63,24 @@ def gather_shards(state: Any) -> Any:
     return whole.cpu() if dist.get_rank() == 0 else state
 
 
-def is_shard(tensor: Tensor) -> bool:
+def is_shard(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether `tensor` is a part of a whole."""
     return hasattr(tensor, "full_tensor")  # importing DTensor takes 0.5 s
 
 
-def place_in_whole(shard: Tensor) -> tuple[list[int], list[int]]:
+def place_in_whole(shard: DTensor) -> tuple[list[int], list[int]]:
     """Return where this process's shard begins in the whole, and its shape."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    mesh, placements = shard.device_mesh, shard.placements  # type: ignore[attr-defined]
-    shape, offsets = compute_local_shape_and_global_offset(shard.shape, mesh, placements)
+    shape, offsets = compute_local_shape_and_global_offset(shard.shape, shard.device_mesh, shard.placements)
     return list(offsets), list(shape)
 
 
-def as_shard(mine: Tensor, local: Tensor) -> Tensor:
+def as_shard(mine: DTensor, local: Tensor) -> Tensor:
     """Return `local`, this process's part of a whole, as a shard placed as `mine`."""
     from torch.distributed.tensor import DTensor
 
-    mesh, placements, local = mine.device_mesh, mine.placements, local.to(mine.device)  # type: ignore[attr-defined]
+    mesh, placements, local = mine.device_mesh, mine.placements, local.to(mine.device)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=mine.shape, stride=mine.stride())
 
 

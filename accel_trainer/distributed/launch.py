@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.distributed.elastic.utils.distributed import get_free_port
-from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]  # not in __all__
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, start_processes
 
 from ..core.errors import ConfigError, ExitCode, ProcessError, UserError
@@ -51,7 +51,7 @@ def launch(function: Callable[..., T], *arguments: Any, num_processes: int | Non
         processes, pipes = fresh_thread.submit(_start, partial(function, *arguments), wanted).result()
         outcomes = fresh_thread.submit(_receive, pipes)
         failure = _join(processes)
-        return _find_result(outcomes.result(), failure)  # type: ignore[no-any-return]
+        return _find_result(outcomes.result(), failure)  # type: ignore[no-any-return]  # what `function` returned
 
 
 def _check_can_fork(num_processes: int) -> None:
@@ -107,7 +107,7 @@ def _run(rank: int, action: Callable[[], Any], shared: Mapping[str, str], pipes:
 def _receive(pipes: Sequence[Connection]) -> dict[int, tuple[UserError | None, Any]]:
     outcomes: dict[int, tuple[UserError | None, Any]] = {}
     for rank, pipe in enumerate(pipes):
-        with suppress(EOFError):
+        with suppress(EOFError):  # it was killed
             outcomes[rank] = pipe.recv()
     return outcomes
 

@@ -97,5 +97,5 @@ def _tasks_of_node(counts: str, node: int) -> int:
 
 def _first_host(nodes: str) -> str:
     """Return the first name of a list in SLURM's notation: `gpu01` of `gpu[01-03,07],login`."""
-    head, numbers, tail = re.match(r"([^\[,]*)(?:\[([^\]]*)\])?([^,\[]*)", nodes).groups()  # type: ignore[union-attr]
-    return f"{head}{re.split('[-,]', numbers)[0] if numbers else ''}{tail}"
+    ((head, numbers, tail), *_) = re.findall(r"([^\[,]*)(?:\[([^\]]*)\])?([^,\[]*)", nodes)
+    return f"{head}{re.split('[-,]', numbers)[0]}{tail}"

@@ -50,12 +50,12 @@ def _meet(rank: int, timeout: timedelta) -> Store:
     """Return the store of the rendezvous, which process 0 serves unless the launcher does."""
     host, port = address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if rank > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return next(rendezvous("env://", timeout=timeout))[0]  # type: ignore[no-any-return]
+        return next(rendezvous("env://", timeout=timeout))[0]  # type: ignore[no-any-return]  # untyped
     if address not in _stores:
         if os.name == "posix" and (host == "localhost" or host.startswith("127.")):
             # Only on the loopback: torch would listen on all interfaces.
             with socket.create_server(("127.0.0.1" if host == "localhost" else host, port)) as server:
-                _stores[address] = dist.TCPStore(  # type: ignore[attr-defined]
+                _stores[address] = dist.TCPStore(  # type: ignore[attr-defined]  # missing in its stubs
                     host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=server.detach()
                 )
         else:
@@ -69,7 +69,7 @@ def _choose_interface(host: str) -> None:
 
     By default it announces the address of the host's name, often 127.0.0.1 or 127.0.1.1 (torch 2.13).
     """
-    with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
+    with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:  # the rendezvous reports an unknown host
         probe.connect((host, 9))  # sends nothing
         mine = probe.getsockname()[0]
         for name, addresses in psutil.net_if_addrs().items():

@@ -22,7 +22,7 @@ from .watchdog import Watchdog
 
 _MAX_BYTES = 2**20
 _PATIENCE_S = 8.0  # a stuck process reports a little after the timeout that the others met
-# What a collective says when another process is gone or does not answer (torch 2.6 to 2.13).
+# What a collective says when another process is gone or does not answer (torch 2.13).
 _COLLECTIVES = ("gloo", "nccl", "pair closure")
 _LOST_PEER = (*_COLLECTIVES, "by peer", "timed out", "timeout")
 _EXIT_CODES = {"done": ExitCode.DONE, "stopped": ExitCode.DONE, "preempted": ExitCode.PREEMPTED}

@@ -89,7 +89,7 @@ class NonfiniteGuard:
         found = self.scan(grad_norm)
         # Not the first update: if its kernel skips it, fused SGD keeps uninitialised momentum (torch 2.13).
         if self._may_defer and self._optimizer.state:
-            self._optimizer.found_inf = found  # type: ignore[attr-defined]
+            self._optimizer.found_inf = found  # type: ignore[attr-defined]  # GradScaler sets it, too
             self.defer_finite_check(update)
             return False
         if not found:

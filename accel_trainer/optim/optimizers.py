@@ -89,7 +89,12 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
     if reason := UNSUITABLE.get(type(optimizer).__name__):
         raise ConfigError("CONFIG", f"the recipe's optimizer is {type(optimizer).__name__}, but {reason}: use another")
     _check_parameters(optimizer, model)
-    return _scale_groups(optimizer)
+    base = float(optimizer.param_groups[0]["lr"])
+    if base <= 0:
+        raise ConfigError("CONFIG", f"the first group of the recipe's optimizer has lr {base}: set it above 0")
+    for group in optimizer.param_groups:
+        group["learning_rate_scale"] = float(group["lr"]) / base
+    return optimizer
 
 
 def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
@@ -103,15 +108,6 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     if left_out := [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in theirs]:
         fact = f"the recipe's optimizer has {len(theirs)} parameters, without {', '.join(left_out[:3])}"
         raise ConfigError("CONFIG", f"{fact}: add them, or freeze them by --freeze or requires_grad_(False)")
-
-
-def _scale_groups(optimizer: Optimizer) -> Optimizer:
-    base = float(optimizer.param_groups[0]["lr"])
-    if base <= 0:
-        raise ConfigError("CONFIG", f"the first group of the recipe's optimizer has lr {base}: set it above 0")
-    for group in optimizer.param_groups:
-        group["learning_rate_scale"] = float(group["lr"]) / base
-    return optimizer
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:

@@ -81,7 +81,9 @@ def build_trainer(
         origin += [f"{describe_parameters(model)}: {config.optimizer.freeze}"] * (run.checkpoint is None)
     onnx = OnnxExport(copy.deepcopy(model), task, eval_loader) if config.run.onnx and is_main else None
     preparation = Stopwatch()
-    model = place_model(model, accelerator, config.runtime, Compiler(preparation, is_quiet=not is_main).compile)
+    model = place_model(model, accelerator, config.runtime)
+    if config.runtime.compile:
+        Compiler(preparation, is_quiet=not is_main).compile(model)
     _refuse_unused(config, optimizer=optimizer is not None, schedule=schedule is not None)
     if optimizer is None:
         chosen = build_optimizer(model, config.optimizer)
@@ -101,9 +103,8 @@ def build_trainer(
     )
     progress = ProgressBar(config.trainer, banner=banner, is_quiet=config.run.quiet or not is_main)
     history = run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl"))) if is_main else None
-    trackers = []
-    if history is not None and config.run.track:
-        trackers = [Trackers(config.run.track, run=run.folder, history=history, config=config_to_dict(run.config))]
+    has_trackers = is_main and config.run.track
+    trackers = [Trackers(config.run.track, run=run.folder, config=config_to_dict(run.config))] if has_trackers else []
     phase_s, patience, max_time_s = run.watchdog.phase_s, config.trainer.patience, config.trainer.max_time_s
     log = MetricLogger(
         accelerator, history=history, every_n_steps=config.trainer.log_every_n_steps, preparation=preparation,

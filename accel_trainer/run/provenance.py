@@ -47,9 +47,7 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {
-            dist.name: dist.version for name in _PACKAGES for dist in [*metadata.distributions(name=name)][:1]
-        },
+        "packages": {name: found.version for name in _PACKAGES for found in [*metadata.distributions(name=name)][:1]},
         "hardware": {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "cpu_kernels": torch.backends.cpu.get_cpu_capability(),

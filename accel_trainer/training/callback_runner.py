@@ -47,7 +47,7 @@ class CallbackRunner:
                     callback.on_error(trainer, error)
                 except Exception:  # must not hide the one that ends the run
                     _logger.exception("%s.on_error failed", name)
-            with suppress(Exception):
+            with suppress(Exception):  # as above
                 checkpointer.wait()  # what it writes is good
             raise
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast, send_to_device
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from ..core.batch_plan import own_parts
 from ..core.errors import ConfigError, DataError, UserError
-from ..core.types import Batch, EvalLoader, EvalOutput, Metric, Task
-from ..distributed.collectives import sum_pairwise
+from ..core.types import Batch, EvalLoader, Metric, Task
+from ..distributed.collectives import broadcast, sum_pairwise
 from ..distributed.fsdp import is_sharded
 from ..fault_tolerance.preemption import StopFlag
 from ..optim.parameter_groups import set_training_mode
@@ -106,10 +106,9 @@ class Evaluator:
         """Return after how many of its samples each part of this process ends."""
         if self._num_parts is None:
             return []
-        num_parts, rank, num_processes = self._num_parts, self.accelerator.process_index, self.accelerator.num_processes
-        first, last = (place * num_parts // num_processes for place in (rank, rank + 1))
-        start, *ends = (math.ceil(self.loader.num_samples * part / num_parts) for part in range(first, last + 1))
-        return [end - start for end in ends]
+        samples, accelerator = range(self.loader.num_samples), self.accelerator
+        parts = own_parts(samples, self._num_parts, accelerator.num_processes, accelerator.process_index)
+        return [part.stop - parts[0].start for part in parts]
 
     def _update(
         self, model: nn.Module, parts: _PartSums, batches: Iterable[Batch]
@@ -126,7 +125,9 @@ class Evaluator:
                 if len(batch) == 0:
                     continue
                 if self._sums_device != self.accelerator.device:
-                    batch, output = _moved(batch, output, self._sums_device)
+                    # Not by `Batch.to`, whose copies do not block: the host would read them too early.
+                    batch = batch.map(lambda tensor: tensor.to(self._sums_device))
+                    output = send_to_device(output, self._sums_device)
                 seen.append(batch.sample_ids)
                 parts.begin_batch(len(batch))
                 for metric, sums in zip(self.metrics, parts.sums, strict=True):
@@ -178,12 +179,6 @@ class _PartSums:
             sums.zero_()
 
 
-def _moved(batch: Batch, output: EvalOutput, device: torch.device) -> tuple[Batch, EvalOutput]:
-    """Return a batch and its output on `device`. **Host sync.**"""
-    # Not by `Batch.to`, whose copies do not block: the host would read them too early.
-    return batch.map(lambda tensor: tensor.to(device)), EvalOutput(*send_to_device(tuple(output), device))
-
-
 def _failure_of(metric: Metric, error: Exception) -> MetricFailed:
     if isinstance(error, UserError):
         failure: MetricFailed = MetricRefused(error.code, f"metric {type(metric).__name__}: {error.args[0]}")
@@ -198,6 +193,6 @@ def _broadcast_buffers(model: nn.Module, accelerator: Accelerator) -> None:
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if accelerator.num_processes == 1 or not buffers:
         return
-    flat = broadcast(torch.cat([buffer.detach().reshape(-1) for buffer in buffers]))
+    flat = broadcast(torch.cat([buffer.detach().reshape(-1) for buffer in buffers]), accelerator)
     for buffer, values in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
         buffer.copy_(values.view_as(buffer))

@@ -134,9 +134,9 @@ class EvaluateMetric(WholeSetMetric):
         compute_arguments: Mapping[str, Any] = MappingProxyType({}),
         higher_is_better: Mapping[str, bool] = MappingProxyType({}),
     ) -> None:
-        def compute(predictions: Tensor, labels: Tensor) -> Mapping[str, Any]:
+        def compute(predictions: Tensor, labels: Tensor) -> Any:
             classes = predictions.squeeze(1).long().numpy()
-            return metric.compute(predictions=classes, references=labels.numpy(), **compute_arguments)  # type: ignore[no-any-return]
+            return metric.compute(predictions=classes, references=labels.numpy(), **compute_arguments)
 
         super().__init__(compute, num_samples, num_outputs=1, higher_is_better=higher_is_better)
 

@@ -6,10 +6,9 @@ from .data.bad_images import BadImageConfig
 from .data.cache import load_images
 from .data.eval_transform import EvalTransform
 from .data.images import ImageDataset, ImageSplit, Normalization
-from .data.loader import ImageEvalLoader, ImageLoader
+from .data.loader import ImageEvalLoader, ImageLoader, build_image_loaders
 from .data.photo_loader import PhotoDataset, PhotoEvalLoader, PhotoLoader, build_photo_loaders
 from .mistakes import WorstMistakes
-from .models.build import build_image_loaders
 from .models.whitening import whiten
 from .models.zoo import MODEL_NAMES, ModelConfig, build_model
 from .sources.find import DATASET_NAMES

@@ -112,14 +112,13 @@ def _calibration(confidence: Tensor, is_right: Tensor) -> list[dict[str, float]]
     ]
 
 
-def encode_png(pixels: Tensor, *, max_side: int | None = None) -> str:
-    """Return uint8 [H, W, C] as a data URL of a PNG; None: of any size."""
+def encode_png(pixels: Tensor, *, max_side: int) -> str:
+    """Return uint8 [H, W, C], made smaller to fit `max_side`, as a data URL of a PNG."""
     from PIL import Image
 
     array = pixels.numpy()
     picture = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
-    if max_side is not None:
-        picture.thumbnail((max_side, max_side))
+    picture.thumbnail((max_side, max_side))
     data = io.BytesIO()
     picture.save(data, "png")
     return f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"

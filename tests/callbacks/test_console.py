@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.variants import slow
-
 ROOT = Path(__file__).parents[2]
 RECIPE = """
 import sys
@@ -26,21 +24,24 @@ main(recipe, RecipeConfig, description="", argv=[])
 """
 
 
-@pytest.mark.parametrize("stdout", ["| head -n 1 > /dev/null", *slow(["> /dev/full", ">&-"])])
-def test_a_run_whose_stdout_takes_no_more_trains_to_its_end(tmp_path: Path, stdout: str) -> None:
-    recipe = tmp_path / "recipe.py"
+@pytest.mark.usefixtures("python_is_forked")
+def test_a_run_whose_reader_is_gone_trains_to_its_end(tmp_path: Path) -> None:
+    train_into(tmp_path, "| head -n 1 > /dev/null", num_warnings=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stdout", "num_warnings"), [("| head -n 1 > /dev/null", 1), ("> /dev/full", 1), (">&-", 0)])
+def test_a_run_whose_stdout_takes_no_more_trains_to_its_end(tmp_path: Path, stdout: str, num_warnings: int) -> None:
+    train_into(tmp_path, stdout, num_warnings=num_warnings)
+
+
+def train_into(folder: Path, stdout: str, *, num_warnings: int) -> None:
+    recipe, run = folder / "recipe.py", folder / "run"
     recipe.write_text(RECIPE)
-    command = [
-        "bash",
-        "-c",
-        f'"$0" "$1" "$2" {stdout}; exit ${{PIPESTATUS[0]}}',
-        sys.executable,
-        recipe,
-        tmp_path / "run",
-    ]
+    command = ["bash", "-c", f'"$0" "$1" "$2" {stdout}; exit ${{PIPESTATUS[0]}}', sys.executable, recipe, run]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("cannot write to stdout") == (0 if stdout == ">&-" else 1), done.stderr
+    assert done.stderr.count("cannot write to stdout") == num_warnings, done.stderr
     assert "Traceback" not in done.stderr
-    assert json.loads((tmp_path / "run" / "result.json").read_bytes())["state"] == "done"
+    assert json.loads((run / "result.json").read_bytes())["state"] == "done"

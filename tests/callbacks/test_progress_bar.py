@@ -14,6 +14,7 @@ import pytest
 from accel_trainer import BatchConfig, Callback, CheckpointConfig, StepReport, Trainer
 
 from .. import processes, terminal, workload
+from ..variants import slow, slow_but
 
 
 class Acts(Callback):
@@ -57,7 +58,9 @@ def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> Non
     assert job.output(1) == "WARNING: a word of warning\n", "what process 0 shows is shown once"
 
 
-@pytest.mark.parametrize(("max_steps", "said"), [(3, "3 steps (--max-steps)"), (10, "10 steps"), (None, "10 steps")])
+@pytest.mark.parametrize(
+    ("max_steps", "said"), [(3, "3 steps (--max-steps)"), (None, "10 steps"), *slow([(10, "10 steps")])]
+)
 def test_the_steps_that_will_be_taken_are_announced(tmp_path: Path, max_steps: int | None, said: str) -> None:
     job = processes.run(attempt, tmp_path / "run", 0, False, max_steps, folder=tmp_path / "logs")
     assert job.output().splitlines()[1].endswith(f", 2 epochs, {said}")
@@ -96,7 +99,7 @@ def test_a_terminal_shows_one_bar_and_warnings_on_separate_lines(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("python_is_forked")
-@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+@pytest.mark.parametrize("columns", slow_but([40, 120], [40, 60, 80, 120]))
 def test_a_bar_and_the_lines_around_it_fit_the_terminal(tmp_path: Path, columns: int) -> None:
     text = on_terminal(tmp_path / "run", columns)
     assert terminal.too_long(text, columns) == []

@@ -210,12 +210,11 @@ def test_a_run_has_one_id_for_trackers_that_are_online(
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", broken)
     monkeypatch.setattr(broken, "__init__", lambda self, project, **options: seen.append(options))
+    (tmp_path / "metrics.jsonl").touch()
     for _ in range(2):
-        history = MetricsFile(tmp_path / "metrics.jsonl")
-        trackers = Trackers(("wandb",), run=tmp_path, history=history, config={})
+        trackers = Trackers(("wandb",), run=tmp_path, config={})
         trackers.on_fit_start(None)
         trackers.on_fit_end(None, None)
-        history.close()
     assert seen[0] == seen[1]
     assert (len(seen[0]["id"]), seen[0]["resume"]) == (32, "allow")
     assert seen[0]["settings"]["init_timeout"] == 60
@@ -228,7 +227,7 @@ def test_nan_reaches_a_tracker_as_a_number(
     monkeypatch.setattr(broken, "log", lambda self, values, step: seen.append(values))
     history = MetricsFile(tmp_path / "metrics.jsonl")
     history.append({"optimizer_step": 1, "train/loss": float("nan")})
-    trackers = Trackers(("broken",), run=tmp_path, history=history, config={})
+    trackers = Trackers(("broken",), run=tmp_path, config={})
     trackers.on_fit_start(None)
     trackers.on_fit_end(None, None)
     assert [(type(value), value != value) for value in seen[0].values()] == [(float, True)]

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from accel_trainer import (
     Batch,
     BatchConfig,
+    CheckpointConfig,
     ClassificationTask,
     MeanLoss,
     TopKAccuracy,
@@ -78,6 +79,7 @@ def train(folder: Path, shape: Callable[[Tensor], Any], max_steps: int | None = 
         batch=BatchConfig(
             per_device_batch_size=4 // num_processes, global_batch_size=4, eval_batch_size=3, num_workers=num_workers
         ),
+        checkpoint=CheckpointConfig(),
     )
     config = replace(config, trainer=replace(config.trainer, max_steps=max_steps))
     with start_run(config, recipe="nested") as run:
@@ -99,15 +101,19 @@ def test_nested_inputs_train_as_one_tensor_does_and_resume_exactly(
     tmp_path: Path, shape: Callable[[Tensor], Any]
 ) -> None:
     for num_processes in (1, 2):
-        options: dict[str, Any] = {"num_processes": num_processes, "folder": tmp_path / "logs"}
-        flat, nested, parts = (tmp_path / f"{name}-{num_processes}" for name in ("flat", "nested", "parts"))
-        processes.run(train, flat, torch.Tensor.clone, **options)
-        processes.run(train, nested, shape, **options)
-        processes.run(train, parts, shape, 3, **options)
-        processes.run(train, parts, shape, **options)
+        folder = tmp_path / str(num_processes)
+        processes.run(train_each, folder, shape, num_processes=num_processes, folder=folder)
+        flat, nested, parts = (final_files(folder / name) for name in ("flat", "nested", "parts"))
         names = ("model.safetensors", "optimizer.safetensors", "ema.safetensors")
-        assert all(final_files(nested)[name] == final_files(flat)[name] for name in names)
-        assert final_files(parts) == final_files(nested)
+        assert all(nested[name] == flat[name] for name in names)
+        assert parts == nested
+
+
+def train_each(folder: Path, shape: Callable[[Tensor], Any]) -> None:
+    train(folder / "flat", torch.Tensor.clone)
+    train(folder / "nested", shape)
+    train(folder / "parts", shape, 3)
+    train(folder / "parts", shape)
 
 
 def test_every_tensor_of_a_batch_is_moved_and_changed_and_nothing_else_is() -> None:

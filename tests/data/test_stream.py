@@ -100,6 +100,20 @@ def test_an_evaluation_has_each_sample_once(num_processes: int) -> None:
     assert ids == list(range(NUM_SAMPLES))
 
 
+def test_a_collate_function_makes_the_batches_of_both_loaders() -> None:
+    def collate(samples: list[tuple[Tensor, int]]) -> dict[str, Tensor]:
+        numbers, labels = zip(*samples, strict=True)
+        return {"number": torch.stack(numbers), "labels": torch.tensor(labels)}
+
+    train, test = build_stream_loaders(
+        Numbers, lambda: Numbers(0), BatchConfig(global_batch_size=4), num_train=8, num_test=5,
+        accelerator=Accelerator(cpu=True), collate=collate,
+    )  # fmt: skip
+    for batch in (next(train.step_batches(0, 0)).micro_batches[0], next(test.batches())):
+        assert batch.inputs.keys() == {"number"}
+        assert (batch.inputs["number"].flatten() % 2 == batch.targets).all()
+
+
 @pytest.mark.parametrize("num_workers", [0, *slow([1])])
 def test_a_run_on_a_stream_resumes_bit_for_bit(tmp_path: Path, num_workers: int) -> None:
     """The stream is a torch DataLoader, as users have it."""

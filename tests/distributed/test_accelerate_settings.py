@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DataLoaderConfiguration, DistributedType
 
-from accel_trainer import ConfigError, ExitCode, RuntimeConfig
+from accel_trainer import BatchConfig, ConfigError, ExitCode, RuntimeConfig, build_dataset_loaders
 from accel_trainer.distributed.accelerate_settings import reject_unsupported
 from accel_trainer.distributed.accelerator import start_accelerator
 
@@ -85,6 +85,20 @@ def test_an_untested_kind_of_processes_is_not_mistaken_for_a_supported_one(kind:
     elif kind != DistributedType.FSDP:  # which has its options looked at, above
         with pytest.raises(ConfigError, match=f"distributed_type: {kind.value} is not supported"):
             reject_unsupported(accelerator)
+
+
+def test_settings_of_fp8_and_of_accelerates_own_loaders_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
+    start_accelerator(RuntimeConfig(num_threads=1))
+    options = DataLoaderConfiguration(split_batches=True, dispatch_batches=True, even_batches=False)
+    seen = []
+    for accelerator in (Accelerator(cpu=True), Accelerator(cpu=True, dataloader_config=options)):
+        reject_unsupported(accelerator)
+        data, batch = [(0.5, number) for number in range(10)], BatchConfig(global_batch_size=4, eval_batch_size=3)
+        train, test = build_dataset_loaders(data, data, batch, seed=0, accelerator=accelerator)
+        trained = [micro for step in train.step_batches(0, 0) for micro in step.micro_batches]
+        seen.append([batch.targets.tolist() for batch in (*trained, *test.batches())])
+    assert seen[0] == seen[1]
 
 
 PRESET = """

@@ -202,7 +202,9 @@ def test_a_placed_model_is_the_same_module_with_the_same_names(compiled: bool) -
     accelerator = start_accelerator(ONE_THREAD)
     model = SmallNet(norm="batch")
     names, parameters = list(model.state_dict()), list(map(id, model.parameters()))
-    placed = place_model(model, accelerator, RuntimeConfig(compile=compiled), Compiler(Stopwatch()).compile)
+    placed = place_model(model, accelerator, ONE_THREAD)
+    if compiled:
+        Compiler(Stopwatch()).compile(placed)
     assert isinstance(placed, SmallNet)
     assert list(placed.state_dict()) == names
     assert list(map(id, placed.parameters())) == parameters
@@ -213,9 +215,7 @@ def test_a_placed_model_is_the_same_module_with_the_same_names(compiled: bool) -
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_filters_are_laid_out_as_configured(channels_last: bool) -> None:
     accelerator = start_accelerator(ONE_THREAD)
-    placed = place_model(
-        SmallNet(norm="batch"), accelerator, RuntimeConfig(channels_last=channels_last), Compiler(Stopwatch()).compile
-    )
+    placed = place_model(SmallNet(norm="batch"), accelerator, RuntimeConfig(channels_last=channels_last))
     filters = placed.layers[3].weight
     assert filters.is_contiguous(memory_format=torch.channels_last) == channels_last
 
@@ -227,9 +227,7 @@ def test_norms_span_several_processes_by_default(tmp_path: Path) -> None:
 def check_norms() -> None:
     with joined_processes() as accelerator:
         for spans in (True, False):
-            placed = place_model(
-                SmallNet(norm="batch"), accelerator, RuntimeConfig(sync_batch_norm=spans), Compiler(Stopwatch()).compile
-            )
+            placed = place_model(SmallNet(norm="batch"), accelerator, RuntimeConfig(sync_batch_norm=spans))
             assert [type(placed.layers[index]) for index in (1, 4)] == [nn.BatchNorm2d] * 2
             assert ["forward" in vars(placed.layers[index]) for index in (1, 4)] == [spans] * 2
         assert describe_machine(accelerator).startswith("2 x cpu (1 threads) over gloo, precision no, torch ")
@@ -280,7 +278,7 @@ def test_memory_that_a_step_frees_is_there_for_the_next(tmp_path: Path) -> None:
 
 def check_freed_memory() -> None:
     start_accelerator(ONE_THREAD)
-    blocks = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for _ in range(6)]
+    blocks = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for _ in range(3)]
     model, images = nn.Sequential(*blocks), torch.randn(64, 16, 32, 32)
 
     def count_faults(num_steps: int) -> int:
@@ -291,4 +289,4 @@ def check_freed_memory() -> None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     count_faults(6)
-    assert count_faults(30) < 20_000, "100,000 to 250,000 if it is given back"
+    assert count_faults(15) < 10_000, "30,000 to 60,000 if it is given back"

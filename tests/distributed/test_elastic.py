@@ -18,22 +18,24 @@ from accel_trainer import BatchConfig
 from tests import processes, workload
 from tests.ports import free_port
 from tests.training.test_exactness import final_files, history, largest_difference
+from tests.variants import slow
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_a_worker_killed_three_times_under_torchrun_changes_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [("step-2", "start"), *slow([(("step-2", "start", "step-4"),)])], ids=len)
+def test_a_worker_killed_several_times_under_torchrun_changes_no_bit(tmp_path: Path, kills: tuple[str, ...]) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "3"]
     recipe = ["-m", "tests.distributed.elastic", str(tmp_path / "killed")]
     done = subprocess.run(
-        [*launcher, *recipe, "--kill", "step-2", "start", "step-4"],
+        [*launcher, *recipe, "--kill", *kills],
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("continuing after step") == 2
-    assert "rank 1, step 2, " in done.stderr
-    assert "rank 1, step 4, " in done.stderr
+    steps = [kill.removeprefix("step-") for kill in kills if kill != "start"]
+    assert done.stdout.count("continuing after step") == len(steps)
+    assert all(f"rank 1, step {step}, " in done.stderr for step in steps)
     processes.run(train, tmp_path / "whole", num_processes=2, folder=tmp_path / "logs")
     assert final_files(tmp_path / "killed") == final_files(tmp_path / "whole")
 

@@ -22,7 +22,6 @@ from tests import processes, workload
 from tests.checkpoint.sharded_run import newest, stored_bytes
 from tests.fault_tolerance.test_nonfinite_guard import BAD, Poisoned
 from tests.joined import FSDP
-from tests.variants import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -70,25 +69,45 @@ def _start(folder: Path, shards: bool, options: dict[str, object]) -> None:
     train(folder, shards=shards, **options)
 
 
-@pytest.mark.parametrize(
-    ("name", "norm", "otherwise", "precision", "tolerance"),
-    [
-        ("sgd", "batch", False, "no", 1e-5),
-        *slow([("adamw", "group", True, "no", 1e-5), ("sgd", "batch", True, "bf16", 0.02)]),
-    ],
-)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two processes."""
+    folder = tmp_path_factory.mktemp("fsdp") / "whole"
+    run(folder, num_processes=2, shards=False, norm="batch")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run with shards."""
+    folder = tmp_path_factory.mktemp("fsdp") / "sharded"
+    run(folder, num_processes=2, shards=True, norm="batch")
+    return folder
+
+
 def test_sharded_weights_and_their_average_are_trained_evaluated_and_exported_like_whole_ones(
-    tmp_path: Path, name: str, norm: str, otherwise: bool, precision: str, tolerance: float
+    whole: Path, sharded: Path
 ) -> None:
+    assert_alike(sharded, whole, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "norm", "precision", "tolerance"), [("adamw", "group", "no", 1e-5), ("sgd", "batch", "bf16", 0.02)]
+)
+def test_so_are_they_with_other_options(tmp_path: Path, name: str, norm: str, precision: str, tolerance: float) -> None:
     for folder, shards in ((tmp_path / "whole", False), (tmp_path / "sharded", True)):
-        options = {"name": name, "norm": norm, "otherwise": otherwise, "precision": precision}
-        run(folder, num_processes=2, shards=shards, **options)
-    whole, sharded = history(tmp_path / "whole"), history(tmp_path / "sharded")
-    assert len(whole) == len(sharded) == 6
-    for mine, theirs in zip(sharded, whole, strict=True):
-        assert mine == pytest.approx(theirs, abs=tolerance)
-    assert sharded[-1]["eval_ema/loss"] != sharded[-1]["eval/loss"]
-    weights = [load_file(tmp_path / kind / "export" / "model.safetensors") for kind in ("sharded", "whole")]
+        run(folder, num_processes=2, shards=shards, name=name, norm=norm, otherwise=True, precision=precision)
+    assert_alike(tmp_path / "sharded", tmp_path / "whole", tolerance)
+
+
+def assert_alike(sharded: Path, whole: Path, tolerance: float) -> None:
+    mine, theirs = history(sharded), history(whole)
+    assert len(mine) == len(theirs) == 6
+    for one, other in zip(mine, theirs, strict=True):
+        assert one == pytest.approx(other, abs=tolerance)
+    assert mine[-1]["eval_ema/loss"] != mine[-1]["eval/loss"]
+    weights = [load_file(folder / "export" / "model.safetensors") for folder in (sharded, whole)]
     torch.testing.assert_close(*weights, rtol=0, atol=tolerance)
 
 
@@ -106,8 +125,15 @@ def test_a_sharded_run_saves_whole_tensors_and_goes_on_with_any_number_of_proces
     workload.SmallNet(norm="group").load_state_dict(export)
 
 
-@pytest.mark.parametrize("otherwise", [False, *slow([True])])
-def test_an_interrupted_sharded_run_ends_with_the_same_bytes(tmp_path: Path, otherwise: bool) -> None:
+def test_an_interrupted_sharded_run_ends_with_the_same_bytes(tmp_path: Path, sharded: Path) -> None:
+    for max_steps in (1, None):
+        run(tmp_path / "resumed", num_processes=2, shards=True, norm="batch", max_steps=max_steps)
+    assert stored_bytes(newest(sharded)) == stored_bytes(newest(tmp_path / "resumed"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("otherwise", [False, True])
+def test_a_sharded_run_interrupted_twice_ends_with_the_same_bytes(tmp_path: Path, otherwise: bool) -> None:
     options = {"num_processes": 2, "shards": True, "norm": "batch", "otherwise": otherwise}
     run(tmp_path / "once", **options)
     for max_steps in (1, 3, None):
@@ -195,10 +221,10 @@ class Resharding(Callback):
 
 def _train_keeping(folder: Path, reshard: str) -> None:
     os.environ.update(FSDP | {"FSDP_RESHARD_AFTER_FORWARD": reshard})
-    workload.train(workload.make_config(folder, trainer=TrainerConfig(num_epochs=2)), callbacks=(Resharding(),))
+    workload.train(workload.make_config(folder, trainer=TrainerConfig(num_epochs=1)), callbacks=(Resharding(),))
 
 
 @pytest.mark.parametrize("reshard", ["true", "false"])
 def test_an_evaluation_leaves_resharding_as_it_is_configured(tmp_path: Path, reshard: str) -> None:
     job = processes.run(_train_keeping, tmp_path / "run", reshard, num_processes=2, folder=tmp_path / "logs")
-    assert job.output().count(f"reshards {{{reshard == 'true'}}}") == 2, job.output()
+    assert job.output().count(f"reshards {{{reshard == 'true'}}}") == 1, job.output()

@@ -56,6 +56,7 @@ def test_functions_and_arguments_may_be_anything_and_processes_know_their_place(
     assert not {"RANK", "WORLD_SIZE"} & os.environ.keys()
 
 
+@pytest.mark.usefixtures("python_is_forked")
 def test_a_process_forked_after_torch_has_computed_can_use_several_threads() -> None:
     """As in a notebook. GNU's OpenMP would wait for ever for threads that were not forked along."""
     source = """
@@ -98,11 +99,17 @@ def die(folder: Path) -> RunResult:
     return workload.train(workload.make_config(folder), callbacks=callbacks)
 
 
+def kill(rank: int) -> None:
+    if int(os.environ["RANK"]) == rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+
+
 def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="rank 1, step 4, .*: gone without a word"):
         launch(die, tmp_path, num_processes=2)
-    with pytest.raises(ProcessError, match=r"error\[KILLED\]: rank 0 was killed by SIGKILL"):
-        launch(lambda: os.kill(os.getpid(), signal.SIGKILL), num_processes=2)
+    with pytest.raises(ProcessError, match=r"error\[KILLED\]: rank 1 was killed by SIGKILL"):
+        launch(kill, 1, num_processes=2)
 
 
 def test_below_another_launcher_the_processes_are_there_already(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,15 @@ from tests.variants import slow_but
 from . import launchers
 from .launchers import LAUNCHERS, ONE, ROOT, StepResult
 
-# Others have tests of their own: torchrun in test_elastic, `launch` in test_launching, srun in test_launcher_variables.
+# Others have tests of their own: torchrun in test_elastic, `launch` in test_launch, srun in test_launch_env.
 SHOWN = ("multi_cpu.yaml", "accel-trainer launch", "notebook_launcher")
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> StepResult:
-    return launchers.run([ONE], tmp_path_factory.mktemp("one"))
+def one_process(one_that_forks: Path, tmp_path_factory: pytest.TempPathFactory) -> StepResult:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(one_that_forks))
+        return launchers.run([ONE], tmp_path_factory.mktemp("one"))
 
 
 @pytest.mark.usefixtures("python_is_forked")

@@ -227,7 +227,6 @@ def test_the_fused_norm_of_torch_takes_what_it_is_given() -> None:
     assert list(inspect.signature(FusedSyncBatchNorm.forward).parameters) == expected.split()
 
 
-@pytest.mark.skipif("bias" not in inspect.signature(nn.BatchNorm2d).parameters, reason="of newer torch")
 def test_a_norm_without_a_bias_stays_without_one() -> None:
     converted = convert_sync_batch_norm(nn.BatchNorm2d(4, bias=False), device=CPU)
     assert list(converted.state_dict()) == list(nn.BatchNorm2d(4, bias=False).state_dict())

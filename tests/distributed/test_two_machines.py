@@ -73,22 +73,18 @@ def test_two_machines_started_in_any_order_train_as_one_does(
 def test_a_machine_that_is_lost_ends_the_run_on_the_other_and_the_same_commands_resume_exactly(
     request: pytest.FixtureRequest, machines: Machines, processes_each: int, lost: int
 ) -> None:
-    def launch(*kill: str) -> list[Launch]:
-        options = [kill if machine == lost else () for machine in (0, 1)]
-        return [
-            machines.start(machine, "accelerate", *options[machine], processes_each=processes_each)
-            for machine in (0, 1)
-        ]
+    def launch(machine: int, *options: str) -> Launch:
+        return machines.start(machine, "accelerate", *options, processes_each=processes_each)
 
-    first = launch("--kill", "machine-4")
-    codes = [machine.wait() for machine in first]
-    survivor = first[1 - lost].output
-    assert codes[lost] == -signal.SIGKILL
-    assert codes[1 - lost] == 1, "accelerate's code for any failure"
-    assert re.search(r"rank \d, step [34], .*(gone without a word|no answer from rank)", survivor), survivor
+    first = launch(lost, "--kill", "machine-4")  # with real interpreters, as it kills its parent
     if not machines.namespaces:  # which a forked process is not in
         request.getfixturevalue("python_is_forked")
-    again = launch()
+    survivor = launch(1 - lost)
+    assert first.wait() == -signal.SIGKILL
+    assert survivor.wait() == 1, "accelerate's code for any failure"
+    said = survivor.output
+    assert re.search(r"rank \d, step [34], .*(gone without a word|no answer from rank)", said), said
+    again = [launch(machine) for machine in (0, 1)]
     assert [machine.wait() for machine in again] == [0, 0], again[0].output + again[1].output
     assert re.search("continuing after step [23]", again[0].output)
     assert final_files(machines.disk(0)) == undisturbed(machines.folder, 2 * processes_each)

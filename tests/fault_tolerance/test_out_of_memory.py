@@ -23,6 +23,7 @@ from accel_trainer import (
     Batch,
     BatchConfig,
     Callback,
+    CheckpointConfig,
     ClassificationTask,
     ConfigError,
     EvalOutput,
@@ -111,8 +112,10 @@ class KilledAt(Callback):
 
 
 def make_config(folder: Path, size: int = 16, *, fit: bool = True, **changes: Any) -> RecipeConfig:
+    """Return a config that saves before the step without memory, and after each epoch."""
     batch = BatchConfig(per_device_batch_size=size, eval_batch_size=10, fit_batch=fit)
-    return workload.make_config(folder, **{"batch": batch, **changes})
+    checkpoint = CheckpointConfig(every_n_steps=BAD_STEP - 1)
+    return workload.make_config(folder, **{"batch": batch, "checkpoint": checkpoint, **changes})
 
 
 def only_line(text: str) -> str:
@@ -209,13 +212,20 @@ def test_loss_scaling_makes_no_difference(tmp_path: Path) -> None:
     assert largest_difference(tmp_path / "whole", tmp_path / "cramped") <= 1e-6
 
 
+@pytest.fixture(scope="module")
+def cramped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that had to continue with a smaller micro-batch, and was not killed."""
+    folder = tmp_path_factory.mktemp("cramped")
+    processes.run(train_cramped, folder / "run", None, folder=folder / "logs")
+    return folder / "run"
+
+
 @pytest.mark.parametrize("moment", ["save", "step", *slow(["later"])])
-def test_killed_around_it_the_run_ends_with_the_same_bytes(tmp_path: Path, moment: str) -> None:
-    processes.run(train_cramped, tmp_path / "whole", None, folder=tmp_path / "logs-whole")
+def test_killed_around_it_the_run_ends_with_the_same_bytes(tmp_path: Path, cramped: Path, moment: str) -> None:
     job = processes.start(train_cramped, tmp_path / "killed", moment, num_processes=1, folder=tmp_path / "logs-killed")
     assert job.wait() == [-signal.SIGKILL], job.output()
     again = processes.run(train_cramped, tmp_path / "killed", None, folder=tmp_path / "logs-again")
-    assert final_files(tmp_path / "killed") == final_files(tmp_path / "whole")
+    assert final_files(tmp_path / "killed") == final_files(cramped)
     # Remembered, it is not tried out again; before that, the same happens again.
     assert ("out of memory" in again.output()) == (moment == "save")
 

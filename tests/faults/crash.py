@@ -271,40 +271,41 @@ def survive(scratch: Path, kills: Sequence[Kill], reference: dict[str, Any], *, 
 
 @dataclass(frozen=True)
 class Reference:
-    """An uninterrupted run: its files, its disk operations, and those of a resume."""
+    """An uninterrupted run: its files, and its disk operations."""
 
     files: dict[str, Any]
     operations: list[Operation]
-    resume_operations: list[Operation]
 
 
 def undisturbed(scratch: Path, *, num_processes: int) -> Reference:
     whole = attempt(scratch / "whole", num_processes=num_processes, disk="recording")
     assert whole.codes == [0] * num_processes, whole.output
-    attempt(scratch / "again", num_processes=num_processes)
     files = outcome(scratch / "whole" / "run")
-    assert outcome(scratch / "again" / "run") == files, "two undisturbed runs differ"
     assert files["result.json"]["stop_reason"].startswith("early stopping"), files["result.json"]
+    return Reference(files, whole.operations)
+
+
+def operations_of_a_resume(scratch: Path, whole: Reference) -> list[Operation]:
+    """What a run that is killed half-way does to the disk when it is started again, up to its first commit."""
     middle = next(o for o in whole.operations if o.kind == "rename" and "step-0000000006" in o.path)
-    attempt(scratch / "halved", Kill(middle), num_processes=num_processes)
-    resumed = attempt(scratch / "halved", num_processes=num_processes, disk="recording").operations
+    attempt(scratch / "halved", Kill(middle))
+    resumed = attempt(scratch / "halved", disk="recording").operations
     commit = next(i for i, o in enumerate(resumed) if o.kind == "rename" and ".tmp-step-" in o.path)
-    return Reference(files, whole.operations, resumed[: commit + 1])
+    return resumed[: commit + 1]
 
 
 Case = tuple[str, int, list[Kill]]
 """The kind of case, its number of processes, and the kill of each attempt."""
 
 
-def cases(one: Reference, two: Reference, effort: int, draw: random.Random) -> Iterator[Case]:
-    """Yield the campaign; `effort` 100 meets every operation before, half-way and after."""
+def cases(one: Reference, two: Reference, resume: list[Operation], effort: int, draw: random.Random) -> Iterator[Case]:
+    """Yield the campaign: 9 operations, and with `effort` 100 every one, before, half-way and after."""
     every = [Kill(operation, when) for operation in one.operations for when in WHENS]
-    num_kills = min(len(every), 15 * effort)
+    num_kills = min(len(every), 9 + len(every) * (effort - 1) // 99)
     for index in range(num_kills):
         yield "at a change of the disk", 1, [every[index * len(every) // num_kills]]
-    for index in range(max(2, effort)):
-        resume = one.resume_operations[index % len(one.resume_operations)]
-        again = Kill(resume, WHENS[index % 3])
+    for index in range(effort):
+        again = Kill(resume[index % len(resume)], WHENS[index % 3])
         yield "in a save, in the resume, again", 1, [draw.choice(every), again, draw.choice(every)]
     for index in range(max(3, effort * 3 // 5)):
         victims = ((0,), (1,), (0, 1))[index % 3]
@@ -315,8 +316,9 @@ def cases(one: Reference, two: Reference, effort: int, draw: random.Random) -> I
 def run_share(scratch: Path, *, effort: int, worker: int, num_workers: int) -> dict[str, Tally]:
     """Run every `num_workers`-th case and return the tally by kind."""
     references = {n: undisturbed(scratch / f"reference-{n}", num_processes=n) for n in (1, 2)}
+    resume = operations_of_a_resume(scratch, references[1])
     tallies: dict[str, Tally] = {}
-    all_cases = list(cases(references[1], references[2], effort, random.Random(0)))
+    all_cases = list(cases(references[1], references[2], resume, effort, random.Random(0)))
     for number, (kind, num_processes, kills) in enumerate(all_cases[worker::num_workers]):
         folder = scratch / str(number)
         tally = survive(folder, kills, references[num_processes].files, num_processes=num_processes)

@@ -10,8 +10,7 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -55,18 +54,10 @@ class DeletesFirst(Checkpointer):
         super()._commit(name, pieces, header)
 
 
-@dataclass
-class Summary:
-    """What a simulation found: in how many states it looked, and those in which something was lost."""
-
-    num_states: int = 0
-    lost: list[str] = field(default_factory=list)
-
-
 def simulate(
     *, num_states: int, without: Collection[str] = (), make: type[Checkpointer] = Checkpointer, seed: int = 0
-) -> Summary:
-    """Record a run and look at what a power loss after each change leaves, in `num_states` states or more."""
+) -> Iterator[str | None]:
+    """Record a run and yield, as `replay` does, what a power loss takes."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as scratch:
         folder = Path(scratch, "run")
@@ -79,14 +70,17 @@ def simulate(
                 acknowledge=lambda name: disk.trace.append(("acknowledge", Path(name), ())),
                 make=make,
             )
-        return replay(disk.trace, folder, num_states=num_states, seed=seed)
+        yield from replay(disk.trace, folder, num_states=num_states, seed=seed)
 
 
-def replay(trace: Sequence[Change], folder: Path, *, num_states: int, seed: int = 0) -> Summary:
-    """Look at what a power loss after each change of a run in `folder` leaves, in `num_states` states or more."""
+def replay(trace: Sequence[Change], folder: Path, *, num_states: int, seed: int = 0) -> Iterator[str | None]:
+    """Yield, for each state that a power loss after each change of a run in `folder` may leave, what is lost in it.
+
+    There are `num_states` states or more. Those that are equal are looked at once.
+    """
     # The plain models everywhere first, then random ones until there are enough.
     num_random = max(0, -(-num_states // len(trace)) - len(models(seed, 0)))
-    summary = Summary()
+    found: dict[tuple[int, str], str | None] = {}
     file_system = FileSystem(folder)
     acknowledged: list[str] = []
     for number, (operation, path, details) in enumerate(trace):
@@ -95,13 +89,15 @@ def replay(trace: Sequence[Change], folder: Path, *, num_states: int, seed: int 
         else:
             file_system.do(operation, path, details)
         for model in models(seed + number, num_random):
-            summary.num_states += 1
-            left = folder.with_name("left")
-            _write(left, model.survivors(file_system.root))
-            if (problem := _what_is_lost(left, acknowledged)) is not None:
-                summary.lost.append(f"after {operation} {path.name} ({model.label}): {problem}")
-            shutil.rmtree(left)
-    return summary
+            survivors = model.survivors(file_system.root)
+            state = len(acknowledged), repr(survivors)
+            if state not in found:
+                left = folder.with_name("left")
+                _write(left, survivors)
+                problem = _what_is_lost(left, acknowledged)
+                found[state] = problem and f"after {operation} {path.name} ({model.label}): {problem}"
+                shutil.rmtree(left)
+            yield found[state]
 
 
 def _write(path: Path, content: Tree | bytes) -> None:
@@ -160,10 +156,11 @@ def main() -> None:
     retention.RETRY_DELAYS_S = ()
     for label, options in {"the protocol": {}, **MUTANTS}.items():
         start = time.perf_counter()
-        summary = simulate(num_states=arguments.states, **options)
+        states = list(simulate(num_states=arguments.states, **options))
         seconds = time.perf_counter() - start
-        print(f"{label}: {summary.num_states} states, {len(summary.lost)} lost, {seconds:.1f} s")
-        for line in summary.lost[:2]:
+        lost = [problem for problem in states if problem]
+        print(f"{label}: {len(states)} states, {len(lost)} lost, {seconds:.1f} s")
+        for line in lost[:2]:
             print(f"    {line}")
 
 

@@ -150,14 +150,15 @@ def act_in_call(owner: Any, name: str, number: int, act: Callable[[], None]) -> 
 
 def start(case: Case, folder: Path) -> processes.Job:
     if case.receiver == "launcher":
-        return processes.start(launch, case, str(folder), num_processes=1, folder=folder / "logs")
+        return processes.start(launch, case, str(folder), sys.executable, num_processes=1, folder=folder / "logs")
     arguments = (str(folder), case.phase, case.receiver == "group")
     return processes.start(child, *arguments, num_processes=case.num_processes, folder=folder / "logs")
 
 
-def launch(case: Case, folder: str) -> None:
+def launch(case: Case, folder: str, python: str) -> None:
     from accel_trainer.cli import launch
 
+    sys.executable = python  # with which it starts the run
     os.environ["ACCELERATE_USE_CPU"] = "true"
     shape = ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"] if case.num_processes > 1 else []
     sys.exit(launch.main([*shape, "-m", "tests.faults.signals", "--child", folder, "--phase", case.phase]))

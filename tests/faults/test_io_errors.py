@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import re
@@ -19,8 +20,11 @@ from accel_trainer.core.errors import CheckpointError, ExitCode
 from accel_trainer.core.run_dir import free_bytes
 from tests.faults.disks import CountingDisk, FailingDisk, installed
 from tests.faults.tiny_run import METADATA, best_at, leftovers, name_at, pieces_at, position_at, valid_steps
+from tests.variants import slow_but
 
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS]
+ONCE, UNTIL_REPAIRED = 1, 10**6
+SHOWN = [(errno.ENOSPC, ONCE), (errno.EIO, UNTIL_REPAIRED), (errno.EDQUOT, ONCE), (errno.EROFS, UNTIL_REPAIRED)]
 STEPS_BEFORE = 3
 
 
@@ -52,8 +56,7 @@ def count_changes_of_a_save(folder: Path) -> int:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
-@pytest.mark.parametrize("times", [1, 10**6], ids=["once", "until_mended"])
+@pytest.mark.parametrize(("error", "times"), slow_but(SHOWN, itertools.product(ERRORS, (ONCE, UNTIL_REPAIRED))))
 def test_an_error_at_any_change_of_a_save_is_survived(scratch: Path, error: int, times: int) -> None:
     for at in range(count_changes_of_a_save(scratch / "counted")):
         folder = scratch / str(at)

@@ -67,6 +67,18 @@ def test_no_room_for_a_checkpoint_ends_the_run_with_74_before_the_first_step(
     assert steps == []
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing happens to."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    processes.run(train, folder, folder=folder.with_name("logs"))
+    return folder
+
+
+def train(folder: Path) -> None:
+    workload.train(workload.make_config(folder))
+
+
 class FailingAt(NamingDisk):
     """A disk that is full for one change."""
 
@@ -93,14 +105,13 @@ class FailingAt(NamingDisk):
     ],
 )
 def test_a_disk_that_is_full_for_a_moment_costs_a_warning_and_no_row(
-    tmp_path: Path, kind: str, path: str, nth: int, num_warnings: int, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, kind: str, path: str, nth: int, num_warnings: int, whole: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    workload.train(workload.make_config(tmp_path / "whole"))
     folder = tmp_path / "starved"
     with installed(FailingAt(folder, Operation(kind, path, nth))):
         assert workload.train(workload.make_config(folder)).state == "done"
     assert len([r for r in caplog.records if r.levelno >= logging.WARNING]) == num_warnings
-    assert outcome(folder) == outcome(tmp_path / "whole")
+    assert outcome(folder) == outcome(whole)
 
 
 def test_a_folder_reached_by_a_symlink_is_resolved_once_and_shown(
@@ -164,10 +175,11 @@ def train_on_other_data(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "checkpoint", "run"])
-def test_a_new_run_starts_with_the_weights_of_another_and_nothing_else_of_it(tmp_path: Path, kind: str) -> None:
-    workload.train(workload.make_config(tmp_path / "first"))
-    newest = max((tmp_path / "first" / "checkpoints").glob("step-*"))
-    source = {"file": newest / "ema.safetensors", "checkpoint": newest, "run": tmp_path / "first"}[kind]
+def test_a_new_run_starts_with_the_weights_of_another_and_nothing_else_of_it(
+    tmp_path: Path, kind: str, whole: Path
+) -> None:
+    newest = max((whole / "checkpoints").glob("step-*"))
+    source = {"file": newest / "ema.safetensors", "checkpoint": newest, "run": whole}[kind]
     started: list[dict[str, torch.Tensor]] = []
 
     class Look(Callback):

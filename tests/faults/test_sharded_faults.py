@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from accel_trainer.core.errors import CheckpointError, DivergedError
 from tests import processes
 from tests.faults.disks import installed
-from tests.faults.power_loss import LAST_STEP, Change, Summary, replay
+from tests.faults.power_loss import LAST_STEP, Change, replay
 from tests.faults.shard_kills import ALL_KILLS, NUM_CHANGES, Kill, run_kills
 from tests.faults.tiny_run import leftovers, name_at, position_at, valid_steps
 from tests.faults.tiny_shards import (
@@ -68,7 +69,7 @@ def fail_at_each_change_of(folder: Path, victim: int) -> None:
         with installed(disk):
             disk.is_armed = True
             run.save(must_succeed=False)
-        assert run.checkpointer.num_failed_saves == at + 1, "all processes count the failure of one"
+        assert run.checkpointer.num_failed_saves == 1, "all processes count the failure of one"
         assert run.checkpointer.last_committed == name_at(before)
         if run.rank == 0:
             assert not leftovers(folder)
@@ -147,7 +148,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Change], Path]
     return read_trace(folder / "trace"), folder / "run"
 
 
-def replay_in(scratch: Path, trace: tuple[list[Change], Path], without: tuple[str, str], num_states: int) -> Summary:
+def replay_in(
+    scratch: Path, trace: tuple[list[Change], Path], without: tuple[str, str], num_states: int
+) -> Iterator[str | None]:
     """Replay what was recorded without the changes of a kind to paths that have a text."""
     changes, folder = trace
     kept = [each for each in changes if not (each[0] == without[0] and without[1] in str(each[1]))]
@@ -163,9 +166,9 @@ NOTHING = ("", "")
 def test_no_power_loss_takes_an_acknowledged_checkpoint_of_shards(
     scratch: Path, trace: tuple[list[Change], Path], effort: int
 ) -> None:
-    summary = replay_in(scratch, trace, NOTHING, 1000 * effort)
-    assert summary.num_states >= 1000 * effort
-    assert not summary.lost, summary.lost[:3]
+    states = list(replay_in(scratch, trace, NOTHING, 1000 * effort))
+    assert len(states) >= 1000 * effort
+    assert not any(states), [problem for problem in states if problem][:3]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +177,7 @@ def test_no_power_loss_takes_an_acknowledged_checkpoint_of_shards(
 def test_a_protocol_of_shards_with_a_sync_left_out_loses_checkpoints(
     scratch: Path, trace: tuple[list[Change], Path], without: tuple[str, str]
 ) -> None:
-    assert replay_in(scratch, trace, without, 1).lost
+    assert any(replay_in(scratch, trace, without, 1))
 
 
 def start_apart(folder: Path) -> None:

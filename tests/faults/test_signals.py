@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import runpy
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -23,8 +23,6 @@ from tests.variants import slow, slow_but
 
 pytestmark = pytest.mark.signal
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, bytes]]:
@@ -32,6 +30,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str,
     return {n: signals.run_undisturbed(folder / str(n), n) for n in (1, 2)}
 
 
+@pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize("case", slow_but(signals.shown_cases(), signals.some_cases()), ids=str)
 def test_a_signal_loses_nothing_and_leaves_nothing(
     case: Case, tmp_path: Path, undisturbed: dict[int, dict[str, bytes]]
@@ -45,30 +44,28 @@ def test_a_signal_loses_nothing_and_leaves_nothing(
 )
 def test_a_run_whose_launcher_dies_saves_and_ends(tmp_path: Path, number: int, num_processes: int) -> None:
     """Accelerate's own launcher leaves its processes behind: killed, all of them; terminated, a single one."""
-    shape = ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"] if num_processes > 1 else []
-    command = [sys.executable, "-m", "accelerate.commands.launch", *shape, "-m", "tests.faults.signals"]
-    with (tmp_path / "log").open("w") as log:
-        launcher = subprocess.Popen(
-            [*command, "--child", str(tmp_path), "--phase", "step"],
-            cwd=ROOT,
-            env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
-            stdout=log,
-            stderr=log,
-        )
-        ready = [tmp_path / f"ready-{rank}" for rank in range(num_processes)]
-        wait_for(lambda: all(path.exists() and path.read_text() for path in ready))
-        launcher.send_signal(number)
-        if num_processes == 1 or number == signal.SIGKILL:
-            launcher.wait(600)  # two processes are waited for by a launcher that is terminated
-        # The pause is in a step: the watchdog looks twice a second.
-        time.sleep(2)
-        (tmp_path / "go").touch()
-        wait_for(lambda: not any(is_alive(int(path.read_text())) for path in ready))
-        assert not [path for path in ready if is_alive(int(path.read_text()))], (tmp_path / "log").read_text()
-        launcher.wait(600)
+    launcher = processes.start(launch_with_accelerate, tmp_path, num_processes, num_processes=1, folder=tmp_path)
+    ready = [tmp_path / f"ready-{rank}" for rank in range(num_processes)]
+    wait_for(lambda: all(path.exists() and path.read_text() for path in ready))
+    os.kill(launcher.processes[0].pid or 0, number)
+    if num_processes == 1 or number == signal.SIGKILL:
+        launcher.wait()  # two processes are waited for by a launcher that is terminated
+    # The pause is in a step: the watchdog looks twice a second.
+    time.sleep(2)
+    (tmp_path / "go").touch()
+    wait_for(lambda: not any(is_alive(int(path.read_text())) for path in ready))
+    assert not [path for path in ready if is_alive(int(path.read_text()))], launcher.output()
+    launcher.wait()
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("preempted", 75)
     assert status["optimizer_step"] < 6
+
+
+def launch_with_accelerate(folder: Path, num_processes: int) -> None:
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    shape = ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"] if num_processes > 1 else []
+    sys.argv = ["accelerate launch", *shape, "-m", "tests.faults.signals", "--child", str(folder), "--phase", "step"]
+    runpy.run_module("accelerate.commands.launch", run_name="__main__")
 
 
 @pytest.mark.parametrize(("num_processes", "timeout_s", "suspended_s"), [(1, 0.5, 5.0), (2, 60.0, 1.5)])
@@ -108,17 +105,17 @@ def train_with_timeout(folder: Path, timeout_s: float) -> None:
 
 def test_without_a_launcher_the_end_of_the_parent_is_no_signal(tmp_path: Path) -> None:
     """As under nohup: the shell that started the run ends in the middle of it."""
-    run = f"{sys.executable} -m tests.faults.signals --child {tmp_path} --phase step > {tmp_path}/log 2>&1"
-    subprocess.run(
-        ["bash", "-c", f"{run} & until [ -e {tmp_path}/ready-0 ]; do sleep 0.1; done"],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-    )
+    processes.run(start_and_leave, tmp_path, folder=tmp_path / "logs")
     time.sleep(1.2)
     (tmp_path / "go").touch()
     wait_for((tmp_path / "run" / "result.json").exists)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["state"] == "done"
+
+
+def start_and_leave(folder: Path) -> None:
+    if os.fork() == 0:
+        signals.child(str(folder), "step")
+    wait_for((folder / "ready-0").exists)
 
 
 def test_a_signal_before_a_rank_has_handlers_is_a_preemption_for_the_launcher(tmp_path: Path) -> None:
@@ -189,7 +186,8 @@ def train_with_workers(folder: Path) -> None:
 
 
 def test_ctrl_c_on_a_terminal_reaches_launcher_and_run_and_counts_once(tmp_path: Path) -> None:
-    job = processes.start(launch_in_own_group, tmp_path, num_processes=1, folder=tmp_path / "logs")
+    """In a real interpreter: a forked one has another group, and what hands it the two signals may make them one."""
+    job = processes.start(launch_in_own_group, tmp_path, sys.executable, num_processes=1, folder=tmp_path / "logs")
     wait_for((tmp_path / "ready-0").exists)
     os.killpg(job.processes[0].pid or 0, signal.SIGINT)
     time.sleep(0.2)
@@ -197,7 +195,7 @@ def test_ctrl_c_on_a_terminal_reaches_launcher_and_run_and_counts_once(tmp_path:
     assert job.wait() == [75], job.output()
 
 
-def launch_in_own_group(folder: Path) -> None:
+def launch_in_own_group(folder: Path, python: str) -> None:
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signals.launch(Case("INT", "step", "launcher", 1), str(folder))
+    signals.launch(Case("INT", "step", "launcher", 1), str(folder), python)

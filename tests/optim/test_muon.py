@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from accel_trainer import BatchConfig, OptimizerConfig, build_optimizer
+from accel_trainer import BatchConfig, CheckpointConfig, OptimizerConfig, build_optimizer
 from accel_trainer.checkpoint.state_dict import TrainingState
 from accel_trainer.optim.muon import Muon, orthogonalized
 
 from .. import processes, workload
-from ..training.test_exactness import largest_difference, resume_everywhere
+from ..training.test_exactness import ALWAYS, ONCE, largest_difference, resume_everywhere
 from ..variants import slow
 from .test_optimizers import as_stored, small_net, train, weights
 
@@ -123,7 +123,7 @@ def test_groups_scale_the_learning_rate_by_their_dimensions_and_decay_as_fast_as
 
 @pytest.mark.slow
 def test_resume_after_every_step_is_bitwise_equal(tmp_path: Path) -> None:
-    arguments = (tmp_path / "run", "muon", 0.9, 1, None)
+    arguments = (tmp_path / "run", "muon", 0.9, 1, None, [*ONCE, ALWAYS])
     processes.run(resume_everywhere, *arguments, folder=tmp_path / "logs")
 
 
@@ -137,7 +137,7 @@ def test_two_processes_train_the_model_that_one_does(tmp_path: Path, dtype: str,
 
 def run_muon(folder: Path, num_processes: int, dtype: str) -> None:
     batch = BatchConfig(per_device_batch_size=16 // num_processes, eval_batch_size=10)
-    config = workload.make_config(folder, batch=batch, optimizer=CONFIG)
+    config = workload.make_config(folder, batch=batch, optimizer=CONFIG, checkpoint=CheckpointConfig())
     workload.train(config, num_train=72, dtype=getattr(torch, dtype))
 
 

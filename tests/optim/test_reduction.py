@@ -129,10 +129,10 @@ def hashes_on(num_processes: int, columns: Mapping[str, Mapping[str, Any]], tmp_
     return json.loads((folder / "hashes.json").read_text())
 
 
-SHOWN = {
-    "GroupNorm": {"norm": "group", "clip": 0.5},
-    "BatchNorm, AdamW, items": {"optimizer": "adamw", "items": True},
-    "BatchNorm, Muon, bf16, a dataset": {"optimizer": "muon", "precision": "bf16", "num_workers": 0},
+SHOWN = {  # of five steps in the first epoch
+    "GroupNorm": {"norm": "group", "clip": 0.5, "max_steps": 6},
+    "BatchNorm, AdamW, items": {"optimizer": "adamw", "items": True, "max_steps": 6},
+    "BatchNorm, Muon, bf16, a dataset": {"optimizer": "muon", "precision": "bf16", "num_workers": 0, "max_steps": 6},
 }
 
 

@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from accelerate.state import AcceleratorState
 
-from accel_trainer import main, parse_config
+from accel_trainer import main
 from recipes import cifar
 
 from .. import processes
@@ -167,21 +168,29 @@ def outcomes(place: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tupl
 
 
 def start_all(place: Path, folder: Path) -> None:
-    """Start the recipe for each case, in a process forked from this one, which has computed nothing."""
-    parse_config(cifar.Config, [], description="")  # so that tyro has looked at all classes
+    """Start the recipe for each case: in this process, or with variables of a launch in one that is forked from it."""
+    codes = []
     for index, (variables, flags, *_) in enumerate(CASES):
-        if (pid := os.fork()) == 0:
-            log = os.open(folder / f"{index}.log", os.O_WRONLY | os.O_CREAT)
-            os.dup2(log, sys.stdout.fileno())
-            os.dup2(log, sys.stderr.fileno())
-            try:
-                start_recipe(place, flags, variables)
-            except SystemExit as error:
-                os._exit(int(str(error.code)))
-            finally:
-                os._exit(1)
-        with (folder / "codes").open("a") as file:
-            file.write(f"{os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}\n")
+        log = os.open(folder / f"{index}.log", os.O_WRONLY | os.O_CREAT)
+        os.dup2(log, sys.stdout.fileno())
+        os.dup2(log, sys.stderr.fileno())
+        os.close(log)
+        start = start_in_a_fork if variables else start_here
+        codes.append(start(place, flags, variables))
+    (folder / "codes").write_text(" ".join(map(str, codes)))
+
+
+def start_here(place: Path, flags: str, variables: dict[str, str]) -> int:
+    with pytest.raises(SystemExit) as ended:
+        start_recipe(place, flags, variables)
+    AcceleratorState._reset_state(reset_partial_state=True)  # accelerate keeps it for the life of a process
+    return int(str(ended.value.code))
+
+
+def start_in_a_fork(place: Path, flags: str, variables: dict[str, str]) -> int:
+    if (pid := os.fork()) == 0:
+        os._exit(start_here(place, flags, variables))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def start_recipe(folder: Path, flags: str, variables: dict[str, str]) -> None:

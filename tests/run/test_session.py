@@ -12,6 +12,7 @@ import yaml
 
 from accel_trainer import (
     BatchConfig,
+    CheckpointConfig,
     CheckpointError,
     ConfigError,
     OptimizerConfig,
@@ -25,7 +26,7 @@ from .. import workload
 
 
 def run(folder: Path | None, *, num_train: int = 72, max_steps: int | None = None, **changes: Any) -> RunResult:
-    config = workload.make_config(Path("unused"))
+    config = workload.make_config(Path("unused"), checkpoint=CheckpointConfig())
     run_config = replace(config.run, output_dir=folder, **changes.pop("run", {}))
     config = replace(config, run=run_config, trainer=replace(config.trainer, max_steps=max_steps), **changes)
     return workload.train(config, num_train=num_train)

@@ -46,8 +46,9 @@ def test_a_compiled_run_resumes_with_the_same_bits_and_counts_compiling_apart(tm
 
 
 def test_without_a_compiler_the_model_runs_in_eager_mode_and_says_so_once(tmp_path: Path) -> None:
-    job = processes.run(train, tmp_path / "as it is", None, True, "/no/compiler", folder=tmp_path / "1")
+    """Once for two graphs: that of a step, and that of the evaluation."""
+    job = processes.run(train, tmp_path / "as it is", 1, True, "/no/compiler", folder=tmp_path / "1")
     assert job.output().count("cannot compile this model, which runs in eager mode") == 1
     assert "Traceback" not in job.output()
-    processes.run(train, tmp_path / "plain", None, False, folder=tmp_path / "2")
+    processes.run(train, tmp_path / "plain", 1, False, folder=tmp_path / "2")
     assert final_files(tmp_path / "as it is") == final_files(tmp_path / "plain")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from accel_trainer import Batch, Callback, MeanLoss, RunResult, StepReport, Trainer
+from accel_trainer import Batch, Callback, CheckpointConfig, MeanLoss, RunResult, StepReport, Trainer
 from accel_trainer.core.types import EvalOutput
 from accel_trainer.fault_tolerance.preemption import TIME_LIMIT
 from tests import processes, workload
@@ -50,7 +50,7 @@ class SignalInEvaluation(MeanLoss):
 
 
 def train(folder: Path, changes: Mapping[str, Any], signal_at: int | None) -> None:
-    config = workload.make_config(folder)
+    config = workload.make_config(folder, checkpoint=CheckpointConfig())
     config = replace(config, trainer=replace(config.trainer, **changes))
     if signal_at is not None and os.environ.get("RANK", "0") == "0":
         SignalInEvaluation.at = signal_at
@@ -83,7 +83,7 @@ def test_a_signal_in_the_last_evaluation_costs_nothing(
 
 
 def run(folder: Path, *callbacks: Callback, allow: tuple[str, ...] = (), **changes: Any) -> RunResult:
-    config = workload.make_config(folder)
+    config = workload.make_config(folder, checkpoint=CheckpointConfig())
     config = replace(
         config, trainer=replace(config.trainer, **changes), run=replace(config.run, allow_change=allow)
     )  # fmt: skip

@@ -61,7 +61,7 @@ def plain_loop(model: nn.Module, samples: Samples) -> dict[str, Any]:
     with torch.no_grad():
         for logits, label in zip(model(samples.features), samples.labels.tolist(), strict=True):
             loss_sum += F.cross_entropy(logits, torch.tensor(label)).item()
-            ranked = sorted(range(NUM_CLASSES), key=lambda k: -logits[k])
+            ranked = sorted(range(NUM_CLASSES), key=logits.tolist().__getitem__, reverse=True)
             hits, hits5 = hits + (ranked[0] == label), hits5 + (label in ranked[:5])
             confusion[label][ranked[0]] += 1
     num = len(samples)
@@ -98,7 +98,7 @@ def test_metrics_equal_a_plain_loop_for_any_number_of_samples_and_processes(tmp_
 
 def check_all_sizes() -> None:
     with joined_processes() as accelerator:
-        for num_samples, batch_sizes in ((1, (1, 7)), (3, (1, 2)), (97, (1, 13, 97, 500)), (10_000, (333,))):
+        for num_samples, batch_sizes in ((1, (1, 7)), (3, (1, 2)), (97, (1, 13, 97, 500)), (2_000, (333,))):
             samples = Samples(num_samples)
             expected = plain_loop(make_model(), samples)
             for batch_size in batch_sizes:
@@ -134,7 +134,7 @@ class ManySums:
 
 def evaluate_in_parts() -> None:
     with joined_processes() as accelerator:
-        for num_samples, batch_size in ((1, 7), (3, 1), (5, 2), (97, 1), (97, 13), (97, 500), (1000, 31)):
+        for num_samples, batch_size in ((1, 7), (3, 1), (5, 2), (97, 1), (97, 13), (97, 500), (500, 31)):
             samples = Samples(num_samples)
             loader = shared(samples, batch_size, accelerator, num_parts=8)
             evaluator = Evaluator(

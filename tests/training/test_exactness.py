@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from accel_trainer import BatchConfig, Callback, OptimizerConfig, RunResult, RuntimeConfig, StepReport, Trainer
+from accel_trainer import (
+    BatchConfig,
+    Callback,
+    CheckpointConfig,
+    OptimizerConfig,
+    RunResult,
+    RuntimeConfig,
+    StepReport,
+    Trainer,
+)
 
 from .. import processes, workload
 from ..variants import slow
@@ -55,17 +66,20 @@ SPLITS = {"1x(8x2)": (1, 8, 2), "2x8": (2, 8, 1), "2x(4x2)": (2, 4, 2), "4x4": (
 
 
 @pytest.mark.parametrize(
-    ("num_train", "dtype"),
+    ("num_train", "dtype", "splits"),
     [
-        (65, "float64"),
-        *slow([(64, "float32"), (64, "float64"), (65, "float32"), (72, "float32"), (72, "float64")]),
+        (65, "float64", ["1x(8x2)", "2x(4x2)"]),
+        *slow(itertools.product((64, 65, 72), ("float32", "float64"), [SPLITS])),
     ],
 )
-def test_any_split_of_the_global_batch_trains_the_same_model(tmp_path: Path, num_train: int, dtype: str) -> None:
+def test_any_split_of_the_global_batch_trains_the_same_model(
+    tmp_path: Path, num_train: int, dtype: str, splits: Collection[str]
+) -> None:
     options = {"num_train": num_train, "dtype": getattr(torch, dtype)}
     processes.run(run_split, tmp_path / "whole", 16, 1, options, folder=tmp_path / "logs")
     whole = history(tmp_path / "whole")
-    for name, (num_processes, micro, accumulation) in SPLITS.items():
+    for name in splits:
+        num_processes, micro, accumulation = SPLITS[name]
         folder = tmp_path / name
         processes.run(
             run_split,
@@ -82,39 +96,41 @@ def test_any_split_of_the_global_batch_trains_the_same_model(tmp_path: Path, num
             assert mine == pytest.approx(theirs, abs=1e-6), name
 
 
-@pytest.mark.parametrize("num_train", [65, *slow([64, 72])])
-def test_batch_norm_trains_the_same_model_on_any_number_of_processes(tmp_path: Path, num_train: int) -> None:
+@pytest.mark.parametrize(("num_train", "numbers"), [(65, [2]), *slow([(64, [2, 4]), (65, [2, 4]), (72, [2, 4])])])
+def test_batch_norm_trains_the_same_model_on_any_number_of_processes(
+    tmp_path: Path, num_train: int, numbers: Sequence[int]
+) -> None:
     options = {"num_train": num_train, "norm": "batch"}
-    for num_processes in (1, 2, 4):
+    for num_processes in (1, *numbers):
         arguments = (tmp_path / str(num_processes), 16 // num_processes, 1, options)
         processes.run(run_split, *arguments, num_processes=num_processes, folder=tmp_path / f"logs-{num_processes}")
-    assert largest_difference(tmp_path / "1", tmp_path / "2") <= 1e-6
-    assert largest_difference(tmp_path / "1", tmp_path / "4") <= 1e-6
+    for num_processes in numbers:
+        assert largest_difference(tmp_path / "1", tmp_path / str(num_processes)) <= 1e-6
 
 
 def run_split(folder: Path, micro: int, accumulation: int, options: dict[str, Any]) -> None:
     batch = BatchConfig(per_device_batch_size=micro, accumulation_steps=accumulation, eval_batch_size=10)
-    workload.train(workload.make_config(folder, batch=batch), **options)
+    workload.train(workload.make_config(folder, batch=batch, checkpoint=CheckpointConfig()), **options)
 
 
 LOADERS = {"images in memory": None, "a dataset": 0, "a dataset with workers": 2}
 NUM_TRAIN, STEPS_PER_EPOCH, NUM_STEPS = 44, 3, 6  # the last step batch of an epoch is short
+ONCE, ALWAYS = [(step,) for step in range(1, NUM_STEPS + 1)], tuple(range(1, NUM_STEPS + 1))
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "ema_decay", "accumulation"),
+    ("optimizer", "ema_decay", "accumulation", "runs"),
     [
-        ("sgd", 0.9, 4),
-        *slow([("sgd", None, 1), ("sgd", None, 4), ("sgd", 0.9, 1)]),
-        *slow([("adamw", None, 1), ("adamw", None, 4), ("adamw", 0.9, 1), ("adamw", 0.9, 4)]),
+        ("sgd", 0.9, 4, [ONCE[1], ALWAYS]),
+        *slow(itertools.product(("sgd", "adamw"), (None, 0.9), (1, 4), [[*ONCE, ALWAYS]])),
     ],
 )
 def test_resume_after_every_step_is_bitwise_equal(
-    tmp_path: Path, optimizer: str, ema_decay: float | None, accumulation: int
+    tmp_path: Path, optimizer: str, ema_decay: float | None, accumulation: int, runs: Sequence[tuple[int, ...]]
 ) -> None:
     jobs = [
         processes.start(
-            resume_everywhere, tmp_path / name, optimizer, ema_decay, accumulation, num_workers,
+            resume_everywhere, tmp_path / name, optimizer, ema_decay, accumulation, num_workers, runs,
             num_processes=1, folder=tmp_path / f"logs {name}", has_workers=bool(num_workers),
         )
         for name, num_workers in LOADERS.items()
@@ -124,9 +140,10 @@ def test_resume_after_every_step_is_bitwise_equal(
 
 
 def resume_everywhere(
-    folder: Path, optimizer: str, ema_decay: float | None, accumulation: int, num_workers: int | None
-) -> None:
-    """Stop after each step of a 2-epoch run in turn and go on; then stop after every single step of one run."""
+    folder: Path, optimizer: str, ema_decay: float | None, accumulation: int, num_workers: int | None,
+    runs: Sequence[tuple[int, ...]],
+) -> None:  # fmt: skip
+    """Train for 2 epochs without a stop, and again for each of `runs`, which is stopped after its steps."""
     base = workload.make_config(
         folder,
         optimizer=OptimizerConfig(name=optimizer, learning_rate=0.01),
@@ -145,18 +162,18 @@ def resume_everywhere(
 
     folder.mkdir()
     undisturbed = run("undisturbed")
-    for step in range(1, NUM_STEPS + 1):
-        assert run(f"stop-{step}", step) == undisturbed, f"stopped after step {step}"
-    assert run("stop-always", *range(1, NUM_STEPS + 1)) == undisturbed
+    for stops in runs:
+        assert run(f"stop-{stops}", *stops) == undisturbed, f"stopped after {stops}"
     assert run("undisturbed") == undisturbed  # a finished run has nothing left to do
 
 
-def test_a_preemption_at_any_step_leaves_out_no_evaluation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", [[2, STEPS_PER_EPOCH, NUM_STEPS], *slow([(ALWAYS,)])])
+def test_a_preemption_at_any_step_leaves_out_no_evaluation(tmp_path: Path, steps: Sequence[int]) -> None:
     """At an epoch's last step the evaluation is still to come: the resumed run makes it, and no step."""
-    processes.run(preempt_everywhere, tmp_path, folder=tmp_path / "logs")
+    processes.run(preempt_at_each, tmp_path, steps, folder=tmp_path / "logs")
 
 
-def preempt_everywhere(folder: Path) -> None:
+def preempt_at_each(folder: Path, steps: Sequence[int]) -> None:
     def run(name: str, preempted_at: int | None = None) -> RunResult:
         config = workload.make_config(folder / name)
         callbacks = () if preempted_at is None else (Preempt(preempted_at),)
@@ -164,7 +181,7 @@ def preempt_everywhere(folder: Path) -> None:
 
     assert run("undisturbed").state == "done"
     undisturbed = final_files(folder / "undisturbed")
-    for step in range(1, NUM_STEPS + 1):
+    for step in steps:
         name = f"preempted-{step}"
         first = run(name, preempted_at=step)
         assert (first.state, first.position.optimizer_step) == ("preempted", step)
@@ -215,7 +232,7 @@ def test_compressed_gradients_round_and_do_no_more(tmp_path: Path) -> None:
 def run_with(folder: Path, options: dict[str, Any], max_steps: int | None) -> None:
     runtime = RuntimeConfig(num_threads=1, timeout_s=300, **options)
     batch = BatchConfig(per_device_batch_size=8, eval_batch_size=10)
-    config = workload.make_config(folder, batch=batch, runtime=runtime)
+    config = workload.make_config(folder, batch=batch, runtime=runtime, checkpoint=CheckpointConfig())
     check = AssertGraphOptions(options)
     workload.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)), callbacks=(check,))
 
@@ -233,16 +250,22 @@ class AssertGraphOptions(Callback):
             assert getattr(trainer._model, name) == self._options.get(name, False), name
 
 
-def test_a_resume_on_many_processes_is_bitwise_equal(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What four processes train without a stop."""
+    folder = tmp_path_factory.mktemp("four processes")
+    processes.run(run_until, folder / "whole", None, num_processes=4, folder=folder / "logs")
+    return folder / "whole"
+
+
+def test_a_resume_on_many_processes_is_bitwise_equal(tmp_path: Path, whole: Path) -> None:
     """Three or more add up gradients in an order that must not depend on when they started."""
-    for name, stops in {"whole": (None,), "stopped": (3, None)}.items():
-        for max_steps in stops:
-            processes.run(run_until, tmp_path / name, max_steps, num_processes=4, folder=tmp_path / f"logs-{name}")
-    assert final_files(tmp_path / "whole") == final_files(tmp_path / "stopped")
+    for max_steps in (3, None):
+        processes.run(run_until, tmp_path / "stopped", max_steps, num_processes=4, folder=tmp_path / "logs")
+    assert final_files(tmp_path / "stopped") == final_files(whole)
 
 
-def test_a_run_continues_on_fewer_processes_with_the_same_trajectory(tmp_path: Path) -> None:
-    processes.run(run_until, tmp_path / "whole", None, num_processes=4, folder=tmp_path / "logs")
+def test_a_run_continues_on_fewer_processes_with_the_same_trajectory(tmp_path: Path, whole: Path) -> None:
     for num_processes, max_steps in ((4, 3), (2, 7), (1, None)):
         processes.run(
             run_until,
@@ -251,12 +274,13 @@ def test_a_run_continues_on_fewer_processes_with_the_same_trajectory(tmp_path: P
             num_processes=num_processes,
             folder=tmp_path / f"logs-{num_processes}",
         )
-    assert largest_difference(tmp_path / "whole", tmp_path / "shrinking") <= 1e-6
-    for mine, theirs in zip(history(tmp_path / "whole"), history(tmp_path / "shrinking"), strict=True):
+    assert largest_difference(whole, tmp_path / "shrinking") <= 1e-6
+    for mine, theirs in zip(history(whole), history(tmp_path / "shrinking"), strict=True):
         assert mine == pytest.approx(theirs, abs=1e-6)
 
 
 def run_until(folder: Path, max_steps: int | None) -> None:
     # 4 per device on 4 processes; on fewer, the global batch of 16 stays and is accumulated.
-    config = workload.make_config(folder, batch=BatchConfig(per_device_batch_size=4, eval_batch_size=10))
+    batch = BatchConfig(per_device_batch_size=4, eval_batch_size=10)
+    config = workload.make_config(folder, batch=batch, checkpoint=CheckpointConfig())
     workload.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)))

@@ -17,6 +17,7 @@ from torch import nn
 from accel_trainer import (
     Batch,
     Callback,
+    CheckpointConfig,
     ClassificationTask,
     EvalOutput,
     RunResult,
@@ -70,7 +71,7 @@ class Watcher(Callback):
 
 
 def run(folder: Path, *, max_steps: int | None = None, watcher: Watcher | None = None) -> RunResult:
-    config = workload.make_config(folder)
+    config = workload.make_config(folder, checkpoint=CheckpointConfig())
     # accelerate unscales before clipping only under its own float16, which the CPU does not have.
     trainer = replace(config.trainer, max_grad_norm=None, max_steps=max_steps, log_every_n_steps=1)
     watcher = watcher or Watcher(OverflowingTask())

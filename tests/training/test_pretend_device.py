@@ -104,7 +104,10 @@ def test_the_recipe_has_the_bits_of_the_cpu_and_the_host_waits_for_no_step(tmp_p
 
 @pytest.mark.parametrize(
     ("accelerator", "precision"),
-    [("pretend", "no"), *(pytest.param("gpu", name, marks=pytest.mark.gpu) for name in ("no", "bf16", "fp16"))],
+    [
+        *slow([("pretend", "no")]),
+        *(pytest.param("gpu", name, marks=pytest.mark.gpu) for name in ("no", "bf16", "fp16")),
+    ],
 )
 def test_a_run_that_was_stopped_in_an_epoch_ends_with_the_same_bytes(
     tmp_path: Path, accelerator: str, precision: str
@@ -116,9 +119,10 @@ def test_a_run_that_was_stopped_in_an_epoch_ends_with_the_same_bytes(
 
 
 def train_with_dropout(folder: Path, stops: tuple[int | None, ...]) -> None:
-    config = workload.make_config(folder)
+    config = workload.make_config(folder, checkpoint=CheckpointConfig(every_n_steps=2))
     for max_steps in stops:
-        workload.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)), dropout=0.3)
+        trainer = replace(config.trainer, max_steps=max_steps)
+        workload.train(replace(config, trainer=trainer), norm="batch", dropout=0.3)
 
 
 @on_each_accelerator
@@ -190,7 +194,8 @@ def test_a_step_never_waits_for_the_gpu(tmp_path: Path, max_grad_norm: float | N
 def train_in_float64(folder: Path, batch_size: int, has_met_before: bool) -> None:
     if has_met_before:
         PartialState()  # forms a group for tensors of the accelerator, and those only
-    config = workload.make_config(folder, batch=BatchConfig(per_device_batch_size=batch_size))
+    batch = BatchConfig(per_device_batch_size=batch_size)
+    config = workload.make_config(folder, batch=batch, checkpoint=CheckpointConfig())
     workload.train(config, dtype=torch.float64, norm="batch")
 
 

@@ -141,6 +141,6 @@ def take_an_epoch(root: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0])
-def test_a_share_that_makes_no_sense_is_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match=f"max-fraction is {value}: set it"):
+def test_a_fraction_that_makes_no_sense_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match=f"bad_images.max_fraction is {value}: set it"):
         BadImageConfig(max_fraction=value)

@@ -351,7 +351,7 @@ def _reading(path: object, flags: int, *rest: object, **more: object) -> int:
 
 def test_a_full_disk_is_reported_before_and_while_decoding(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(cache.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100})())
+        patch.setattr(cache, "free_bytes", lambda path: 100)
         with pytest.raises(OutputError, match=r"CACHE_TOO_LARGE.*choose another cache folder"):
             load(root)
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from statistics import median_low
 
@@ -24,7 +23,7 @@ from ...core import filesystem
 from ...core.errors import ConfigError, DataError, ExitCode, OutputError, UserError
 from ...distributed.machine import available_cpus
 from ...vision import EvalTransform, PhotoSplit, load_photos
-from ...vision.data.photo_decode import decode_photo
+from ...vision.data.photo_decode import decode_photo, opened_image
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..parser import CommandParser
 from ..runs.tables import both_ends, format_table
@@ -93,12 +92,10 @@ def examine_photo(split: PhotoSplit, index: int) -> Photo:
     try:
         data = split.encoded_at(index)
         pixels = decode_photo(data, name)
+        with opened_image(data, name) as image:
+            kind = f"{image.format} {image.mode}"
     except DataError as error:
         return Photo(name, 0, 0, "", b"", str(error.args[0]))
-    from PIL import Image
-
-    with Image.open(BytesIO(data)) as image:
-        kind = f"{image.format} {image.mode}"
     return Photo(name, pixels.shape[0], pixels.shape[1], kind, hashlib.sha256(data).digest(), None)
 
 

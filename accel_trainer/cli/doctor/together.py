@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -13,7 +12,7 @@ from accelerate import Accelerator
 
 from ...core.errors import UserError
 from ...distributed.accelerator import describe_machine, start_accelerator
-from ...distributed.collectives import gather_rows, shutdown
+from ...distributed.collectives import gather_rows, join_peers, shutdown
 from ...run.preflight import LaunchContext
 from .findings import Finding, rank_in
 
@@ -21,8 +20,6 @@ _MAX_WAIT_S = 30.0
 _LARGE_BYTES, _LARGE_TIMES, _SMALL_TIMES = 16 << 20, 5, 20
 _SLOW_BYTES_PER_S = 100e6
 _MAX_CLOCK_SKEW_S = 2.0
-
-CODES = ("LAUNCH", "RENDEZVOUS", "CLOCKS", "SLOW_NETWORK")
 
 
 def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str], list[Finding]]:
@@ -32,12 +29,6 @@ def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str]
         accelerator = start_accelerator(replace(now.config.runtime, timeout_s=timeout_s))
     except UserError as error:
         return [], [*mine, Finding(error.code, "error", str(error.args[0]), rank_in(now))]
-    except (RuntimeError, ValueError) as error:  # raised by torch if the group cannot be formed
-        message = (
-            f"process {rank_in(now)} of {now.num_processes} did not meet the others within {timeout_s:g} s "
-            f"({str(error).splitlines()[0]}): start all of them, and open the port between the machines"
-        )
-        return [], [*mine, Finding("RENDEZVOUS", "error", message, rank_in(now))]
     lines = [describe_machine(accelerator)]
     if accelerator.num_processes > 1:
         line, bytes_per_s = _measure(accelerator)
@@ -45,7 +36,9 @@ def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str]
         found = [*_find_clock_skew(accelerator), *_find_slow(bytes_per_s)]
         if accelerator.is_main_process:
             mine = [*mine, *found]
-        mine = _gather(mine, accelerator)
+        peers = join_peers(accelerator, timeout_s=timeout_s)
+        of_all = peers.agree(lambda: [asdict(finding) for finding in mine])
+        mine = [Finding(**values) for of_one in of_all for values in of_one]
     shutdown(accelerator)
     return lines, mine
 
@@ -96,15 +89,3 @@ def _seconds(act: Callable[[], object], tensor: torch.Tensor, *, times: int) -> 
         act()
     tensor[0].item()
     return (time.perf_counter() - start_s) / times
-
-
-def _gather(mine: list[Finding], accelerator: Accelerator) -> list[Finding]:
-    """Return the findings of all processes, ordered by rank. **Collective.**"""
-    rank = accelerator.process_index
-    text = json.dumps([asdict(finding) for finding in mine]).encode()
-    rows = gather_rows(torch.tensor([[rank, byte] for byte in text]), accelerator)
-    return [
-        Finding(**values)
-        for index in range(accelerator.num_processes)
-        for values in json.loads(bytes(rows[rows[:, 0] == index, 1].tolist()))
-    ]

@@ -43,7 +43,7 @@ def write_card(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, 
 def _metadata(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, float]) -> Any:
     from huggingface_hub import EvalResult, ModelCardData
 
-    dataset = str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2] or "unknown"
+    dataset = run.dataset or "unknown"
     name = config.get("model", {}).get("name")  # None: a model of one's own
     task = "other" if name is None else "image-classification"
     return ModelCardData(

@@ -38,9 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.add_argument("--to", type=Path, default=Path("report.html"), help="the file to write; default: report.html")
     parser.add_argument("--dataset", help="dataset to show training images of; default: none")
-    parser.add_argument(
-        "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="cache of decoded images"
-    )
+    parser.add_cache_option()
     options = parser.parse_args(argv)
     path, data = options.to, None
     charts = path.with_suffix("")
@@ -113,9 +111,8 @@ def _describe(run: RunReader, number: int, data: ImageDataset | Photos | None) -
 
 
 def _subtitle(run: RunReader) -> str:
-    dataset = str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2]
     model = (run.config.get("model") or {}).get("name", "")
-    return " on ".join(str(part) for part in (model, dataset) if part)
+    return " on ".join(str(part) for part in (model, run.dataset) if part)
 
 
 def _facts(run: RunReader) -> list[dict[str, str]]:

@@ -43,6 +43,11 @@ class RunReader:
         """The folder's name."""
         return self.folder.resolve().name
 
+    @property
+    def dataset(self) -> str:
+        """The dataset's name, or that of its folder; empty if the recipe has no such setting."""
+        return str(self.config.get("dataset") or "").rstrip("/").rpartition("/")[2]
+
     @cached_property
     def state(self) -> str:
         """`running`, `killed`, `done`, `failed` and so on."""

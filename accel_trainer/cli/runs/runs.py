@@ -48,8 +48,8 @@ def _row(run: RunReader) -> dict[str, Any]:
     metric, last = run.headline(), run.rows[-1] if run.rows else {}
     evaluations = run.evaluations()
     return {
-        "name": run.name, "data": str(run.config.get("dataset", "")).rstrip("/").rpartition("/")[2],
-        "state": run.state, "step": run.result.get("optimizer_step", last.get("optimizer_step")),
+        "name": run.name, "data": run.dataset, "state": run.state,
+        "step": run.result.get("optimizer_step", last.get("optimizer_step")),
         "epoch": run.result.get("epoch", last.get("epoch")), "metric": metric,
         "best": run.best_evaluation().get(metric) if metric else None,
         "last": evaluations[-1].get(metric) if metric and evaluations else None,

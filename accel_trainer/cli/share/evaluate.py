@@ -126,7 +126,7 @@ def evaluate(
     data = load_eval_data(
         choice, stored.config, batch_size=batch_size, num_workers=num_workers, device=accelerator.device
     )
-    model = place_model(stored.model, accelerator, runtime, lambda module: None)
+    model = place_model(stored.model, accelerator, runtime)
     num_classes = len(stored.config.class_names)
     metrics: list[Metric] = [MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(num_classes)]
     task = ClassificationTask(ClassificationConfig(tta=tta))

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, runtime = read_export_config(folder), RuntimeConfig()
     accelerator = start_accelerator(runtime)
     device = torch.device("cpu") if own_model is not None else accelerator.device
-    model = own_model or place_model(from_pretrained(folder), accelerator, runtime, lambda module: None)
+    model = own_model or place_model(from_pretrained(folder), accelerator, runtime)
     num_failed = 0
     with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
         batch_size = options.batch_size if config.image_size is not None else 1  # of images that may differ in size

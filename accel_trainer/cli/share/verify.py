@@ -45,9 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="accel-trainer verify", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("folder", type=Path, help="an export, or a finished run")
     parser.add_argument("--dataset", help="name or folder; default: the data it was trained on")
-    parser.add_argument(
-        "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help="cache of decoded images"
-    )
+    parser.add_cache_option()
     parser.add_argument(
         "--tolerance", type=float, default=5e-4,
         help="allowed difference: 0.0005 is 5 of 10,000 images, or 0.05 %% of a loss",

@@ -10,7 +10,8 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from ...core.errors import ConfigError, DataError
+from ...core.config import BELOW_ONE
+from ...core.errors import DataError
 from ..sources.raw import RawSplit
 
 
@@ -31,11 +32,7 @@ class BadImageConfig:
     """The largest fraction (0..1) of the images of a split that `skip` may leave out; more are an error."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_fraction < 1:
-            raise ConfigError(
-                "CONFIG",
-                f"--bad-images.max-fraction is {self.max_fraction}: set it to at least 0 and below 1",
-            )
+        BELOW_ONE.check(self, "bad_images", "max_fraction")
 
     def check(self, left_out: Sequence[BadImage], *, num_images: int) -> None:
         """Raise DataError if `left_out` are too many of the `num_images` of a split."""

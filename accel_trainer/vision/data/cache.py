@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import islice
@@ -26,7 +25,7 @@ from tqdm import tqdm
 from ...core import filesystem, platform
 from ...core.errors import DataError, OutputError
 from ...core.filesystem import AppendFile
-from ...core.run_dir import expand_home
+from ...core.run_dir import expand_home, free_bytes
 from ..sources.find import find_source
 from ..sources.raw import RawImages, RawSplit, Source, checked_class_names
 from .bad_images import BadImage, BadImageConfig
@@ -144,7 +143,7 @@ def _build(folder: Path, raw: RawImages, bad_images: BadImageConfig, *, is_sole_
 
 
 def _check_room(partial: Path, needed: int) -> None:
-    free = shutil.disk_usage(partial.parent).free + sum(path.stat().st_size for path in partial.iterdir())
+    free = free_bytes(partial.parent) + sum(path.stat().st_size for path in partial.iterdir())
     if needed > free:
         raise OutputError(
             "CACHE_TOO_LARGE",

@@ -5,19 +5,23 @@ Shapes: B batch (may be 0), C channels, H height, W width, K classes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 
-from ...core.batch_plan import BatchPlan, split_evenly
+from ...core.batch_plan import BatchConfig, BatchPlan, split_evenly
 from ...core.errors import ConfigError
 from ...core.rng import epoch_permutation
 from ...core.types import Batch, LazyBatches, StepBatch
 from ..augment.batch import AugmentConfig, Placement, cut_out, draw_mix, draw_partners, draw_placement
-from .images import ImageSplit, Normalization
+from .images import ImageDataset, ImageSplit, Normalization
 from .pixels import Normalizer, crop
+
+_logger = logging.getLogger(__name__)
 
 
 class _Pixels:
@@ -137,3 +141,30 @@ class ImageEvalLoader:
     def name_of(self, sample_id: int) -> str:
         """Return the place of an image: the cache keeps no names."""
         return f"test image {sample_id}"
+
+
+def build_image_loaders(
+    images: ImageDataset, batch: BatchConfig, *, augment: AugmentConfig, seed: int, accelerator: Accelerator
+) -> tuple[ImageLoader, ImageEvalLoader]:
+    """Return the training and the evaluation loader of this process, with the images on its device."""
+    if accelerator.is_main_process:
+        for name, split in (("train", images.train), ("test", images.test)):
+            _warn_of_left_out(name, split)
+    train = ImageLoader(
+        images.train, plan=batch.plan(len(images.train), num_processes=accelerator.num_processes),
+        process_index=accelerator.process_index, seed=seed, augment=augment, normalization=images.normalization,
+        device=accelerator.device,
+    )  # fmt: skip
+    evaluation = ImageEvalLoader(
+        images.test, batch_size=batch.eval_batch_size, num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index, normalization=images.normalization, device=accelerator.device,
+        num_parts=train.plan.num_parts,
+    )  # fmt: skip
+    return train, evaluation
+
+
+def _warn_of_left_out(name: str, split: ImageSplit) -> None:
+    if split.left_out:
+        total = len(split) + len(split.left_out)
+        listed = "; ".join(bad.message for bad in split.left_out)
+        _logger.warning("%d of %d %s images are left out: %s", len(split.left_out), total, name, listed)

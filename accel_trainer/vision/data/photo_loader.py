@@ -23,7 +23,6 @@ from ...core.errors import ConfigError
 from ...core.rng import epoch_permutation
 from ...core.types import Batch, StepBatch
 from ...data.dataloader import DeviceCopy, read_steps
-from ...distributed.accelerate_settings import reject_unsupported
 from ...distributed.streams import has_streams
 from ..augment.batch import draw_mix, draw_partners
 from ..augment.photo import PhotoAugment, PhotoAugmentConfig
@@ -222,9 +221,9 @@ def build_photo_loaders(
     """Return the training and the evaluation loader of this process. The main process logs the photos' notes.
 
     Raises:
-        ConfigError: `accelerator` has settings that are not supported, or the batch does not fit the data.
+        ConfigError: the batch does not fit the data or the processes, or the augmentation the size.
+        DataError: there are fewer photos than processes.
     """
-    reject_unsupported(accelerator)
     if accelerator.is_main_process:
         for note in photos.notes:
             _logger.warning(note)

@@ -1,0 +1,41 @@
+"""What a release says of itself is the same in all of its files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_changelog_has_the_version_with_its_date() -> None:
+    assert f"\n## {PROJECT['version']} - 20" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_readme_names_the_oldest_and_the_newest_python() -> None:
+    allowed = SpecifierSet(PROJECT["requires-python"])
+    minors = [minor for minor in range(100) if allowed.contains(f"3.{minor}.0")]
+    assert f"Python 3.{minors[0]} to 3.{minors[-1]}" in (ROOT / "README.md").read_text()
+
+
+def test_every_dependency_is_pinned_at_a_version_that_it_allows() -> None:
+    pinned: dict[str, list[str]] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            pin = Requirement(line)
+            pinned.setdefault(canonicalize_name(pin.name), []).append(str(pin.specifier).removeprefix("=="))
+    declared = sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"])
+    for wanted in map(Requirement, declared):
+        if canonicalize_name(wanted.name) != PROJECT["name"]:  # an extra that has others
+            versions = pinned[canonicalize_name(wanted.name)]
+            assert any(map(wanted.specifier.contains, versions)), (str(wanted), versions)
