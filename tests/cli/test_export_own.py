@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -238,6 +239,11 @@ def test_an_onnx_of_other_weights_differs(pixels: Path, tmp_path: Path, capsys: 
     assert code == 1
     assert re.search(r"^example.safetensors .* CHANGED$", out, re.MULTILINE)
     assert re.search(r"^linear .* DIFFERS$", out, re.MULTILINE)
+    config = json.loads((run / "export" / "config.json").read_text())
+    config["example_sha256"] = hashlib.sha256((run / "export" / "example.safetensors").read_bytes()).hexdigest()
+    (run / "export" / "config.json").write_text(json.dumps(config))
+    code, out, _ = run_command(capsys, ["verify", run])
+    assert (code, "CHANGED" in out) == (1, False), "also with their own hash"
 
 
 def test_a_model_that_cannot_be_converted_is_one_line_and_the_run_is_done(

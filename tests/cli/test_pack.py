@@ -137,7 +137,7 @@ def pack_and_die(source: Path, out: Path, num_changes: int) -> None:
 
 
 @FORKS
-@pytest.mark.parametrize("every", [17, *slow([3])])
+@pytest.mark.parametrize("every", [13, *slow([3])])
 def test_killed_anywhere_and_started_again_it_writes_the_same_bytes(every: int, source: Path, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "packed"
     with installed(CountingDisk()) as disk:
