@@ -1,8 +1,8 @@
 # `make` lists the targets. ARGS is passed on: `make train ARGS="--epochs 5"`, `make test ARGS="-k resume"`.
-# JOBS is the number of tests that run at once: most wait for processes more than they compute.
+# JOBS is the number of tests that run at once: many wait for processes, and each further worker imports everything again.
 PYTHON ?= python3
 ARGS ?=
-JOBS ?= 6
+JOBS ?= 4
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 TRAINABLE := .venv/.trainable

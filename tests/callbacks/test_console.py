@@ -23,6 +23,25 @@ def recipe(config):
 main(recipe, RecipeConfig, description="", argv=[])
 """
 
+PRINTS_LAST = """
+from accel_trainer import RecipeConfig, RunResult, TrainState, main
+
+def recipe(config):
+    print("not flushed")
+    return RunResult("done", "", TrainState(), {}, None)
+
+main(recipe, RecipeConfig, description="", argv=[])
+"""
+
+
+def test_what_a_recipe_prints_last_changes_no_exit_code(tmp_path: Path) -> None:
+    """In a real interpreter, which writes the text when it ends."""
+    (tmp_path / "recipe.py").write_text(PRINTS_LAST)
+    command, environment = [sys.executable, tmp_path / "recipe.py"], {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
 
 @pytest.mark.usefixtures("python_is_forked")
 def test_a_run_whose_reader_is_gone_trains_to_its_end(tmp_path: Path) -> None:

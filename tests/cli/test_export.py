@@ -208,7 +208,8 @@ def test_what_keeps_a_push_from_working_is_one_line_before_any_work(
     runs: Path, tmp_path: Path, name: str, token: str, fix: str
 ) -> None:
     nobody = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_TOKEN": token}
-    refused = call_apart("export", runs / "fast", "--hub", name, **nobody)
+    run = shutil.copytree(runs / "fast", tmp_path / "run", ignore=shutil.ignore_patterns("export"))  # nothing to export
+    refused = call_apart("export", run, "--hub", name, **nobody)
     assert refused.returncode == 73
     assert refused.stderr.startswith(f"accel_trainer: error[HUB]: --hub {name}: ")
     assert refused.stderr.endswith(f": {fix}\n")

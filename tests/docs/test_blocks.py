@@ -27,7 +27,6 @@ LONG = (
     "commands.md",
     "data.md",
     "exactness.md",
-    "models.md",
     "photos.md",
     "step.md",
     "tutorial.md",
