@@ -48,7 +48,7 @@ def signals_handed_on() -> Iterator[list[int]]:
     """Forward signals to all children inside the block; yield the list of signal numbers received.
 
     A first INT is forwarded as TERM: a terminal also sends INT to the children, and a second INT would make them
-    exit at once.
+    exit at once. The launchers of torch and accelerate do not say which children they start: `Popen` does.
     """
     received: list[int] = []
     children: list[subprocess.Popen[Any]] = []
@@ -66,11 +66,11 @@ def signals_handed_on() -> Iterator[list[int]]:
                 child.send_signal(signal.SIGTERM if number == signal.SIGINT and is_first else number)
 
     previous = {number: signal.signal(number, hand_on) for number in SIGNALS}
-    subprocess.Popen.__init__ = start_and_remember  # type: ignore[method-assign]
+    subprocess.Popen.__init__ = start_and_remember  # type: ignore[method-assign]  # for the block
     try:
         yield received
     finally:
-        subprocess.Popen.__init__ = start  # type: ignore[method-assign]
+        subprocess.Popen.__init__ = start  # type: ignore[method-assign]  # as before
         for number, handler in previous.items():
             signal.signal(number, handler)
 

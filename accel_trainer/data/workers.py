@@ -136,7 +136,7 @@ class _SeededSamples:
 
     def _exit_with_main(self, main_pid: int) -> None:
         while os.getppid() == main_pid and not self.is_closed.value:
-            time.sleep(_WORKER_CHECK_S)
+            time.sleep(_WORKER_CHECK_S)  # nothing reports the end of a parent on every platform
         os._exit(0)
 
     def __getitem__(self, key_and_id: tuple[int, int]) -> tuple[int, Any]:
