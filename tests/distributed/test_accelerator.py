@@ -278,7 +278,7 @@ def test_memory_that_a_step_frees_is_there_for_the_next(tmp_path: Path) -> None:
 
 def check_freed_memory() -> None:
     start_accelerator(ONE_THREAD)
-    blocks = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for _ in range(3)]
+    blocks = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for _ in range(6)]
     model, images = nn.Sequential(*blocks), torch.randn(64, 16, 32, 32)
 
     def count_faults(num_steps: int) -> int:
@@ -289,4 +289,4 @@ def check_freed_memory() -> None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     count_faults(6)
-    assert count_faults(15) < 10_000, "30,000 to 60,000 if it is given back"
+    assert count_faults(30) < 20_000, "100,000 to 250,000 if it is given back"
