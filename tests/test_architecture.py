@@ -130,16 +130,9 @@ def imported_modules(source: Module, modules: Collection[str]) -> set[str]:
 # --- size of the house ---
 
 
-def test_a_folder_says_what_lives_in_it_and_can_be_taken_in_at_a_glance() -> None:
+def test_every_package_has_a_docstring() -> None:
     for folder in (path.parent for path in (ROOT / PACKAGE).rglob("__init__.py")):
-        modules = [path for path in folder.glob("*.py") if path.name not in ("__init__.py", "__main__.py")]
-        assert len(modules) <= 10, folder
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
-
-
-def test_no_file_is_longer_than_three_hundred_lines() -> None:
-    lengths = {path.name: len(path.read_text().splitlines()) for path in (ROOT / PACKAGE).rglob("*.py")}
-    assert {name: length for name, length in lengths.items() if length > 300} == {}
 
 
 # --- one room per side effect ---
@@ -401,9 +394,12 @@ def test_a_harmless_line_is_left_alone(kind: str, source: str) -> None:
 # --- weight ---
 
 
-def count_code_lines(source: str) -> int:
-    """Count the lines that hold code: neither blank, nor comment, nor docstring, nor import."""
-    lines: set[int] = set()
+def count_tokens(source: str) -> int:
+    """Count the tokens of code: of neither blank lines, comments, docstrings nor imports.
+
+    A bound on lines would be met by dense lines.
+    """
+    dropped: set[int] = set()
     skipped = {
         tokenize.COMMENT,
         tokenize.NL,
@@ -412,28 +408,22 @@ def count_code_lines(source: str) -> int:
         tokenize.DEDENT,
         tokenize.ENDMARKER,
     }
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in skipped:
-            lines |= set(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(source)):
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if isinstance(node, ast.Import | ast.ImportFrom) or (is_text and isinstance(node.value.value, str)):
-            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
+            dropped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return sum(token.type not in skipped and token.start[0] not in dropped for token in tokens)
 
 
-def test_code_lines_are_counted() -> None:
-    assert (
-        count_code_lines(
-            '"""Doc.\n\nMore.\n"""\nimport os\n\n# comment\nx = 1\ny = """a\nb"""\n\n\ndef f():\n    "Doc."\n    x\n'
-        )
-        == 5
-    )
+def test_tokens_of_code_are_counted() -> None:
+    source = '"""Doc.\n\nMore.\n"""\nimport os\n\n# comment\nx = 1\n\n\ndef f():\n    "Doc."\n    x\n'
+    assert count_tokens(source) == len(["x", "=", "1", "def", "f", "(", ")", ":", "x"])
 
 
 def test_the_engine_can_be_read_in_an_afternoon() -> None:
     paths = [path for folder in ENGINE for path in (ROOT / PACKAGE / folder).rglob("*.py")]
-    assert sum(count_code_lines(path.read_text()) for path in paths) <= 5420
+    assert sum(count_tokens(path.read_text()) for path in paths) <= 62_000
 
 
 def test_a_trainer_has_few_public_names() -> None:
