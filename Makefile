@@ -62,6 +62,9 @@ elastic-test: setup ## Kill a run of --reduce exact 40 times, on 4, 2, 1, ... pr
 mutants: setup ## Make small mistakes in a copy, one at a time: a test must catch each
 	@$(BIN)/python -m tests.mutants --log .mutants.txt $(ARGS)
 
+golden: setup ## Train every recipe a few steps, here and at BASE=COMMIT: is any tensor or any row different?
+	@$(BIN)/python -m tests.golden --base $(or $(BASE),HEAD) $(ARGS)
+
 soak: setup ## Train for 100,000 steps: memory, open files and threads must not grow
 	@$(BIN)/python -m tests.faults.soak $(ARGS)
 
@@ -91,4 +94,4 @@ clean: ## Remove .venv and all caches, but not runs/
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test slow-test slow-sample lint crash-test shard-test fuzz-test signal-test elastic-test mutants soak bench gpu docs lock clean
+.PHONY: help setup train test slow-test slow-sample lint crash-test shard-test fuzz-test signal-test elastic-test mutants golden soak bench gpu docs lock clean
