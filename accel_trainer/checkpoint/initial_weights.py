@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError
+from ..core.tensor_memory import make_dense
 from .format import CHECKPOINT_NAME, decode_files, read_checkpoint
 from .retention import load_checkpoint
 from .serialization import unpack_tensors
@@ -50,6 +51,7 @@ def load_initial_weights(model: nn.Module, path: Path, *, skip: str | None) -> s
     skipped.update(name for name in mine if name.endswith("num_batches_tracked") and name not in theirs)
     kept, expected = ({k: v for k, v in tensors.items() if k not in skipped} for tensors in (theirs, mine))
     check_weights("model", expected, kept)
+    make_dense(model)
     model.load_state_dict(kept, strict=False)
     parts = [f"{path} (sha256 {sha256}): {len(kept)} tensors loaded"]
     for word, tensors in (("skipped", theirs), ("new", mine)):

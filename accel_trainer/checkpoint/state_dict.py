@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.errors import CheckpointError
+from ..core.tensor_memory import make_dense
 from ..distributed.fsdp import gather_shards
 from .sharded import StoredTensor, load_like, load_whole
 
@@ -101,6 +102,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """
     weights = rename_weights(model, weights)
     check_weights("model", model.state_dict(), weights)
+    make_dense(model)
     model.load_state_dict(weights)
 
 

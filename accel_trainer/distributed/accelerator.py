@@ -28,6 +28,7 @@ from torch.nn.parameter import is_lazy
 
 from ..core.config import AT_LEAST_ONE, POSITIVE, Range
 from ..core.errors import ConfigError
+from ..core.tensor_memory import make_dense, tied_by_memory
 from .accelerate_settings import (
     accelerates_errors,
     forget_earlier_accelerators,
@@ -195,19 +196,24 @@ def _keep_freed_memory() -> None:
 def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfig) -> nn.Module:
     """Move `model` to its device, and apply memory layout and synchronised norms.
 
-    The module keeps its class and its parameters' names: the trainer wraps it for several processes later.
+    The module keeps its class and its parameters' names: the trainer wraps it for several processes later. Parameters
+    that are views of larger tensors get memory of their own.
 
     Raises:
         ConfigError: a parameter has no shape yet, or a sharded model is to be wrapped by a class that it has not.
     """
     if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
         raise ConfigError("MODEL", f"{lazy} has no shape yet: call the model with a batch before you pass it on")
+    ties = tied_by_memory(model)
+    make_dense(model)
     model = model.to(accelerator.device)
     if config.channels_last and not is_sharded(accelerator):  # shards must be contiguous (torch 2.13)
         # `model.to(memory_format=...)` fails on the weights of 3-d convolutions (torch 2.13).
         for tensor in (*model.parameters(), *model.buffers()):
             if tensor.ndim == 4:
                 tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    for parameter, other in ties:
+        parameter.data = other.data
     if config.sync_batch_norm and accelerator.num_processes > 1:
         model = convert_sync_batch_norm(model, device=accelerator.device)
     if is_sharded(accelerator):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from ..core.errors import ConfigError
+from ..core.tensor_memory import is_dense
 from ..distributed.streams import has_streams
 from .config import UNSUITABLE, OptimizerConfig, optimizer_class_of
 from .parameter_groups import parameter_groups
@@ -27,10 +28,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     config, groups = config.with_learning_rate(), parameter_groups(model, config)
     if not groups:
         raise ConfigError("FREEZE", "all parameters of the model are frozen: leave some to train")
-    devices = {p.device for p in model.parameters()}
-    has_kernels = all(device.type == "cpu" or has_streams(device) for device in devices)
-    fused = has_kernels and all(p.is_floating_point() for p in model.parameters())
     optimizer_class = optimizer_class_of(config.name)
+    fused = not any(why_not_fused(optimizer_class, p) for group in groups for p in group["params"])
     settings: dict[str, Any] = {
         "lr": config.learning_rate, "momentum": config.momentum, "nesterov": config.nesterov and config.momentum > 0,
         "betas": config.betas, "eps": config.eps, "fused": fused,
@@ -45,6 +44,34 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     except (TypeError, ValueError, RuntimeError) as error:
         fact = f"torch.optim.{config.name} rejects this model or these settings ({str(error).splitlines()[0]})"
         raise ConfigError("CONFIG", f"{fact}: choose another --optimizer.name") from error
+
+
+def why_not_fused(optimizer_class: type[Optimizer], parameter: Tensor) -> str | None:
+    """Return why torch's fused kernel would not step `parameter` correctly, and None if it does.
+
+    It decides by what a resumed run has, too. In half precision the other kernels compute in float32, and are better
+    than unfused.
+    """
+    on_cpu = parameter.device.type == "cpu"
+    if not on_cpu and not has_streams(parameter.device):
+        return f"is on {parameter.device.type}"
+    if not parameter.is_floating_point():
+        return f"is {parameter.dtype}"
+    if on_cpu and issubclass(optimizer_class, SGD) and parameter.dtype not in (torch.float32, torch.float64):
+        return f"is {parameter.dtype}"  # neither steps nor momentum are right (torch 2.13)
+    return None if is_dense(parameter) else "is a view with gaps"
+
+
+def fill_momentum(optimizer: Optimizer) -> None:
+    """Let SGD's fused kernel find a momentum for every parameter before the first step, and after a resume.
+
+    Without one, a first gradient after the first step is a TypeError, and a first step that a NaN skips leaves
+    uninitialised memory (torch 2.13). It is -0.0, so that the first step has the bits that it has without one.
+    """
+    groups = [group for group in optimizer.param_groups if isinstance(optimizer, SGD) and group["fused"]]
+    for parameter in (parameter for group in groups if group["momentum"] for parameter in group["params"]):
+        if optimizer.state[parameter].get("momentum_buffer") is None:
+            optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, -0.0)
 
 
 def coming_state_bytes(optimizer: Optimizer) -> int:
@@ -89,6 +116,7 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
     if reason := UNSUITABLE.get(type(optimizer).__name__):
         raise ConfigError("CONFIG", f"the recipe's optimizer is {type(optimizer).__name__}, but {reason}: use another")
     _check_parameters(optimizer, model)
+    _check_fused(optimizer, model)
     base = float(optimizer.param_groups[0]["lr"])
     if base <= 0:
         raise ConfigError("CONFIG", f"the first group of the recipe's optimizer has lr {base}: set it above 0")
@@ -108,6 +136,20 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     if left_out := [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in theirs]:
         fact = f"the recipe's optimizer has {len(theirs)} parameters, without {', '.join(left_out[:3])}"
         raise ConfigError("CONFIG", f"{fact}: add them, or freeze them by --freeze or requires_grad_(False)")
+
+
+def _check_fused(optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise ConfigError for a fused optimizer whose kernel is wrong for a parameter or a setting."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    for group in optimizer.param_groups:
+        if not group.get("fused"):
+            continue
+        wrong = [f"{names[id(p)]}, which {why}" for p in group["params"] if (why := why_not_fused(type(optimizer), p))]
+        if isinstance(optimizer, SGD) and group["momentum"] and group["dampening"]:
+            wrong = [f"a dampening of {group['dampening']}"]
+        if wrong:
+            fact = f"the recipe's optimizer is fused, and torch's kernel does not support {wrong[0]}"
+            raise ConfigError("CONFIG", f"{fact}: pass fused=False")
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:

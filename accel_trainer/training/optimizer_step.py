@@ -18,6 +18,7 @@ from ..core.train_state import TrainState
 from ..core.types import StepBatch, StepOutput
 from ..distributed.fsdp import is_sharded, local_part
 from ..fault_tolerance.nonfinite_guard import NonfiniteGuard, PendingUpdate
+from ..optim.optimizers import fill_momentum
 from ..optim.reduction import Reduction
 from .metrics import describe_tensor
 
@@ -59,6 +60,8 @@ class OptimizerStep:
             # "_fused_sgd_ does not have a sharding strategy" (torch 2.13).
             for group in optimizer.param_groups:
                 group["fused"] = False
+        fill_momentum(optimizer)
+        optimizer.register_load_state_dict_post_hook(fill_momentum)
 
     def begin(self) -> None:
         """Save what the forwards of a step change."""
@@ -151,13 +154,11 @@ class OptimizerStep:
     def _step_scaled(self, update: PendingUpdate, scaler: GradScaler) -> bool:
         """Step the optimizer with loss scaling; return whether an overflow, NaN or inf skipped the step."""
         # A fused optimizer skips inside its kernel, which accelerate 1.15 does not notice: the scale shows it.
-        scale, is_first = scaler.get_scale(), not self.optimizer.state
+        scale = scaler.get_scale()
         self.optimizer.step()
         if scaler.get_scale() >= scale:
             return False
         self._guard.restore_buffers()
-        if is_first:  # fused SGD made its momentum of uninitialised memory (torch 2.13)
-            self.optimizer.state.clear()
         if scaler.get_scale() < _MIN_LOSS_SCALE:
             self._guard.report(update, must_stop=True)
         elif self._has_nonfinite_loss(update.losses):
