@@ -48,6 +48,9 @@ crash-test: setup ## Kill runs at many points, a hundred times as many as `make 
 shard-test: setup ## Kill one of two processes at each change of the disk by a save of shards; PART=1/4: a quarter
 	@$(BIN)/python -m tests.faults.shard_kills --part $(or $(PART),1/1)
 
+isa-test: setup ## Run the numeric tests as other CPUs would: every instruction set that can be limited
+	@$(BIN)/python -m tests.isa --jobs $(JOBS) $(ARGS)
+
 fuzz-test: setup ## Load damaged and hostile files, a hundred times as many as `make test`
 	@$(REPEATEDLY) -m fuzz $(ARGS)
 
@@ -94,4 +97,4 @@ clean: ## Remove .venv and all caches, but not runs/
 	@rm -rf .venv build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup train test slow-test slow-sample lint crash-test shard-test fuzz-test signal-test elastic-test mutants golden soak bench gpu docs lock clean
+.PHONY: help setup train test slow-test slow-sample lint crash-test shard-test isa-test test-torch fuzz-test signal-test elastic-test mutants golden soak bench gpu docs lock clean

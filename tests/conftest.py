@@ -13,6 +13,7 @@ import torch
 
 from . import reaper
 from .forked_python import forked_python
+from .variants import NUM_THREADS
 
 # Before anything imports the libraries that read them: no test may reach the network.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_EVALUATE_OFFLINE="1")
@@ -64,9 +65,9 @@ def python_is_forked(one_that_forks: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture(autouse=True)
-def one_torch_thread() -> None:
+def same_torch_threads() -> None:
     """The number of threads changes the last bits of a sum, and tests compare bits."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(NUM_THREADS)
 
 
 @pytest.fixture(autouse=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+
+NUM_THREADS = int(os.environ.get("TEST_THREADS", "1"))  # of torch, in most tests: `make isa-test`
 
 
 def slow(cases: Iterable[Any]) -> list[Any]:

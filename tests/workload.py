@@ -42,6 +42,8 @@ from accel_trainer import (
 )
 from accel_trainer.vision import AugmentConfig, ImageDataset, ImageEvalLoader, ImageLoader, ImageSplit, Normalization
 
+from .variants import NUM_THREADS
+
 NUM_CLASSES = 4
 
 
@@ -120,7 +122,7 @@ def make_config(folder: Path, **changes: object) -> RecipeConfig:
         optimizer=OptimizerConfig(learning_rate=0.05),
         schedule=ScheduleConfig(shape="cosine", warmup_epochs=0.5),
         checkpoint=CheckpointConfig(every_n_steps=1),
-        runtime=RuntimeConfig(num_threads=1, timeout_s=300),
+        runtime=RuntimeConfig(num_threads=NUM_THREADS, timeout_s=300),
         run=RunConfig(output_dir=folder),
     )
     return replace(config, **changes)

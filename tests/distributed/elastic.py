@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from torch import nn
 
 from accel_trainer import Batch, BatchConfig, Callback, ClassificationTask, EvalOutput, RecipeConfig, StepOutput, main
@@ -119,7 +120,7 @@ def command_line() -> None:
     config = workload.make_config(options.folder, batch=batch)
     config = replace(config, runtime=replace(config.runtime, timeout_s=options.timeout_s))
     main(
-        lambda _: workload.train(config, task=task, callbacks=tuple(callbacks)),
+        lambda _: workload.train(config, task=task, callbacks=tuple(callbacks), dtype=torch.float64),
         RecipeConfig, description="", argv=[],
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests import processes, workload
 from tests.training.test_exactness import final_files
@@ -34,7 +35,7 @@ def whole(tmp_path: Path) -> dict[str, bytes]:
 
 
 def train(folder: Path) -> None:
-    workload.train(workload.make_config(folder))
+    workload.train(workload.make_config(folder), dtype=torch.float64)
 
 
 def start_and_cut(machines: Machines, phase: str, *, timeout_s: float) -> list[Launch]:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from accel_trainer import BatchConfig
 from tests import processes, workload
@@ -64,9 +65,9 @@ def test_a_job_of_four_processes_that_loses_a_machine_continues_on_two_from_the_
     assert "2 x cpu" in output
     assert re.search("continuing after step [23]", output)
     processes.run(train_on_four, tmp_path / "whole", num_processes=4, folder=tmp_path / "logs")
-    assert largest_difference(tmp_path / "run", tmp_path / "whole") <= 1e-6
+    assert largest_difference(tmp_path / "run", tmp_path / "whole") <= 1e-9
     for mine, theirs in zip(history(tmp_path / "run"), history(tmp_path / "whole"), strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-6)
+        assert mine == pytest.approx(theirs, abs=1e-9)
     rows = [json.loads(line) for line in samples.read_text().splitlines()]
     kept = {row["step"]: row["attempt"] for row in sorted(rows, key=lambda row: row["attempt"])}
     assert list(kept.values()).count(1) >= 6, "two processes trained the rest"
@@ -98,8 +99,8 @@ def is_open(port: int) -> bool:
 
 def train_on_four(folder: Path) -> None:
     batch = BatchConfig(per_device_batch_size=4, eval_batch_size=10)
-    workload.train(workload.make_config(folder, batch=batch))
+    workload.train(workload.make_config(folder, batch=batch), dtype=torch.float64)
 
 
 def train(folder: Path) -> None:
-    workload.train(workload.make_config(folder))
+    workload.train(workload.make_config(folder), dtype=torch.float64)

@@ -53,7 +53,9 @@ def train(
         optimizer=OptimizerConfig(name=name, learning_rate=0.05),
         runtime=RuntimeConfig(num_threads=1, timeout_s=300, mixed_precision=precision),
     )
-    workload.train(config, num_train=56 + 29, norm=norm)
+    # In float64 rounding stays small over the steps; autocast rounds to its own precision, whatever it is given.
+    dtype = torch.float64 if precision == "no" else torch.float32
+    workload.train(config, num_train=56 + 29, norm=norm, dtype=dtype)
 
 
 def history(folder: Path) -> list[dict[str, float]]:
@@ -88,17 +90,23 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sharded_weights_and_their_average_are_trained_evaluated_and_exported_like_whole_ones(
     whole: Path, sharded: Path
 ) -> None:
-    assert_alike(sharded, whole, 1e-5)
+    assert_alike(sharded, whole, 1e-9)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "norm", "precision", "tolerance"), [("adamw", "group", "no", 1e-5), ("sgd", "batch", "bf16", 0.02)]
-)
-def test_so_are_they_with_other_options(tmp_path: Path, name: str, norm: str, precision: str, tolerance: float) -> None:
+def test_so_are_they_with_other_options(tmp_path: Path) -> None:
     for folder, shards in ((tmp_path / "whole", False), (tmp_path / "sharded", True)):
-        run(folder, num_processes=2, shards=shards, name=name, norm=norm, otherwise=True, precision=precision)
-    assert_alike(tmp_path / "sharded", tmp_path / "whole", tolerance)
+        run(folder, num_processes=2, shards=shards, name="adamw", otherwise=True)
+    assert_alike(tmp_path / "sharded", tmp_path / "whole", 1e-9)
+
+
+@pytest.mark.slow
+def test_a_sharded_step_in_bf16_differs_by_roundings_to_it(tmp_path: Path) -> None:
+    for folder, shards in ((tmp_path / "whole", False), (tmp_path / "sharded", True)):
+        run(folder, num_processes=2, shards=shards, norm="batch", otherwise=True, precision="bf16", max_steps=1)
+    weights = [load_file(tmp_path / name / "export" / "model.safetensors") for name in ("sharded", "whole")]
+    # A step of 0.05 times a gradient clipped to 0.5, whose terms were rounded to 8 bits a few times.
+    torch.testing.assert_close(*weights, rtol=0, atol=0.05 * 0.5 * 2**-6)
 
 
 def assert_alike(sharded: Path, whole: Path, tolerance: float) -> None:
@@ -120,7 +128,7 @@ def test_a_sharded_run_saves_whole_tensors_and_goes_on_with_any_number_of_proces
     moved, once = newest(folder), newest(tmp_path / "once")
     assert moved.name == once.name
     for name in ("model.safetensors", "optimizer.safetensors"):
-        torch.testing.assert_close(load_file(moved / name), load_file(once / name), rtol=0, atol=1e-5)
+        torch.testing.assert_close(load_file(moved / name), load_file(once / name), rtol=0, atol=1e-9)
     export = load_file(folder / "export" / "model.safetensors")
     workload.SmallNet(norm="group").load_state_dict(export)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests import processes, workload
 from tests.training.test_exactness import final_files
@@ -37,7 +38,7 @@ def undisturbed(folder: Path, num_processes: int) -> dict[str, bytes]:
 
 
 def train(folder: Path) -> None:
-    workload.train(workload.make_config(folder))
+    workload.train(workload.make_config(folder), dtype=torch.float64)
 
 
 @pytest.mark.slow

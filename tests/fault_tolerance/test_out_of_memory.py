@@ -142,13 +142,12 @@ def test_the_run_continues_with_smaller_forwards_to_the_same_weights(
     size = 8 if where == "second backward" else 16
     batch = BatchConfig(per_device_batch_size=size, global_batch_size=16, eval_batch_size=10, fit_batch=True)
     task = Cramped(4, where=where)
-    workload.train(make_config(tmp_path / "whole", batch=batch), num_workers=num_workers)
-    workload.train(
-        make_config(tmp_path / "cramped", batch=batch), task=task, callbacks=(task,), num_workers=num_workers
-    )
-    assert largest_difference(tmp_path / "whole", tmp_path / "cramped") <= 1e-6
+    options = {"num_workers": num_workers, "dtype": torch.float64}
+    workload.train(make_config(tmp_path / "whole", batch=batch), **options)
+    workload.train(make_config(tmp_path / "cramped", batch=batch), task=task, callbacks=(task,), **options)
+    assert largest_difference(tmp_path / "whole", tmp_path / "cramped") <= 1e-9
     for mine, theirs in zip(history(tmp_path / "whole"), history(tmp_path / "cramped"), strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-6)
+        assert mine == pytest.approx(theirs, abs=1e-9)
     said = [text for text in caplog.messages if "out of memory" in text]
     assert [text.rpartition(": ")[2] for text in said] == ["continuing with 8 x 2", "continuing with 4 x 4"][
         -len(said) :
@@ -207,9 +206,10 @@ def train_below_a_limit(folder: Path) -> None:
 
 def test_loss_scaling_makes_no_difference(tmp_path: Path) -> None:
     task, scalers = Cramped(4), [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
-    workload.train(make_config(tmp_path / "cramped"), task=task, callbacks=(task,), scaler=scalers[0])
-    workload.train(make_config(tmp_path / "whole"), scaler=scalers[1])
-    assert largest_difference(tmp_path / "whole", tmp_path / "cramped") <= 1e-6
+    options = {"dtype": torch.float64}
+    workload.train(make_config(tmp_path / "cramped"), task=task, callbacks=(task,), scaler=scalers[0], **options)
+    workload.train(make_config(tmp_path / "whole"), scaler=scalers[1], **options)
+    assert largest_difference(tmp_path / "whole", tmp_path / "cramped") <= 1e-9
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ def test_several_processes_resume_with_a_smaller_micro_batch(tmp_path: Path, ste
     assert "out of memory" not in again.output(1)
     assert "\n4 per device x 2 processes x 2 accumulation = 16 per step" in again.output(0)
     exports = [load_file(tmp_path / name / "export" / "model.safetensors") for name in ("whole", "cramped")]
-    torch.testing.assert_close(*exports, rtol=0, atol=1e-6)
+    torch.testing.assert_close(*exports, rtol=0, atol=1e-9)
 
 
 def train_two(folder: Path, step: int | None, shards: bool) -> None:
@@ -264,7 +264,7 @@ def train_two(folder: Path, step: int | None, shards: bool) -> None:
 
 def run_as_a_command(config: RecipeConfig, task: Cramped, **options: Any) -> None:
     main(
-        lambda _: workload.train(config, task=task, callbacks=(task,), **options),
+        lambda _: workload.train(config, task=task, callbacks=(task,), dtype=torch.float64, **options),
         RecipeConfig, description="", argv=[],
     )  # fmt: skip
 
@@ -284,8 +284,8 @@ def test_without_fit_batch_the_run_ends_in_one_line_and_with_it_resumes(tmp_path
     assert (status["state"], status["exit_code"], status["optimizer_step"]) == ("failed", 64, 6)
     assert [finding.code for finding in diagnose(tmp_path / "run")] == ["OUT_OF_MEMORY"]
     processes.run(train_alone, tmp_path / "run", 16, True, folder=tmp_path / "2")
-    workload.train(make_config(tmp_path / "whole"))
-    assert largest_difference(tmp_path / "whole", tmp_path / "run") <= 1e-6
+    workload.train(make_config(tmp_path / "whole"), dtype=torch.float64)
+    assert largest_difference(tmp_path / "whole", tmp_path / "run") <= 1e-9
 
 
 def train_alone(folder: Path, size: int, fit: bool, step: int = BAD_STEP) -> None:
