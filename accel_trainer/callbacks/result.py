@@ -9,11 +9,14 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ..checkpoint.serialization import read_json_object
 from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.run_dir import writes_to
 from ..distributed.accelerator import peak_memory_bytes
+from ..training.evaluation_file import EVALUATION_FILE, as_tensor_if_long
 from .metric_logger import MetricLogger
 from .metrics_file import MetricsFile
 
@@ -44,7 +47,7 @@ class ResultWriter(Callback):
         outcome = {
             "state": result.state, "stop_reason": result.stop_reason,
             "optimizer_step": result.position.optimizer_step, "epoch": result.position.epoch,
-            "samples_seen": result.position.samples_seen, "metrics": dict(result.metrics),
+            "samples_seen": result.position.samples_seen, "metrics": _listed(result.metrics),
             "best": None if result.best is None else vars(result.best), "num_eval_samples": self._num_eval_samples,
         }  # fmt: skip
         path, known = self._folder / "result.json", {}
@@ -65,3 +68,12 @@ class ResultWriter(Callback):
             row = {"event": event, "time": time.time(), "optimizer_step": trainer.state.optimizer_step}
             with closing(MetricsFile(self._folder / "attempts.jsonl")) as file:
                 file.append({**row, **values})
+
+
+def _listed(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics for JSON, with the file and the shape in place of many numbers."""
+    compact = {name: as_tensor_if_long(value) for name, value in metrics.items()}
+    return {
+        name: {"file": EVALUATION_FILE, "shape": list(value.shape)} if isinstance(value, Tensor) else value
+        for name, value in compact.items()
+    }

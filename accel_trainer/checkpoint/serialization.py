@@ -107,6 +107,12 @@ def unpack_tensors(data: bytes) -> dict[str, Tensor]:
         raise ValueError(f"not a safetensors file ({error})") from None
 
 
+def unpack_metadata(data: bytes) -> dict[str, str]:
+    """Return the metadata of a file that `unpack_tensors` accepts."""
+    (size,) = _HEADER_SIZE.unpack_from(data)
+    return dict(json.loads(data[8 : 8 + size]).get("__metadata__", {}))
+
+
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name of a tensor that holds NaN or inf, or None. **Host sync** for a device's tensors."""
     for name, tensor in tensors.items():

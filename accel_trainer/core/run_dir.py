@@ -18,8 +18,8 @@ from .errors import ConfigError, OutputError
 
 # What a run writes into its folder.
 _FILES = (
-    "attempts.jsonl", "config.yaml", "environment.json", "metrics.jsonl", "mistakes.json", "result.json", "run.lock",
-    "status.json",
+    "attempts.jsonl", "config.yaml", "environment.json", "evaluation.safetensors", "metrics.jsonl", "mistakes.json",
+    "result.json", "run.lock", "status.json",
 )  # fmt: skip
 _FOLDERS = ("checkpoints", "export", "logs", "profile", "trackers")
 

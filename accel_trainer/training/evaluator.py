@@ -54,6 +54,9 @@ class Evaluator:
             if isinstance(metric, WholeSetMetric) and metric.num_samples != loader.num_samples:
                 fact = f"{type(metric).__name__} has num_samples={metric.num_samples}"
                 raise ConfigError("METRIC", f"{fact}, but the evaluation has {loader.num_samples}: set it to that")
+        metrics = [
+            metric.for_samples(loader.num_samples) if hasattr(metric, "for_samples") else metric for metric in metrics
+        ]
         names = [name for metric in metrics for name in metric.higher_is_better]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             fix = "remove one, or rename its numbers"

@@ -6,7 +6,7 @@ Legend: B batch, K classes, N samples of the evaluation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeGuard
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 from ..core.errors import ConfigError
 from ..core.types import Batch, EvalOutput
 
+_MAX_DENSE_CLASSES = 256
+_MAX_LISTED = _MAX_DENSE_CLASSES**2  # numbers
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -80,14 +82,27 @@ class TopKAccuracy:
 
 @dataclass(frozen=True)
 class ConfusionMatrix:
-    """Counts of (label, prediction), as `confusion_matrix` [K, K] and `per_class_accuracy` [K] (None: no sample)."""
+    """Counts of (label, prediction), as `confusion_matrix` [K, K] and `per_class_accuracy` [K] (None: no sample).
+
+    Of more than 256 classes, `confused_pairs` [M, 3] is there in place of the matrix: label, prediction and count of
+    each pair that occurs, right ones included. The sums are then no more than one number for each of `num_samples`,
+    which the evaluator sets.
+    """
 
     num_classes: int
+    num_samples: int | None = None
     higher_is_better: ClassVar[Mapping[str, bool]] = {}  # neither is one number
 
+    def for_samples(self, num_samples: int) -> ConfusionMatrix:
+        """Return the metric for an evaluation of `num_samples`."""
+        return replace(self, num_samples=num_samples)
+
     def empty(self, device: torch.device) -> Tensor:
-        """Return counts [K, K]."""
-        return torch.zeros(self.num_classes, self.num_classes, dtype=torch.float64, device=device)
+        """Return counts [K * K], or where that is less, the cell of each sample [num_samples]."""
+        size = self.num_classes**2
+        if self.num_classes > _MAX_DENSE_CLASSES and self.num_samples is not None:
+            size = min(size, self.num_samples)
+        return torch.zeros(size, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
         """Add the pairs of labels [B] and largest logits of [B, K]. Raises ConfigError for other shapes."""
@@ -96,13 +111,35 @@ class ConfusionMatrix:
             fact = f"{output.outputs.shape[1]} logits per sample, the confusion matrix has {self.num_classes} classes"
             raise ConfigError("SHAPES", f"{fact}: give both the same number")
         cells = batch.targets.long() * self.num_classes + output.outputs.argmax(1)
-        sums.view(-1).index_add_(0, cells, torch.ones_like(cells, dtype=torch.float64))
+        if len(sums) == self.num_classes**2:
+            sums.index_add_(0, cells, torch.ones_like(cells, dtype=torch.float64))
+        else:
+            sums.index_add_(0, batch.sample_ids, cells.double())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return the matrix, rows are labels, and the accuracy of each class."""
-        counts = sums.long()
-        per_class = [row[label] / sum(row) if sum(row) else None for label, row in enumerate(counts.tolist())]
-        return {"confusion_matrix": counts.tolist(), "per_class_accuracy": per_class}
+        """Return the matrix, rows are labels, or the pairs, and the accuracy of each class.
+
+        Raises ConfigError for a label that is no class.
+        """
+        num_classes = self.num_classes
+        if len(sums) == num_classes**2:
+            cells = sums.nonzero().squeeze(1)
+            counts = sums[cells].long()
+        else:
+            cells, counts = sums.long().unique(return_counts=True)
+        labels = cells.div(num_classes, rounding_mode="floor")
+        if bool(((labels < 0) | (labels >= num_classes)).any()):
+            fact = f"labels from {int(labels.min())} to {int(labels.max())}, the classes are 0 to {num_classes - 1}"
+            raise ConfigError("LABELS", f"the evaluation has {fact}: correct the labels")
+        predictions = cells - labels * num_classes
+        totals = torch.zeros(num_classes, dtype=torch.int64).index_add_(0, labels, counts)
+        hits = torch.zeros_like(totals).index_add_(0, labels, counts * (labels == predictions))
+        rows = zip(hits.tolist(), totals.tolist(), strict=True)
+        per_class = {"per_class_accuracy": [right / total if total else None for right, total in rows]}
+        if num_classes > _MAX_DENSE_CLASSES:
+            return {"confused_pairs": torch.stack([labels, predictions, counts], 1), **per_class}
+        matrix = torch.zeros(num_classes**2, dtype=torch.int64).index_add_(0, cells, counts)
+        return {"confusion_matrix": matrix.view(num_classes, num_classes), **per_class}
 
 
 # --- what fits together ---
@@ -157,6 +194,8 @@ def is_number(value: object) -> TypeGuard[float]:
 def plain_values(values: Any) -> dict[str, Any]:
     """Return what a metric computed as plain numbers, texts, lists and dicts for JSON; tensors are converted.
 
+    Of more than 65,536 numbers they stay, on the CPU.
+
     Raises:
         TypeError: it is no mapping, or holds something else.
     """
@@ -166,6 +205,8 @@ def plain_values(values: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any, name: str) -> Any:
+    if isinstance(value, Tensor) and value.numel() > _MAX_LISTED:
+        return value.detach().cpu().contiguous()
     if hasattr(value, "tolist"):  # of torch and numpy
         value = value.tolist()
     if isinstance(value, Mapping):

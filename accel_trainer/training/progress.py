@@ -13,6 +13,7 @@ from ..core.train_state import BestCheckpoint, TrainState
 from ..core.types import Metric
 from ..fault_tolerance.preemption import Stop
 from .config import RESTARTS_EPOCH, TrainerConfig
+from .evaluation_file import is_detail
 
 
 class Progress:
@@ -67,7 +68,7 @@ class Progress:
         return {
             "position": self.position.state_dict(),
             "best": None if self.best is None else asdict(self.best),
-            "metrics": dict(self.metrics),
+            "metrics": {name: value for name, value in self.metrics.items() if not is_detail(value)},
             "evaluated_step": self.evaluated_step,
             "requested_stop": self.requested_stop,
         }

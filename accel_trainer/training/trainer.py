@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 from traceback import clear_frames
@@ -34,6 +34,7 @@ from ..optim.parameter_groups import set_training_mode
 from ..optim.reduction import build_reduction
 from .callback_runner import CallbackRunner
 from .config import TrainerConfig
+from .evaluation_file import read_details, write_details
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed
 from .optimizer_step import OptimizerStep, StepResult
 from .progress import Progress
@@ -56,6 +57,7 @@ class Trainer:
         self.accelerator, self.loader, self.learning_rate_at = accelerator, loader, learning_rate_at
         self._config, self._task, self._evaluator, self._checkpointer = config, task, evaluator, checkpointer
         self._reduction = build_reduction(loader.plan, accelerator, seed=seed)
+        self._run_folder = checkpointer.directory.parent
         self._progress = Progress(config, evaluator.metrics)
         self.state = self._progress.position
         self._watchdog = watchdog or Watchdog(StopFlag(num_processes=accelerator.num_processes))
@@ -68,7 +70,7 @@ class Trainer:
         self._ema = None if config.ema_decay is None else Ema(model, decay=config.ema_decay, copied=copied)
         self._guard = NonfiniteGuard(
             may_skip=config.on_nonfinite == "skip", accelerator=accelerator, model=model, optimizer=optimizer,
-            task=task, seed=seed, folder=checkpointer.directory.parent,
+            task=task, seed=seed, folder=self._run_folder,
         )  # fmt: skip
         self._update = OptimizerStep(
             accelerator=accelerator, model=self._model, optimizer=optimizer, prepared_optimizer=prepared_optimizer,
@@ -181,8 +183,17 @@ class Trainer:
         self._training_state.restore(pieces)
         progress = pieces["trainer"]
         self._progress.load_state_dict(progress, changes=changes)
+        if self.accelerator.is_main_process:
+            self._restore_details()
         self._guard.skipped_steps = progress["skipped_steps"]
         self._callback_runner.load_state_dict(progress["callbacks"])
+
+    def _restore_details(self) -> None:
+        """Let the metrics of the last evaluation have its details again, if their file is of that evaluation."""
+        with suppress(OSError, ValueError):
+            step, details = read_details(self._run_folder)
+            if step == self._progress.evaluated_step:
+                self._progress.metrics = {**details, **self._progress.metrics}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run, as references to live tensors. **Collective.**"""
@@ -268,6 +279,8 @@ class Trainer:
                 self._save()
             raise
         self._progress.record_evaluation(metrics, checkpoint_name(position))
+        if self.accelerator.is_main_process:
+            write_details(self._run_folder, metrics, optimizer_step=position.optimizer_step)
         self._notify("on_evaluate_end", metrics)
         return True
 

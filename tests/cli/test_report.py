@@ -26,6 +26,7 @@ from accel_trainer.cli.report.charts import draw_calibration, draw_class_accurac
 from accel_trainer.cli.report.page_data import page_data
 from accel_trainer.cli.report.pictures import load_data, read_mistakes
 from accel_trainer.cli.report.report import render
+from accel_trainer.cli.runs.confusion import read_confusion
 from accel_trainer.cli.runs.run_reader import RunReader, read_run
 from accel_trainer.cli.share.evaluate import load_model
 from accel_trainer.vision import load_images
@@ -267,7 +268,9 @@ def test_of_many_classes_the_pairs_that_are_confused_most_are_shown_with_their_c
     counts = [[0] * 25 for _ in range(25)]
     for label in range(25):
         counts[label][label], counts[label][(label + 1) % 25] = 40, label
-    svg = draw_confusion("confusion", counts, [f"class-{number:02}" for number in range(25)]).svg
+    confusion = read_confusion({"confusion_matrix": counts, "per_class_accuracy": [0.5] * 25})
+    assert confusion is not None
+    svg = draw_confusion("confusion", confusion, [f"class-{number:02}" for number in range(25)]).svg
     pairs = re.findall(r">(class-\d\d → class-\d\d)<", svg)
     assert pairs[:2] == ["class-24 → class-00", "class-23 → class-24"]
     assert len(pairs) == 20
@@ -284,7 +287,7 @@ def test_the_expected_calibration_error_weighs_each_range_by_its_samples() -> No
 
 def test_the_hardest_class_stands_on_top_and_of_many_those_between_are_left_out() -> None:
     names = [f"class-{number:02}" for number in range(26)]
-    accuracies = [(7 * number % 25) / 25 for number in range(25)] + [None]
+    accuracies = [(7 * number % 25) / 25 for number in range(25)] + [math.nan]
     svg = draw_class_accuracy("classes", accuracies, names).svg
     places = dict((name, float(y)) for y, name in re.findall(r'<text [^>]* y="([\d.]+)"[^>]*>(class-\d\d)</text>', svg))
     in_order = sorted(range(25), key=lambda number: accuracies[number])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..runs.confusion import Confusion
 from ..runs.run_reader import RunReader
 from ..runs.tables import format_duration, is_fraction
 from .figures import LIGHT, NUM_SERIES, Chart, draw_chart
@@ -149,10 +151,11 @@ def draw_time(runs: Sequence[RunReader]) -> Chart | None:
     return draw_chart("time", title="Where the time went", size=size, draw=draw)
 
 
-def draw_confusion(name: str, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> Chart:
+def draw_confusion(name: str, confusion: Confusion, class_names: Sequence[str]) -> Chart:
     """Return the confusion matrix, true classes as rows; of many classes the pairs that are confused most."""
-    if len(counts) > _MAX_NAMED_CLASSES:
-        return _draw_confused_pairs(name, counts, class_names)
+    if confusion.num_classes > _MAX_NAMED_CLASSES:
+        return _draw_confused_pairs(name, confusion, class_names)
+    counts = confusion.matrix()
     fractions = [[count / max(1, sum(row)) for count in row] for row in counts]
     # The square root keeps rare mistakes visible.
     pixels = [
@@ -180,16 +183,12 @@ def draw_confusion(name: str, counts: Sequence[Sequence[int]], class_names: Sequ
     return draw_chart(name, title="Confusion", size=_SQUARE, draw=draw)
 
 
-def _draw_confused_pairs(name: str, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> Chart:
-    mistakes = (
-        (count, row, column)
-        for row, line in enumerate(counts)
-        for column, count in enumerate(line)
-        if count and row != column
-    )
-    worst = sorted(mistakes, key=lambda pair: (-pair[0], pair[1:]))[:_MAX_NAMED_CLASSES]
+def _draw_confused_pairs(name: str, confusion: Confusion, class_names: Sequence[str]) -> Chart:
+    mistakes = [(count, row, column) for row, column, count in confusion.pairs.tolist() if row != column]
+    worst = heapq.nsmallest(_MAX_NAMED_CLASSES, mistakes, key=lambda pair: (-pair[0], pair[1:]))
+    samples = confusion.samples()
     bars = [
-        (f"{_cut(class_names[row])} → {_cut(class_names[column])}", count, f"{count} of {sum(counts[row])}")
+        (f"{_cut(class_names[row])} → {_cut(class_names[column])}", count, f"{count} of {samples[row]}")
         for count, row, column in worst
     ]
     longest = max((count for count, _, _ in worst), default=1)
@@ -215,9 +214,9 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 1]}…"
 
 
-def draw_class_accuracy(name: str, values: Sequence[float | None], class_names: Sequence[str]) -> Chart:
-    """Return a bar per class, the hardest on top; of many classes only the hardest and the easiest."""
-    known = [(value, label) for value, label in zip(values, class_names, strict=True) if value is not None]
+def draw_class_accuracy(name: str, values: Sequence[float], class_names: Sequence[str]) -> Chart:
+    """Return a bar per class with samples, the hardest on top; of many classes only the hardest and the easiest."""
+    known = [(value, label) for value, label in zip(values, class_names, strict=True) if not math.isnan(value)]
     shown, title = sorted(known), "Accuracy by class"
     if len(shown) > _MAX_NAMED_CLASSES:
         half = _MAX_NAMED_CLASSES // 2

@@ -10,6 +10,7 @@ import os
 import shlex
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from ...checkpoint.serialization import read_json_object
 from ...core import filesystem
 from ...core.errors import OutputError
 from ...core.run_dir import expand_home
+from ...training.evaluation_file import read_details
 from ...vision import ImageDataset, Photos
 from ..parser import CommandParser
+from ..runs.confusion import read_confusion
 from ..runs.run_reader import RunReader, read_run, reading
 from ..runs.runs import find_runs
 from ..runs.settings import changed_settings, differing_settings, flatten
@@ -145,20 +148,28 @@ def _class_charts(run: RunReader) -> list[Chart]:
     from .charts import draw_calibration, draw_class_accuracy, draw_confusion
 
     metrics = run.result.get("metrics") or {}
-    group = "eval_ema" if "eval_ema/confusion_matrix" in metrics else "eval"
-    counts = metrics.get(f"{group}/confusion_matrix")
-    if counts is None:
+    with suppress(OSError, ValueError):
+        step, details = read_details(run.folder)
+        if step == run.result.get("optimizer_step"):
+            metrics = {name: details.get(name) if _is_in_file(value) else value for name, value in metrics.items()}
+    groups = [group for group in ("eval_ema/", "eval/") if f"{group}per_class_accuracy" in metrics]
+    confusion = read_confusion(metrics, groups[0]) if groups else None
+    if confusion is None:
         return []
     names = _class_names(run.folder / "export")
-    if len(names) != len(counts):
-        names = [str(number) for number in range(len(counts))]
+    if len(names) != confusion.num_classes:
+        names = [str(number) for number in range(confusion.num_classes)]
     charts = [
-        draw_confusion(f"{run.name}-confusion", counts, names),
-        draw_class_accuracy(f"{run.name}-classes", metrics[f"{group}/per_class_accuracy"], names),
+        draw_confusion(f"{run.name}-confusion", confusion, names),
+        draw_class_accuracy(f"{run.name}-classes", confusion.accuracy.tolist(), names),
     ]
-    if bins := metrics.get(f"{group}/calibration"):
+    if bins := metrics.get(f"{groups[0]}calibration"):
         charts.append(draw_calibration(f"{run.name}-calibration", bins))
     return charts
+
+
+def _is_in_file(value: Any) -> bool:
+    return isinstance(value, dict) and "file" in value
 
 
 def _class_names(export: Path) -> list[str]:

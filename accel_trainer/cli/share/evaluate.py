@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...checkpoint.format import decode_files, read_checkpoint
 from ...checkpoint.serialization import read_json_object
@@ -28,6 +28,7 @@ from ...training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 from ...training.tasks import ClassificationConfig, ClassificationTask
 from ...vision.pretrained import ExportConfig, file_in, find_export, from_pretrained, read_export_config
 from ..parser import CommandParser
+from ..runs.confusion import read_confusion
 from ..runs.run_reader import RunReader, read_run
 from ..runs.tables import both_ends, format_number, format_table
 from .evaluation_data import DataChoice, load_eval_data
@@ -78,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     metrics, described = evaluate(stored, choice, batch_size=batch_size, num_workers=num_workers)
     described = {"model": str(options.model), "weights": stored.weights, **described}
     if options.json:
-        print(json.dumps({**described, "class_names": stored.config.class_names, "metrics": metrics}))
+        listed = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        print(json.dumps({**described, "class_names": stored.config.class_names, "metrics": listed}))
         return 0
     print("{model}, {weights}, on {dataset} ({split}, {num_samples:,} images)".format(**described))
     print(format_table(["metric", "value"], [[name, format_number(name, metrics[name])] for name in _NAMES]))
@@ -147,7 +149,9 @@ def _settings(stored: StoredModel) -> tuple[RuntimeConfig, Any]:
 
 def _class_rows(metrics: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
     """Return a row per class, the worst first; of many classes the worst and the best."""
-    counts = [sum(row) for row in metrics["confusion_matrix"]]
-    seen = [(accuracy, names[at], at) for at, accuracy in enumerate(metrics["per_class_accuracy"]) if counts[at]]
+    confusion = read_confusion(metrics)
+    assert confusion is not None
+    counts = confusion.samples()
+    seen = [(accuracy, names[at], at) for at, accuracy in enumerate(confusion.accuracy.tolist()) if counts[at]]
     rows = [[name, f"{counts[at]:,}", f"{accuracy:.1%}"] for accuracy, name, at in sorted(seen)]
     return both_ends(rows, _NUM_CLASSES)

@@ -1,0 +1,51 @@
+"""Which classes an evaluation confused, from its results: for few classes a matrix, for many the pairs that occur."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Confusion(NamedTuple):
+    """`pairs` int64 [M, 3]: label, prediction and count; `accuracy` float64 [K] of each class, NaN without samples."""
+
+    pairs: Tensor
+    accuracy: Tensor
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes."""
+        return len(self.accuracy)
+
+    def samples(self) -> list[int]:
+        """Return the number of samples of each class."""
+        totals = torch.zeros(self.num_classes, dtype=torch.int64)
+        return totals.index_add(0, self.pairs[:, 0], self.pairs[:, 2]).tolist()
+
+    def matrix(self) -> list[list[int]]:
+        """Return the counts, rows are labels."""
+        counts = torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)
+        counts[self.pairs[:, 0], self.pairs[:, 1]] = self.pairs[:, 2]
+        return counts.tolist()
+
+
+def read_confusion(metrics: Mapping[str, Any], group: str = "") -> Confusion | None:
+    """Return what `ConfusionMatrix` measured, if it is there under names that begin with `group`.
+
+    Raises ValueError, TypeError or IndexError for values of another form.
+    """
+    accuracies = metrics.get(f"{group}per_class_accuracy")
+    pairs, counts = (metrics.get(f"{group}{name}") for name in ("confused_pairs", "confusion_matrix"))
+    if accuracies is None or (pairs is None and counts is None):
+        return None
+    if isinstance(accuracies, list):
+        accuracies = [float("nan") if each is None else each for each in accuracies]
+    accuracy = torch.as_tensor(accuracies, dtype=torch.float64)
+    if pairs is not None:
+        return Confusion(torch.as_tensor(pairs, dtype=torch.int64).view(-1, 3), accuracy)
+    matrix = torch.as_tensor(counts, dtype=torch.int64).view(len(accuracy), len(accuracy))
+    cells = matrix.nonzero()
+    return Confusion(torch.cat([cells, matrix[cells[:, 0], cells[:, 1]][:, None]], 1), accuracy)

@@ -1,0 +1,80 @@
+"""`evaluation.safetensors`: the lists, dicts and tensors of a run's last evaluation, such as a confusion matrix.
+
+They lie beside the checkpoints, not in them: training does not need them, and they grow with the classes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..checkpoint.serialization import decode, encode, pack_tensors, unpack_metadata, unpack_tensors
+from ..core import filesystem
+from ..core.errors import CheckpointError
+
+EVALUATION_FILE = "evaluation.safetensors"
+_MAX_BYTES = 2**32
+_MAX_LISTED = 4_096  # numbers
+
+_logger = logging.getLogger(__name__)
+
+
+def is_detail(value: Any) -> bool:
+    """Whether a result is stored in the file: anything but a single number or text."""
+    return isinstance(value, list | dict | Tensor)
+
+
+def as_tensor_if_long(value: Any) -> Any:
+    """Return more than 4,096 numbers in a list, or a list of lists, as a tensor (NaN for None); else the value."""
+    if not isinstance(value, list) or not value:
+        return value
+    num_columns = len(value[0]) if isinstance(value[0], list) else 1
+    if len(value) * num_columns <= _MAX_LISTED:
+        return value
+    try:
+        array = np.array([math.nan if each is None else each for each in value])
+    except ValueError:  # lists of several lengths
+        return value
+    return torch.from_numpy(array) if array.dtype.kind in "if" else value
+
+
+def write_details(folder: Path, results: Mapping[str, Any], *, optimizer_step: int) -> None:
+    """Replace the file by the details of `results`, which were measured after `optimizer_step`.
+
+    A failure is a warning: nothing that is trained depends on them.
+    """
+    details = {name: as_tensor_if_long(value) for name, value in results.items() if is_detail(value)}
+    if not details:
+        return
+    path = folder / EVALUATION_FILE
+    try:
+        encoded = encode({"optimizer_step": optimizer_step, "results": details}, name="evaluation")
+        assert encoded.skeleton is not None
+        chunks = pack_tensors(encoded.tensors, {"skeleton": encoded.skeleton.decode()})
+        filesystem.replace_file(path, chunks)
+    except (OSError, ValueError, CheckpointError) as error:
+        _logger.warning("%s is not written: %s", path, error)
+
+
+def read_details(folder: Path) -> tuple[int, dict[str, Any]]:
+    """Return the step of the last evaluation, and its details.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is damaged.
+    """
+    data = filesystem.read_file(folder / EVALUATION_FILE, max_bytes=_MAX_BYTES)
+    try:
+        tensors = unpack_tensors(data)
+        stored = decode(unpack_metadata(data)["skeleton"].encode(), tensors)
+        return int(stored["optimizer_step"]), dict(stored["results"])
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{EVALUATION_FILE} is damaged ({type(error).__name__}: {error})") from None

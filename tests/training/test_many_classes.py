@@ -1,0 +1,172 @@
+"""What grows with the classes: the weights, and one file beside the checkpoints; no checkpoint, row or result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from accel_trainer import (
+    BatchConfig,
+    ClassificationTask,
+    ConfusionMatrix,
+    MeanLoss,
+    RecipeConfig,
+    RunConfig,
+    RunResult,
+    RuntimeConfig,
+    TopKAccuracy,
+    TrainerConfig,
+    build_dataset_loaders,
+    build_trainer,
+    start_run,
+)
+from accel_trainer.cli.main import main as command_line
+from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.types import Batch, EvalOutput
+from accel_trainer.data.dataloader import DatasetEvalLoader
+from accel_trainer.data.workers import SampleReader
+from accel_trainer.training.evaluation_file import EVALUATION_FILE, as_tensor_if_long, read_details
+from accel_trainer.training.evaluator import Evaluator
+from accel_trainer.training.metrics import plain_values
+
+CPU = torch.device("cpu")
+NUM_SAMPLES = 60
+
+
+def samples_of(num_classes: int) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(num_classes, (NUM_SAMPLES,), generator=generator)
+    return TensorDataset(torch.randn(NUM_SAMPLES, 3, generator=generator), labels)
+
+
+def train(folder: Path, num_classes: int) -> RunResult:
+    config = RecipeConfig(
+        batch=BatchConfig(per_device_batch_size=20, eval_batch_size=25),
+        trainer=TrainerConfig(num_epochs=2, ema_decay=0.9),
+        runtime=RuntimeConfig(num_threads=1),
+        run=RunConfig(output_dir=folder, quiet=True),
+    )
+    data = samples_of(num_classes)
+    torch.manual_seed(0)
+    with start_run(config, recipe="many") as run:
+        loader, eval_loader = build_dataset_loaders(data, data, run.config.batch, seed=0, accelerator=run.accelerator)
+        metrics = [MeanLoss(), TopKAccuracy(), TopKAccuracy(5), ConfusionMatrix(num_classes)]
+        return build_trainer(
+            run, model=nn.Linear(3, num_classes), task=ClassificationTask(), loader=loader,
+            eval_loader=eval_loader, metrics=metrics,
+        ).fit()  # fmt: skip
+
+
+def test_training_on_10000_classes_saves_checkpoints_that_grow_by_the_weights_only(tmp_path: Path) -> None:
+    sizes = {}
+    for num_classes in (10, 1_000, 10_000):
+        folder = tmp_path / str(num_classes)
+        assert train(folder, num_classes).state == "done"
+        checkpoint = max((folder / "checkpoints").glob("step-*"))
+        sizes[num_classes] = (checkpoint / "trainer.json").stat().st_size
+        assert not (checkpoint / "trainer.safetensors").exists()
+        assert (folder / "result.json").stat().st_size < 50_000
+        assert (folder / "metrics.jsonl").stat().st_size < 5_000
+        before = (folder / "result.json").read_bytes(), (folder / EVALUATION_FILE).read_bytes()
+        assert train(folder, num_classes).state == "done", "nothing is left to train"
+        assert ((folder / "result.json").read_bytes(), (folder / EVALUATION_FILE).read_bytes()) == before
+    assert max(sizes.values()) - min(sizes.values()) < 200
+
+
+def test_a_run_killed_after_its_last_checkpoint_has_the_confusion_matrix_in_its_result(tmp_path: Path) -> None:
+    train(tmp_path, 10)
+    before = json.loads((tmp_path / "result.json").read_text())["metrics"]
+    assert len(before["eval_ema/confusion_matrix"]) == 10
+    (tmp_path / "result.json").unlink()
+    train(tmp_path, 10)
+    assert json.loads((tmp_path / "result.json").read_text())["metrics"] == before
+
+
+def test_the_report_and_the_result_of_many_classes_name_the_evaluation_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "run", 10_000)
+    step, details = read_details(tmp_path / "run")
+    assert step == 6
+    pairs, accuracy = details["eval/confused_pairs"], details["eval/per_class_accuracy"]
+    assert sum(count for _, _, count in pairs) == NUM_SAMPLES
+    assert accuracy.shape == (10_000,)
+    metrics = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
+    assert metrics["eval/per_class_accuracy"] == {"file": EVALUATION_FILE, "shape": [10_000]}
+    page = tmp_path / "report.html"
+    assert command_line(["report", str(tmp_path / "run"), "--to", str(page)]) == 0
+    assert "Most confused: true" in page.read_text()
+    assert page.stat().st_size < 1_000_000
+
+
+def measured(metric: ConfusionMatrix, logits: Tensor, labels: Tensor) -> dict[str, Any]:
+    """As on two processes."""
+    ids = torch.arange(len(labels))
+    parts = []
+    for part in (ids[::2], ids[1::2]):
+        parts.append(metric.empty(CPU))
+        output = EvalOutput(torch.zeros(len(part)), logits[part])
+        metric.update(parts[-1], Batch(None, labels[part], part), output)
+    return plain_values(metric.compute(parts[0] + parts[1]))
+
+
+@pytest.mark.parametrize("num_classes", [256, 257, 1_000])
+def test_a_confusion_matrix_of_cells_by_sample_counts_as_the_whole_matrix(num_classes: int) -> None:
+    generator = torch.Generator().manual_seed(num_classes)
+    logits = torch.randn(200, num_classes, generator=generator)
+    labels = torch.randint(num_classes, (200,), generator=generator)
+    labels[:20], logits[:20, 2] = 2, 9.0
+    whole = measured(ConfusionMatrix(num_classes), logits, labels)
+    assert measured(ConfusionMatrix(num_classes).for_samples(200), logits, labels).keys() == whole.keys()
+    for name, values in measured(ConfusionMatrix(num_classes).for_samples(200), logits, labels).items():
+        assert values == whole[name]
+    if num_classes > 256:
+        dense = torch.zeros(num_classes, num_classes, dtype=torch.int64)
+        for label, prediction, count in whole["confused_pairs"]:
+            dense[label, prediction] = count
+        expected = torch.zeros_like(dense)
+        for label, prediction in zip(labels.tolist(), logits.argmax(1).tolist(), strict=True):
+            expected[label, prediction] += 1
+        assert torch.equal(dense, expected)
+
+
+def test_the_sums_of_a_confusion_matrix_are_no_more_than_a_number_per_sample() -> None:
+    reader = SampleReader(samples_of(20_000), CPU)
+    loader = DatasetEvalLoader(reader, batch_size=7)
+    metrics = [ConfusionMatrix(20_000)]
+    evaluator = Evaluator(loader, task=ClassificationTask(), metrics=metrics, accelerator=Accelerator(cpu=True))
+    assert evaluator.metrics[0].empty(CPU).numel() == NUM_SAMPLES
+    found = evaluator.run(nn.Linear(3, 20_000))
+    assert sum(count for _, _, count in found["confused_pairs"]) == NUM_SAMPLES
+    assert ConfusionMatrix(10).for_samples(10**9).empty(CPU).numel() == 100
+
+
+def test_a_label_that_is_no_class_of_a_large_confusion_matrix_is_refused() -> None:
+    for label in (-100, 300):
+        with pytest.raises(ConfigError, match=rf"labels from .*{label}.*the classes are 0 to 299: correct the labels"):
+            measured(ConfusionMatrix(300).for_samples(4), torch.zeros(4, 300), torch.tensor([label, 1, 1, 1]))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.5, None] * 3_000, torch.tensor([0.5, float("nan")] * 3_000, dtype=torch.float64)),
+        ([[1, 2]] * 3_000, torch.tensor([[1, 2]] * 3_000)),
+    ],
+)
+def test_many_numbers_of_a_metric_are_stored_as_a_tensor(values: list[Any], expected: Tensor) -> None:
+    found = as_tensor_if_long(values)
+    assert found.dtype == expected.dtype
+    assert torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
+
+
+@pytest.mark.parametrize("values", [[], [1] * 4_096, ["a"] * 5_000, [{"id": 1}] * 5_000, [[1], [1, 2]] * 3_000, "text"])
+def test_what_is_not_many_numbers_is_stored_as_it_is(values: Any) -> None:
+    assert as_tensor_if_long(values) is values
