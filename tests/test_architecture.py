@@ -211,6 +211,16 @@ def draws_without_generator(node: ast.AST) -> bool:
     return module_name in generators or module_name == "torch" and function in draws
 
 
+def decodes_a_picture(node: ast.AST) -> bool:
+    """Match what opens a picture, and a column type of `datasets` that would, if a row were read."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = dotted(node.func)
+    is_off = any(keyword.arg == "decode" and getattr(keyword.value, "value", 0) is False for keyword in node.keywords)
+    opens = (".imread", ".decode_example", ".decode_image", ".decode_png", ".read_image")
+    return name.endswith(("Image.open", *opens)) or (name in ("Image", "datasets.Image") and not is_off)
+
+
 @dataclass(frozen=True)
 class Rule:
     """A kind of line and the rooms it may stand in: whole rooms, or single modules by their dotted name."""
@@ -286,11 +296,18 @@ RULES = {
             "run.session",  # the sources, to hash them
             "cli.report.card", "cli.report.report",  # their templates
             "cli.share.plain_evaluation",  # a script without this package
-            "cli.share.predict",  # the image that a user names
             "cli.sweep.sweep",  # logs of its own
             "vision",  # datasets
         },
         "path.open()",
+    ),
+    "decodes a picture": Rule(
+        decodes_a_picture,
+        {
+            "vision.data.photo_decode",
+            "cli.data.shards",  # the type that a packed column has for other programs
+        },
+        "Image.open(path)",
     ),
     "reads the environment": Rule(
         mentions("os.environ", "os.getenv", "os.putenv"),
@@ -361,6 +378,10 @@ def test_a_room_that_a_rule_allows_has_such_a_line(rule: Rule) -> None:
         ("runs data as code", "np.load(path, allow_pickle=True)"),
         ("runs data as code", "subprocess.run(command, shell=True)"),
         ("reads a tensor on the host", "(a + b).sum().item()"),
+        ("decodes a picture", "PIL.Image.open(path)"),
+        ("decodes a picture", "dataset.cast_column(column, Image())"),
+        ("decodes a picture", "Image(decode=True)"),
+        ("decodes a picture", "feature.decode_example(row)"),
         ("changes files", "os.replace(a, b)"),
         ("changes files", "shutil.rmtree(path)"),
         ("changes files", "tarfile.open(path).extractall(folder)"),
@@ -381,6 +402,7 @@ def test_each_spelling_is_found(kind: str, source: str) -> None:
         ("runs data as code", "np.load(path, allow_pickle=False)"),
         ("runs data as code", "torch.compile(model)"),
         ("changes files", "text.replace('a', 'b')"),
+        ("decodes a picture", "dataset.cast_column(column, Image(decode=False))"),
         ("changes files", "shutil.disk_usage(path)"),
         ("changes files", "filesystem.rename(a, b)"),
         ("touches randomness", "torch.randperm(8, generator=generator)"),

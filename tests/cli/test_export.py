@@ -412,7 +412,7 @@ def test_what_is_not_a_picture_or_a_model_is_named(
     (tmp_path / "text.png").write_text("no image")
     code, _, err = run_command(capsys, ["predict", runs / "fast", tmp_path / "text.png"])
     assert code == 65
-    assert "text.png cannot be decoded (it is not an image)" in err
+    assert "text.png cannot be decoded (it is not an image in JPEG, " in err
     code, _, err = run_command(capsys, ["predict", tmp_path, tmp_path / "text.png"])
     assert code == 74
     assert "has no model.safetensors: give a finished run or an exported model" in err

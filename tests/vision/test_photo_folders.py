@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
-import os
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -373,7 +371,7 @@ FOLDERS = {
         both(splits("train", "val"), texts({"train/ant/9.jpg": ""})), "ant/9.jpg (row 3 of"
     ),
     "a text called jpg": Folder(
-        both(splits("train", "val"), texts({"val/bee/9.jpg": "<html>404</html>"})), "(it is not an image)"
+        both(splits("train", "val"), texts({"val/bee/9.jpg": "<html>404</html>"})), "(it is not an image in"
     ),
     "half a photo": Folder(
         both(splits("train", "val"), lambda root: (root / "val" / "ant" / "9.jpg").write_bytes(jpg(0)[:300])),
@@ -439,4 +437,4 @@ def test_photos_may_be_added_between_runs(tmp_path: Path) -> None:
     assert len(load_photos(root, cache_dir=tmp_path / "cache").train) == 6
     write_photos(root, ["train/ant/new.jpg"])
     assert len(load_photos(root, cache_dir=tmp_path / "cache").train) == 7
-    assert json.dumps(os.listdir(tmp_path / "cache")) == '["datasets"]'
+    assert not (tmp_path / "cache").exists(), "the listing of a folder is not stored"

@@ -18,7 +18,7 @@ from ...core.errors import ConfigError, DataError
 from ...vision import ImageEvalLoader, PhotoEvalLoader, PhotoSplit, load_images, load_photos
 from ...vision.data.bad_images import WHATEVER_WAS_KEPT
 from ...vision.pretrained import ExportConfig
-from ...vision.sources.photo_files import VAL_NAMES
+from ...vision.sources.photo_folders import VAL_NAMES
 from ...vision.sources.photo_splits import load_splits
 
 

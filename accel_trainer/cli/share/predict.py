@@ -21,7 +21,7 @@ from ...checkpoint.serialization import read_json_object
 from ...core.errors import ConfigError, DataError, ExitCode
 from ...distributed.accelerator import RuntimeConfig, place_model, start_accelerator
 from ...distributed.machine import available_cpus
-from ...vision.data.photo_decode import opened_image
+from ...vision.data.photo_decode import opened_image, photo_suffixes, read_photo
 from ...vision.pretrained import ExportConfig, file_in, find_export, from_pretrained, read_export_config
 from ..parser import CommandParser
 from ..threads import in_order
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print a line per image: its path, then labels with their confidence."""
     parser = CommandParser(prog="accel-trainer predict", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("model", type=Path, help="an export, a finished run, or ORG/NAME on the hub")
-    parser.add_argument("image", type=Path, nargs="+", help="an image in any format that pillow reads, or a folder")
+    parser.add_argument("image", type=Path, nargs="+", help="an image, or a folder of images")
     parser.add_argument("--top", type=int, default=1, help="classes to print per image; default: 1")
     parser.add_argument("--batch-size", type=int, default=64, help="images per forward pass; default: 64")
     parser.add_argument("--num-workers", type=int, help="threads that decode; default: one per CPU")
@@ -81,9 +81,7 @@ def find_images(path: Path) -> list[Path]:
     """Return the path of an image, or of all images below a folder, sorted. Raises DataError if there are none."""
     if not path.is_dir():
         return [path]
-    from PIL import Image
-
-    suffixes = Image.registered_extensions()
+    suffixes = photo_suffixes()
     found = sorted(
         file
         for file in path.rglob("*")
@@ -121,21 +119,18 @@ def predict(
 
 def read_image(path: Path, config: ExportConfig) -> Tensor:
     """Return an image as model input: normalised, float32 [C, H, W]."""
+    data = read_photo(path, str(path))
     if config.transform is not None:
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise DataError("IMAGE", f"{path} cannot be read as an image ({error.strerror})") from error
         return config.transform.normalize(config.transform(data, str(path))[None])[0]
-    return _read_resized(path, config)
+    return _read_resized(data, str(path), config)
 
 
-def _read_resized(path: Path, config: ExportConfig) -> Tensor:
+def _read_resized(data: bytes, name: str, config: ExportConfig) -> Tensor:
     """Return the whole image, resized to the size of the images that the model was trained on."""
     import numpy as np
     from PIL import Image
 
-    with opened_image(path, str(path)) as file:
+    with opened_image(data, name) as file:
         image = file.convert("L" if config.in_channels == 1 else "RGB")
     if config.image_size is not None:
         height, width = config.image_size

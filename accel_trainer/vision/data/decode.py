@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...core.errors import DataError
 from ..sources.raw import RawImages, RawSplit
-from .photo_decode import opened_image
+from .photo_decode import opened_image, read_photo
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -67,7 +67,7 @@ class Decoder:
     @classmethod
     def like(cls, encoded: bytes | Path, *, name: str) -> Decoder:
         """Return the decoder for a dataset whose first image is `encoded`."""
-        with opened_image(encoded, name) as image:
+        with opened_image(_bytes_of(encoded, name), name) as image:
             if image.width * image.height > _MAX_PIXELS:
                 fact = f"{name} is {image.width}x{image.height} pixels, more than {_MAX_PIXELS:,} in all"
                 raise DataError("DATA_IMAGE_LARGE", f"{fact}: make the images smaller")
@@ -75,7 +75,7 @@ class Decoder:
 
     def __call__(self, encoded: bytes | Path, *, name: str) -> NDArray[np.uint8]:
         """Return the pixels, uint8 [H, W, C]. `name` is used in errors."""
-        with opened_image(encoded, name) as image:
+        with opened_image(_bytes_of(encoded, name), name) as image:
             # Checked before decoding: a few bytes can claim to be gigabytes of pixels.
             if image.size != self.size:
                 raise DataError(
@@ -90,6 +90,10 @@ class Decoder:
                 )
             pixels = np.asarray(image.convert(self.mode))
         return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _bytes_of(encoded: bytes | Path, name: str) -> bytes:
+    return read_photo(encoded, name) if isinstance(encoded, Path) else encoded
 
 
 def _grey_or_rgb(image: Image) -> str:

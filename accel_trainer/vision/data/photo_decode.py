@@ -5,6 +5,8 @@ Shapes: H height, W width.
 
 from __future__ import annotations
 
+import errno
+import stat
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,11 @@ from ...core.errors import DataError
 MAX_PIXELS = 2**27
 """The largest H * W that is decoded: a few bytes can claim to be gigabytes of pixels."""
 
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")
+"""What is decoded, by Pillow's names: Pillow hands PostScript to Ghostscript, which runs it as a program."""
+
+_LISTED = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]} format"
+_MAX_FILE_BYTES = 2**31  # of a photo with the most pixels, and a sparse file may claim more than there is memory
 _ORIENTATION = 0x0112
 _START_OF_SCAN, _APP1, _EXIF = 0xDA, 0xE1, b"Exif\0\0"
 
@@ -40,6 +47,26 @@ def decoder_version() -> str:
 
     fast = _simplejpeg()
     return f"pillow {PIL.__version__}" + (f", simplejpeg {fast.__version__}" if fast else "")
+
+
+def photo_suffixes() -> set[str]:
+    """Return the suffixes of files in `FORMATS`, in small letters with their dot."""
+    from PIL import Image
+
+    return {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
+
+
+def read_photo(path: Path, name: str) -> bytes:
+    """Return the content of a file, or of the one that it links to. Raises DataError that says `name`."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would never end
+            raise OSError(errno.EINVAL, "not a regular file")
+        if status.st_size > _MAX_FILE_BYTES:
+            raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than {_MAX_FILE_BYTES:,}")
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError("DATA_IMAGE", f"{name} cannot be read ({error.strerror}): restore or remove it") from error
 
 
 def read_header(data: bytes, name: str) -> PhotoHeader:
@@ -174,12 +201,15 @@ def _rgb(image: Any) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def opened_image(encoded: bytes | Path, name: str) -> Iterator[Any]:
-    """Open an image with Pillow. What it raises in the block becomes a DataError that says `name`."""
+def opened_image(encoded: bytes, name: str) -> Iterator[Any]:
+    """Open an image in one of `FORMATS`. What Pillow raises in the block becomes a DataError that says `name`.
+
+    No other line of the package opens one.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(BytesIO(encoded) if isinstance(encoded, bytes) else encoded) as image:
+        with Image.open(BytesIO(encoded), formats=FORMATS) as image:
             yield image
     except DataError:
         raise
@@ -187,5 +217,5 @@ def opened_image(encoded: bytes | Path, name: str) -> Iterator[Any]:
         raise DataError("DATA_IMAGE_LARGE", f"{name} has too many pixels ({error}): make it smaller") from error
     except Exception as error:  # Pillow's decoders raise errors of any type for damaged files
         unknown = isinstance(error, UnidentifiedImageError)  # its message has an address in memory
-        reason = "it is not an image" if unknown else str(error) or type(error).__name__
+        reason = f"it is not an image in {_LISTED}" if unknown else str(error) or type(error).__name__
         raise DataError("DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace or remove it") from error

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import ConfigError, DataError
+from ..data.photo_decode import read_photo
 
 CHECKSUM = "image_sha256"
 """The column that `accel-trainer pack` adds: the hash of each photo's bytes, compared whenever it is read."""
@@ -61,10 +62,7 @@ class ImageColumn:
         path = self._paths[row].as_py()
         if path is None:
             raise DataError("DATA_IMAGE", f"{self.name_of(index)} has no image: remove the row")
-        try:
-            return Path(path).read_bytes()
-        except OSError as error:
-            raise DataError("DATA_IMAGE", f"{path} cannot be read ({error.strerror}): restore or remove it") from error
+        return read_photo(Path(path), path)
 
     def name_of(self, index: int) -> str:
         """Return the path of an image, or its row."""

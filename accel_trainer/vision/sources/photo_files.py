@@ -6,22 +6,23 @@ import glob
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import DataError
+from ...core.filesystem import read_file
 from ...core.run_dir import expand_home
-
-_TRAIN_FOLDERS = ("train", "training")
-VAL_NAMES = ("validation", "val", "valid", "dev", "test", "testing", "eval", "evaluation")
-"""The splits that are evaluated, preferred first."""
+from .photo_folders import EXPECTED, METADATA, Listing, list_splits, read_class_folders
 
 _PROBE_TIMEOUT_S = 5
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
-_EXPECTED = "train/<class>/*.jpg with or without val/<class>/*.jpg, <class>/*.jpg, metadata.csv, parquet, or tars"
+_READERS = {".parquet": "parquet", ".tar": "webdataset"}
+_ELSEWHERE = re.compile(r"^[/~\\]|^\w:|(^|[/\\])\.\.([/\\]|$)|://|::")
+_MAX_DESCRIPTION_BYTES = 2**24
+_DECODED_MEMBERS = ("txt", "text", "transcript", "cls", "cls2", "index", "inx", "id", "json", "jsn")
 
 
 def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Any:
@@ -35,10 +36,8 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Any:
     path = expand_home(Path(source))
     if path.is_dir():
         return _open_folder(path.absolute(), _cache(cache_dir))
-    if path.suffix == ".parquet" and path.is_file():
-        return _load("parquet", path, data_files=glob.escape(str(path.absolute())), cache_dir=_cache(cache_dir))
-    if path.suffix == ".tar" and path.is_file():
-        return _load("webdataset", path, data_files=glob.escape(str(path.absolute())), cache_dir=_cache(cache_dir))
+    if path.suffix in _READERS and path.is_file():
+        return _load_file(_READERS[path.suffix], path.absolute(), _cache(cache_dir))
     if path.exists():
         raise DataError("DATA_NOT_A_FOLDER", f"{source} is not a folder, parquet or a tar: extract it")
     if not is_hub_name(str(source)):
@@ -78,32 +77,110 @@ def _cache(cache_dir: Path | None) -> str | None:
 
 def _open_folder(root: Path, cache_dir: str | None) -> Any:
     if (root / "dataset_dict.json").is_file() or (root / "state.json").is_file():
-        from datasets import load_from_disk
-
-        return _checked(lambda: load_from_disk(str(root)), root)
+        return _open_saved(root)
     if _has_tables(root):
-        return _load(str(root), root, cache_dir=cache_dir)  # finds splits by file names, as on the hub
-    _require_images(root)
-    splits = _image_splits(root)
-    patterns = {name: _patterns(folder) for name, folder in splits.items()}
-    dataset = _load("imagefolder", root, data_files=patterns, cache_dir=cache_dir)
-    if not any(map(_has_metadata, splits.values())):
-        for split in dataset.values():
-            _check_archives(root, _paths(split))
-        _check_classes(root, dataset)
-    return dataset
+        return _open_tables(root, cache_dir)
+    splits = list_splits(root)
+    if any(listing.metadata for listing in splits.values()):
+        return _open_metadata(splits, cache_dir)
+    return read_class_folders(root, splits)
 
 
-def _paths(dataset: Any) -> Any:
-    from datasets import Image
+def _open_saved(root: Path) -> Any:
+    """Return what `save_to_disk` wrote. Its descriptions may name only what lies beside them."""
+    from datasets import load_from_disk
 
-    return dataset.cast_column("image", Image(decode=False)).flatten().data.column("image.path")
+    if "::" in str(root):
+        raise DataError("DATA_NAME", f"the path {root} has ::, where datasets would split it: rename it")
+    for splits in root.glob("dataset_dict.json"):
+        _refuse_others(splits, _names_in(splits, "splits"))
+    for state in (*root.glob("state.json"), *root.glob("*/state.json")):
+        files = _names_in(state, "_data_files")
+        _refuse_others(state, [file.get("filename") if isinstance(file, dict) else file for file in files])
+    return _checked(lambda: load_from_disk(str(root)), root)
 
 
-def _patterns(folder: Path) -> list[str]:
-    """Return the patterns of all files below a folder. `**` does not follow links."""
-    links = [path for path in _folders(folder) if path.is_symlink()]
-    return [f"{glob.escape(str(path))}/**" for path in (folder, *links)]
+def _names_in(path: Path, key: str) -> list[Any]:
+    try:
+        names = json.loads(read_file(path.resolve(), max_bytes=_MAX_DESCRIPTION_BYTES))[key]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return []  # `datasets` says what is wrong with it
+    return names if isinstance(names, list) else []
+
+
+def _refuse_others(description: Path, names: list[Any]) -> None:
+    """Raise DataError for a name that leads elsewhere, or to a pipe."""
+    for name in map(str, names):
+        place = description.with_name(name) if name == os.path.basename(name) and name else None
+        if place is None or (place.exists() and not (place.is_file() or place.is_dir())):
+            fact = f"{description} names {name!r}, which is not a file beside it"
+            raise DataError("DATA_OUTSIDE", f"{fact}: write the data again with save_to_disk")
+
+
+def _open_tables(root: Path, cache_dir: str | None) -> Any:
+    """Return the splits of parquet files or tars, found by their names as on the hub."""
+    _refuse_special([root, *root.rglob("*")])
+    if glob.has_magic(str(root)):
+        raise DataError("DATA_NAME", f"the path {root} has one of *, ? and [, which datasets expands: rename it")
+    for card in (root / "README.md", root / ".huggingface.yaml"):
+        if card.exists():
+            _check_card(card)
+    return _load(str(root), root, cache_dir=cache_dir)
+
+
+def _check_card(card: Path) -> None:
+    """Raise DataError if the card of a dataset sends `datasets` elsewhere, such as to another machine."""
+    import yaml
+    from huggingface_hub import DatasetCard
+
+    try:
+        text = read_file(card.resolve(), max_bytes=_MAX_DESCRIPTION_BYTES).decode()
+        content: Any = (yaml.safe_load(text) or {}) if card.suffix == ".yaml" else DatasetCard(text).data
+        strings = list(_strings_in(content.get("configs")))
+    except Exception as error:  # of any type, such as a pipe, or YAML that is damaged or nested too deeply
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise DataError("DATA_CARD", f"{card} cannot be read ({reason}): repair or remove it") from error
+    for text in strings:
+        if _ELSEWHERE.search(text) or os.path.expandvars(text) != text:
+            fact = f"{card} names data outside its folder ({text})"
+            raise DataError("DATA_OUTSIDE", f"{fact}: remove configs from its header")
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    waiting, seen = [value], set[int]()  # what a YAML alias repeats is looked at once
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict | list) and id(each) not in seen:
+            seen.add(id(each))
+            waiting += each.values() if isinstance(each, dict) else each
+
+
+def _open_metadata(splits: dict[str, Listing], cache_dir: str | None) -> Any:
+    """Return the photos that metadata files name. Only these are handed to `datasets`, not the photos."""
+    from datasets import DatasetDict, concatenate_datasets
+
+    loaded = {}
+    for name, listing in splits.items():
+        if not listing.metadata:
+            fact = f"{listing.folder} has no {' or '.join(METADATA)}, but another split has"
+            raise DataError("DATA_METADATA", f"{fact}: describe the photos of all splits, or of none")
+        parts = [_load_file("imagefolder", path, cache_dir)["train"] for path in listing.metadata]
+        loaded[name] = _checked(partial(concatenate_datasets, parts), listing.folder)
+    return DatasetDict(loaded)
+
+
+def _refuse_special(paths: Iterable[Path]) -> None:
+    """Raise DataError for a name in which `datasets` would replace a variable, or see an archive's address."""
+    for path in paths:
+        if os.path.expandvars(path) != str(path) or "::" in str(path):
+            raise DataError("DATA_NAME", f"the path {path} has $ or ::, which datasets would change: rename it")
+
+
+def _load_file(reader: str, path: Path, cache_dir: str | None) -> Any:
+    _refuse_special([path])
+    return _load(reader, path, data_files=glob.escape(str(path)), cache_dir=cache_dir)
 
 
 def _load(name: str, path: Path, **options: Any) -> Any:
@@ -114,7 +191,7 @@ def _load(name: str, path: Path, **options: Any) -> Any:
 
 def _checked(load: Callable[[], Any], path: Path) -> Any:
     try:
-        with _quiet():
+        with _quiet(), _plain_members():
             return load()
     except Exception as error:  # the readers of `datasets` raise errors of any type
         reason = next(iter(str(error.__cause__ or error).splitlines()), type(error).__name__)
@@ -123,7 +200,7 @@ def _checked(load: Callable[[], Any], path: Path) -> Any:
                 "DATA_DAMAGED", f"{damaged} is damaged ({reason}): restore it, or write it again"
             ) from error
         fact = f"{path} cannot be read by datasets ({type(error.__cause__ or error).__name__}: {reason})"
-        raise DataError("DATA_NOT_RECOGNISED", f"{fact}: expected {_EXPECTED}") from error
+        raise DataError("DATA_NOT_RECOGNISED", f"{fact}: expected {EXPECTED}") from error
 
 
 def _find_damaged(root: Path) -> Path | None:
@@ -145,6 +222,19 @@ def _find_damaged(root: Path) -> Path | None:
 
 
 @contextmanager
+def _plain_members() -> Iterator[None]:
+    """Leave the members of tars that are neither texts nor numbers as bytes: `datasets` gives .pth to `torch.load`."""
+    from datasets.packaged_modules.webdataset.webdataset import WebDataset
+
+    decoders = WebDataset.DECODERS
+    WebDataset.DECODERS = {name: decode for name, decode in decoders.items() if name in _DECODED_MEMBERS}
+    try:
+        yield
+    finally:
+        WebDataset.DECODERS = decoders
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
     """Show no progress bars, of which each process would have several (`Downloading data`, for local files as well)."""
     from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
@@ -162,75 +252,6 @@ def _quiet() -> Iterator[None]:
 def _has_tables(root: Path) -> bool:
     """Return whether parquet or tars lie in the folder or in one below it."""
     for pattern in ("*.parquet", "*.tar", "*/*.parquet", "*/*.tar"):
-        if any(path.name not in _METADATA for path in root.glob(pattern)):
+        if any(path.name not in METADATA for path in root.glob(pattern)):
             return True
     return False
-
-
-def _require_images(root: Path) -> None:
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
-
-    others = set[str]()
-    for _, folders, names in os.walk(root, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__")))
-        suffixes = {os.path.splitext(name)[1].lower() or name for name in names if not name.startswith(".")}
-        if not suffixes.isdisjoint(ImageFolder.EXTENSIONS):
-            return
-        others |= suffixes
-    found = f"only {', '.join(sorted(others)[:5])} files" if others else "no files"
-    raise DataError("DATA_NOT_RECOGNISED", f"no photos in {root}, {found}: expected {_EXPECTED}")
-
-
-def _has_metadata(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _METADATA)
-
-
-def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _image_splits(root: Path) -> dict[str, Path]:
-    """Return the folder of each split. A folder `train` that holds images itself is a class of that name."""
-    if _has_metadata(root):
-        return {"train": root}
-    splits = {path.name.lower(): path for path in _folders(root) if _holds_classes(path)}
-    train = next((splits[name] for name in _TRAIN_FOLDERS if name in splits), None)
-    val = next((splits[name] for name in VAL_NAMES if name in splits), None)
-    if train is None:
-        if val is not None and len(splits) == len(_folders(root)) and set(splits) <= set(VAL_NAMES):
-            raise DataError("DATA_NOT_RECOGNISED", f"{root} has {val.name}/ but no train/: expected {_EXPECTED}")
-        return {"train": root}
-    return {"train": train} if val is None else {"train": train, "validation": val}
-
-
-def _holds_classes(folder: Path) -> bool:
-    return bool(_folders(folder)) or _has_metadata(folder)
-
-
-def _check_archives(root: Path, paths: Any) -> None:
-    """Raise DataError if `imagefolder` added the photos of a zip that lies beside the others."""
-    import pyarrow.compute as pc
-
-    inside = paths.filter(pc.starts_with(paths, "zip://"))
-    if len(inside):
-        archive = inside[0].as_py().rpartition("::")[2]
-        fact = f"{root} has photos and an archive of photos ({archive})"
-        raise DataError("DATA_ARCHIVE", f"{fact}: extract it, or move it to another folder")
-
-
-def _check_classes(root: Path, splits: Mapping[str, Any]) -> None:
-    """Raise DataError if `imagefolder` found no classes, or splits in their place."""
-    if "label" in splits["train"].column_names:
-        names = splits["train"].features["label"].names
-        if {name.lower() for name in names} <= {*_TRAIN_FOLDERS, *VAL_NAMES}:
-            fact = f"{root} has no class folders: {' and '.join(names)} hold photos themselves"
-            raise DataError("DATA_NO_CLASSES", f"{fact}: expected {_EXPECTED}")
-        return
-    paths = [os.path.relpath(path, root) for split in splits.values() for path in _paths(split).to_pylist()]
-    by_depth = {path.count(os.sep): path for path in paths}
-    if len(by_depth) > 1:
-        shallow, deep = by_depth[min(by_depth)], by_depth[max(by_depth)]
-        fact = f"the photos in {root} are at different depths ({shallow} and {deep}), so their classes are unclear"
-        raise DataError("DATA_DEPTH", f"{fact}: move them all into <class>/ folders of the same depth")
-    fact = f"all {len(paths)} photos of {root} are in one class folder ({os.path.dirname(paths[0]) or '.'})"
-    raise DataError("DATA_NO_CLASSES", f"{fact}, so there is nothing to tell apart: expected {_EXPECTED}")

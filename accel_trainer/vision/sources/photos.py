@@ -23,7 +23,8 @@ from ..data.eval_transform import EvalTransform
 from ..data.photo_decode import decoder_version
 from ..models.timm_nets import input_settings
 from .photo_columns import ImageColumn, read_columns
-from .photo_files import VAL_NAMES, open_dataset
+from .photo_files import open_dataset
+from .photo_folders import VAL_NAMES
 
 _NUM_HASHED = 256
 T = TypeVar("T")
