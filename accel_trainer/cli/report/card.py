@@ -7,6 +7,7 @@ from importlib import resources
 from typing import Any
 
 from ...core.errors import OutputError
+from ...vision.data.photo_decode import FORMATS
 from ..runs.run_reader import RunReader
 from ..runs.settings import changed_settings
 from ..runs.tables import format_number
@@ -29,7 +30,7 @@ def write_card(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, 
         jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
         .from_string(template)
         .render(
-            title=data.model_name, config=config,
+            title=data.model_name, config=config, split=_split(config), formats=FORMATS,
             metrics={name: format_number(name, value) for name, value in metrics.items()}, result=run.result,
             environment=run.environment, origin=run.origin, training=run.config,
             settings=[(name, value) for name, _, value in changed_settings(run)],
@@ -38,6 +39,13 @@ def write_card(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, 
     )  # fmt: skip
     card = str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
     return {"README.md": card.encode()} | {f"{curve.name}.png": curve.png for curve in curves}
+
+
+def _split(config: Mapping[str, Any]) -> str:
+    """Return what the evaluated samples are: the best of a run on photos is chosen by those for validation."""
+    if config["evaluation"].get("photos") is not None:
+        return "validation"
+    return "test" if "model" in config else "evaluation"
 
 
 def _metadata(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, float]) -> Any:
@@ -53,7 +61,7 @@ def _metadata(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, f
         model_name=run.name if name is None else f"{name} on {dataset}",
         eval_results=[
             EvalResult(
-                task_type=task, dataset_type=dataset, dataset_name=dataset, dataset_split="test",
+                task_type=task, dataset_type=dataset, dataset_name=dataset, dataset_split=_split(config),
                 dataset_revision=run.data_fingerprint, metric_type=name, metric_value=value,
             )
             for name, value in metrics.items()

@@ -25,7 +25,7 @@ from ..parser import CommandParser
 from ..report.card import write_card
 from ..runs.run_reader import RunReader, read_run
 from .onnx_model import is_own_model, write_onnx
-from .plain_model import write_source
+from .plain_model import write_source, write_transform
 from .publish import create_repository, upload
 
 _MAX_WEIGHTS_BYTES = 2**36
@@ -68,6 +68,8 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
     config = read_json_object(source / "config.json") | {"evaluation": _evaluation(run)}
     metrics = reported_metrics(run)
     files = _own_model(source, config, with_onnx) if is_own_model(source) else _our_model(source, config, with_onnx)
+    if "eval_transform" in config:
+        files["transform.py"] = write_transform().encode()
     files |= {"config.json": json.dumps(config, indent=1).encode(), **write_card(run, config, metrics)}
     prepare_directory(folder)
     try:

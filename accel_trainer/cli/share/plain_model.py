@@ -1,4 +1,4 @@
-"""Writes a model as one file of plain torch: the source of its modules and a function that builds it."""
+"""Writes a model and the way of a photo to its input as files of plain torch, from the sources of this package."""
 
 from __future__ import annotations
 
@@ -6,15 +6,30 @@ import ast
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+from ...vision.data import eval_transform, photo_decode, pixels
 from ...vision.models import blocks
 from ...vision.models.timm_nets import PREFIX
 from ...vision.models.zoo import model_call
 from ...vision.pretrained import ExportConfig
 
+_TRANSFORM_HEADER = '''"""From a photo to the input of the model beside this file. Needs torch, numpy and Pillow.
+
+Install simplejpeg, too, if the model was evaluated with it: then every pixel is the same.
+"""
+'''
+_ERRORS = '''class DataError(Exception):
+    """A photo cannot be used."""
+
+
+class ConfigError(Exception):
+    """The numbers in config.json describe no transform."""
+
+
+'''
 _HEADER = '"""The architecture of model.safetensors beside this file. Needs only torch."""\n'
 
 
@@ -34,11 +49,19 @@ def write_source(config: ExportConfig) -> str:
     )
     modules = [blocks, sys.modules[call.func.__module__]]
     imports, bodies = zip(*(_split(module) for module in modules), strict=True)
-    future, *others = sorted({line for lines in imports for line in lines}, key=_import_order)
+    future, *others = _merged(imports)
     arguments = [_spell(value) for value in call.args]
     arguments += [f"{name}={_spell(value)}" for name, value in call.keywords.items()]
     build = _build_function(call.func.__name__, arguments)
     return "\n".join([_HEADER, future, "", *others, "\n", *bodies, build])
+
+
+def write_transform() -> str:
+    """Return a Python file with `EvalTransform`, which does to a photo what `accel-trainer predict` does."""
+    imports, bodies = zip(_split(photo_decode), _split(eval_transform), strict=True)
+    future, *others = _merged([*imports, _split(pixels)[0]])
+    normalizer = "\n\n".join(inspect.getsource(part) for part in (pixels.normalize, pixels.Normalizer))
+    return "\n".join([_TRANSFORM_HEADER, future, "", *others, "\n", _ERRORS + normalizer, "", *bodies]).rstrip() + "\n"
 
 
 def _build_function(called: str, arguments: Sequence[str]) -> str:
@@ -62,6 +85,19 @@ def _outside(statements: Sequence[ast.stmt]) -> Iterator[str]:
     for node in statements:
         if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level):
             yield ast.unparse(node)
+
+
+def _merged(imports: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines once each and in order, those from one module as one line."""
+    lines, names = set[str](), dict[str, set[str]]()
+    for line in (line for each in imports for line in each):
+        if line.startswith("from "):
+            module, _, listed = line.partition(" import ")
+            names.setdefault(module, set()).update(listed.split(", "))
+        else:
+            lines.add(line)
+    merged = [f"{module} import {', '.join(sorted(found))}" for module, found in names.items()]
+    return sorted([*lines, *merged], key=_import_order)
 
 
 def _import_order(line: str) -> tuple[bool, bool, bool, str]:
