@@ -48,6 +48,19 @@ crash-test: setup ## Kill runs at many points, a hundred times as many as `make 
 shard-test: setup ## Kill one of two processes at each change of the disk by a save of shards; PART=1/4: a quarter
 	@$(BIN)/python -m tests.faults.shard_kills --part $(or $(PART),1/1)
 
+# In an environment of its own, which stays: TORCH_VENV names another place for it.
+TORCH_VENV ?= .venv-torch/$(TORCH)
+$(TORCH_VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Installing torch $(TORCH) into $(TORCH_VENV): several minutes and gigabytes"
+	@$(PYTHON) -m venv $(TORCH_VENV)
+	@grep -vE '^(torch|triton|nvidia-|cuda-|sympy|setuptools)' constraints.txt > $(TORCH_VENV)/constraints.txt
+	@$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check -c $(TORCH_VENV)/constraints.txt \
+	torch==$(TORCH) -e '.[dev]'
+	@touch $@
+
+test-torch: $(TORCH_VENV)/.installed ## Run the tests with another torch: make test-torch TORCH=2.11.0
+	@PYTHONPATH=. $(TORCH_VENV)/bin/pytest -q -n $(JOBS) --dist worksteal -rs -m "not slow" $(ARGS)
+
 isa-test: setup ## Run the numeric tests as other CPUs would: every instruction set that can be limited
 	@$(BIN)/python -m tests.isa --jobs $(JOBS) $(ARGS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ class ResultWriter(Callback):
     """
 
     def __init__(
-        self, run_folder: Path, *, log: MetricLogger, num_eval_samples: int, phase_s: Mapping[str, float]
-    ) -> None:
+        self, run_folder: Path, *, log: MetricLogger, num_eval_samples: int, phase_s: Mapping[str, float],
+        nondeterministic: AbstractSet[str] = frozenset(),
+    ) -> None:  # fmt: skip
         self._folder, self._log, self._num_eval_samples, self._phase_s = run_folder, log, num_eval_samples, phase_s
+        self._nondeterministic = nondeterministic
         self._start_s, self._is_attempt = time.perf_counter(), False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
@@ -50,6 +53,8 @@ class ResultWriter(Callback):
             "samples_seen": result.position.samples_seen, "metrics": _listed(result.metrics),
             "best": None if result.best is None else vars(result.best), "num_eval_samples": self._num_eval_samples,
         }  # fmt: skip
+        if self._nondeterministic:
+            outcome["nondeterministic_operations"] = sorted(self._nondeterministic)
         path, known = self._folder / "result.json", {}
         with suppress(OSError, ValueError):  # there is none, or not a whole one
             known = read_json_object(path, max_bytes=_MAX_RESULT_BYTES)

@@ -36,6 +36,7 @@ from .accelerate_settings import (
     read_launch,
     reject_unsupported,
 )
+from .determinism import allow_tf32, choose_kernels, prepare_cuda
 from .fsdp import is_sharded
 from .launch_env import MAX_THREADS, count_local_processes, given_num_threads, setup_launch_env
 from .machine import available_cpus, peak_resident_bytes
@@ -59,8 +60,9 @@ class RuntimeConfig:
     """Lay out images and filters with channels innermost: usually faster on CPUs, and on GPUs in half precision."""
     compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
     """Compile the model with torch.compile; if that fails, it runs in eager mode, with a warning."""
-    deterministic: bool = True
-    """Use deterministic CUDA kernels; without them a resumed run is close, but not identical."""
+    deterministic: bool | Literal["strict"] = True
+    """Use deterministic CUDA kernels; without them a resumed run is close, but not identical. An operation that has
+    none is named in a warning; `strict`: it ends the run."""
     num_threads: int | None = None
     """CPU threads per process, which affect the last bits; None: OMP_NUM_THREADS if set, else cores / processes; 1
     with `--reduce exact`."""
@@ -98,6 +100,7 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
         ConfigError: the launcher's settings contradict each other, or are not supported.
         ProcessError: the others cannot be reached.
     """
+    prepare_cuda()
     num_processes, given_threads, use_cpu = setup_launch_env(), given_num_threads(), uses_cpu()
     precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     sharding = read_launch(precision)
@@ -159,26 +162,27 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
         # DETAIL, with gloo, ends DistributedDataParallel in a segmentation fault (torch 2.13).
         os.environ.update(TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_DEBUG="INFO")
         dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # missing in its stubs
-    by_platform, accelerator = "gloo", torch.accelerator.current_accelerator()
-    if accelerator is not None and not use_cpu:
+    by_platform = "gloo"
+    accelerator = None if use_cpu else torch.accelerator.current_accelerator()
+    if accelerator is not None:
         # gloo beside nccl or its equivalent: the stop flag is reduced on the CPU, without a sync of the accelerator.
         by_platform = f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
-    init_process_group(by_platform if config.backend in (None, "nccl") else config.backend, timeout_s=config.timeout_s)
+    backend = by_platform if config.backend in (None, "nccl") else config.backend
+    init_process_group(backend, timeout_s=config.timeout_s, device=_own_gpu() if "nccl" in backend else None)
+
+
+def _own_gpu() -> torch.device:
+    """Return the GPU of this process, as accelerate chooses it."""
+    return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
 
 
 def _set_backend_flags(config: RuntimeConfig, accelerator: Accelerator) -> None:
     """Set what changes the bits of a result, and would otherwise depend on the launcher."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
+    allow_tf32(config.tf32)
     if accelerator.device.type == "cpu":
         _keep_freed_memory()
     if accelerator.device.type == "cuda":
-        torch.backends.cudnn.benchmark = not config.deterministic
-        torch.backends.cudnn.deterministic = config.deterministic
-        torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
-        if config.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            # Or torch would fill every new tensor with NaN, with a kernel each.
-            torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # as above
+        choose_kernels(config.deterministic)
 
 
 def _keep_freed_memory() -> None:
@@ -241,11 +245,18 @@ def describe_machine(accelerator: Accelerator) -> str:
 def library_versions() -> dict[str, str]:
     """Return the versions that decide the bits of a result."""
     return {
-        "accel_trainer": metadata.version("accel-trainer"),
+        "accel_trainer": _own_version(),
         "accelerate": accelerate.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("accel-trainer")
+    except metadata.PackageNotFoundError:  # the sources on PYTHONPATH
+        return "not installed"
 
 
 def peak_memory_bytes(accelerator: Accelerator) -> int:

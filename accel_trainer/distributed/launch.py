@@ -23,6 +23,7 @@ from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, 
 from ..core.errors import ConfigError, ExitCode, ProcessError, UserError
 from .accelerate_settings import forget_earlier_accelerators
 from .accelerator import uses_cpu
+from .determinism import prepare_cuda
 from .launch_env import setup_launch_env
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ def launch(function: Callable[..., T], *arguments: Any, num_processes: int | Non
     """
     if num_processes is not None and num_processes < 1:
         raise ConfigError("LAUNCH", f"num_processes is {num_processes}: set it to 1 or more, or None")
+    prepare_cuda()
     wanted = num_processes or (1 if uses_cpu() else max(1, torch.cuda.device_count()))
     if wanted == 1 or setup_launch_env() > 1:
         return function(*arguments)

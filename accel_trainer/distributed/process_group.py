@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 import psutil
+import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
@@ -19,8 +20,10 @@ from ..core.errors import ExitCode, ProcessError
 _stores: dict[tuple[str, int], Store] = {}  # the others may already form the next group
 
 
-def init_process_group(backend: str | None, *, timeout_s: float) -> None:
+def init_process_group(backend: str | None, *, timeout_s: float, device: torch.device | None = None) -> None:
     """Form a process group of this launch, again after a shutdown or a restart. **Collective.**
+
+    `device` is the GPU of this process: without it, NCCL's barriers guess one, and can hang.
 
     Raises ProcessError if the others cannot be reached.
     """
@@ -29,7 +32,9 @@ def init_process_group(backend: str | None, *, timeout_s: float) -> None:
     _choose_interface(os.environ["MASTER_ADDR"])
     try:
         store = _unused_prefix(_meet(rank, timeout), rank, num_processes, timeout_s=timeout_s)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=num_processes, timeout=timeout)
+        dist.init_process_group(
+            backend, store=store, rank=rank, world_size=num_processes, timeout=timeout, device_id=device
+        )
     except (RuntimeError, OSError) as error:
         address, reason = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).splitlines()[0]
         fact = f"process {rank} of {num_processes} did not meet the others at {address} within {timeout_s:g} s"

@@ -10,8 +10,10 @@ from torch import Tensor
 
 def has_streams(device: torch.device) -> bool:
     """Return whether copies to `device` can run in the background: an accelerator with streams, which MPS lacks."""
+    if device.type in ("cpu", "mps"):
+        return False  # without a question that torch 2.6 answers with an error where there is no accelerator
     accelerator = torch.accelerator.current_accelerator()
-    return accelerator is not None and device.type == accelerator.type != "mps"
+    return accelerator is not None and device.type == accelerator.type
 
 
 def arrival(*devices: torch.device) -> Callable[[], None]:

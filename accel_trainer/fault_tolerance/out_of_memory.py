@@ -20,6 +20,7 @@ from .watchdog import Watchdog
 
 _logger = logging.getLogger(__name__)
 
+_FRAGMENTED_FRACTION = 0.2  # of what torch reserved on a GPU and could not use
 _NEEDS_LESS = "use a smaller model or images, --mixed-precision bf16, or shard the weights (docs/fsdp.md)"
 
 
@@ -31,7 +32,18 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _peak(accelerator: Accelerator) -> str:
-    return f"peak {peak_memory_bytes(accelerator) / 2**30:.2f} GiB"
+    device = torch.get_device_module(accelerator.device)
+    reserved_bytes = device.max_memory_reserved(accelerator.device) if accelerator.device.type == "cuda" else 0
+    return describe_peak(peak_memory_bytes(accelerator), reserved_bytes)
+
+
+def describe_peak(used_bytes: int, reserved_bytes: int) -> str:
+    """Return the most memory that was used, and what to do where much more was reserved on a GPU."""
+    used = f"peak {used_bytes / 2**30:.2f} GiB"
+    if used_bytes >= (1 - _FRAGMENTED_FRACTION) * reserved_bytes:
+        return used
+    fix = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    return f"{used} of {reserved_bytes / 2**30:.2f} GiB reserved, the rest in fragments: {fix}"
 
 
 def needs_restart(accelerator: Accelerator) -> bool:

@@ -110,7 +110,13 @@ def build_trainer(
         accelerator, history=history, every_n_steps=config.trainer.log_every_n_steps, preparation=preparation,
         phase_s=phase_s, sinks=[progress.show, *(each.show for each in trackers)],
     )  # fmt: skip
-    result = ResultWriter(run.folder, log=log, num_eval_samples=eval_loader.num_samples, phase_s=phase_s)
+    result = ResultWriter(
+        run.folder,
+        log=log,
+        num_eval_samples=eval_loader.num_samples,
+        phase_s=phase_s,
+        nondeterministic=run.nondeterministic,
+    )
     metadata = {
         "config_sha256": identity_sha256(run.config), "data_fingerprint": fingerprint,
         "task_fingerprint": task_fingerprint, "origin": origin, "num_samples": num_samples,

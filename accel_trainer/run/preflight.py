@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -16,12 +17,15 @@ import torch.distributed as dist
 
 from ..core.errors import ConfigError, UserError
 from ..distributed.accelerate_settings import is_switched_on
+from ..distributed.determinism import is_too_late_for_cublas
 
 if TYPE_CHECKING:
     from .config import RecipeConfig
 
 _logger = logging.getLogger(__name__)
 
+TRIED_TORCH = ("2.8", "2.11", "2.13", "2.15")  # `make test-torch`; the table is in docs/troubleshooting.md
+_HAS_TF32 = (8, 0)
 _LARGE_BATCH = 4  # times the batch that a learning rate was tuned at
 
 
@@ -34,6 +38,9 @@ class LaunchContext:
     num_gpus: int = field(default_factory=torch.cuda.device_count)
     has_mps: bool = field(default_factory=lambda: torch.backends.mps.is_available())
     has_nccl: bool = field(default_factory=dist.is_nccl_available)
+    torch_version: str = torch.__version__
+    is_too_late_for_cublas: bool = field(default_factory=is_too_late_for_cublas)
+    gpu_capability: Callable[[], tuple[int, int]] = torch.cuda.get_device_capability
 
     @property
     def num_processes(self) -> int:
@@ -107,7 +114,34 @@ def check_learning_rate(now: LaunchContext) -> str | None:
     return None
 
 
+def check_torch(now: LaunchContext) -> str | None:
+    """The tests have run with this version of torch."""
+    if any(re.match(rf"{re.escape(tried)}\b", now.torch_version) for tried in TRIED_TORCH):
+        return None
+    return f"torch {now.torch_version} has not been tried: the tests ran with {', '.join(TRIED_TORCH)}"
+
+
+def check_cublas(now: LaunchContext) -> str | None:
+    """Deterministic kernels of cuBLAS are asked for before CUDA is used."""
+    if not now.is_too_late_for_cublas or not now.config.runtime.deterministic or now.is_on_cpu:
+        return None
+    fix = "set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts, or use no GPU before the run"
+    return f"CUDA was in use before the run, so matrix products may differ in their last bits: {fix}"
+
+
+def check_tf32(now: LaunchContext) -> str | None:
+    """A GPU with tensor cores uses them."""
+    runtime = now.config.runtime
+    precision = runtime.mixed_precision or now.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if precision != "no" or runtime.tf32 or now.is_on_cpu or not now.num_gpus or now.gpu_capability() < _HAS_TF32:
+        return None
+    return "float32 without TF32 does not use this GPU's tensor cores: add --mixed-precision bf16, or --runtime.tf32"
+
+
 CHECKS = (
+    Check("TORCH_UNTRIED", "warning", check_torch),
+    Check("CUBLAS_LATE", "warning", check_cublas),
+    Check("TENSOR_CORES", "warning", check_tf32),
     Check("MPS_PROCESSES", "error", check_mps_processes),
     Check("NCCL_MISSING", "error", check_nccl),
     Check("IDLE_GPUS", "warning", check_idle_gpus),

@@ -31,6 +31,7 @@ from ..core.rng import seed_everything
 from ..core.run_dir import RunLock, prepare_directory, refuse_strange_entries, writes_to
 from ..distributed.accelerator import library_versions, start_accelerator
 from ..distributed.collectives import differing_processes, run_on_main, shutdown
+from ..distributed.determinism import nondeterminism_named
 from ..distributed.launch_env import find_launcher
 from ..fault_tolerance.failure_report import failures_reported
 from ..fault_tolerance.out_of_memory import explain_out_of_memory
@@ -57,6 +58,8 @@ class Run:
     checkpoint: LoadedCheckpoint | None
     changes: tuple[str, ...]
     """Settings that decide the training and were changed on purpose since the checkpoint."""
+    nondeterministic: set[str]
+    """Operations without a deterministic kernel that this process has used so far."""
     watchdog: Watchdog
     resources: ExitStack
     """Closed when the run ends, in whatever way."""
@@ -81,7 +84,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     """
     config = with_defaults(config)
     check_allowed_changes(config)
-    refuse_errors(LaunchContext(config=config))
+    launch = LaunchContext(config=config)  # before the accelerator is in use
+    refuse_errors(launch)
     accelerator = start_accelerator(config.runtime)
     seed_everything(config.seed)
     check_same_everywhere(describe_identity(config), accelerator)
@@ -95,12 +99,15 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         path, source, batch, changes = run_on_main(lambda: _open_folder(config, recipe, accelerator, lock), accelerator)
         folder, resolved = Path(path), replace(config, batch=replace(config.batch, **batch))
         if accelerator.is_main_process:
-            log_warnings(LaunchContext(config=resolved))
+            log_warnings(replace(launch, config=resolved))
         with failures_reported(folder, watchdog, rank=rank, num_processes=num_processes):
             with explain_out_of_memory(resolved.batch, watchdog, accelerator):
                 checkpoint = read_checkpoint(source, accelerator, timeout_s=config.runtime.timeout_s)
-                with ExitStack() as resources:
-                    yield Run(resolved, accelerator, folder, checkpoint, tuple(changes), watchdog, resources)
+                operations: set[str] = set()
+                with nondeterminism_named(operations, says_it=accelerator.is_main_process), ExitStack() as resources:
+                    yield Run(
+                        resolved, accelerator, folder, checkpoint, tuple(changes), operations, watchdog, resources
+                    )
             shutdown(accelerator)
 
 

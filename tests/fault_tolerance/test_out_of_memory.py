@@ -34,7 +34,7 @@ from accel_trainer import (
     start_run,
 )
 from accel_trainer.cli.doctor.symptoms import diagnose
-from accel_trainer.fault_tolerance.out_of_memory import is_out_of_memory
+from accel_trainer.fault_tolerance.out_of_memory import describe_peak, is_out_of_memory
 from accel_trainer.run.resume import with_batch
 
 from .. import processes, workload
@@ -122,6 +122,13 @@ def only_line(text: str) -> str:
     (line,) = [line for line in text.splitlines() if "out of memory" in line]
     assert "Traceback" not in text
     return line
+
+
+def test_the_line_tells_what_to_do_about_fragmented_memory_on_a_gpu() -> None:
+    assert describe_peak(3 << 30, 0) == "peak 3.00 GiB", "a CPU reserves nothing"
+    assert describe_peak(9 << 30, 10 << 30) == "peak 9.00 GiB"
+    fix = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert describe_peak(6 << 30, 10 << 30) == f"peak 6.00 GiB of 10.00 GiB reserved, the rest in fragments: {fix}"
 
 
 # --- with --fit-batch ---

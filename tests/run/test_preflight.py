@@ -106,3 +106,32 @@ def train_on_a_mac(folder: Path) -> None:
     with pytest.raises(ConfigError, match="2 processes cannot share the GPU of a Mac"):
         workload.train(workload.make_config(folder))
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("version", ["2.8.0+cu128", "2.11.0", "2.13.0+cpu", "2.15.0"])
+def test_a_version_of_torch_that_the_tests_ran_with_is_no_surprise(version: str) -> None:
+    assert find("TORCH_UNTRIED", torch_version=version) is None
+
+
+@pytest.mark.parametrize("version", ["2.7.1", "2.1.2", "2.80.0", "2.99.0", "3.0.0a0+git1"])
+def test_a_version_of_torch_that_was_never_tried_is_said(version: str) -> None:
+    said = find("TORCH_UNTRIED", torch_version=version)
+    assert said is not None
+    assert said.startswith(f"torch {version} has not been tried: the tests ran with 2.8, ")
+
+
+def test_cuda_in_use_before_the_run_without_a_workspace_of_cublas() -> None:
+    assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in str(find("CUBLAS_LATE", is_too_late_for_cublas=True))
+    assert find("CUBLAS_LATE", is_too_late_for_cublas=False) is None
+    careless = RecipeConfig(runtime=RuntimeConfig(deterministic=False))
+    assert find("CUBLAS_LATE", careless, is_too_late_for_cublas=True) is None
+
+
+def test_float32_without_tf32_on_a_gpu_with_tensor_cores() -> None:
+    ampere = {"num_gpus": 1, "gpu_capability": lambda: (8, 0), "environ": {}}
+    assert "--mixed-precision bf16, or --runtime.tf32" in str(find("TENSOR_CORES", **ampere))
+    for runtime in (RuntimeConfig(tf32=True), RuntimeConfig(mixed_precision="bf16")):
+        assert find("TENSOR_CORES", RecipeConfig(runtime=runtime), **ampere) is None
+    for other in ({"gpu_capability": lambda: (7, 5)}, {"num_gpus": 0}, {"environ": {"ACCELERATE_USE_CPU": "true"}}):
+        assert find("TENSOR_CORES", **{**ampere, **other}) is None
+    assert find("TENSOR_CORES", **{**ampere, "environ": {"ACCELERATE_MIXED_PRECISION": "fp16"}}) is None

@@ -105,6 +105,9 @@ def _judge(run: RunReader, final: tuple[int, dict[str, str]], again: RunReader) 
     for name in changed:
         hashes = f"{expected[name][:16]} -> {found.get(name, '')[:16]}"
         print(f"DIFFERENT: {name} after step {step}: SHA-256 {hashes}{_first_difference(run, again)}")
+    operations = again.result.get("nondeterministic_operations", [])
+    if changed and operations:
+        print(f"the same bits cannot be expected: without a deterministic kernel there: {', '.join(operations)}")
     if not changed:
         hashes = ", ".join(f"{name} {sha256[:16]}" for name, sha256 in expected.items())
         print(f"equal: the same weights after step {step}, SHA-256 of {hashes}")
