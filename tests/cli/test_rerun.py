@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import run_command
+from tests.variants import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,6 +46,7 @@ def test_a_run_on_digits_comes_out_the_same_again(
     start(Path("recipes/cifar.py"), *flags, *places, launcher=launcher)
     code, out, err = run_command(capsys, ["rerun", first])
     assert (code, err) == (0, "")
+    assert f"training first again in {tmp_path / 'first-rerun'}, with {ROOT / 'recipes' / 'cifar.py'}\n" in out
     assert "\nequal: the same weights after step 5, SHA-256 of model.safetensors " in out
     assert ", ema.safetensors " in out
     before, after = (
@@ -86,3 +88,37 @@ def test_what_cannot_be_run_again_is_said_before_any_work(
     code, _, err = run_command(capsys, ["rerun", tmp_path])
     assert (code, "is missing: restore it" in err) == (73, True)
     assert not tmp_path.with_name(f"{tmp_path.name}-rerun").exists()
+
+
+def say_what_started(run: Path, *, recipe: Path, arguments: list[str]) -> None:
+    path = run / "environment.json"
+    recorded = json.loads(path.read_text())
+    recorded["code"]["recipe"], recorded["command"]["arguments"] = str(recipe), arguments
+    path.write_text(json.dumps(recorded))
+
+
+@pytest.mark.parametrize("command", [("rerun",), ("replay", "--step", "3")], ids=lambda command: command[0])
+@pytest.mark.parametrize("place", ["in the folder", *slow(["in the folder by a link", "python's -c"])])
+def test_a_recipe_that_the_run_folder_brings_along_runs_only_if_the_user_names_it(
+    command: tuple[str, ...], place: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, ran = shutil.copytree(runs / "fast", tmp_path / "run"), tmp_path / "ran"
+    code = f"import pathlib\npathlib.Path({str(ran)!r}).touch()\nraise SystemExit(5)\n"
+    inside = run / "theirs.py"
+    inside.write_text(code)
+    outside = tmp_path / "link.py"
+    outside.symlink_to(inside)
+    recipe = {"in the folder": inside, "in the folder by a link": outside, "python's -c": inside}[place]
+    say_what_started(run, recipe=recipe, arguments=["-c", code] if place == "python's -c" else [str(recipe)])
+    name, *flags = command
+    code_, _, err = run_command(capsys, [name, run, *flags])
+    assert code_ == 64
+    assert f"{recipe}, lies in that folder: read it, and if you trust it give it with --recipe FILE" in err
+    assert err.count("\n") == 1
+    assert not ran.exists()
+    code_, out, _ = run_command(capsys, [name, run, *flags, "--recipe", inside])
+    assert code_ == 5
+    assert f"with {inside}\n" in out, "it says which recipe it runs"
+    assert ran.exists()
+    code_, _, err = run_command(capsys, [name, run, *flags, "--recipe", tmp_path / "none.py"])
+    assert (code_, "none.py is not a file: give the recipe of" in err) == (64, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,8 +14,9 @@ from ...checkpoint.serialization import read_json_object
 from ...core.run_dir import prepare_directory
 from ..launch import signals_handed_on
 from ..parser import CommandParser
-from ..sweep.processes import recorded_command, recorded_start, start_recipe
+from ..sweep.processes import recorded_flags, recorded_recipe, recorded_start, start_recipe
 from .run_reader import read_run
+from .tables import show
 
 _EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
 
@@ -28,13 +30,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="accel-trainer replay", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument("--step", type=int, required=True, help="the optimizer step; the first is 1")
+    parser.add_argument("--recipe", type=Path, metavar="FILE", help="the recipe to run; default: the recorded one")
     options = parser.parse_args(argv)
     run = options.run.resolve()
     environment = read_run(run).environment
-    start = recorded_start(environment, run)
+    start, recipe = recorded_start(environment, run), recorded_recipe(environment, run, options.recipe)
+    flags = recorded_flags(environment, run)
+    show(f"repeating step {options.step} with {recipe}")
+    sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = prepare_directory(Path(temporary) / "run")
-        command = [*recorded_command(environment, run), *_flags(run, options.step, folder)]
+        command = [str(recipe), *flags, *_flags(run, options.step, folder)]
         with signals_handed_on(), start_recipe(command, **start, output=subprocess.DEVNULL) as process:
             code = process.wait()
         record = folder / f"nonfinite-step-{options.step:010d}.json"

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...checkpoint.format import list_checkpoints, read_manifest
-from ...core.errors import CheckpointError, ExitCode, OutputError
+from ...core.errors import CheckpointError, ExitCode
 from ..launch import signals_handed_on
 from ..parser import CommandParser
-from ..sweep.processes import recorded_start, start_recipe
+from ..sweep.processes import recorded_recipe, recorded_start, start_recipe
 from .diff import compare
 from .run_reader import RunReader, read_run
+from .tables import show
 
 _EXAMPLE = "example: accel-trainer rerun runs/first --output-dir runs/first-again"
 _DIFFERENT = 1
@@ -26,15 +27,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="accel-trainer rerun", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument("--output-dir", type=Path, help="where to train it again; default: RUN-rerun")
+    parser.add_argument("--recipe", type=Path, metavar="FILE", help="the recipe to run; default: the recorded one")
     options = parser.parse_args(argv)
     run = read_run(options.run)
     folder = (options.output_dir or _free_folder(options.run)).resolve()
     final = _final_weights(run)  # before any work: fails if the run has no checkpoint
-    command = _command(run, folder)
-    print(f"training {run.name} again in {folder}", flush=True)
+    recipe = recorded_recipe(run.environment, options.run, options.recipe)
+    command, start = [str(recipe), *_flags(run, folder)], recorded_start(run.environment, options.run)
+    show(f"training {run.name} again in {folder}, with {recipe}")
+    sys.stdout.flush()
     with (
         signals_handed_on(),
-        start_recipe(command, **recorded_start(run.environment, options.run)) as process,
+        start_recipe(command, **start) as process,
     ):
         _warn_as_it_starts(run, folder, process)
         code = process.wait()
@@ -53,11 +57,8 @@ def _free_folder(run: Path) -> Path:
     return folder
 
 
-def _command(run: RunReader, folder: Path) -> list[str]:
-    """Return the recipe and the flags for the same training, from the same start to the same step."""
-    recipe = Path(run.environment.get("code", {}).get("recipe", ""))
-    if not recipe.is_absolute() or not recipe.is_file():
-        raise OutputError("RERUN", f"the recipe of {run.folder}, {recipe}, is missing: restore it")
+def _flags(run: RunReader, folder: Path) -> list[str]:
+    """Return the flags for the same training, from the same start to the same step."""
     branched_from = run.config["run"]["resume"]
     flags = {
         "--config": (run.folder / "config.yaml").resolve(),
@@ -68,7 +69,7 @@ def _command(run: RunReader, folder: Path) -> list[str]:
     }
     if run.result.get("state") != "done":  # stopped by time or signal
         flags["--max-steps"] = _final_weights(run)[0]
-    return [str(recipe), *(str(word) for flag in flags.items() for word in flag)]
+    return [str(word) for flag in flags.items() for word in flag]
 
 
 def _final_weights(run: RunReader) -> tuple[int, dict[str, str]]:

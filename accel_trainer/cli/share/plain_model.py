@@ -58,10 +58,13 @@ def write_source(config: ExportConfig) -> str:
 
 def write_transform() -> str:
     """Return a Python file with `EvalTransform`, which does to a photo what `accel-trainer predict` does."""
-    imports, bodies = zip(_split(photo_decode), _split(eval_transform), strict=True)
-    future, *others = _merged([*imports, _split(pixels)[0]])
+    parts = [_split(photo_decode), _split(eval_transform)]
+    future, *others = _merged([imports for imports, _ in (*parts, _split(pixels))])
     normalizer = "\n\n".join(inspect.getsource(part) for part in (pixels.normalize, pixels.Normalizer))
-    return "\n".join([_TRANSFORM_HEADER, future, "", *others, "\n", _ERRORS + normalizer, "", *bodies]).rstrip() + "\n"
+    text = "\n".join(
+        [_TRANSFORM_HEADER, future, "", *others, "\n", _ERRORS + normalizer, "", *(body for _, body in parts)]
+    )
+    return text.rstrip() + "\n"
 
 
 def _build_function(called: str, arguments: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ...core.errors import OutputError
+from ...core.errors import ConfigError, OutputError
 
 _LAUNCH = (
     "-m", "accel_trainer.cli.launch", "--multi_gpu", "--num_machines", "1", "--main_process_port", "0",
@@ -49,19 +49,52 @@ def recorded_start(environment: Mapping[str, Any], folder: Path) -> dict[str, An
         kept["ACCELERATE_MIXED_PRECISION"] = environment["mixed_precision"]
         if hardware["device"] == "cpu":
             kept["ACCELERATE_USE_CPU"] = "true"
+        directory = Path(command["directory"])
+        num_processes = int(hardware["num_processes"])
+        if num_processes > 1 and _lies_in(directory, folder):  # `python -m` imports modules from its directory
+            fact = f"{folder} was started in {directory}, a folder inside it, with a launcher"
+            raise OutputError("RERUN", f"{fact}: start its recipe yourself")
         return {
-            "num_processes": hardware["num_processes"],
-            "directory": Path(command["directory"]),
+            "num_processes": num_processes,
+            "directory": directory,
             "variables": kept,
         }
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _not_recorded(folder, error) from None
 
 
-def recorded_command(environment: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return the recipe and its flags as they were typed. Raises OutputError if they are not recorded."""
+def recorded_recipe(environment: Mapping[str, Any], folder: Path, chosen: Path | None) -> Path:
+    """Return the file that training again will run: `chosen`, or else the recorded recipe.
+
+    Raises:
+        ConfigError: `chosen` is no file, or the recorded recipe lies in the run's folder, which others may have filled.
+        OutputError: none is recorded, or it is gone.
+    """
+    if chosen is not None:
+        if not chosen.is_file():
+            raise ConfigError("RECIPE", f"--recipe {chosen} is not a file: give the recipe of {folder}")
+        return chosen.resolve()
+    code = environment.get("code")
+    recipe = Path(str(code.get("recipe", "") if isinstance(code, dict) else ""))
+    if not recipe.is_absolute() or not recipe.is_file():
+        fix = "restore it, or give it with --recipe FILE"
+        raise OutputError("RERUN", f"the recipe of {folder}, {recipe}, is missing: {fix}")
+    if _lies_in(recipe, folder):
+        fact = f"the recipe that {folder} names, {recipe}, lies in that folder"
+        raise ConfigError("RECIPE", f"{fact}: read it, and if you trust it give it with --recipe FILE")
+    return recipe
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve()) or Path(os.path.abspath(path)).is_relative_to(
+        folder.absolute()
+    )
+
+
+def recorded_flags(environment: Mapping[str, Any], folder: Path) -> list[str]:
+    """Return the recipe's flags as they were typed. Raises OutputError if they are not recorded."""
     try:
-        return [str(word) for word in environment["command"]["arguments"]]
+        return [str(word) for word in environment["command"]["arguments"]][1:]
     except (KeyError, TypeError) as error:
         raise _not_recorded(folder, error) from None
 
