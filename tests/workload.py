@@ -142,8 +142,9 @@ def train(
     num_workers: int | None = None,
     optimizer: Callable[[nn.Module], Optimizer] | None = None,
     schedule: Schedule | None = None,
+    net: Callable[[], nn.Module] | None = None,
 ) -> RunResult:
-    """Train the small net; called in every process of a launch.
+    """Train the small net, or another; called in every process of a launch.
 
     Its images lie in memory, or come from a dataset by `num_workers` (0: in this process).
     """
@@ -169,7 +170,7 @@ def train(
                 seed=config.seed,
                 process_index=accelerator.process_index,
             )
-        model = SmallNet(norm=norm, dropout=dropout).to(dtype)
+        model = (SmallNet(norm=norm, dropout=dropout) if net is None else net()).to(dtype)
         if dtype != torch.float32:  # the loaders give float32
             model.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(dtype),))
         trainer = build_trainer(

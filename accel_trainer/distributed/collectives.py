@@ -119,6 +119,21 @@ def sum_rows(rows: Tensor) -> Tensor:
     return rows[0]
 
 
+def exchange_together(tensors: Sequence[Tensor], exchange: Callable[[Tensor], Tensor]) -> None:
+    """Replace each tensor by its part of `exchange(all of its dtype, flat)`: one exchange for each dtype."""
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        mine = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = exchange(torch.cat([tensor.detach().reshape(-1) for tensor in mine]))
+        for tensor, values in zip(mine, flat.split([tensor.numel() for tensor in mine]), strict=True):
+            tensor.detach().copy_(values.view(tensor.shape))
+
+
+def copy_from_main(tensors: Sequence[Tensor], accelerator: Accelerator) -> None:
+    """Let `tensors` of any dtype be the main process's. **Collective.**"""
+    if accelerator.num_processes > 1:  # as bytes: gloo sends neither bool nor int16
+        exchange_together(tensors, lambda flat: broadcast(flat.view(torch.uint8), accelerator).view(flat.dtype))
+
+
 def broadcast_bytes(data: bytes | None, accelerator: Accelerator) -> bytes:
     """Return the main process's `data` on every process. **Collective. Host sync.**"""
     if accelerator.num_processes == 1:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core import filesystem
+from ..core.buffers import BufferCopy, buffer_places
 from ..core.errors import DivergedError
 from ..core.train_state import TrainState
 from ..core.types import Batch, StepBatch, Task
@@ -58,27 +59,24 @@ class NonfiniteGuard:
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self._may_skip, self._accelerator, self._model, self._optimizer = may_skip, accelerator, model, optimizer
         self._task, self._seed, self._folder = task, seed, folder
-        buffers = list(model.buffers())  # by dtype: on CUDA, one kernel copies all tensors of one
-        self._buffers = [[b for b in buffers if b.dtype == dtype] for dtype in {b.dtype for b in buffers}]
         self._found = torch.zeros((), dtype=torch.float32, device=accelerator.device)
         self._one = torch.ones_like(self._found)
         self._is_sharded = is_sharded(accelerator)
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
         self._may_defer = has_streams(accelerator.device) and is_fused and not (may_skip or self._is_sharded)
         # Two copies, the newer first: a step may be checked when the next has begun.
-        self._copies = deque([[buffer.clone() for buffer in kind] for kind in self._buffers] for _ in range(2))
+        places = list(buffer_places(model).values())
+        self._copies = deque([BufferCopy(places), BufferCopy(places)])
         self._pending: tuple[PendingUpdate, Tensor, Callable[[], None]] | None = None
 
     def save_buffers(self) -> None:
         """Save the running statistics before the forwards of a step change them."""
         self._copies.rotate()
-        for buffers, copies in zip(self._buffers, self._copies[0], strict=True):
-            torch._foreach_copy_(copies, buffers)
+        self._copies[0].take()
 
     def restore_buffers(self, *, steps_ago: int = 0) -> None:
         """Restore the running statistics: a skipped step leaves no trace."""
-        for buffers, copies in zip(self._buffers, self._copies[steps_ago], strict=True):
-            torch._foreach_copy_(buffers, copies)
+        self._copies[steps_ago].put_back()
 
     def should_skip(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
         """Return whether to skip the update. **Host sync**, unless the check is deferred.

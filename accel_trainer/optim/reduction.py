@@ -10,10 +10,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.batch_plan import BatchPlan
+from ..core.buffers import BufferCopy, buffer_places, buffers_at
 from ..core.errors import ConfigError
 from ..core.rng import fold_in, seed_forward
 from ..core.types import StepOutput
-from ..distributed.collectives import broadcast, sum_pairwise, sum_rows
+from ..distributed.collectives import (
+    all_gather,
+    broadcast,
+    copy_from_main,
+    exchange_together,
+    sum_pairwise,
+    sum_rows,
+)
 from ..distributed.fsdp import is_sharded
 
 
@@ -29,10 +37,14 @@ class FloatReduction:
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Return both, prepared by accelerate. **Collective.**"""
+        # DDP sends the buffers itself, before the first forward of a step.
+        self._sent = list(buffer_places(model).values()) if is_sharded(self._accelerator) else []
         return self._accelerator.prepare(model, optimizer)  # type: ignore[no-any-return]  # accelerate is untyped
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Let all processes have the main process's buffers, which a checkpoint holds. **Collective** with shards."""
+        if self._sent:
+            copy_from_main(buffers_at(self._sent), self._accelerator)
 
     def begin_forward(self, optimizer_step: int, index: int) -> None:
         """Seed what is random in the forward of micro-batch `index` of this process."""
@@ -61,7 +73,7 @@ class ExactReduction:
     Gradients, running statistics and logged numbers are taken from each micro-batch by itself. A parameter without a
     gradient has one of zeros. Each micro-batch begins with the running statistics of the step's beginning and
     normalises by itself; afterwards they are the mean over the micro-batches. As update rules of running statistics
-    are linear, this is one update by the mean of all means and variances.
+    are linear, this is one update by the mean of all means and variances. For integers see `CounterChanges`.
 
     Raises ConfigError for what shards, scales or compresses gradients.
     """
@@ -89,33 +101,37 @@ class ExactReduction:
         # `evaluation_mode` leaves out DDP, which would add up in an order of its own.
         model = self._accelerator.prepare_model(model, evaluation_mode=True)
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._buffers = list(model.buffers())
-        self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+        places = buffer_places(model)
+        self._statistics = {name: place for name, place in places.items() if not is_counter(getattr(*place))}
+        self._counters = CounterChanges(model, self._accelerator)
         with torch.no_grad():
-            for tensor in (*model.parameters(), *self._buffers):
+            for tensor in model.parameters():
                 tensor.copy_(broadcast(tensor, self._accelerator))
+        copy_from_main(buffers_at([*places.values()]), self._accelerator)
+        self._saved = BufferCopy([*self._statistics.values()])
         return model, self._accelerator.prepare_optimizer(optimizer)
 
     def begin(self) -> None:
         """Save the running statistics."""
         self._tree = PairwiseSum()
-        self._saved = [buffer.clone() for buffer in self._buffers]
+        self._saved.take()
+        self._counters.begin()
 
     def begin_forward(self, optimizer_step: int, index: int) -> None:
         """Restore the running statistics, and seed by step and the micro-batch's place in it."""
-        for buffer, saved in zip(self._buffers, self._saved, strict=True):
-            buffer.copy_(saved)
+        self._saved.put_back()
+        self._counters.put_back()
         part, device = self._first_part + index, self._accelerator.device
         seed_forward(self._key, optimizer_step=optimizer_step, micro_batch=part, device=device)
 
     @torch.no_grad()
     def end_backward(self, num_samples: int) -> None:
         """Move gradients and running statistics to the tree; without samples, zeros and those of the beginning."""
-        is_empty, statistics = num_samples == 0, self._statistics
-        if is_empty:
-            statistics = [saved for saved in self._saved if saved.is_floating_point()]
+        is_empty = num_samples == 0
+        statistics = self._saved.tensors if is_empty else buffers_at([*self._statistics.values()])
         gradients = [torch.zeros_like(p) if is_empty or p.grad is None else p.grad for p in self._parameters]
         self._tree.add([*gradients, *(buffer.clone() for buffer in statistics)])
+        self._counters.add_part(num_samples)
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -132,11 +148,82 @@ class ExactReduction:
         num_parameters = len(self._parameters)
         for parameter, gradient in zip(self._parameters, totals[:num_parameters], strict=True):
             parameter.grad = gradient
-        for buffer, statistic in zip(self._statistics, totals[num_parameters:], strict=True):
-            buffer.copy_(statistic / self._num_parts)
+        self._saved.put_back()
+        for (name, place), mean in zip(self._statistics.items(), totals[num_parameters:], strict=True):
+            (buffer,) = buffers_at([place])
+            if buffer.shape != mean.shape:
+                change = f"{list(buffer.shape)} to {list(mean.shape)}"
+                fact = f"a forward changes the shape of the buffer {name} from {change}"
+                raise ConfigError("REDUCE", f"{fact}: let it keep its shape for --reduce exact, or use --reduce float")
+            buffer.copy_(mean / self._num_parts)
+        self._counters.apply()
         mine = numbers if self._accelerator.is_main_process else [torch.zeros_like(number) for number in numbers]
         named = dict(zip(sums[0], mine[1:], strict=False))
         return StepOutput(mine[0], named, mine[-1] if counts else None), numbers[-1] if counts else None
+
+
+class CounterChanges:
+    """What the micro-batches of a step change in the integer buffers of `model`: counters, pointers, flags.
+
+    Each begins with the values of the step's beginning. Their sum would be wrong for a pointer, and one change wrong
+    for a counter of samples. So a change is applied once if it is the same in all micro-batches that have samples, and
+    what the model names in `summed_buffers` changes by the sum.
+
+    Raises ConfigError for a name that is none.
+    """
+
+    def __init__(self, model: nn.Module, accelerator: Accelerator) -> None:
+        self._places = {name: place for name, place in buffer_places(model).items() if is_counter(getattr(*place))}
+        self._summed, self._accelerator = getattr(model, "summed_buffers", ()), accelerator
+        for name in self._summed:
+            if name not in self._places:
+                fix = f"name some of {', '.join(self._places)}" if self._places else "remove it"
+                raise ConfigError("REDUCE", f"the model's summed_buffers has {name}, no integer buffer: {fix}")
+        self._saved = BufferCopy([*self._places.values()])
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._parts: list[Tensor] = []
+        self._saved.take()
+
+    def put_back(self) -> None:
+        """Restore the values of the step's beginning."""
+        self._saved.put_back()
+
+    def add_part(self, num_samples: int) -> None:
+        """Note the changes of a micro-batch."""
+        pairs = zip(buffers_at([*self._places.values()]), self._saved.tensors, strict=True)
+        changes = [(now.long() - before.long()).reshape(-1) for now, before in pairs]
+        self._parts.append(torch.cat([*changes, torch.tensor([num_samples], device=self._accelerator.device)]))
+
+    def apply(self) -> None:
+        """Apply the changes of the step. **Collective**, and **Host sync**, if there are integer buffers.
+
+        Raises:
+            ConfigError: micro-batches change a buffer differently, and the model does not name it.
+        """
+        if not self._places:
+            return
+        parts = all_gather(torch.stack(self._parts), self._accelerator).flatten(0, 1)
+        parts = parts[parts[:, -1] > 0]
+        self._saved.put_back()
+        buffers = buffers_at([*self._places.values()])
+        changes = parts[:, :-1].split([buffer.numel() for buffer in buffers], dim=1)
+        for name, buffer, change in zip(self._places, buffers, changes, strict=True):
+            is_summed = name in self._summed
+            if not is_summed and (differs := (change != change[0]).any(0)).any():
+                few, many = change[:, differs][:, 0].aminmax()
+                fact = (
+                    f"the integer buffer {name} changes by {few} in one micro-batch of a step and by {many} in another"
+                )
+                fix = f"set summed_buffers = ({name!r},) on the model if the changes add up, or use --reduce float"
+                raise ConfigError("REDUCE", f"{fact}, which --reduce exact cannot merge: {fix}")
+            buffer.copy_(buffer.long() + (change.sum(0) if is_summed else change[0]).view(buffer.shape))
+
+
+def is_counter(buffer: Tensor) -> bool:
+    """Whether a buffer holds integers or flags."""
+    return not (buffer.is_floating_point() or buffer.is_complex())
 
 
 Reduction = FloatReduction | ExactReduction
@@ -177,12 +264,12 @@ def _sum_over_processes(tensors: Sequence[Tensor], accelerator: Accelerator) -> 
     """Replace each tensor by its sum over the processes, in pairs; one exchange for each dtype. **Collective.**"""
     if accelerator.num_processes == 1:
         return
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        mine = [tensor for tensor in tensors if tensor.dtype == dtype]
-        flat = torch.cat([tensor.reshape(-1) for tensor in mine])
+
+    def exchange(flat: Tensor) -> Tensor:
         sum_pairwise(flat, accelerator)
-        for tensor, values in zip(mine, flat.split([tensor.numel() for tensor in mine]), strict=True):
-            tensor.copy_(values.view(tensor.shape))
+        return flat
+
+    exchange_together(tensors, exchange)
 
 
 def total(values: Sequence[Tensor]) -> Tensor:

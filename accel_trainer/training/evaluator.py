@@ -11,9 +11,10 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from ..core.batch_plan import own_parts
+from ..core.buffers import BufferCopy, buffer_places, buffers_at
 from ..core.errors import ConfigError, DataError, UserError
 from ..core.types import Batch, EvalLoader, Metric, Task
-from ..distributed.collectives import broadcast, sum_pairwise
+from ..distributed.collectives import copy_from_main, sum_pairwise
 from ..distributed.fsdp import is_sharded
 from ..fault_tolerance.preemption import StopFlag
 from ..optim.parameter_groups import set_training_mode
@@ -77,10 +78,13 @@ class Evaluator:
         """
         was_training = model.training
         model.eval()
-        _broadcast_buffers(model, self.accelerator)
+        of_buffers = list(buffer_places(model).values())
+        copy_from_main(buffers_at(of_buffers), self.accelerator)  # statistics differ where norms are not synchronised
+        buffers = BufferCopy(of_buffers)
         parts = _PartSums([metric.empty(self._sums_device) for metric in self.metrics], self._part_ends())
         batches = self.loader.batches()
         seen, failure = self._update(model, parts, batches if stop_flag is None else stop_flag.until_preempted(batches))
+        buffers.put_back()  # a forward may change them in evaluation, too, even into tensors that cannot be trained
         if was_training:
             set_training_mode(model)
         if stop_flag is not None and stop_flag.agreed.is_preemption:
@@ -189,13 +193,3 @@ def _failure_of(metric: Metric, error: Exception) -> MetricFailed:
         failure = MetricFailed(f"metric {type(metric).__name__} failed ({type(error).__name__}: {error})")
     failure.__cause__ = error
     return failure
-
-
-def _broadcast_buffers(model: nn.Module, accelerator: Accelerator) -> None:
-    """Copy the main process's buffers to all: running statistics differ where norms are not synchronised."""
-    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    if accelerator.num_processes == 1 or not buffers:
-        return
-    flat = broadcast(torch.cat([buffer.detach().reshape(-1) for buffer in buffers]), accelerator)
-    for buffer, values in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
-        buffer.copy_(values.view_as(buffer))

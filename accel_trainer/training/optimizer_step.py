@@ -65,8 +65,8 @@ class OptimizerStep:
 
     def begin(self) -> None:
         """Save what the forwards of a step change."""
-        self._guard.save_buffers()
         self._reduction.begin()
+        self._guard.save_buffers()
         self.is_open = True
 
     def backward(self, loss_sum: Tensor, scale: float) -> None:

@@ -35,6 +35,7 @@ from accel_trainer.cli.runs import replay
 from accel_trainer.fault_tolerance.nonfinite_guard import NonfiniteGuard, are_too_many
 
 from .. import processes, workload
+from ..changing_net import ChangingNet
 from ..training import test_mixed_precision
 from ..training.test_exactness import final_files
 
@@ -109,6 +110,18 @@ def run(
     trainer = replace(config.trainer, on_nonfinite=policy, max_steps=max_steps, max_grad_norm=clipping)
     callbacks = () if watcher is None else (watcher,)
     return workload.train(replace(config, trainer=trainer), task=task or Poisoned(), norm=norm, callbacks=callbacks)
+
+
+def test_a_skipped_step_leaves_no_trace_in_a_buffer_that_the_model_assigns(tmp_path: Path) -> None:
+    watcher = Watcher()
+    config = workload.make_config(tmp_path, batch=BatchConfig(per_device_batch_size=16, eval_batch_size=10))
+    config = replace(config, trainer=replace(config.trainer, on_nonfinite="skip", ema_decay=None))
+    workload.train(config, task=Poisoned(), net=ChangingNet, callbacks=(watcher,))
+    ((step, _),) = [(n, report) for n, report in enumerate(watcher.reports) if report.was_skipped][:1]
+    before, after = watcher.after[step], watcher.after[step + 1]
+    for name in ("model.center", "model.calls", "model.layers.1.running_mean"):
+        assert torch.equal(before[name], after[name]), name
+        assert not torch.equal(watcher.after[step - 1][name], before[name]), name
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

@@ -57,6 +57,53 @@ def test_integer_buffers_are_copied() -> None:
     assert ema.model.layers[1].num_batches_tracked.item() == 3
 
 
+class Centred(nn.Module):
+    """Has a buffer that another module shares until it is assigned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("center", torch.zeros(2))
+        self.head = nn.BatchNorm1d(2)
+        self.double()
+        self.head.running_mean = self.center
+
+
+def test_a_buffer_that_the_model_assigns_is_averaged() -> None:
+    source = Centred()
+    ema, plain = Ema(source, decay=0.5), torch.zeros(2, dtype=torch.float64)
+    for step in range(1, 12):
+        source.center = source.center + step
+        source.head.num_batches_tracked = source.head.num_batches_tracked + 2
+        ema.update(optimizer_step=step)
+        decay = min(0.5, (1 + step) / (10 + step))
+        plain = decay * plain + (1 - decay) * source.center
+    torch.testing.assert_close(ema.model.center, plain, rtol=1e-12, atol=0)
+    assert ema.model.head.num_batches_tracked == 22
+
+
+def test_a_buffer_that_two_modules_share_is_averaged_once_a_step() -> None:
+    source = Centred()
+    ema = Ema(source, decay=0.5)
+    source.center += 1
+    ema.update(optimizer_step=100)
+    assert ema.model.center.tolist() == ema.model.head.running_mean.tolist() == [0.5, 0.5]
+
+
+def test_a_buffer_that_grows_is_copied_and_one_that_is_gone_is_not_averaged() -> None:
+    source = Centred()
+    ema = Ema(source, decay=0.5)
+    source.center = torch.arange(3.0).double()
+    ema.update(optimizer_step=100)
+    assert ema.model.center.tolist() == [0, 1, 2]
+    source.center = source.center + 2
+    ema.update(optimizer_step=101)
+    assert ema.model.center.tolist() == [1, 2, 3]
+    source.center = None
+    ema.update(optimizer_step=102)
+    assert ema.model.center is None
+
+
 def test_the_average_is_a_model_of_its_own_in_evaluation_mode() -> None:
     source = SmallNet(norm="batch").train()
     before = {name: tensor.clone() for name, tensor in source.state_dict().items()}

@@ -16,6 +16,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DDPCommunicationHookType, DistributedDataParallelKwargs
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from accel_trainer import (
@@ -35,6 +36,7 @@ from accel_trainer.fault_tolerance.out_of_memory import halve_micro_batch
 from accel_trainer.optim.reduction import ExactReduction, PairwiseSum
 
 from .. import processes, workload
+from ..changing_net import NETS, ChangingNet
 from ..joined import FSDP, joined_processes
 from ..training.test_exactness import final_files, history
 from ..variants import slow_but
@@ -107,7 +109,7 @@ def train(folder: Path, options: Mapping[str, Any], callbacks: tuple[Callback, .
     workload.train(
         config_of(folder, options), num_train=NUM_TRAIN, norm=options.get("norm", "batch"),
         dropout=options.get("dropout", 0.2), task=Counting() if options.get("items") else None,
-        num_workers=options.get("num_workers"), callbacks=callbacks,
+        num_workers=options.get("num_workers"), callbacks=callbacks, net=NETS.get(options.get("net", "")),
     )  # fmt: skip
 
 
@@ -133,6 +135,9 @@ SHOWN = {  # of five steps in the first epoch
     "GroupNorm": {"norm": "group", "clip": 0.5, "max_steps": 6},
     "BatchNorm, AdamW, items": {"optimizer": "adamw", "items": True, "max_steps": 6},
     "BatchNorm, Muon, bf16, a dataset": {"optimizer": "muon", "precision": "bf16", "num_workers": 0, "max_steps": 6},
+    "an assigned buffer": {"net": "assigned", "max_steps": 6},
+    "a counter of samples": {"net": "samples", "max_steps": 6},
+    "a counter for each class": {"net": "usage", "max_steps": 6},
 }
 
 
@@ -140,6 +145,20 @@ def test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes(tmp_path: Path) -> N
     one, two, four = (hashes_on(number, SHOWN, tmp_path) for number in PROCESSES)
     assert one == two
     assert one == four
+
+
+def test_a_counter_of_samples_counts_those_of_all_processes(tmp_path: Path) -> None:
+    train(tmp_path / "run", {"net": "samples", "max_steps": 5})  # an epoch, the last step of 7 samples
+    assert exported(tmp_path / "run", "samples") == NUM_TRAIN
+
+
+def test_a_counter_of_forwards_counts_steps_on_any_number_of_processes(tmp_path: Path) -> None:
+    processes.run(train, tmp_path / "run", {"net": "assigned", "max_steps": 5}, num_processes=2, folder=tmp_path)
+    assert exported(tmp_path / "run", "calls") == exported(tmp_path / "run", "layers.1.num_batches_tracked") == 5
+
+
+def exported(folder: Path, name: str) -> Tensor:
+    return load_file(max((folder / "checkpoints").glob("step-*")) / "model.safetensors")[name]
 
 
 MATRIX = {
@@ -250,6 +269,80 @@ def test_a_model_that_normalises_over_processes_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
     reduction = ExactReduction(Accelerator(cpu=True), seed=0, num_parts=2)
     with pytest.raises(ConfigError, match="the model has a SyncBatchNorm: use BatchNorm instead"):
+        reduction.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_an_integer_buffer_that_depends_on_the_data_is_refused_by_name_on_all_processes(tmp_path: Path) -> None:
+    options = {"net": "usage, not declared"}
+    job = processes.start(train, tmp_path / "run", options, num_processes=2, folder=tmp_path / "log")
+    assert job.wait() == [1, 1]
+    for rank in (0, 1):
+        assert "error[REDUCE]: the integer buffer usage changes by 0 in one micro-batch" in job.output(rank)
+        assert "set summed_buffers = ('usage',) on the model if the changes add up" in job.output(rank)
+
+
+class Pointing(nn.Module):
+    """A queue as MoCo's: its pointer moves by the samples of a batch, and begins anew at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("pointer", torch.tensor([6]))
+        self.register_buffer("is_full", torch.tensor([False]))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        moved = self.pointer + len(inputs)
+        self.is_full |= moved >= 8
+        self.pointer = moved % 8
+        return self.layer(inputs)
+
+
+def test_a_pointer_moves_once_a_step_and_a_flag_is_kept() -> None:
+    model = Pointing()
+    reduction = ExactReduction(Accelerator(cpu=True), seed=0, num_parts=4)
+    model, _ = reduction.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for pointer, flag in ((1, True), (4, True), (7, True), (2, True)):
+        reduction.begin()
+        for index in range(4):
+            reduction.begin_forward(0, index)
+            model(torch.ones(3, 2)).sum().backward()
+            reduction.end_backward(3)
+        reduction.finish([torch.zeros(())] * 4, [{}] * 4, [None] * 4)
+        assert (model.pointer.tolist(), model.is_full.tolist()) == ([pointer], [flag])
+
+
+class Growing(nn.Module):
+    """Remembers the means of all its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("means", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.means = torch.cat([self.means, inputs.mean()[None]])
+        return self.layer(inputs)
+
+
+def test_a_buffer_that_grows_is_refused_by_name() -> None:
+    reduction = ExactReduction(Accelerator(cpu=True), seed=0, num_parts=2)
+    model = Growing()
+    model, _ = reduction.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    reduction.begin()
+    for index in (0, 1):
+        reduction.begin_forward(0, index)
+        model(torch.ones(3, 2)).sum().backward()
+        reduction.end_backward(3)
+    with pytest.raises(ConfigError, match=r"the shape of the buffer means from \[1\] to \[2\]: let it keep its shape"):
+        reduction.finish([torch.zeros(())] * 2, [{}] * 2, [None] * 2)
+
+
+@pytest.mark.parametrize("name", ["used", "center"])
+def test_a_name_that_is_no_integer_buffer_cannot_be_summed(name: str) -> None:
+    model = ChangingNet("usage")
+    model.summed_buffers = (name,)
+    reduction = ExactReduction(Accelerator(cpu=True), seed=0, num_parts=2)
+    with pytest.raises(ConfigError, match=f"summed_buffers has {name}, no integer buffer: name some of .*usage"):
         reduction.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 

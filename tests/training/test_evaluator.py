@@ -234,6 +234,45 @@ def test_the_model_is_left_in_the_mode_it_was_in_with_its_statistics_and_no_grad
     model(torch.zeros(4, 5, dtype=torch.float64)).sum().backward()  # its tensors still train
 
 
+class Remembering(nn.Module):
+    """Changes its buffers in evaluation, too: one in place, and one by assigning it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, NUM_CLASSES).double()
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("center", torch.zeros(NUM_CLASSES, dtype=torch.float64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = self.layer(inputs) - self.center
+        self.calls += 1
+        self.center = 0.9 * self.center + outputs.detach().mean(0)
+        return outputs
+
+
+def test_buffers_that_a_forward_changes_are_the_same_after_an_evaluation() -> None:
+    accelerator, model = Accelerator(cpu=True), Remembering()
+    first, second = (evaluate(model, shared(Samples(20), 7, accelerator), accelerator) for _ in range(2))
+    assert first == second
+    assert (int(model.calls), model.center.tolist()) == (0, [0] * NUM_CLASSES)
+    model(torch.ones(2, 5, dtype=torch.float64)).sum().backward()  # a tensor of inference mode could not
+
+
+def test_integer_buffers_are_the_main_process_s_too(tmp_path: Path) -> None:
+    processes.run(check_integers, num_processes=2, folder=tmp_path)
+
+
+def check_integers() -> None:
+    with joined_processes() as accelerator:
+        model, rank = make_model(), accelerator.process_index
+        model.register_buffer("flags", torch.tensor([rank == 0, False]))
+        model.register_buffer("small", torch.full((3,), rank, dtype=torch.int16))
+        model.register_buffer("count", torch.tensor(rank))
+        evaluate(model, shared(Samples(9), 7, accelerator), accelerator)
+        assert model.flags.tolist() == [True, False]
+        assert (model.small.tolist(), model.count.item()) == ([0, 0, 0], 0)
+
+
 class Computes(MeanLoss):
     """Computes what it was given."""
 
