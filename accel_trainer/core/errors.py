@@ -21,6 +21,7 @@ class ExitCode(IntEnum):
     CHECKPOINT = 74  # checkpoints cannot be written, or none is valid: do not retry
     PREEMPTED = 75  # stopped by a signal, resumable: run the same command again
     DIVERGED = 79  # a loss or weight became NaN or inf: do not retry
+    USER_CODE = 80  # the user's own code, such as a model or a callback, raised an error: do not retry
 
 
 class UserError(Exception):

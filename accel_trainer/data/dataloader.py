@@ -17,6 +17,7 @@ from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
 from ..core.rng import epoch_permutation, fold_in
 from ..core.types import Batch, LazyBatches, StepBatch
 from ..distributed.streams import has_streams
+from .samples import Columns, check_dataset
 from .workers import WORKER_TIMEOUT_S, Collate, SampleReader
 
 T = TypeVar("T")
@@ -71,15 +72,22 @@ class DatasetEvalLoader:
 def build_dataset_loaders(
     train: Any, test: Any, batch: BatchConfig, *, seed: int, accelerator: Accelerator,
     collate: Collate = default_collate, num_classes: int | None = None, timeout_s: float = WORKER_TIMEOUT_S,
+    columns: tuple[str, str] | None = None,
 ) -> tuple[DatasetLoader, DatasetEvalLoader]:  # fmt: skip
     """Return this process's training and evaluation loader over map-style datasets.
 
-    Samples are `(input, target)` pairs, or what `collate` makes a batch of. The options are those of `SampleReader`.
+    Samples are `(input, target)` pairs, or what `collate` makes a batch of; of a table, such as a `datasets.Dataset`,
+    `columns` names the column of the inputs and that of the targets. The other options are those of `SampleReader`.
 
     Raises:
-        ConfigError: the batch does not fit the data or the processes.
+        ConfigError: the batch does not fit the data or the processes, or a dataset has no `len()` and `[index]`.
         DataError: there are fewer samples than processes.
     """
+    check_dataset(train, "train")
+    check_dataset(test, "test")
+    if columns is not None:
+        train = Columns(train, columns)
+        test = Columns(test, columns)
     readers = [
         SampleReader(
             dataset, accelerator.device, num_workers=batch.num_workers, collate=collate, num_classes=num_classes,

@@ -16,8 +16,9 @@ from torch.utils.data import default_collate
 from ..core.batch_plan import BatchConfig, BatchPlan, split_evenly
 from ..core.errors import ConfigError, DataError
 from ..core.types import Batch, StepBatch
+from ..core.user_code import describe_error
 from .dataloader import DeviceCopy, read_steps
-from .workers import Collate, inputs_and_targets
+from .workers import Collate, inputs_and_targets, unusable_samples
 
 
 class StreamLoader:
@@ -101,5 +102,11 @@ def _read(stream: Iterable[Any], ids: Sequence[Tensor], *, collate: Collate) -> 
                 fact = f"the stream ended before sample {wanted}, counted from 0"
                 raise DataError("DATA_STREAM", f"{fact}: lower num_train or num_test, or yield more samples")
             rows.append(latest[1])
-        batch = Batch(*inputs_and_targets(collate(rows)), torch.arange(len(rows)) if not len(batch_ids) else batch_ids)
+        positions = batch_ids if len(batch_ids) else torch.arange(len(rows))
+        try:
+            inputs, targets = inputs_and_targets(collate(rows))
+        except Exception as error:
+            what = f"samples {', '.join(map(str, positions.tolist()))} cannot be collated into a batch"
+            raise unusable_samples(f"{what} ({describe_error(error)})") from error
+        batch = Batch(inputs, targets, positions)
         yield batch if len(batch_ids) else batch.map(lambda tensor: tensor[:0])

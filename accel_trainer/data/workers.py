@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, default_collate, get_worker_info
 from ..core.errors import DataError
 from ..core.rng import fold_in
 from ..core.types import Batch
+from ..core.user_code import describe_error
 from ..distributed.streams import has_streams
 from .fingerprint import fingerprint_samples
 from .signals import ignore_signals, worker_deaths
@@ -115,7 +116,7 @@ class _SampleError(Exception):
 
 
 def _failed(what: str, error: Exception) -> _SampleError:
-    return _SampleError(f"{what} ({' '.join(f'{type(error).__name__}: {error}'.split())})")
+    return _SampleError(f"{what} ({describe_error(error)})")
 
 
 class _SeededSamples:
@@ -161,6 +162,9 @@ def _make_batch(samples: list[tuple[int, Any]], *, collate: Collate, num_classes
     except Exception as error:
         raise _failed(f"samples {', '.join(map(str, ids))} cannot be collated into a batch", error) from error
     if num_classes is not None:
+        if not isinstance(targets, Tensor):
+            fact = f"samples {', '.join(map(str, ids))} have labels that are a {type(targets).__name__}, not a tensor"
+            raise _SampleError(f"{fact}: number the classes from 0")
         for sample_id, label in zip(ids, targets.tolist(), strict=True):
             if not 0 <= label < num_classes:
                 raise _SampleError(f"sample {sample_id} has label {label}, the classes are 0 to {num_classes - 1}")
@@ -170,16 +174,24 @@ def _make_batch(samples: list[tuple[int, Any]], *, collate: Collate, num_classes
 def inputs_and_targets(collated: Any) -> tuple[Any, Any]:
     """Return what a collate function returned as inputs and targets; those of a mapping are its `labels`."""
     if not isinstance(collated, Mapping):
-        inputs, targets = collated
+        try:
+            inputs, targets = collated
+        except (TypeError, ValueError):
+            raise ValueError(f"the batch is a {type(collated).__name__}, not of (input, target) pairs") from None
         return inputs, targets
     return {name: value for name, value in collated.items() if name != "labels"}, collated.get("labels")
+
+
+def unusable_samples(fact: str) -> DataError:
+    """Return the error for samples that cannot be read or collated."""
+    return DataError("DATA_SAMPLE", f"{fact}: fix it or leave it out; --debug shows the traceback")
 
 
 def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:
     """Return the DataError for an error in place of a batch; None if the data is not the cause."""
     if isinstance(error, _SampleError):
         fact = str(error).rstrip().rpartition("_SampleError: ")[2]  # from a worker: a whole traceback
-        return DataError("DATA_SAMPLE", f"{fact}: fix it or leave it out; --debug shows the traceback")
+        return unusable_samples(fact)
     said = [text for text in (str(error.__cause__), str(error)) if text.startswith("DataLoader")]
     try:
         # The signal of a worker's death may come after a timeout, or after the reset of its connection.

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -21,6 +20,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 from torch.multiprocessing.spawn import ProcessContext, ProcessExitedException, start_processes
 
 from ..core.errors import ConfigError, ExitCode, ProcessError, UserError
+from ..core.user_code import describe_error, exit_code_of, print_error
 from .accelerate_settings import forget_earlier_accelerators
 from .accelerator import uses_cpu
 from .determinism import prepare_cuda
@@ -38,7 +38,7 @@ def launch(function: Callable[..., T], *arguments: Any, num_processes: int | Non
 
     Raises:
         ConfigError: CUDA is in use in this process, or there are fewer GPUs.
-        UserError: what a process raised; `ProcessError` for a bug in it, or if it was killed.
+        UserError: what a process raised; `ProcessError` for any other error in it, or if it was killed.
     """
     if num_processes is not None and num_processes < 1:
         raise ConfigError("LAUNCH", f"num_processes is {num_processes}: set it to 1 or more, or None")
@@ -98,9 +98,9 @@ def _run(rank: int, action: Callable[[], Any], shared: Mapping[str, str], pipes:
     except SystemExit as error:  # of a recipe's `main`, which has printed the reason
         code = error.code if isinstance(error.code, int) else 1
     except Exception as error:
-        traceback.print_exception(error)
-        code = int(ExitCode.INTERNAL)
-        pipes[rank].send((ProcessError("PROCESS", f"rank {rank}: {type(error).__name__}: {error}", rank, code), None))
+        print_error(error)
+        code = int(exit_code_of(error))
+        pipes[rank].send((ProcessError("PROCESS", f"rank {rank}: {describe_error(error)}", rank, code), None))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # exit handlers belong to the process that forked this one

@@ -91,7 +91,8 @@ def batch_norm(
     sums = _all_reduce(torch.cat([input.double().sum(over), count]))
     total = sums[-1].detach()
     if input.numel() <= input.shape[1] and total == 1:  # as torch does
-        raise ValueError(f"Expected more than 1 value per channel when training, got {list(input.shape)}")
+        fact = f"Expected more than 1 value per channel when training, got {list(input.shape)}"
+        raise ConfigError("SHAPES", f"{fact}: leave out the last samples of an epoch with --batch.drop-last")
     mean = sums[:-1] / total
     dtype = torch.promote_types(input.dtype, torch.float32)
     centered = input.to(dtype) - mean.to(dtype).view(shape)

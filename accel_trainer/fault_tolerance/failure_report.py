@@ -18,13 +18,13 @@ from ..checkpoint.format import list_checkpoints
 from ..core import filesystem
 from ..core.errors import ExitCode, ProcessError, UserError
 from ..core.run_dir import writes_to
+from ..core.user_code import COLLECTIVES, describe_error, exit_code_of
 from .watchdog import Watchdog
 
 _MAX_BYTES = 2**20
 _PATIENCE_S = 8.0  # a stuck process reports a little after the timeout that the others met
 # What a collective says when another process is gone or does not answer (torch 2.13).
-_COLLECTIVES = ("gloo", "nccl", "pair closure")
-_LOST_PEER = (*_COLLECTIVES, "by peer", "timed out", "timeout")
+_LOST_PEER = (*COLLECTIVES, "by peer", "timed out", "timeout")
 _EXIT_CODES = {"done": ExitCode.DONE, "stopped": ExitCode.DONE, "preempted": ExitCode.PREEMPTED}
 _STATES = {ExitCode.PREEMPTED: "preempted", ExitCode.DIVERGED: "diverged"}
 
@@ -87,17 +87,15 @@ def failures_reported(folder: Path, watchdog: Watchdog, *, rank: int, num_proces
         yield
         write_status(watchdog.phase, _EXIT_CODES.get(watchdog.phase))
     except BaseException as error:
-        is_users = isinstance(error, UserError)
-        message = str(error.args[0]) if is_users else f"{type(error).__name__}: {error}"
-        mine = first = describe(message, getattr(error, "exit_code", ExitCode.INTERNAL))
+        mine = first = describe(describe_error(error), exit_code_of(error))
         watchdog.phase = "end"  # no longer watched
-        is_bug = isinstance(error, Exception) and not is_users
-        if is_bug and any(word in str(error).lower() for word in _LOST_PEER):
+        is_unexpected = isinstance(error, Exception) and not isinstance(error, UserError)
+        if is_unexpected and any(word in str(error).lower() for word in _LOST_PEER):
             first = _find_cause(folder, mine, [other for other in range(num_processes) if other != rank])
         report(first)
         if first is not mine:
             raise ProcessError("PROCESS", str(first), first.rank, first.exit_code) from error
-        if is_bug:  # as `add_note` of Python 3.11 does: it is shown with a traceback
+        if is_unexpected:  # as `add_note` of Python 3.11 does: it is shown with a traceback
             vars(error).setdefault("__notes__", []).append(str(mine))
         raise
 
@@ -120,7 +118,7 @@ def _cut_off(folder: Path, mine: Failure, others: Sequence[int]) -> Failure:
     """Return a failure that names the processes of other machines, if a collective waited for them; else `mine`."""
     hosts = {rank: _read_record(folder, rank).get("host", "another machine") for rank in others}
     away = [f"rank {rank} on {host}" for rank, host in hosts.items() if host != platform.node()]
-    if not away or not any(library in mine.error.lower() for library in _COLLECTIVES):
+    if not away or not any(library in mine.error.lower() for library in COLLECTIVES):
         return mine
     names = f"{', '.join(away[:4])}{' ...' * (len(away) > 4)}"
     return replace(mine, error=f"no answer from {names}: once machines and links are up, start the same command again")

@@ -134,7 +134,13 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
         if not 0 <= rate < math.inf:
             fact = f"the recipe's schedule returns {rate:g} at step {step}"
             raise ConfigError("SCHEDULE", f"{fact}: return a learning rate of 0 or more")
-    return lambda step: float(schedule(step))
+
+    def rate_at(step: int) -> float:
+        if (rate := schedule(step)) is None:
+            raise ConfigError("SCHEDULE", f"the recipe's schedule returns None at step {step}: return a number")
+        return float(rate)
+
+    return rate_at
 
 
 def scale_learning_rate(

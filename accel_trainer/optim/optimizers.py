@@ -109,9 +109,10 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
     Raises:
         ConfigError: it is no optimizer of this model's trainable parameters.
     """
-    optimizer = build(model) if callable(build) else build
-    if not callable(build) or not isinstance(optimizer, Optimizer):
-        fact = f"optimizer= {'returns' if callable(build) else 'is'} an object of type {type(optimizer).__name__}"
+    is_function = callable(build) and not str(getattr(build, "__module__", "")).startswith("torch.optim")
+    optimizer = build(model) if is_function else build
+    if not is_function or not isinstance(optimizer, Optimizer):
+        fact = f"optimizer= {'returns' if is_function else 'is'} an object of type {type(optimizer).__name__}"
         raise ConfigError("CONFIG", f"{fact}: pass a function that takes the model and returns a torch optimizer")
     if reason := UNSUITABLE.get(type(optimizer).__name__):
         raise ConfigError("CONFIG", f"the recipe's optimizer is {type(optimizer).__name__}, but {reason}: use another")

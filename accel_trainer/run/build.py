@@ -41,6 +41,7 @@ from ..training.compile import Compiler, Stopwatch
 from ..training.evaluator import Evaluator
 from ..training.trainer import Trainer
 from .config import RecipeConfig, identity_sha256, with_defaults
+from .parts import check_parts
 from .session import Run, check_same_everywhere
 
 _logger = logging.getLogger(__name__)
@@ -61,9 +62,11 @@ def build_trainer(
     `train_step`.
 
     Raises:
-        ConfigError: some processes have other data than the main process, or a setting has no effect.
+        ConfigError: a part is not what its name says, some processes have other data than the main process, or a
+            setting has no effect.
         CheckpointError: the checkpoint to continue from does not fit, or a checkpoint has no room.
     """
+    check_parts(model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics, callbacks=callbacks)
     config, accelerator, is_main = run.config, run.accelerator, run.accelerator.is_main_process
     options = {
         "--compile": config.runtime.compile,

@@ -10,13 +10,15 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 
 from ..callbacks import console
 from ..core.callback import RunResult
-from ..core.errors import ExitCode, ProcessError, UserError
+from ..core.errors import ConfigError, ExitCode, ProcessError, UserError
+from ..core.user_code import describe_error, exit_code_of, print_error
 from ..data.signals import ignore_signals
 from ..distributed.launch_env import setup_launch_env
 from .config import RecipeConfig
@@ -34,7 +36,8 @@ def main(
 ) -> NoReturn:
     """Run `train` on the config of the command line, and exit with a code that a scheduler can act on.
 
-    A user's error is one line on stderr; a bug, and with `--debug` any error, also has a traceback.
+    A user's error is one line on stderr. An error in the user's code also has the traceback of that code; a bug, and
+    with `--debug` any error, has the whole traceback.
     """
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
@@ -51,13 +54,13 @@ def main(
         if os.environ.get("NO_COLOR"):
             os.environ["TERM"] = "dumb"  # the only way to stop tyro from colouring --help-all
         config = parse_config(config_class, argv, description=description)
-        result = dry_run(train, config) if config.run.dry_run else train(config)
+        result = dry_run(partial(_train, train), config) if config.run.dry_run else _train(train, config)
         ignore_signals()  # everything is saved: a late signal must not change the exit code
         code = ExitCode.PREEMPTED if result.state == "preempted" else ExitCode.DONE
     except Exception as error:
         with suppress(OSError, ValueError):  # stderr is closed: the exit code still says what happened
             _report(error, is_debug=is_debug)
-        code, failed = error.exit_code if isinstance(error, UserError) else ExitCode.INTERNAL, True
+        code, failed = exit_code_of(error), True
     try:
         console.flush()  # what a recipe printed: a failure when Python exits would change the exit code
     except (OSError, ValueError):
@@ -68,17 +71,28 @@ def main(
     sys.exit(code)
 
 
+def _train(train: Callable[[C], RunResult], config: C) -> RunResult:
+    """Train. Raises ConfigError if the recipe's function returns something else than how the run ended."""
+    result = train(config)
+    if not isinstance(result, RunResult):
+        fact = f"the recipe's function returned an object of type {type(result).__name__}"
+        raise ConfigError("RECIPE", f"{fact}: return what trainer.fit() returns, which says how the run ended")
+    return result
+
+
 def _report(error: Exception, *, is_debug: bool) -> None:
     """Print what happened in one line, on the main process, or on the next if the main process failed.
 
     If another process failed first, or its machine does not answer, so does the first process of each machine.
 
-    A bug has a traceback before that line. A process that fails before the process group exists reports itself, after
-    a delay in which the launcher ends it if the main process has failed, too.
+    A bug and an error in the user's code have a traceback before that line. A process that fails before the process
+    group exists reports itself, after a delay in which the launcher ends it if the main process has failed, too.
     """
-    is_bug = not isinstance(error, UserError)
-    if is_debug or is_bug:
+    is_expected = isinstance(error, UserError)
+    if is_debug:
         traceback.print_exception(error)
+    elif not is_expected:
+        print_error(error)
     named = os.environ.get("RANK", "0")
     rank = int(named) if named.isdecimal() else 0
     is_alone = rank > 0 and not dist.is_initialized()
@@ -87,6 +101,7 @@ def _report(error: Exception, *, is_debug: bool) -> None:
     is_first_here = os.environ.get("LOCAL_RANK") == "0"
     reports_other = isinstance(error, ProcessError) and (is_first_here or (rank == 1 and error.rank == 0))
     if rank == 0 or is_alone or reports_other:
-        notes = getattr(error, "__notes__", [error])
-        line = f"error[INTERNAL]: {notes[0]}" if is_bug else str(error)
+        said = describe_error(error)
+        where = next((note for note in getattr(error, "__notes__", ()) if note.endswith(said)), said)
+        line = str(error) if is_expected else f"error[{exit_code_of(error).name}]: {where}"
         print(f"accel_trainer: {f'process {rank}: ' * is_alone}{line}", file=sys.stderr)

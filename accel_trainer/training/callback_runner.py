@@ -11,11 +11,12 @@ from typing import Any
 from ..checkpoint.manager import Checkpointer
 from ..core.callback import Callback, TrainerView
 from ..core.errors import UserError
+from ..core.user_code import PartFailed
 
 _logger = logging.getLogger(__name__)
 
 
-class CallbackFailed(Exception):
+class CallbackFailed(PartFailed):
     """A callback, which is named, raised an error other than a `UserError`."""
 
 

@@ -14,6 +14,7 @@ from ..core.batch_plan import own_parts
 from ..core.buffers import BufferCopy, buffer_places, buffers_at
 from ..core.errors import ConfigError, DataError, UserError
 from ..core.types import Batch, EvalLoader, Metric, Task
+from ..core.user_code import PartFailed
 from ..distributed.collectives import copy_from_main, sum_pairwise
 from ..distributed.fsdp import is_sharded
 from ..fault_tolerance.preemption import StopFlag
@@ -21,13 +22,14 @@ from ..optim.parameter_groups import set_training_mode
 from ..optim.reduction import PairwiseSum
 from .metric_adapters import WholeSetMetric
 from .metrics import plain_values, sums_device
+from .task_output import check_eval_output
 
 
 class EvaluationStopped(Exception):
     """A signal ended an evaluation early, on all processes: it has no result."""
 
 
-class MetricFailed(Exception):
+class MetricFailed(PartFailed):
     """A metric raised an error, on one process or more: the evaluation has no result, on any."""
 
 
@@ -104,9 +106,13 @@ class Evaluator:
         results: dict[str, Any] = {}
         for metric, sums in zip(self.metrics, merged, strict=True):
             try:
-                results.update(plain_values(metric.compute(sums)))
+                values = metric.compute(sums)
             except Exception as error:
                 raise _failure_of(metric, error) from error
+            try:
+                results.update(plain_values(values))
+            except TypeError as error:
+                raise _failure_of(metric, ConfigError("METRIC", str(error))) from None
         return results
 
     def _part_ends(self) -> list[int]:
@@ -129,6 +135,7 @@ class Evaluator:
             for batch in batches:
                 if len(batch) > 0 or sharded:  # a forward through shards is collective
                     output = self.task.eval_step(model, batch)
+                    check_eval_output(output)
                 if len(batch) == 0:
                     continue
                 if self._sums_device != self.accelerator.device:

@@ -163,6 +163,8 @@ def _misfit(logits: Any, targets: Any, *, in_loss: bool) -> str | None:
         return "a classifier returns logits [B, K]; anything else needs your own task and metric"
     if logits.shape[1] == 1:
         return "the cross-entropy of one class is always 0: give it a logit for each class, 2 for yes and no"
+    if isinstance(targets, list | tuple) and isinstance((*targets, None)[0], str):
+        return f"the labels are texts, such as {targets[0]!r}: number the classes from 0"
     if not isinstance(targets, Tensor) or targets.shape[:1] != logits.shape[:1]:
         return "give each sample one target"
     if targets.shape == (len(logits), 1):

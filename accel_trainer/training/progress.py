@@ -14,6 +14,7 @@ from ..core.types import Metric
 from ..fault_tolerance.preemption import Stop
 from .config import RESTARTS_EPOCH, TrainerConfig
 from .evaluation_file import is_detail
+from .evaluator import MetricRefused
 
 
 class Progress:
@@ -45,6 +46,12 @@ class Progress:
     def is_evaluated(self) -> bool:
         """Whether the weights of this position have been evaluated."""
         return self.evaluated_step == self.position.optimizer_step
+
+    def check_monitored(self, metrics: Mapping[str, Any]) -> None:
+        """Raise MetricRefused if no metric computed the number that decides the best checkpoint."""
+        if self._monitored is not None and (name := self._monitored[0]) not in metrics:
+            fact = f"{name} decides the best checkpoint, and the metrics computed {', '.join(metrics) or 'nothing'}"
+            raise MetricRefused("METRIC", f"{fact}: name it alike in `compute` and `higher_is_better` of the metric")
 
     def record_evaluation(self, metrics: Mapping[str, Any], checkpoint: str) -> None:
         """Record an evaluation of the weights that `checkpoint` will hold, and whether it is the best. NaN never is."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import tyro
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.config import BELOW_ONE
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, DataError
 from ..core.types import Batch, EvalOutput, StepOutput
 from ..data.fingerprint import hash_value
 from .metrics import check_logits, describe_tensor
@@ -49,7 +49,7 @@ class ClassificationTask:
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the cross-entropy summed over the batch, with label smoothing. Raises ConfigError for other shapes."""
-        return self.loss(model(batch.inputs), batch)
+        return self.loss(_forward(model, batch), batch)
 
     def loss(self, logits: Tensor, batch: Batch) -> StepOutput:
         """Return the training loss of logits [B, K]. Raises ConfigError for other shapes."""
@@ -58,10 +58,8 @@ class ClassificationTask:
         if weights is not None and getattr(weights, "shape", None) != logits.shape[1:]:
             fact = f"class_weights are {describe_tensor(weights)} for logits {describe_tensor(logits)}"
             raise ConfigError("SHAPES", f"{fact}: give a tensor [K] with a weight for each class")
-        loss_sum = F.cross_entropy(
-            logits, batch.targets, reduction="sum", label_smoothing=self.config.label_smoothing,
-            weight=None if weights is None else weights.to(logits),
-        )  # fmt: skip
+        weights = None if weights is None else weights.to(logits)
+        loss_sum = _cross_entropy(logits, batch.targets, "sum", weights, self.config.label_smoothing)
         if not self.config.train_accuracy:
             return StepOutput(loss_sum)
         labels = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)
@@ -72,10 +70,11 @@ class ClassificationTask:
 
         Raises ConfigError for other shapes.
         """
+        _check_labelled(batch)
         of_views = [model(view) for view in _views(batch.inputs, self.config.tta)]
         check_logits(of_views[0], batch.targets, in_loss=True)
         logits = torch.stack([logits.float() for logits in of_views]).mean(0) if len(of_views) > 1 else of_views[0]
-        return EvalOutput(F.cross_entropy(logits, batch.targets, reduction="none"), logits)
+        return EvalOutput(_cross_entropy(logits, batch.targets, "none"), logits)
 
 
 class RegressionTask:
@@ -87,7 +86,7 @@ class RegressionTask:
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         """Return the errors [B] and the predictions. Raises ConfigError for other shapes."""
-        predictions = model(batch.inputs)
+        predictions = _forward(model, batch)
         return EvalOutput(_mean_losses(F.mse_loss, predictions, batch.targets), predictions)
 
 
@@ -100,7 +99,7 @@ class MultiLabelTask:
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         """Return the means over the classes [B] and the logits [B, K]. Raises ConfigError for other shapes."""
-        logits = model(batch.inputs)
+        logits = _forward(model, batch)
         return EvalOutput(_mean_losses(F.binary_cross_entropy_with_logits, logits, batch.targets), logits)
 
 
@@ -124,7 +123,7 @@ class SegmentationTask:
 
         Raises ConfigError for other shapes.
         """
-        logits = model(batch.inputs)
+        logits = _forward(model, batch)
         if logits.ndim != 4 or logits[:, 0].shape != batch.targets.shape:
             fact = f"the model returns {describe_tensor(logits)} for targets {describe_tensor(batch.targets)}"
             raise ConfigError("SHAPES", f"{fact}: segmentation needs logits [B, K, H, W] and class ids [B, H, W]")
@@ -157,7 +156,7 @@ class DistillationTask:
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return both losses summed over the batch. Raises ConfigError for other shapes."""
-        logits = model(batch.inputs)
+        logits = _forward(model, batch)
         labels = self._labels.loss(logits, batch)
         with torch.no_grad():
             taught = self._teacher.to(batch.sample_ids.device)(batch.inputs)
@@ -167,6 +166,29 @@ class DistillationTask:
         student, teacher = (F.log_softmax(each / self._temperature, 1) for each in (logits, taught))
         imitation = F.kl_div(student, teacher, reduction="sum", log_target=True) * self._temperature**2
         return StepOutput((1 - self._weight) * labels.loss_sum + self._weight * imitation, labels.sums)
+
+
+def _forward(model: nn.Module, batch: Batch) -> Any:
+    """Return what the model makes of the inputs. Raises ConfigError if the samples have no targets."""
+    _check_labelled(batch)
+    return model(batch.inputs)
+
+
+def _check_labelled(batch: Batch) -> None:
+    if batch.targets is None:
+        fix = 'name the columns of inputs and targets, as in build_dataset_loaders(columns=("image", "label"))'
+        raise ConfigError("DATASET", f"the samples are {describe_tensor(batch.inputs)}, without labels: {fix}")
+
+
+def _cross_entropy(
+    logits: Tensor, targets: Tensor, reduction: str, weight: Tensor | None = None, smoothing: float = 0.0
+) -> Tensor:
+    """Return torch's cross-entropy of logits [B, K]. Raises DataError for a label that is no class, on the CPU."""
+    try:
+        return F.cross_entropy(logits, targets, weight, reduction=reduction, label_smoothing=smoothing)
+    except IndexError as error:
+        fix = f"num_classes={logits.shape[1]} of build_dataset_loaders names the sample"
+        raise DataError("DATA_LABEL", f"the model has {logits.shape[1]} classes ({error}): {fix}") from error
 
 
 def _mean_losses(loss: Callable[..., Tensor], outputs: Tensor, targets: Tensor) -> Tensor:

@@ -38,6 +38,7 @@ from .evaluation_file import read_details, write_details
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed
 from .optimizer_step import OptimizerStep, StepResult
 from .progress import Progress
+from .task_output import check_step_output
 
 
 class Trainer:
@@ -134,6 +135,7 @@ class Trainer:
             with nullcontext() if is_last else accelerator.no_sync(self._model):
                 with accelerator.autocast() if accelerator.native_amp else nullcontext():
                     output = self._task.train_step(self._model, batch)
+                check_step_output(output)
                 self._update.backward(output.loss_sum, scale)
             reduction.end_backward(len(batch))
             losses.append(output.loss_sum.detach())
@@ -271,6 +273,7 @@ class Trainer:
         """Evaluate and notify; `position` is that of the checkpoint that will hold the weights. False: a signal."""
         try:
             metrics = self.evaluate()
+            self._progress.check_monitored(metrics)
         except EvaluationStopped:
             return False
         except Exception as error:

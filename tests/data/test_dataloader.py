@@ -220,7 +220,10 @@ def read_faulty(fault: Callable[[], object], *, num_workers: int = 0, **options:
 
 
 FAULTS = [
-    (raise_an_error, r"DATA_SAMPLE\]: sample 17 cannot be read \(KeyError: 'a\\nfault'\): fix it"),
+    (
+        raise_an_error,
+        r"DATA_SAMPLE\]: sample 17 cannot be read \(KeyError: 'a\\nfault', at .* in raise_an_error\): fix it",
+    ),
     (lambda: 3, r"DATA_SAMPLE\]: sample 17 has label 3, the classes are 0 to 2: fix it"),
     (lambda: -100, r"DATA_SAMPLE\]: sample 17 has label -100, the classes are 0 to 2: fix it"),
     (lambda: torch.zeros(3), r"DATA_SAMPLE\]: samples (\d+, )*17(, \d+)* cannot be collated .*\(.*Error: .*\)"),

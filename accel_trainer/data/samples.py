@@ -1,0 +1,62 @@
+"""What can be a dataset of samples by index: any object with `len()` and `[index]`, or columns of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..core.errors import ConfigError
+
+
+def check_dataset(dataset: Any, name: str) -> None:
+    """Raise ConfigError unless samples can be read from `dataset` by their index."""
+    is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+    if isinstance(dataset, type):
+        fix = "give an instance of it"
+    elif isinstance(dataset, DataLoader):
+        fix = f"give its dataset, {name}.dataset: the batches, their order and the workers follow the flags"
+    elif isinstance(dataset, Mapping) and 0 not in dataset:
+        fix = f"give one of its parts, {', '.join(map(repr, dataset))}"
+    elif is_stream and hasattr(dataset, "__iter__"):
+        fix = "it has no [index], so give it to build_stream_loaders, see docs/data.md"
+    elif is_stream or isinstance(dataset, str) or not hasattr(dataset, "__len__"):
+        fix = "give an object with len() and [index]"
+    else:
+        return
+    kind = dataset.__name__ if isinstance(dataset, type) else type(dataset).__name__
+    raise ConfigError("DATASET", f"{name} is {kind}: {fix}")
+
+
+class Columns:
+    """The samples `(input, target)` of a table whose rows are mappings, such as a `datasets.Dataset`.
+
+    A picture becomes float32 [C, H, W] from 0 to 1, of 1 or 3 channels; any other value stays as it is.
+    """
+
+    def __init__(self, table: Any, columns: tuple[str, str]) -> None:
+        if isinstance(columns, str) or len(columns) != 2:
+            raise ConfigError("DATASET", f'columns={columns!r}: give two names, such as columns=("image", "label")')
+        self._table, self._columns = table, columns
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        row = self._table[index]
+        if unknown := [name for name in self._columns if name not in row]:
+            raise KeyError(f"no column {unknown[0]}, only {', '.join(row)}")
+        source, target = (_tensor_of_picture(row[name]) for name in self._columns)
+        return source, target
+
+
+def _tensor_of_picture(value: Any) -> Any:
+    if not hasattr(value, "getbands"):  # only pictures of Pillow have it
+        return value
+    if value.mode not in ("L", "RGB"):
+        raise ValueError(f'a picture has mode {value.mode}: convert it to "RGB" or "L", such as in with_transform')
+    pixels = torch.from_numpy(np.array(value)).float() / 255
+    return pixels[None] if value.mode == "L" else pixels.permute(2, 0, 1).contiguous()

@@ -1,0 +1,365 @@
+"""The usual mistakes in a user's own code: what is printed last, for each; `mistakes.py` has the code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from accel_trainer import ClassificationTask, MeanLoss, RecipeConfig, TopKAccuracy, main
+
+from .. import processes
+from . import mistakes as m
+
+Recipe = Callable[[RecipeConfig], Any]
+
+
+def having(**parts: Any) -> Recipe:
+    return lambda config: m.train(config, **parts)
+
+
+def with_model(make: Callable[[], nn.Module]) -> Recipe:
+    return lambda config: m.train(config, model=make())
+
+
+def on(make: Callable[[], Any]) -> Recipe:
+    """Read the samples of both sets from what `make` makes."""
+    return lambda config: m.train(config, train_set=make(), test_set=make())
+
+
+# An error that is raised in the user's code: its type, what it says, and the function that raised it.
+RAISED = [
+    (m.misspells_a_name, "NameError: name 'num_clases' is not defined", "misspells_a_name"),
+    (m.misspells_a_setting, "AttributeError: 'TrainerConfig' object has no attribute 'classes'", "misspells_a_setting"),
+    (m.misspells_an_argument, "TypeError: build_trainer() got an unexpected keyword argument 'modle'", "train"),
+    (
+        m.opens_a_missing_file,
+        "FileNotFoundError: [Errno 2] No such file or directory: 'weights.pt'",
+        "opens_a_missing_file",
+    ),
+    (m.asserts, "AssertionError: this recipe needs seed 1", "asserts"),
+    (m.wraps_an_error_of_its_own, "RuntimeError: the net cannot be built", "wraps_an_error_of_its_own"),
+    (having(task=m.MisspellsTargets()), "AttributeError: 'Batch' object has no attribute 'target'", "train_step"),
+    (having(task=m.FailsInEvaluation()), "KeyError: 'logits'", "eval_step"),
+    (
+        having(task=m.FailsInFingerprint()),
+        "AttributeError: 'FailsInFingerprint' object has no attribute 'weights'",
+        "fingerprint",
+    ),
+    (with_model(m.MisspellsALayer), "AttributeError: 'MisspellsALayer' object has no attribute 'layr'", "forward"),
+    (
+        with_model(m.FeedsALayerTheWrongShape),
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x5 and 6x3)",
+        "forward",
+    ),
+    (with_model(m.ForgetsSuper), "AttributeError: cannot assign module before Module.__init__() call", "__init__"),
+    (
+        with_model(lambda: m.HasABadBackward(6, 3)),
+        "AttributeError: 'FailsInBackwardBackward' object has no attribute 'scale'",
+        "backward",
+    ),
+    (with_model(lambda: m.CallsItself(6, 3)), "RecursionError: maximum recursion depth exceeded", "forward"),
+    (
+        having(metrics=[m.FailsInUpdate()]),
+        "metric FailsInUpdate failed (AttributeError: 'EvalOutput' object has no attribute 'logits')",
+        "update",
+    ),
+    (
+        having(metrics=[m.FailsInCompute()]),
+        "metric FailsInCompute failed (ZeroDivisionError: division by zero)",
+        "compute",
+    ),
+    (having(metrics=[m.FailsInEmpty()]), "AttributeError: 'FailsInEmpty' object has no attribute 'size'", "empty"),
+    (
+        having(callbacks=[m.FailsAtStart()]),
+        "callback FailsAtStart.on_fit_start failed (AttributeError: 'FailsAtStart' object has no attribute "
+        "'scheduler')",
+        "on_fit_start",
+    ),
+    (
+        having(callbacks=[m.FailsAtStep()]),
+        "callback FailsAtStep.on_step_end failed (AttributeError: 'StepReport' object has no attribute 'loss')",
+        "on_step_end",
+    ),
+    (
+        having(callbacks=[m.FailsInState()]),
+        "AttributeError: 'FailsInState' object has no attribute 'seen'",
+        "state_dict",
+    ),
+    (
+        having(optimizer=m.fails_to_build),
+        "TypeError: SGD.__init__() got an unexpected keyword argument 'learning_rate'",
+        "fails_to_build",
+    ),
+    (having(optimizer=m.fails_to_step), "KeyError: 'rate'", "step"),
+    (having(schedule=m.fails_later), "ZeroDivisionError: float division by zero", "fails_later"),
+]
+# An error that torch raises in the user's model, below no function of theirs.
+IN_THE_MODEL = [
+    (
+        with_model(lambda: nn.Sequential(nn.Linear(5, 3))),
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x6 and 5x3), in Linear of the model",
+    ),
+    (
+        with_model(m.ChangesAnActivation),
+        "RuntimeError: one of the variables needed for gradient computation has been modified by an inplace "
+        "operation: ..., in the backward of the loss",
+    ),
+    (
+        having(task=m.KeepsItsGraph()),
+        "RuntimeError: Trying to backward through the graph a second time ..., in the backward of the loss",
+    ),
+]
+# What does not fit, and is found before it fails: the exit code, the name of the error and the sentence.
+FITS_NOT = [
+    (
+        having(task=m.ReturnsATensor()),
+        "TASK",
+        "the task returned float32 []: return StepOutput(loss_sum) of accel_trainer from train_step",
+    ),
+    (
+        having(task=m.ReturnsNone()),
+        "TASK",
+        "the task returned a NoneType: return StepOutput(loss_sum) of accel_trainer ...",
+    ),
+    (
+        having(task=m.ReturnsAFloat()),
+        "TASK",
+        "the task returned a float: return StepOutput(loss_sum) of accel_trainer ...",
+    ),
+    (
+        having(task=m.ReturnsALossDict()),
+        "TASK",
+        "the task returned a dict of loss: return StepOutput(loss_sum) of ...",
+    ),
+    (
+        having(task=m.HasAFloatAsLoss()),
+        "TASK",
+        "the task returned a float: return loss_sum with its graph: without ...",
+    ),
+    (
+        having(task=m.HasAFloatInItsSums()),
+        "TASK",
+        "the task returned a float: return the sum 'half' as a tensor: without item() or float()",
+    ),
+    (having(task=m.HasAListOfSums()), "TASK", "the task returned a list: return the sums as a dict"),
+    (
+        having(task=m.DetachesItsLoss()),
+        "TASK",
+        "the task returned float32 []: return loss_sum with its graph: without detach(), ...",
+    ),
+    (
+        having(task=m.EvaluatesToATensor()),
+        "TASK",
+        "the task returned float32 [24]: return EvalOutput(losses, outputs) of ...",
+    ),
+    (
+        having(task=m.EvaluatesToAFloat()),
+        "TASK",
+        "the task returned a EvalOutput: return EvalOutput(losses, outputs) of ..., the losses a tensor [B]",
+    ),
+    (having(task=ClassificationTask), "CONFIG", "task= has the class ClassificationTask: give an instance of it, ..."),
+    (having(task=F.cross_entropy), "CONFIG", "task= has an object of type function, without train_step and ..."),
+    (having(task=None), "CONFIG", "task= has an object of type NoneType, without train_step and eval_step: ..."),
+    (having(model=m.MisspellsALayer), "CONFIG", "model= has the class MisspellsALayer: give an instance of it, ..."),
+    (having(model=None), "CONFIG", "model= has an object of type NoneType, without forward and named_parameters: ..."),
+    (
+        having(metrics=[MeanLoss, TopKAccuracy]),
+        "CONFIG",
+        "metrics= has the class MeanLoss: give an instance of it, ...",
+    ),
+    (having(metrics=MeanLoss()), "CONFIG", "metrics= is no list: put it in brackets"),
+    (having(metrics=["accuracy"]), "CONFIG", "metrics= has an object of type str, without empty and update and ..."),
+    (having(metrics=[m.NotAMetric()]), "CONFIG", "metrics= has an object of type NotAMetric, without empty and ..."),
+    (
+        having(metrics=[m.WithoutItsKey()]),
+        "METRIC",
+        "eval/loss decides the best checkpoint, and the metrics computed eval/los: ...",
+    ),
+    (
+        having(metrics=[m.ReturnsANumber()]),
+        "METRIC",
+        "metric ReturnsANumber: compute returned a float: return a dict ...",
+    ),
+    (having(callbacks=[m.FailsAtStep]), "CONFIG", "callbacks= has the class FailsAtStep: give an instance of it, ..."),
+    (
+        having(callbacks=m.FailsAtStep()),
+        "CONFIG",
+        "callbacks= is no list: put it in brackets",
+    ),
+    (
+        having(callbacks=[m.OfAnotherToolkit()]),
+        "CONFIG",
+        "callbacks= has an object of type OfAnotherToolkit, without on_fit_start and ...",
+    ),
+    (
+        having(optimizer=torch.optim.SGD),
+        "CONFIG",
+        "optimizer= is an object of type type: pass a function that takes the model ...",
+    ),
+    (having(schedule=0.1), "SCHEDULE", "the recipe's schedule fails at step 0 (TypeError: 'float' object is not ..."),
+    (having(schedule=m.forgets_a_step), "SCHEDULE", "the recipe's schedule returns None at step 1: return a number"),
+    (
+        having(loader=m.DATA),
+        "CONFIG",
+        "loader= has an object of type TensorDataset, without plan and step_batches: ...",
+    ),
+    (m.forgets_to_return, "RECIPE", "the recipe's function returned an object of type NoneType: return what ..."),
+    (
+        having(train_set=m.NamesAreStrings()),
+        "SHAPES",
+        "the model returns ...: the labels are texts, such as 'c': number ...",
+    ),
+    (having(train_set=m.NamesAreStrings), "DATASET", "train is NamesAreStrings: give an instance of it"),
+    (
+        having(train_set=m.HasNoLength()),
+        "DATASET",
+        "train is HasNoLength: give an object with len() ...",
+    ),
+    (having(train_set="photos/"), "DATASET", "train is str: give an object with len() and [index]"),
+    (having(test_set=None), "DATASET", "test is NoneType: give an object with len() and [index]"),
+    (
+        having(train_set=m.Streams()),
+        "DATASET",
+        "train is Streams: it has no [index], so give it to build_stream_loaders, ...",
+    ),
+    (
+        on(m.stream_of_rows),
+        "DATASET",
+        "train is IterableDataset: it has no [index], so give it to build_stream_loaders, ...",
+    ),
+    (
+        on(m.batches),
+        "DATASET",
+        "train is DataLoader: give its dataset, train.dataset: the batches, ...",
+    ),
+    (
+        on(lambda: datasets.DatasetDict(train=m.table())),
+        "DATASET",
+        "train is DatasetDict: give one of its parts, 'train'",
+    ),
+    (
+        on(m.table),
+        "DATASET",
+        "the samples are a dict of features, label, without labels: name the columns of ...",
+    ),
+    (
+        having(train_set=m.MisspellsAColumn()),
+        "DATA_SAMPLE",
+        "sample 0 cannot be read (AttributeError: ... 'input', at mistakes.py in __getitem__): ...",
+    ),
+    (
+        having(train_set=m.IsNotThere()),
+        "DATA_SAMPLE",
+        "sample 0 cannot be read (FileNotFoundError: ... '/nonexistent/0.png', at mistakes.py in __getitem__): ...",
+    ),
+    (
+        having(collate=m.collates_wrongly),
+        "DATA_SAMPLE",
+        "samples ... (TypeError: list indices must be integers..., at mistakes.py in collates_wrongly): ...",
+    ),
+    (
+        having(train_set=m.YieldsPhotos()),
+        "DATA_SAMPLE",
+        "samples ... cannot be collated into a batch (TypeError: default_collate: ...",
+    ),
+    (
+        on(m.numbers),
+        "DATA_SAMPLE",
+        "samples ... (ValueError: the batch is a Tensor, not of (input, target) pairs): ...",
+    ),
+    (having(num_classes=2), "DATA_SAMPLE", "sample 23 has label 2, the classes are 0 to 1: ..."),
+    (
+        having(train_set=m.NamesAreStrings(), num_classes=3),
+        "DATA_SAMPLE",
+        "samples ... have labels that are a tuple, not a tensor: number the classes from 0: ...",
+    ),
+    (
+        with_model(lambda: nn.Linear(6, 2)),
+        "DATA_LABEL",
+        "the model has 2 classes (Target 2 is out of bounds.): num_classes=2 of ...",
+    ),
+]
+EXIT_CODES = {"DATA_SAMPLE": 65, "DATA_LABEL": 65}
+
+
+def start(recipe: Recipe, folder: Path, *flags: str) -> None:
+    arguments = ["--output-dir", str(folder), "--epochs", "2", "--batch-size", "8", "--runtime.num-threads", "1"]
+    main(recipe, RecipeConfig, description="", argv=[*arguments, *flags])
+
+
+def end_of(recipe: Recipe, folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, list[str]]:
+    """Return the exit code of a recipe and what it said, without the numbers of lines."""
+    with pytest.raises(SystemExit) as end:
+        start(recipe, folder / "run", *flags)
+    assert isinstance(end.value.code, int)
+    lines = capsys.readouterr().err.splitlines()
+    return end.value.code, [re.sub(r"[^ (]*mistakes\.py:\d+", "mistakes.py", line) for line in lines]
+
+
+def is_said(line: str, expected: str) -> bool:
+    """Whether a line is `expected`, where `...` stands for anything."""
+    return re.fullmatch(".*".join(map(re.escape, expected.split("..."))), line) is not None
+
+
+@pytest.mark.parametrize(("recipe", "said", "place"), RAISED, ids=[said[:40] for _, said, _ in RAISED])
+def test_an_error_in_the_users_code_is_shown_as_theirs(
+    recipe: Recipe, said: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines = end_of(recipe, tmp_path, capsys)
+    assert code == 80
+    assert re.sub("rank 0, step [0-9]+, [a-z]+: ", "", lines[-1]) == (
+        f"accel_trainer: error[USER_CODE]: {said}, at mistakes.py in {place}"
+    )
+    files = {line.split('"')[1] for line in lines if line.startswith('  File "')}
+    assert {Path(file).name for file in files} <= {"mistakes.py", "test_mistakes.py"}, "frames of others"
+
+
+@pytest.mark.parametrize(("recipe", "said"), IN_THE_MODEL, ids=[said[:40] for _, said in IN_THE_MODEL])
+def test_an_error_in_a_layer_or_a_backward_is_the_users_model(
+    recipe: Recipe, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines = end_of(recipe, tmp_path, capsys)
+    assert code == 80
+    assert is_said(lines[-1], f"accel_trainer: error[USER_CODE]: rank 0, step ..., training: {said}"), lines[-1]
+
+
+@pytest.mark.parametrize(("recipe", "name", "said"), FITS_NOT, ids=[said[:50] for _, _, said in FITS_NOT])
+def test_a_part_that_does_not_fit_is_one_line_with_the_fix(
+    recipe: Recipe, name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines = end_of(recipe, tmp_path, capsys)
+    assert is_said(lines[-1], f"accel_trainer: error[{name}]: {said}"), lines[-1]
+    assert code == EXIT_CODES.get(name, 64)
+    assert not any(line.startswith("Traceback") for line in lines)
+
+
+def test_debug_shows_all_frames_of_an_error_in_the_users_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines = end_of(with_model(m.MisspellsALayer), tmp_path, capsys, "--debug")
+    assert code == 80
+    assert any("accel_trainer/training/trainer.py" in line for line in lines)
+
+
+def fail_on_the_last_process(folder: Path) -> None:
+    start(having(callbacks=[m.FailsOnTheLastProcess()]), folder)
+
+
+def test_an_error_in_the_code_of_one_process_has_its_exit_code_on_all(tmp_path: Path) -> None:
+    job = processes.start(fail_on_the_last_process, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+    assert job.wait() == [80, 80], job.output()
+    said = (
+        "step 1, training: callback FailsOnTheLastProcess.on_step_end failed (ZeroDivisionError: division by zero), at "
+    )
+    assert f"error[PROCESS]: rank 1, {said}" in job.output().splitlines()[-1]
+    assert "Traceback" not in job.output()
+    frames = [line for line in job.output(1).splitlines() if line.startswith('  File "')]
+    assert [Path(line.split('"')[1]).name for line in frames] == ["mistakes.py"]
