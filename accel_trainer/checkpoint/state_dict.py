@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,12 +13,15 @@ from torch.optim import Optimizer
 from ..core.errors import CheckpointError
 from ..core.tensor_memory import make_dense
 from ..distributed.fsdp import gather_shards
+from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weights
 from .sharded import StoredTensor, load_like, load_whole
 
 _SAME_OPTIONS = "start with the options that it was made with"
 _STATE = ("params", "lr")  # what a group of parameters has beside settings
 _OURS = ("class", "initial_groups")  # what an optimizer's piece has beside its state dict
 EXTRA_STATE = "_extra_state"  # the end of the key under which torch stores what `get_extra_state` returns
+
+_TRAINED = "training_weights"  # of optimizers that evaluate others: those are in `model`, for all who read it
 
 StateDicts = Mapping[str, Any]
 """Piece name (`model`, `ema`, `optimizer`, `scaler`, `trainer`) to its state."""
@@ -54,6 +58,10 @@ class TrainingState:
         """Return the states, with the shards of this process, as references to live tensors."""
         settings = {"class": type(self.optimizer).__name__, "initial_groups": self._initial_groups}
         pieces: dict[str, Any] = {"model": dict(self.model.state_dict())}
+        if has_evaluation_weights(self.optimizer):
+            pieces[_TRAINED] = pieces["model"]
+            with evaluation_weights(self.optimizer):
+                pieces["model"] = copy.deepcopy(pieces["model"])
         pieces["optimizer"] = settings | self.optimizer.state_dict()
         if self.ema is not None:
             pieces["ema"] = dict(self.ema.state_dict())
@@ -77,15 +85,16 @@ class TrainingState:
     def restore(self, pieces: StateDicts) -> None:
         """Load `pieces`. Raises CheckpointError, before anything changes, if one is missing or does not fit."""
         mine, modules = self.pieces(), self._modules()
-        if missing := [name for name in mine if name not in pieces and name != "buffers"]:
+        if missing := [name for name in mine if name not in pieces and name not in ("buffers", _TRAINED)]:
             raise CheckpointError("CKPT_MISSING", f"the checkpoint has no {missing[0]}: {_SAME_OPTIONS}")
-        weights = {name: rename_weights(self.model, pieces[name]) for name in modules}
+        stored = {"model": pieces.get(_TRAINED, pieces["model"]), "ema": pieces.get("ema")}
+        weights = {name: rename_weights(self.model, stored[name]) for name in modules}
         for name, renamed in weights.items():
             check_weights(name, mine[name], renamed)
         optimizer_state = _fitted_optimizer_state(self.optimizer, self.model, pieces["optimizer"])
         for name, module in modules.items():
             live = module.state_dict()
-            weights[name] = {key: load_like(live[key], stored) for key, stored in weights[name].items()}
+            weights[name] = {key: load_like(live[key], value) for key, value in weights[name].items()}
         for name, module in modules.items():
             module.load_state_dict(weights[name])
             _restore_buffers(module, pieces.get("buffers", {}).get(name, {}))

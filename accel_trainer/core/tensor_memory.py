@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
@@ -33,3 +35,13 @@ def tied_by_memory(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
         if other is not parameter and parameter.numel():
             pairs.append((parameter, other))
     return pairs
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """Return a deep copy of `model`.
+
+    Of tensors that its modules have computed, such as the weight of torch's older `weight_norm`, the copy has the
+    values: torch refuses to copy their graph.
+    """
+    computed = [v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor) and v.grad_fn]
+    return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in computed})

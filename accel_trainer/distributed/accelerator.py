@@ -204,10 +204,10 @@ def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfi
     that are views of larger tensors get memory of their own.
 
     Raises:
-        ConfigError: a parameter has no shape yet, or a sharded model is to be wrapped by a class that it has not.
+        ConfigError: a parameter has no shape yet or sparse gradients, or a sharded model is to be wrapped by a class
+            that it has not.
     """
-    if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
-        raise ConfigError("MODEL", f"{lazy} has no shape yet: call the model with a batch before you pass it on")
+    _refuse_untrainable(model)
     ties = tied_by_memory(model)
     make_dense(model)
     model = model.to(accelerator.device)
@@ -231,6 +231,16 @@ def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfi
             plugin.mixed_precision_policy = None
             model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))
     return model
+
+
+def _refuse_untrainable(model: nn.Module) -> None:
+    """Raise ConfigError for a parameter that has no shape yet, or sparse gradients."""
+    if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
+        raise ConfigError("MODEL", f"{lazy} has no shape yet: call the model with a batch before you pass it on")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            fact = f"{name or type(module).__name__} has sparse gradients, which cannot be checked for NaN"
+            raise ConfigError("MODEL", f"{fact}: set sparse=False")
 
 
 def describe_machine(accelerator: Accelerator) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
 from ..core.config import config_to_dict, diff_config
 from ..core.errors import CheckpointError, ConfigError
+from ..core.tensor_memory import copy_model
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.fingerprint import SAMPLED, describe_fingerprint
 from ..distributed.accelerator import describe_machine, library_versions, place_model
@@ -82,11 +82,10 @@ def build_trainer(
     if config.optimizer.freeze is not None:
         freeze(model, config.optimizer.freeze)
         origin += [f"{describe_parameters(model)}: {config.optimizer.freeze}"] * (run.checkpoint is None)
-    onnx = OnnxExport(copy.deepcopy(model), task, eval_loader) if config.run.onnx and is_main else None
+    onnx = OnnxExport(copy_model(model), task, eval_loader) if config.run.onnx and is_main else None
     preparation = Stopwatch()
     model = place_model(model, accelerator, config.runtime)
-    if config.runtime.compile:
-        Compiler(preparation, is_quiet=not is_main).compile(model)
+    compiled = _compile(run, model, preparation) if config.runtime.compile else None
     _refuse_unused(config, optimizer=optimizer is not None, schedule=schedule is not None)
     if optimizer is None:
         chosen = build_optimizer(model, config.optimizer)
@@ -123,7 +122,7 @@ def build_trainer(
     metadata = {
         "config_sha256": identity_sha256(run.config), "data_fingerprint": fingerprint,
         "task_fingerprint": task_fingerprint, "origin": origin, "num_samples": num_samples,
-        "num_processes": accelerator.num_processes, "reduce": loader.plan.reduce,
+        "num_processes": accelerator.num_processes, "reduce": loader.plan.reduce, "compiled": compiled,
         "global_batch_size": loader.plan.global_batch_size, "versions": library_versions(),
     }  # fmt: skip
     checkpointer = Checkpointer(
@@ -175,6 +174,15 @@ def _load_origin(run: Run, model: nn.Module) -> list[str]:
         if run.accelerator.is_main_process:
             _logger.info("%s", origin[-1])
     return origin
+
+
+def _compile(run: Run, model: nn.Module, preparation: Stopwatch) -> bool:
+    """Compile `model` if the run does; return whether. **Collective.**"""
+    compiler, stored = Compiler(preparation), {} if run.checkpoint is None else run.checkpoint.manifest
+    decided = compiler.decide(run.accelerator, decided=stored.get("compiled"))
+    if decided:
+        compiler.compile(model)
+    return decided
 
 
 def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:

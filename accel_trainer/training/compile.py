@@ -1,4 +1,4 @@
-"""torch.compile for exact runs: its time is counted separately, and a model that it cannot compile runs eagerly."""
+"""torch.compile for exact runs: whether to compile is decided before the first step, and its time is counted apart."""
 
 from __future__ import annotations
 
@@ -8,40 +8,99 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+from accelerate import Accelerator
 from torch import Tensor, fx, nn
 
+from ..core.errors import ConfigError
+
 _logger = logging.getLogger(__name__)
+MAX_VARIANTS = 128  # of one forward: torch's own 8 are few for batches that are cut to their longest sample
 
 
 class Compiler:
     """Compiles a model in place with torch's inductor, separately for each shape of its inputs.
 
-    By default torch generates kernels for any shape when it meets a second one. The kernels, and so the last bits,
-    would then depend on where a run was resumed (torch 2.13).
+    By default torch generates kernels for any shape when it meets a second one, and runs eagerly what comes after the
+    eighth. The kernels, and so the last bits, would then depend on where a run was resumed (torch 2.13).
 
-    `preparation` counts the time of compilation. If it fails, such as without a C++ compiler, the model runs eagerly,
-    after one warning unless `is_quiet`.
+    `preparation` counts the time of compilation.
     """
 
-    def __init__(self, preparation: Stopwatch, *, is_quiet: bool = False) -> None:
-        self._preparation, self._is_quiet = preparation, is_quiet
+    def __init__(self, preparation: Stopwatch) -> None:
+        self._preparation = preparation
+
+    def decide(self, accelerator: Accelerator, *, decided: bool | None) -> bool:
+        """Return whether a run compiles, by a trial; `decided` is what its checkpoint says. **Collective.**
+
+        Without a compiler on some process, such as for C++, all of them run in eager mode, to the end of the run.
+
+        Raises:
+            ConfigError: the run compiled until now, and cannot here.
+        """
+        if decided is False:
+            if accelerator.is_main_process:
+                _logger.warning("--compile could not compile where this run began: it continues in eager mode")
+            return False
+        failure = self._try(accelerator.device)
+        num_failures = torch.tensor(float(failure is not None), device=accelerator.device)
+        if not accelerator.reduce(num_failures):
+            return True
+        reason = failure or "on another process"
+        if decided:
+            fix = "install what is missing, or continue with --runtime.no-compile --allow-change runtime.compile"
+            raise ConfigError("COMPILE", f"this run's model was compiled, and --compile fails here ({reason}): {fix}")
+        if accelerator.is_main_process:
+            _logger.warning("--compile cannot compile this model, which runs in eager mode (%s)", reason)
+        return False
 
     def compile(self, model: nn.Module) -> None:
         """Compile the forwards and backwards of `model` when they first run; names and class stay."""
+        import torch._dynamo
+
+        # Running the next variant eagerly would depend on which ones came before it.
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        torch._dynamo.config.recompile_limit = MAX_VARIANTS
+        torch._dynamo.config.accumulated_recompile_limit = 8 * MAX_VARIANTS
         model.compile(backend=self._compile_graph, dynamic=False)
+
+    def _try(self, device: torch.device) -> str | None:
+        """Compile a line; return the reason if that fails."""
+        try:
+            compiled = torch.compile(lambda x: x + 1, backend=self._compile_graph, dynamic=False)
+            compiled(torch.zeros(2, device=device))
+        except Exception as error:
+            return _reason(error)
+        return None
 
     def _compile_graph(self, graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         from torch._dynamo import lookup_backend
 
-        try:
-            with self._preparation.running():
-                return lookup_backend("inductor")(graph, inputs)
-        except Exception as error:
-            if not self._is_quiet:
-                reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                _logger.warning("--compile cannot compile this model, which runs in eager mode (%s)", reason)
-            self._is_quiet = True
-            return graph.forward
+        with self._preparation.running():
+            return lookup_backend("inductor")(graph, inputs)
+
+
+@contextmanager
+def compile_errors_explained() -> Iterator[None]:
+    """Raise ConfigError for a model that torch.compile cannot compile, or would have to compile too often."""
+    try:
+        yield
+    except Exception as error:
+        name = type(error).__name__
+        if name == "FailOnRecompileLimitHit":
+            fact = f"--compile has compiled a forward {MAX_VARIANTS} times, for each input shape and Python number anew"
+            fix = "pad to a few lengths, read no number from a tensor in the forward, or leave out --compile"
+            raise ConfigError("COMPILE", f"{fact}: {fix}") from error
+        if name == "BackendCompilerFailed":
+            fact = f"--compile cannot compile this model ({_reason(error)})"
+            raise ConfigError("COMPILE", f"{fact}: leave it out") from error
+        raise
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error, or of the one that torch.compile wraps."""
+    inner = getattr(error, "inner_exception", error)
+    return f"{type(inner).__name__}: {inner}".splitlines()[0]
 
 
 class Stopwatch:

@@ -18,6 +18,7 @@ from ..core.train_state import TrainState
 from ..core.types import StepBatch, StepOutput
 from ..distributed.fsdp import is_sharded, local_part
 from ..fault_tolerance.nonfinite_guard import NonfiniteGuard, PendingUpdate
+from ..optim.evaluation_weights import has_evaluation_weights
 from ..optim.optimizers import fill_momentum
 from ..optim.reduction import Reduction
 from .metrics import describe_tensor
@@ -60,6 +61,8 @@ class OptimizerStep:
             # "_fused_sgd_ does not have a sharding strategy" (torch 2.13).
             for group in optimizer.param_groups:
                 group["fused"] = False
+        if has_evaluation_weights(optimizer):
+            optimizer.train()  # type: ignore[attr-defined]  # it has, see above
         fill_momentum(optimizer)
         optimizer.register_load_state_dict_post_hook(fill_momentum)
 

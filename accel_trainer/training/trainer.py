@@ -28,11 +28,13 @@ from ..fault_tolerance.out_of_memory import halve_micro_batch, is_out_of_memory,
 from ..fault_tolerance.preemption import StopFlag, stop_on_signals
 from ..fault_tolerance.watchdog import Watchdog
 from ..optim.ema import Ema
+from ..optim.evaluation_weights import evaluation_weights
 from ..optim.lr_scheduler import Schedule
 from ..optim.optimizers import set_learning_rate
 from ..optim.parameter_groups import set_training_mode
 from ..optim.reduction import build_reduction
 from .callback_runner import CallbackRunner
+from .compile import compile_errors_explained
 from .config import TrainerConfig
 from .evaluation_file import read_details, write_details
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed
@@ -82,7 +84,8 @@ class Trainer:
 
     def fit(self) -> RunResult:
         """Train from `self.state` to the end; from a restored state this is an exact resume. **Collective.**"""
-        with stop_on_signals(self._stop_flag), self._callback_runner.errors_observed(self, self._checkpointer):
+        observed = self._callback_runner.errors_observed(self, self._checkpointer)
+        with stop_on_signals(self._stop_flag), observed, compile_errors_explained():
             self._start()
             while not self._stop_flag.agreed.is_preemption:
                 if self._is_epoch_end:
@@ -152,7 +155,7 @@ class Trainer:
         """
         models = {"eval": self.raw_model} | ({} if self._ema is None else {"eval_ema": self._ema.model})
         metrics: dict[str, Any] = {}
-        with self._watchdog.during("evaluation"):
+        with self._watchdog.during("evaluation"), evaluation_weights(self.optimizer):
             for group, model in models.items():
                 values = self._evaluator.run(model, stop_flag=self._stop_flag)
                 metrics |= {f"{group}/{name}": value for name, value in values.items()}

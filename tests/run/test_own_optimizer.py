@@ -13,13 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
-from accel_trainer import ConfigError, DistillationTask, OptimizerConfig, ScheduleConfig, schedule_from_torch
+from accel_trainer import (
+    ConfigError,
+    DistillationTask,
+    OptimizerConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+    schedule_from_torch,
+)
 from accel_trainer.core.errors import CheckpointError
+from accel_trainer.distributed.accelerator import place_model
 from accel_trainer.optim.optimizers import build_optimizer
 from accel_trainer.optim.parameter_groups import freeze, layer_depths, parameter_groups, set_training_mode
 
@@ -327,3 +336,27 @@ def test_a_pattern_that_skips_nothing_is_refused(tmp_path: Path, caplog: pytest.
     weights = other_weights()
     with pytest.raises(ConfigError, match="--init-skip 'fc' matches none of the tensors"):
         start_from(tmp_path, weights, "fc", caplog)
+
+
+# --- parts that a step cannot train ---
+
+
+class TwoForwards(torch.optim.SGD):
+    def step(self, closure: Callable[[], Any]) -> None:  # type: ignore[override]
+        closure()
+
+
+@pytest.mark.parametrize("build", [TwoForwards, torch.optim.LBFGS])
+def test_an_optimizer_whose_step_needs_a_closure_is_refused_before_training(build: Any, tmp_path: Path) -> None:
+    config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig())
+    with pytest.raises(ConfigError, match=r"TwoForwards.step needs a closure|LBFGS, but it needs several forwards"):
+        workload.train(config, optimizer=lambda model: build(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_with_sparse_gradients_is_refused_before_training(kind: Any) -> None:
+    model = nn.ModuleDict({"words": kind(4, 2, sparse=True)})
+    with pytest.raises(ConfigError, match="words has sparse gradients, .*: set sparse=False"):
+        place_model(model, Accelerator(cpu=True), RuntimeConfig())
+    model.requires_grad_(False)
+    place_model(model, Accelerator(cpu=True), RuntimeConfig())
