@@ -23,7 +23,8 @@ def buffer_places(model: nn.Module) -> dict[str, Place]:
 
 def buffers_at(places: Sequence[Place]) -> list[Tensor]:
     """Return the tensors that are at `places` now."""
-    return [NOTHING if (buffer := getattr(*place)) is None else buffer for place in places]
+    # Not by `getattr`, which takes ten times as long: with EMA, 3 % of the step of a net with 20 batch norms.
+    return [NOTHING if (buffer := owner._buffers[name]) is None else buffer for owner, name in places]
 
 
 def are_same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
