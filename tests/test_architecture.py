@@ -330,7 +330,11 @@ RULES = {
     ),
     "prints": Rule(
         mentions("print", "sys.stdout.write", "sys.stderr.write"),
-        {"run.main", "callbacks.console", "cli"},
+        {
+            "run.main", "callbacks.console",
+            "cli.main", "cli.launch", "cli.runs.tables",  # the last escapes what names tell a terminal to do
+            "cli.share.plain_evaluation",  # a script without this package
+        },
         "print('hello')",
     ),
     "runs data as code": Rule(

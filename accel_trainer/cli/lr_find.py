@@ -18,6 +18,7 @@ from .parser import CommandParser
 from .plan import find_config_class
 from .report.figures import save_picture
 from .runs.run_reader import read_run
+from .runs.tables import tell
 from .sweep.processes import start_recipe
 
 _EXAMPLE = "example: accel-trainer lr-find recipes/cifar.py --config recipes/configs/digits.yaml"
@@ -74,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     losses = _measure([recipe, *ramp], options.num_processes)
     sweep = judge([options.lowest * growth**step for step in range(len(losses))], losses)
     _draw(sweep, options.png)
-    print("\n".join([*_verdict(sweep), f"the curve is in {options.png}"]))
+    tell("\n".join([*_verdict(sweep), f"the curve is in {options.png}"]))
     return ExitCode.DONE if sweep.suggestion is not None else 1
 
 

@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         console.mute()  # stdout itself may have failed
-        print(f"accel_trainer: error[IO]: {error}: check the paths, and the disk of stdout", file=sys.stderr)
+        print(
+            f"accel_trainer: error[IO]: {console.printable(str(error))}: check the paths, and the disk of stdout",
+            file=sys.stderr,
+        )
         return ExitCode.OUTPUT
 
 

@@ -11,6 +11,7 @@ from ..core import filesystem
 from ..core.errors import ConfigError
 from ..core.run_dir import writes_to
 from .parser import CommandParser
+from .runs.tables import tell
 
 _PACKAGE, _PRESETS = Path(__file__).parents[1], "accelerate_configs"
 
@@ -96,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path, data in files.items():
             (folder / path).write_bytes(data)
     command = f"cd {shlex.quote(str(folder))} && accelerate launch train.py {_TEMPLATES[options.template].flags}"
-    print(f"created {folder}: {command.rstrip()}")
+    tell(f"created {folder}: {command.rstrip()}")
     return 0
 
 

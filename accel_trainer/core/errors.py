@@ -9,6 +9,8 @@ import re
 from enum import IntEnum
 from typing import Any
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")  # a terminal would obey them
+
 
 class ExitCode(IntEnum):
     """How a run ended, as a process exit code."""
@@ -33,7 +35,7 @@ class UserError(Exception):
     exit_code = ExitCode.INTERNAL
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(re.sub(r"[\x00-\x1f\x7f]+", " ", message))  # one line, even with a newline in a name
+        super().__init__(_CONTROL.sub(" ", message))  # one line, even with a newline in a name
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
-from torch import nn
+from torch import Tensor, nn
 
-from ..checkpoint.serialization import read_json_object
-from ..checkpoint.state_dict import load_weights
+from ..checkpoint.serialization import DTYPES, MAX_BYTES, parse_json, read_json_object
+from ..checkpoint.state_dict import check_weights, load_weights, rename_weights
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError
 from . import ModelConfig, build_model
@@ -20,6 +25,8 @@ from .data.images import Normalization
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_WEIGHTS_BYTES = 2**36
+# A forged config.json may ask for more memory than there is.
+_MAX_CHANNELS, _MAX_WIDTH, _MAX_SIDE = 2**12, 2**16, 2**14
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,12 @@ class ExportConfig:
     """Height and width of the images it was trained on; None: not recorded, any size works."""
     transform: EvalTransform | None = None
     """How a photo of any size becomes its input; None: it was trained on images of one size."""
+
+    def check_fits(self, weights: Mapping[str, Tensor]) -> None:
+        """Raise CheckpointError if the model does not have such `weights`. Asks for no memory, whatever its size."""
+        with torch.device("meta"):
+            model = self.build_model()
+        check_weights("model", model.state_dict(), rename_weights(model, weights))
 
     def build_model(self) -> nn.Module:
         """Build the model with random weights. Raises CheckpointError if it is none of accel_trainer.vision."""
@@ -57,14 +70,29 @@ def from_pretrained(folder: Path | str) -> nn.Module:
     """
     folder = find_export(folder)
     config = read_export_config(folder)
-    model = config.build_model()
     path = file_in(folder, "model.safetensors")
     try:
+        config.check_fits(_described_tensors(path))
         weights = load_safetensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise CheckpointError("EXPORT", f"{path} cannot be read ({error}): export the run again") from error
+    model = config.build_model()
     load_weights(model, weights)
     return model.eval()
+
+
+def _described_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors that the header of a file of weights describes, without data."""
+    with filesystem.open_file(path) as file:
+        (size,) = struct.unpack("<Q", file.read(8).ljust(8))
+        if size > MAX_BYTES:
+            raise ValueError("its header is too large")
+        header = parse_json(file.read(size))
+    return {
+        name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
 
 
 def find_export(folder: Path | str) -> Path:
@@ -96,22 +124,64 @@ def _download(name: str) -> Path:
         raise CheckpointError("EXPORT", message) from error
 
 
-def read_export_config(folder: Path) -> ExportConfig:
-    """Read `config.json` in an export."""
+def read_export_content(folder: Path) -> dict[str, Any]:
+    """Return what `config.json` in an export holds. Raises CheckpointError if it is damaged."""
     path = file_in(folder, "config.json")
     try:
         content = read_json_object(path)
-        mean_and_std = {name: tuple(values) for name, values in content["normalization"].items()}
+        for name, kind in (("evaluation", dict), ("weights", str), ("onnx_sha256", str), ("sha256", str)):
+            if not isinstance(content.get(name), kind | None):
+                raise ValueError(f"{name} is {str(content[name])[:40]!r}")
+        content["class_names"] = _names(content["class_names"]) if "class_names" in content else []
+    except (OSError, ValueError) as error:
+        raise CheckpointError("EXPORT", f"{path} cannot be read ({error}): export the run again") from error
+    return content if content["class_names"] else {k: v for k, v in content.items() if k != "class_names"}
+
+
+def read_export_config(folder: Path) -> ExportConfig:
+    """Read `config.json` in an export."""
+    content, path = read_export_content(folder), file_in(folder, "config.json")
+    try:
+        channels, names = int(content["in_channels"]), tuple(content["class_names"])
+        mean_and_std = {name: _numbers(values, channels) for name, values in content["normalization"].items()}
+        if min(mean_and_std["std"]) <= 0:
+            raise ValueError("std is not above 0")
+        # Version 0.1.0 had no other stem.
+        model = ModelConfig(**{"stem": "cifar", **content["model"]}) if "model" in content else None
+        if model is not None and model.width is not None:
+            _bounded("width", model.width, _MAX_WIDTH)
+        size = content.get("image_size")
+        if size is not None:
+            height, width = size
+            size = (_bounded("image_size", height, _MAX_SIDE), _bounded("image_size", width, _MAX_SIDE))
         return ExportConfig(
-            # Version 0.1.0 had no other stem.
-            model=ModelConfig(**{"stem": "cifar", **content["model"]}) if "model" in content else None,
-            in_channels=int(content["in_channels"]),
-            class_names=tuple(content["class_names"]),
+            model=model,
+            in_channels=_bounded("in_channels", channels, _MAX_CHANNELS),
+            class_names=names,
             normalization=Normalization(**mean_and_std),
-            image_size=tuple(content["image_size"]) if "image_size" in content else None,
+            image_size=size,
             transform=EvalTransform.from_dict(content["eval_transform"]) if "eval_transform" in content else None,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, ConfigError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
         message = f"{path} does not describe a model of accel_trainer.vision ({reason})"
         raise CheckpointError("EXPORT", message) from error
+
+
+def _names(values: Any) -> list[str]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise ValueError("class_names is not a list of names")
+    return values
+
+
+def _bounded(name: str, value: Any, most: int) -> int:
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"{name} is {str(value)[:40]}, not 1 to {most:,}")
+    return value
+
+
+def _numbers(values: Sequence[Any], count: int) -> tuple[float, ...]:
+    numbers = tuple(float(value) for value in values)
+    if len(numbers) != count or not all(map(math.isfinite, numbers)):
+        raise ValueError(f"normalization {str(values)[:40]} is not {count} numbers")
+    return numbers

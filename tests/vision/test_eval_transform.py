@@ -85,7 +85,7 @@ def test_it_is_stored_as_json() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"size": 0}, "--image-size is 0: set it to 1 or more pixels"),
+        ({"size": 0}, "--image-size is 0: set it to 1 to 16384 pixels"),
         ({"size": 8, "crop_ratio": 0.0}, "the crop ratio is 0.0: set it above 0 and at most 1"),
         ({"size": 8, "crop_ratio": 1.1}, "the crop ratio is 1.1"),
         ({"size": 8, "std": (1.0, 0.0, 1.0)}, "std above 0"),

@@ -26,7 +26,7 @@ from ...vision import EvalTransform, PhotoSplit, load_photos
 from ...vision.data.photo_decode import decode_photo, opened_image
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..parser import CommandParser
-from ..runs.tables import both_ends, format_table
+from ..runs.tables import both_ends, format_table, tell
 from ..threads import in_order
 from .page import draw_page
 
@@ -64,18 +64,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
         photos = {name: list(_examine(name, split, threads)) for name, split in found.splits.items()}
-    print("\n\n".join(describe(options.source, found, photos)))
+    tell("\n\n".join(describe(options.source, found, photos)))
     if options.html is not None:
         page = draw_page(options.source, found, transform)
         try:
             filesystem.write_file_atomic(options.html, page.encode())
         except OSError as error:
             raise OutputError("PAGE", f"{options.html} cannot be written ({error.strerror}): choose another") from error
-        print(f"\n{options.html}")
+        tell(f"\n{options.html}")
     try:
         load_photos(options.source, **columns, val_fraction=options.val_fraction, cache_dir=options.cache_dir)
     except UserError as error:
-        print(f"\na run would stop: {error}")
+        tell(f"\na run would stop: {error}")
         return int(error.exit_code)
     is_broken = any(photo.problem for split in photos.values() for photo in split)
     return ExitCode.DATA if is_broken else ExitCode.DONE

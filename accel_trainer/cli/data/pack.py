@@ -28,6 +28,7 @@ from ...vision.data.photo_decode import decoder_version
 from ...vision.sources.photo_columns import CHECKSUM
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
 from ..parser import CommandParser
+from ..runs.tables import tell
 from ..threads import in_order
 from .reencode import reencode
 from .shards import Shard, describe_shards, plan_shards, write_shard
@@ -96,10 +97,10 @@ def pack(source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_worker
     filesystem.write_file_atomic(out / _SUMS, "".join(f"{sums[name]}  {name}\n" for name in sums).encode())
     filesystem.write_file_atomic(out / _COMMIT, _json({"splits": list(source.splits)}))
     if left_out:
-        print(f"left out now: {len(left_out)} photos, the first because {left_out[0].args[0]}")
+        tell(f"left out now: {len(left_out)} photos, the first because {left_out[0].args[0]}")
     num_bytes = sum((out / name).stat().st_size for name in sums)
     counts = ", ".join(f"{split.num_rows:,} {name}" for name, split in load_from_disk(str(out)).items())
-    print(f"{out}: {counts} photos of {len(source.class_names)} classes, {num_bytes:,} bytes in {len(sums)} files")
+    tell(f"{out}: {counts} photos of {len(source.class_names)} classes, {num_bytes:,} bytes in {len(sums)} files")
 
 
 def _versions() -> dict[str, str]:

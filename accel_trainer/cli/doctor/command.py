@@ -24,7 +24,7 @@ from ...run.parser import parse_config
 from ...run.preflight import Check, LaunchContext
 from ..plan import find_config_class
 from ..runs.status import require_status
-from ..runs.tables import show
+from ..runs.tables import show, tell
 from . import launching, machine
 from .findings import Finding, examine, rank_in
 from .symptoms import diagnose
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         lines, found = _examine(target, flags)
     if lines and "--json" in given:
-        print(json.dumps([asdict(finding) for finding in found], indent=1))
+        tell(json.dumps([asdict(finding) for finding in found], indent=1))
     elif lines:
         show("\n".join([*lines, *_describe(found), _summary(found)]))
     return ExitCode.USAGE if _has_errors(found) else ExitCode.DONE

@@ -26,7 +26,7 @@ from ..runs.confusion import read_confusion
 from ..runs.run_reader import RunReader, read_run, reading
 from ..runs.runs import find_runs
 from ..runs.settings import changed_settings, differing_settings, flatten
-from ..runs.tables import format_duration, format_number
+from ..runs.tables import format_duration, format_number, tell
 from .figures import DARK, LIGHT, Chart, series_name
 from .pictures import draw_samples, load_data, read_mistakes
 
@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             filesystem.write_file_atomic(charts / name, png)
     except OSError as error:
         raise OutputError("REPORT", f"{path} cannot be written ({error.strerror}): choose another --to") from error
-    print(f"{path}\n{charts}{os.sep}  {len(files)} charts")
+    tell(f"{path}\n{charts}{os.sep}  {len(files)} charts")
     if options.open and not webbrowser.open(path.resolve().as_uri()):
-        print("no browser was found: open the page yourself")
+        tell("no browser was found: open the page yourself")
     return 0
 
 

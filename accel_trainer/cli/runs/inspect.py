@@ -17,7 +17,7 @@ from ...core.errors import CheckpointError, ExitCode
 from ...core.filesystem import TEMPORARY_NAME
 from ..parser import CommandParser
 from .run_reader import reading
-from .tables import format_table, show
+from .tables import format_table, show, tell
 
 _POSITION = ("optimizer_step", "epoch", "step_in_epoch", "samples_seen")
 _EXAMPLE = "example: accel-trainer inspect runs/first"
@@ -95,7 +95,7 @@ def _show_run(run: Path) -> int:
         state = "complete" if report.problem is None else "DAMAGED"
         rows.append([report.name, state, f"{report.num_bytes:,}", ", ".join(marks)])
     show(f"run {run}")
-    print(format_table(["checkpoint", "state", "bytes", ""], rows))
+    tell(format_table(["checkpoint", "state", "bytes", ""], rows))
     for report in reports:
         if report.problem is not None:
             show(f"damaged: {report.problem}")

@@ -16,7 +16,7 @@ from ..launch import signals_handed_on
 from ..parser import CommandParser
 from ..sweep.processes import recorded_flags, recorded_recipe, recorded_start, start_recipe
 from .run_reader import read_run
-from .tables import show
+from .tables import show, tell
 
 _EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if record.exists():
             _show(read_json_object(record))
             return 0
-    print(f"step {options.step} has a finite gradient" if code == 0 else "the replay failed")
+    tell(f"step {options.step} has a finite gradient" if code == 0 else "the replay failed")
     return code
 
 
@@ -60,8 +60,8 @@ def _flags(run: Path, step: int, folder: Path) -> list[str]:
 
 def _show(record: dict[str, Any]) -> None:
     position = record["position"]
-    print(
+    tell(
         f"step {record['optimizer_step']} (epoch {position['epoch'] + 1}, its step {position['step_in_epoch'] + 1}, "
         f"seed {record['seed']}): loss sum {record['loss_sum']}"
     )
-    print(f"sample ids with a loss that is NaN or inf: {record['nonfinite_sample_ids'] or 'no single one'}")
+    tell(f"sample ids with a loss that is NaN or inf: {record['nonfinite_sample_ids'] or 'no single one'}")

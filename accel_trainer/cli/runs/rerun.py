@@ -15,7 +15,7 @@ from ..parser import CommandParser
 from ..sweep.processes import recorded_recipe, recorded_start, start_recipe
 from .diff import compare
 from .run_reader import RunReader, read_run
-from .tables import show
+from .tables import show, tell
 
 _EXAMPLE = "example: accel-trainer rerun runs/first --output-dir runs/first-again"
 _DIFFERENT = 1
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _warn_as_it_starts(run, folder, process)
         code = process.wait()
     if code:
-        print(f"the rerun ended with exit code {code}: nothing can be compared", file=sys.stderr)
+        tell(f"the rerun ended with exit code {code}: nothing can be compared", file=sys.stderr)
         return code
     again = read_run(folder)
     _warn(run, again, "data")
@@ -93,25 +93,25 @@ def _warn_as_it_starts(run: RunReader, folder: Path, process: subprocess.Popen[b
 
 def _warn(run: RunReader, again: RunReader, group: str) -> None:
     for name, old, new in compare(run, again)[group]:
-        print(f"warning: differs from the run: {name} {old} -> {new}", file=sys.stderr)
+        tell(f"warning: differs from the run: {name} {old} -> {new}", file=sys.stderr)
 
 
 def _judge(run: RunReader, final: tuple[int, dict[str, str]], again: RunReader) -> int:
     step, expected = final
     last, found = _final_weights(again)
     if step != last:
-        print(f"DIFFERENT: the run ended after step {step}, the rerun after step {last}")
+        tell(f"DIFFERENT: the run ended after step {step}, the rerun after step {last}")
         return _DIFFERENT
     changed = [name for name in expected if expected[name] != found.get(name)]
     for name in changed:
         hashes = f"{expected[name][:16]} -> {found.get(name, '')[:16]}"
-        print(f"DIFFERENT: {name} after step {step}: SHA-256 {hashes}{_first_difference(run, again)}")
+        tell(f"DIFFERENT: {name} after step {step}: SHA-256 {hashes}{_first_difference(run, again)}")
     operations = again.result.get("nondeterministic_operations", [])
     if changed and operations:
-        print(f"the same bits cannot be expected: without a deterministic kernel there: {', '.join(operations)}")
+        tell(f"the same bits cannot be expected: without a deterministic kernel there: {', '.join(operations)}")
     if not changed:
         hashes = ", ".join(f"{name} {sha256[:16]}" for name, sha256 in expected.items())
-        print(f"equal: the same weights after step {step}, SHA-256 of {hashes}")
+        tell(f"equal: the same weights after step {step}, SHA-256 of {hashes}")
     return _DIFFERENT if changed else ExitCode.DONE
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ...core.errors import OutputError
 from ..parser import CommandParser
 from .run_reader import RunReader, read_run
-from .tables import format_duration, format_number, format_table
+from .tables import format_duration, format_number, format_table, tell
 
 _COLUMNS = ("name", "data", "state", "step", "epoch", "metric", "best", "last", "images/s", "wall")
 _EXAMPLE = "example: accel-trainer runs runs --sort best"
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = sorted((_row(run) for run in runs), key=lambda row: _sort_key(row, options.sort))
     winners = _winners(rows)
     cells = [["*" if row["name"] in winners else " ", *(_show(column, row) for column in _COLUMNS)] for row in rows]
-    print(format_table([" ", *_COLUMNS], cells))
+    tell(format_table([" ", *_COLUMNS], cells))
     return 0
 
 

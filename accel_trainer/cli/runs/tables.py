@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TextIO
 
-from ...callbacks.console import fold, terminal_columns
+from ...callbacks.console import fold, printable, terminal_columns
 
 _INDENT = "    "
 _NUMERIC = {"step", "epoch", "best", "last", "images/s", "wall", "bytes"}
@@ -33,7 +34,12 @@ def format_duration(seconds: float) -> str:
 
 def show(text: str) -> None:
     """Print `text`, folded to the width of a terminal."""
-    print(fold(text, terminal_columns()))
+    tell(fold(text, terminal_columns()))
+
+
+def tell(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
+    """Print lines whole. What names in the data tell a terminal to do is shown, not done."""
+    print(printable(str(text)), file=file, flush=flush)
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -41,7 +47,7 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
     On a terminal that is too narrow, the columns that do not fit stand below, indented.
     """
-    lines = [columns, *rows]
+    lines = [[cell.replace("\n", "\\n") for cell in line] for line in (columns, *rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     aligns = [">" if name in _NUMERIC else "<" for name in columns]
     groups = _groups(widths, terminal_columns())

@@ -15,7 +15,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...checkpoint.format import decode_files, read_checkpoint
-from ...checkpoint.serialization import read_json_object
 from ...checkpoint.sharded import load_whole
 from ...checkpoint.state_dict import load_weights
 from ...core.errors import CheckpointError, ConfigError
@@ -26,11 +25,11 @@ from ...distributed.machine import available_cpus
 from ...training.evaluator import Evaluator
 from ...training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 from ...training.tasks import ClassificationConfig, ClassificationTask
-from ...vision.pretrained import ExportConfig, file_in, find_export, from_pretrained, read_export_config
+from ...vision.pretrained import ExportConfig, find_export, from_pretrained, read_export_config, read_export_content
 from ..parser import CommandParser
 from ..runs.confusion import read_confusion
 from ..runs.run_reader import RunReader, read_run
-from ..runs.tables import both_ends, format_number, format_table
+from ..runs.tables import both_ends, format_number, format_table, tell
 from .evaluation_data import DataChoice, load_eval_data
 
 _EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"
@@ -80,11 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     described = {"model": str(options.model), "weights": stored.weights, **described}
     if options.json:
         listed = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in metrics.items()}
-        print(json.dumps({**described, "class_names": stored.config.class_names, "metrics": listed}))
+        tell(json.dumps({**described, "class_names": stored.config.class_names, "metrics": listed}))
         return 0
-    print("{model}, {weights}, on {dataset} ({split}, {num_samples:,} images)".format(**described))
-    print(format_table(["metric", "value"], [[name, format_number(name, metrics[name])] for name in _NAMES]))
-    print(format_table(["class", "images", "accuracy"], _class_rows(metrics, stored.config.class_names)))
+    tell("{model}, {weights}, on {dataset} ({split}, {num_samples:,} images)".format(**described))
+    tell(format_table(["metric", "value"], [[name, format_number(name, metrics[name])] for name in _NAMES]))
+    tell(format_table(["class", "images", "accuracy"], _class_rows(metrics, stored.config.class_names)))
     return 0
 
 
@@ -101,7 +100,7 @@ def load_model(path: Path, *, weights: str | None) -> StoredModel:
     is_checkpoint = (path / "manifest.json").is_file()
     folder = path.resolve().parent.parent if is_checkpoint else path
     export = find_export(folder)
-    config, content = read_export_config(export), read_json_object(file_in(export, "config.json"))
+    config, content = read_export_config(export), read_export_content(export)
     run = read_run(folder) if (folder / "config.yaml").is_file() else None
     evaluation = content.get("evaluation") or {}
     if not is_checkpoint:
@@ -113,8 +112,10 @@ def load_model(path: Path, *, weights: str | None) -> StoredModel:
     chosen = weights or ("ema" if "ema" in checkpoint.pieces else "model")
     if chosen not in checkpoint.pieces:
         raise CheckpointError("CKPT_MISSING", f"{path} has no {chosen} weights: set --weights to model")
+    tensors = {name: load_whole(stored) for name, stored in checkpoint.pieces[chosen].items()}
+    config.check_fits(tensors)
     model = config.build_model()
-    load_weights(model, {name: load_whole(stored) for name, stored in checkpoint.pieces[chosen].items()})
+    load_weights(model, tensors)
     name = f"{chosen} of {checkpoint.name}"
     return StoredModel(model=model, config=config, weights=name, run=run, evaluation=evaluation)
 

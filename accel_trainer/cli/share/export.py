@@ -14,16 +14,17 @@ import safetensors.torch
 import torch
 
 from ...callbacks.export import ONNX_FILES
-from ...checkpoint.serialization import read_json_object, unpack_tensors
+from ...checkpoint.serialization import unpack_tensors
 from ...checkpoint.state_dict import rename_weights
 from ...core import filesystem
 from ...core.errors import CheckpointError, OutputError
 from ...core.run_dir import prepare_directory
 from ...training.metrics import is_number
-from ...vision.pretrained import ExportConfig, find_export, read_export_config
+from ...vision.pretrained import ExportConfig, find_export, read_export_config, read_export_content
 from ..parser import CommandParser
 from ..report.card import write_card
 from ..runs.run_reader import RunReader, read_run
+from ..runs.tables import tell
 from .onnx_model import is_own_model, write_onnx
 from .plain_model import write_source, write_transform
 from .publish import create_repository, upload
@@ -48,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = read_run(options.run)
     if options.to is not None:
         export(run, options.to, with_onnx=options.onnx)
-        print(options.to)
+        tell(options.to)
         return 0
     create_repository(options.hub)  # before any work: fails without a network or a login
     with tempfile.TemporaryDirectory() as folder:
         export(run, Path(folder), with_onnx=options.onnx)
-        print(upload(Path(folder), options.hub))
+        tell(upload(Path(folder), options.hub))
     return 0
 
 
@@ -65,7 +66,7 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
         OutputError: the folder cannot be written, or the run's records contradict each other.
     """
     source = find_export(run.folder)
-    config = read_json_object(source / "config.json") | {"evaluation": _evaluation(run)}
+    config = read_export_content(source) | {"evaluation": _evaluation(run)}
     metrics = reported_metrics(run)
     files = _own_model(source, config, with_onnx) if is_own_model(source) else _our_model(source, config, with_onnx)
     if "eval_transform" in config:
@@ -123,7 +124,7 @@ def reported_metrics(run: RunReader) -> dict[str, float]:
     Raises:
         OutputError: `result.json` and `metrics.jsonl` contradict each other.
     """
-    weights = str(read_json_object(find_export(run.folder) / "config.json").get("weights"))
+    weights = str(read_export_content(find_export(run.folder)).get("weights"))
     group = "eval_ema/" if weights.startswith("ema") else "eval/"
     match = _STEP.search(weights)
     step = int(match[1]) if match else None

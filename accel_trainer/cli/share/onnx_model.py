@@ -20,10 +20,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_safetensors
 from torch import Tensor, nn
 
-from ...checkpoint.serialization import read_json_object
 from ...core import filesystem
 from ...core.errors import CheckpointError, DataError, OutputError
-from ...vision.pretrained import ExportConfig, file_in, from_pretrained, read_export_config
+from ...vision.pretrained import ExportConfig, file_in, from_pretrained, read_export_config, read_export_content
 
 _ANY_SIZE = (32, 32)  # if the export does not record one
 _MAX_BYTES = 1 << 36
@@ -83,7 +82,7 @@ def _silent() -> Iterator[None]:
 
 def is_own_model(export: Path) -> bool:
     """Whether the model of an export is none of accel_trainer.vision."""
-    return "model" not in read_json_object(file_in(export, "config.json"))
+    return "model" not in read_export_content(export)
 
 
 class OnnxModel:
@@ -95,7 +94,7 @@ class OnnxModel:
     """
 
     def __init__(self, export: Path) -> None:
-        expected = read_json_object(file_in(export, "config.json")).get("onnx_sha256")
+        expected = read_export_content(export).get("onnx_sha256")
         if expected is None:
             fact = f"{export} is not of a model of accel_trainer.vision, and has no model.onnx"
             raise CheckpointError("EXPORT", f"{fact}: start the recipe of the run again with --onnx")

@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...checkpoint.serialization import read_json_object
 from ...core.errors import ConfigError, DataError, ExitCode
 from ...distributed.accelerator import RuntimeConfig, place_model, start_accelerator
 from ...distributed.machine import available_cpus
 from ...vision.data.photo_decode import opened_image, photo_suffixes, read_photo
-from ...vision.pretrained import ExportConfig, file_in, find_export, from_pretrained, read_export_config
+from ...vision.pretrained import ExportConfig, find_export, from_pretrained, read_export_config, read_export_content
 from ..parser import CommandParser
+from ..runs.tables import tell
 from ..threads import in_order
 from .onnx_model import SUFFIXES, OnnxModel, is_own_model, predict_file
 
@@ -48,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("USAGE", f"--batch-size is {options.batch_size}: set it to 1 or more")
     folder = find_export(options.model)
     own_model = OnnxModel(folder) if is_own_model(folder) else None
-    content = read_json_object(file_in(folder, "config.json"))
+    content = read_export_content(folder)
     if own_model is not None and {path.suffix for path in options.image} <= set(SUFFIXES):
         for path in options.image:
             for line in predict_file(own_model, path, content.get("class_names", []), top=options.top):
-                print(line)
+                tell(line)
         return ExitCode.DONE
     if own_model is not None and "normalization" not in content:
         fact = f"the run did not record how to turn {options.image[0]} into its input"
@@ -69,11 +69,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         for path, found in results:
             if isinstance(found, DataError):
                 num_failed += 1
-                print(f"accel_trainer: {found}", file=sys.stderr)
+                tell(f"accel_trainer: {found}", file=sys.stderr)
             if options.jsonl:
-                print(_json(path, found))
+                tell(_json(path, found))
             elif not isinstance(found, DataError):
-                print("  ".join([str(path), *(f"{label} {confidence:.1%}" for label, confidence in found)]))
+                line = "  ".join([str(path), *(f"{label} {confidence:.1%}" for label, confidence in found)])
+                tell(line.replace("\n", "\\n"))
     return ExitCode.DATA if num_failed else ExitCode.DONE
 
 

@@ -20,15 +20,14 @@ import torch
 from safetensors.torch import save as save_safetensors
 
 from ...callbacks.export import ONNX_FILES
-from ...checkpoint.serialization import read_json_object
 from ...core import filesystem
 from ...core.errors import CheckpointError, DataError, ExitCode
 from ...core.run_dir import expand_home
 from ...distributed.machine import available_cpus
-from ...vision.pretrained import find_export, read_export_config
+from ...vision.pretrained import find_export, read_export_config, read_export_content
 from ..parser import CommandParser
 from ..runs.run_reader import read_run
-from ..runs.tables import format_number, is_fraction
+from ..runs.tables import format_number, is_fraction, tell
 from ..threads import in_order
 from .evaluation_data import DataChoice, load_eval_data
 from .export import export
@@ -91,7 +90,7 @@ def read_reported(folder: Path) -> dict[str, Any]:
 
 def _write_test_images(folder: Path, export: Path, dataset: str, fingerprint: str | None, cache_dir: Path) -> None:
     """Write the evaluated images, as the model sees them before they are normalised, to files of bounded size."""
-    of_run = read_json_object(export / "config.json").get("evaluation", {}).get("photos") or {}
+    of_run = (read_export_content(export).get("evaluation") or {}).get("photos") or {}
     choice = DataChoice(dataset=dataset, split=None, of_run=of_run, cache_dir=expand_home(cache_dir))
     config, cpu = read_export_config(export), torch.device("cpu")
     data = load_eval_data(choice, config, batch_size=1, num_workers=0, device=cpu)
@@ -125,21 +124,21 @@ def evaluate_apart(folder: Path, data: Path | None = None, *, python: str = sys.
 def _check_weights(folder: Path) -> bool:
     """Print whether the files have their recorded hashes; older versions recorded none."""
     place = find_export(folder)
-    config = read_json_object(place / "config.json")
+    config = read_export_content(place)
     recorded = {"model.safetensors": config.get("sha256")} | {name: config.get(key) for name, key in ONNX_FILES.items()}
     are_same = True
     for name in filter(lambda name: (place / name).exists(), recorded):
         expected, found = recorded[name], filesystem.sha256_of(place / name)
         are_same &= expected in (None, found)
         verdict = "ok" if expected == found else "CHANGED" if expected else "no hash was recorded"
-        print(f"{name.ljust(17)}  sha256 {found[:16]}  {verdict}")
+        tell(f"{name.ljust(17)}  sha256 {found[:16]}  {verdict}")
     return are_same
 
 
 def _compare_example(differences: Mapping[str, float], tolerance: float) -> bool:
     for name, difference in differences.items():
         verdict = "ok" if difference <= tolerance else "DIFFERS"
-        print(f"{name.ljust(17)}  differs by at most {difference:.1e} from the trained model's  {verdict}")
+        tell(f"{name.ljust(17)}  differs by at most {difference:.1e} from the trained model's  {verdict}")
     return all(difference <= tolerance for difference in differences.values())
 
 
@@ -150,5 +149,5 @@ def _compare(reported: Mapping[str, float], measured: Mapping[str, float], toler
         verdicts.append(distance <= tolerance)
         values = (format_number(name, value) for value in (reported[name], measured[name]))
         line = "{}  reported {}  measured {}".format(name.ljust(17), *values)
-        print(f"{line}  {'ok' if verdicts[-1] else 'DIFFERS'}")
+        tell(f"{line}  {'ok' if verdicts[-1] else 'DIFFERS'}")
     return bool(verdicts) and all(verdicts)

@@ -18,7 +18,7 @@ from ..launch import signals_handed_on
 from ..parser import CommandParser
 from ..plan import find_config_class
 from ..runs.run_reader import RunReader, read_run
-from ..runs.tables import format_number, format_table
+from ..runs.tables import format_number, format_table, tell
 from .processes import start_recipe
 from .trials import Trial, plan_trials
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_directory(folder)
     codes = _train(recipe, trials, num_processes=options.num_processes)
     if ExitCode.PREEMPTED in codes:
-        print("stopped by a signal: run the same command again to continue")
+        tell("stopped by a signal: run the same command again to continue")
     runs = [run for trial in trials if (run := _finished_run(trial)) is not None]
     rows = summarize(trials, runs)
     with writes_to(folder):
@@ -67,10 +67,10 @@ def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list
         for number, trial in enumerate(trials, 1):
             where = f"[{number}/{len(trials)}] {trial.folder.name}"
             if _finished_run(trial) is not None:
-                print(f"{where}: finished before", flush=True)
+                tell(f"{where}: finished before", flush=True)
                 continue
             log = trial.folder.with_name(f"{trial.folder.name}.log")
-            print(f"{where}: training, its output is in {log}", flush=True)
+            tell(f"{where}: training, its output is in {log}", flush=True)
             command = [str(recipe), *trial.flags]
             with (
                 log.open("wb") as output,
@@ -82,7 +82,7 @@ def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list
             if received:
                 return [*codes, ExitCode.PREEMPTED]
             if code:
-                print(f"{where}: exit code {code}", flush=True)
+                tell(f"{where}: exit code {code}", flush=True)
             codes.append(code)
     return codes
 
@@ -132,7 +132,7 @@ def _statistics(values: Sequence[float]) -> dict[str, Any]:
 
 def _show(rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
-        print("no run has finished with an evaluation")
+        tell("no run has finished with an evaluation")
         return
     names = list(rows[0]["values"])
     ranked = sorted(rows, key=lambda row: row["best"]["mean"] * (1 if row["is_lower_better"] else -1))
@@ -147,7 +147,7 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
         ]
         for row in rows
     ]
-    print(format_table([" ", *names, "n", "metric", "best", "last"], cells))
+    tell(format_table([" ", *names, "n", "metric", "best", "last"], cells))
 
 
 def _spread(row: Mapping[str, Any], kind: str) -> str:

@@ -5,6 +5,7 @@ Shapes: B batch, H height, W width, S size of a model's input.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
@@ -21,6 +22,7 @@ from .pixels import Normalizer
 
 Interpolation = Literal["bilinear", "bicubic"]
 
+_MAX_SIZE = 2**14
 _MAX_SHRINK = 8  # of JPEG's blocks of 8 x 8
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -54,15 +56,16 @@ class EvalTransform:
     """The filter of the resize."""
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError("IMAGE_SIZE", f"--image-size is {self.size}: set it to 1 or more pixels")
+        if not 1 <= self.size <= _MAX_SIZE:
+            raise ConfigError("IMAGE_SIZE", f"--image-size is {self.size}: set it to 1 to {_MAX_SIZE} pixels")
         if not 0 < self.crop_ratio <= 1:
             raise ConfigError("CROP_RATIO", f"the crop ratio is {self.crop_ratio}: set it above 0 and at most 1")
         if self.interpolation not in ("bilinear", "bicubic"):
             raise ConfigError(
                 "INTERPOLATION", f"interpolation is {self.interpolation!r}: set it to bilinear or bicubic"
             )
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+        are_finite = all(map(math.isfinite, (*self.mean, *self.std)))
+        if len(self.mean) != 3 or len(self.std) != 3 or not are_finite or min(self.std) <= 0:
             raise ConfigError("NORMALIZATION", f"mean {self.mean}, std {self.std}: give 3 each, std above 0")
 
     def __call__(self, data: bytes, name: str) -> Tensor:
