@@ -17,6 +17,7 @@ from ..callbacks import console
 from ..core.errors import ConfigError, ExitCode, UserError
 
 _PACKAGE = __name__.rpartition(".")[0]
+_INTERRUPTED = 130  # 128 + SIGINT
 # The first line of a source file: parsing all files would take longer than a small command.
 _SUMMARY = re.compile(r'"""`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`: (?P<text>.+?)(?:""")?\n')
 
@@ -24,7 +25,7 @@ _SUMMARY = re.compile(r'"""`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` and return its exit code; without one, list the commands.
 
-    A `UserError` becomes one line on stderr and its exit code.
+    A `UserError` becomes one line on stderr and its exit code, and Ctrl-C 130, as for a program that it ends.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
@@ -37,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"accel_trainer: {error}", file=sys.stderr)
         return int(error.exit_code)
+    except KeyboardInterrupt:
+        print("accel_trainer: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     except BrokenPipeError:  # the reader, such as `head`, stopped reading
         console.mute()
         return 0

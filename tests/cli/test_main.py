@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import importlib
+import os
+import re
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +70,38 @@ def test_a_misspelt_flag_is_one_line_that_names_the_nearest(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "place"),
+    [
+        ("data {photos}", "data.describe.examine_photo"),  # in a thread
+        ("pack {photos} {new}", "data.pack.reencode"),
+        ("report {run}", "report.report.render"),
+        ("predict {run} {photos}", "share.predict.read_image"),
+        ("evaluate {run}", "share.evaluate.load_eval_data"),
+        ("export {run} --to {new}", "share.export.write_card"),
+        ("inspect {run}", "runs.inspect.decode_files"),
+    ],
+)
+def test_ctrl_c_ends_a_command_in_one_line(
+    command: str, place: str, photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    module, _, name = f"accel_trainer.cli.{place}".rpartition(".")
+    step = getattr(importlib.import_module(module), name)
+
+    def press_and_go_on(*args: object, **options: object) -> object:
+        os.kill(os.getpid(), signal.SIGINT)
+        return step(*args, **options)
+
+    monkeypatch.setattr(f"{module}.{name}", press_and_go_on)
+    words = command.format(photos=photo_run.parent / "photos", run=photo_run, new=tmp_path / "new").split()
+    caches = ["--cache-dir", str(tmp_path / "cache")] if words[0] in ("data", "pack", "evaluate") else []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in this process has set another
+    try:
+        code = main([*words, *caches])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert code == 130
+    assert re.sub(r"[^\n]*\r", "", capsys.readouterr().err).endswith("accel_trainer: interrupted\n")

@@ -118,7 +118,7 @@ def test_it_trains_on_an_accelerator_as_on_the_cpu(photos: Path, tmp_path: Path)
         (["--dataset", "nowhere"], ExitCode.DATA, "no folder nowhere: give an existing one, or OWNER/NAME on the hub"),
         (["--val-fraction", "0"], ExitCode.DATA, "has no validation split: set one aside with --val-fraction 0.1"),
         (["--val-fraction", "2"], ExitCode.USAGE, "--val-fraction is 2.0: set it to at least 0 and below 1"),
-        (["--image-size", "0"], ExitCode.USAGE, "--image-size is 0: set it to 1 or more pixels"),
+        (["--image-size", "0"], ExitCode.USAGE, "--image-size is 0: set it to 1 to 16384 pixels"),
         (["--image-column", "picture"], ExitCode.USAGE, "--image-column picture: "),
         (["--label-column", "kind"], ExitCode.USAGE, "--label-column kind: "),
         (["--augment.crop", "any"], ExitCode.USAGE, "--augment.crop"),
