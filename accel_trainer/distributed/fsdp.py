@@ -7,7 +7,6 @@ SHARDED_STATE_DICT each process writes its shards.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -17,6 +16,7 @@ from accelerate.utils import DistributedType, convert_outputs_to_fp32, fsdp2_pre
 from torch import Tensor, nn
 
 from ..core.errors import ConfigError
+from ..core.tensor_memory import copy_model
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -36,7 +36,7 @@ def sharded_copy(model: nn.Module, accelerator: Accelerator) -> nn.Module | None
     """Return a copy of a placed `model`, sharded as `prepare` will shard the model; None if it does not."""
     if not is_sharded(accelerator):
         return None
-    copied = copy.deepcopy(model)
+    copied = copy_model(model)
     if accelerator.native_amp:  # `place_model` has set the `forward` of the original
         del copied.forward
         copied.forward = convert_outputs_to_fp32(accelerator.autocast()(copied.forward))

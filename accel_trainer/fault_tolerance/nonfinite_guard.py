@@ -85,8 +85,7 @@ class NonfiniteGuard:
             DivergedError: the update must be skipped, and the run must end.
         """
         found = self.scan(grad_norm)
-        # Not the first update: if its kernel skips it, fused SGD keeps uninitialised momentum (torch 2.13).
-        if self._may_defer and self._optimizer.state:
+        if self._may_defer:
             self._optimizer.found_inf = found  # type: ignore[attr-defined]  # GradScaler sets it, too
             self.defer_finite_check(update)
             return False

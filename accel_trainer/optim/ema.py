@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 
 from ..core.buffers import NOTHING, are_same, buffer_places, buffers_at
+from ..core.tensor_memory import copy_model
 from ..distributed.fsdp import is_shard, local_part
 
 
@@ -22,7 +21,7 @@ class Ema:
 
     def __init__(self, source: nn.Module, *, decay: float, copied: nn.Module | None = None) -> None:
         self.decay = decay
-        self.model = (copied or copy.deepcopy(source)).eval().requires_grad_(False)
+        self.model = (copied or copy_model(source)).eval().requires_grad_(False)
         self._parameters = list(zip(self.model.parameters(), source.parameters(), strict=True))
         self._has_shards = any(is_shard(average) for average, _ in self._parameters)
         averaged, sources = (list(buffer_places(each).values()) for each in (self.model, source))

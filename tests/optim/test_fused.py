@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from accelerate import Accelerator
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, AdamW, Optimizer
 
@@ -157,7 +159,14 @@ def test_weights_are_loaded_into_a_model_with_an_expanded_parameter() -> None:
 # --- whole runs ---
 
 
-class OddNet(nn.Module):
+class KeepsDtypes(nn.Module):
+    """Is not cast to one dtype."""
+
+    def to(self, *unused: Any) -> KeepsDtypes:
+        return self
+
+
+class OddNet(KeepsDtypes):
     """Parameters that are slices, transposed, expanded, in half precision, late, unused and without elements."""
 
     def __init__(self, *, norm: str, dropout: float) -> None:
@@ -173,10 +182,6 @@ class OddNet(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self.register_buffer("scale", torch.ones(1).expand(32))
 
-    def to(self, *unused: Any) -> OddNet:
-        """Keep the dtypes."""
-        return self
-
     def forward(self, images: Tensor) -> Tensor:
         hidden = torch.relu(images.flatten(1) @ self.transposed @ self.sliced.T + self.expanded)
         logits = self.head(hidden * self.coarse.float() * self.scale) + self.empty.sum()
@@ -185,11 +190,23 @@ class OddNet(nn.Module):
         return logits + self.late if self.calls > 4 else logits
 
 
-def train_odd(folder: Path, name: str, stops: list[int | None]) -> None:
-    workload.SmallNet = OddNet  # type: ignore[misc,assignment]
+class NormedNet(nn.Module):
+    """Its weight is computed in each forward, by torch's older `weight_norm`."""
+
+    def __init__(self, *, norm: str, dropout: float) -> None:
+        super().__init__()
+        self.head = nn.utils.weight_norm(nn.Linear(192, workload.NUM_CLASSES))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(images.flatten(1))
+
+
+def train_odd(folder: Path, name: str, stops: list[int | None], net: type[nn.Module] = OddNet) -> None:
+    workload.SmallNet = net  # type: ignore[misc,assignment]
     for max_steps in stops:
         config = workload.make_config(folder, optimizer=OptimizerConfig(name=name, learning_rate=0.01))
-        workload.train(workload.replace(config, trainer=workload.replace(config.trainer, max_steps=max_steps)))
+        trainer = replace(config.trainer, max_steps=max_steps, max_grad_norm=None)
+        workload.train(replace(config, trainer=trainer))
 
 
 @pytest.mark.parametrize("name", slow_but(["sgd"], ["sgd", "adamw", "Adagrad"]))
@@ -197,6 +214,15 @@ def test_a_run_with_views_half_and_late_parameters_resumes(tmp_path: Path, name:
     processes.run(train_odd, tmp_path / "whole", name, [None], folder=tmp_path / "1")
     processes.run(train_odd, tmp_path / "parts", name, [3, 5, 7, None], folder=tmp_path / "2")
     assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
+
+
+def test_a_run_with_weight_norm_resumes_with_its_ema(tmp_path: Path) -> None:
+    for name, stops in (("whole", [None]), ("parts", [3, 7, None])):
+        processes.run(train_odd, tmp_path / name, "sgd", stops, NormedNet, folder=tmp_path / f"logs-{name}")
+    assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
+    stored = max((tmp_path / "whole" / "checkpoints").glob("step-*"))
+    model, ema = (load_file(stored / f"{piece}.safetensors") for piece in ("model", "ema"))
+    assert not any(torch.equal(model[name], ema[name]) for name in model), "averaged, not copied"
 
 
 # --- optimizers of the user ---
