@@ -25,6 +25,7 @@ class MetricsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = AppendFile(path)
+        self._file.drop_half_line()  # as a power loss may leave one: the next row must not continue it
         self._unwritten = b""
         self._lock = threading.Lock()  # a row is appended while the thread that saves syncs
 
@@ -58,6 +59,7 @@ class MetricsFile:
             _logger.warning(text, self.path, self.size, size)
         else:
             self._file.truncate(size)
+            self._file.drop_half_line()  # rows that somebody has edited end elsewhere
 
     def sync(self) -> None:
         """Make all rows durable (fsync). Raises OSError."""

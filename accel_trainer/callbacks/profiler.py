@@ -44,8 +44,11 @@ class Profile(Callback):
         if self._num_steps == _WARMUP_STEPS + _STEPS:
             profiler, self._profiler = self._profiler, None
             profiler.stop()
-            profiler.export_chrome_trace(str(self._folder / "trace.json"))
-            self._show(f"profile: steps {_WARMUP_STEPS + 1} to {self._num_steps} are in {self._folder / 'trace.json'}")
+            trace = self._folder / "trace.json"
+            temporary = filesystem.temporary_path(trace, "tmp")  # torch would follow a link to another's file
+            profiler.export_chrome_trace(str(temporary))
+            filesystem.rename(temporary, trace)
+            self._show(f"profile: steps {_WARMUP_STEPS + 1} to {self._num_steps} are in {trace}")
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Report that there were too few steps."""

@@ -140,6 +140,14 @@ def _commit_mark(manifest: bytes) -> bytes:
     return hashlib.sha256(manifest).hexdigest().encode() + b"\n"
 
 
+def commit_mark(path: Path) -> bytes | None:
+    """Return what tells the checkpoint at `path` from all others; None: it is not complete."""
+    try:
+        return filesystem.read_file(path / COMMIT, max_bytes=MAX_BYTES)
+    except OSError:
+        return None
+
+
 def is_committed(path: Path) -> bool:
     """Whether the checkpoint at `path` is complete, by its mark; its pieces are not read."""
     try:

@@ -21,7 +21,7 @@ from ..core.run_dir import free_bytes
 from ..core.train_state import BestCheckpoint, TrainState
 from ..distributed.collectives import ALONE, Peers
 from . import retention
-from .format import checkpoint_name, list_checkpoints, write_checkpoint
+from .format import checkpoint_name, commit_mark, list_checkpoints, write_checkpoint
 from .serialization import Encoded, encode, first_nonfinite
 from .sharded import own_slices
 from .staging import Snapshot
@@ -77,6 +77,7 @@ class Checkpointer:
         self.directory, self.config, self.peers = directory, config, peers
         self.last_committed: str | None = None
         self.num_failed_saves = 0
+        self._own: set[bytes | None] = set()  # marks: somebody may put other checkpoints beside them
         self._metadata, self._before_commit = dict(metadata), before_commit
         self._snapshot = Snapshot()
         # On one core: a second OpenMP team slows the training thread down for good (to 0.76 of its speed on two cores).
@@ -95,7 +96,9 @@ class Checkpointer:
             filesystem.make_directory(self.directory)
             filesystem.sweep(self.directory)
             free = free_bytes(self.directory)
-            num_missing = 1 if list_checkpoints(self.directory) else 2
+            found = list_checkpoints(self.directory)
+            self._own = set(map(commit_mark, found))
+            num_missing = 1 if found else 2
         except OSError as error:
             message = f"{self.directory} cannot be used ({error.strerror}): choose another folder"
             raise CheckpointError("CKPT_PREFLIGHT", message) from error
@@ -194,8 +197,15 @@ class Checkpointer:
         """Record the best, then delete the old: in this order a crash loses nothing."""
         config = self.config
         try:
+            self._own.add(commit_mark(self.directory / name))
             retention.update_best(self.directory, best)
-            retention.apply_retention(self.directory, name, config.keep_last_n, config.keep_every_n_steps)
+            retention.apply_retention(
+                self.directory,
+                name,
+                config.keep_last_n,
+                config.keep_every_n_steps,
+                is_own=lambda path: commit_mark(path) in self._own,
+            )
         except OSError as error:
             # The checkpoint is safe; the next save tidies up again.
             _logger.warning("cannot tidy up %s after saving %s: %s", self.directory, name, error.strerror)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -129,8 +129,15 @@ def best_name(directory: Path) -> str | None:
     return name if isinstance(name, str) and CHECKPOINT_NAME.fullmatch(name) else None
 
 
-def apply_retention(directory: Path, newest: str, keep_last_n: int, keep_every_n_steps: int | None) -> None:
-    """Delete what is not kept, now that `newest` is committed: only complete checkpoints of ours.
+def apply_retention(
+    directory: Path,
+    newest: str,
+    keep_last_n: int,
+    keep_every_n_steps: int | None,
+    *,
+    is_own: Callable[[Path], bool] = lambda path: True,
+) -> None:
+    """Delete what is not kept, now that `newest` is committed: only complete checkpoints that the run made.
 
     Kept are the last `keep_last_n`, the best, and multiples of `keep_every_n_steps`. A checkpoint later than `newest`
     was written before the run resumed from an older one: it is quarantined.
@@ -140,7 +147,7 @@ def apply_retention(directory: Path, newest: str, keep_last_n: int, keep_every_n
         if path.name > newest:
             _logger.warning("%s is later than this run, which resumed from an older one: quarantined", path)
             quarantine(path, "superseded")
-    committed = [path for path in candidates if path.name <= newest and is_committed(path)]
+    committed = [path for path in candidates if path.name <= newest and is_own(path) and is_committed(path)]
     kept = {newest, best_name(directory), *(path.name for path in committed[-keep_last_n:])}
     if keep_every_n_steps is not None:
         kept |= {path.name for path in committed if int(path.name.split("-")[1]) % keep_every_n_steps == 0}

@@ -160,6 +160,8 @@ def keep_slices(slices: Iterable[StoredSlice], part: int, num_parts: int) -> Non
 def _read(path: Path, start: int, num_bytes: int) -> Tensor:
     """Return bytes of a regular file as uint8 [N]. Raises CheckpointError if it ends before them."""
     data = torch.empty(num_bytes, dtype=torch.uint8)
+    if path.parent.is_symlink():
+        raise damaged(path.parent, "it is a link")
     try:
         with filesystem.open_file(path) as file:
             file.seek(start)

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from . import platform
+from .guards import check_place
 
 _logger = logging.getLogger(__name__)
 
 Chunk = bytes | memoryview
 
 # A temporary's name has the final (or former) name, the process and the time.
-TEMPORARY_NAME = re.compile(r"\.(tmp|del)-.+-\d+-\d+")
+TEMPORARY_NAME = re.compile(r"\.(tmp|del)-.+-\d+-\d{19}")
 _COPIED_BYTES = _MAX_LINE_BYTES = 1 << 20
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | platform.SAFELY
 
@@ -36,20 +37,24 @@ class Disk:
 
     def make_directory(self, path: Path) -> None:
         """Create a directory that only this user can enter."""
+        check_place(path)
         os.mkdir(path, 0o700)
 
     def create(self, path: Path) -> int:
         """Create a file that must not exist, for this user only, and return its descriptor."""
+        check_place(path)
         return os.open(path, _NEW_FILE, 0o600)
 
     def write(self, path: Path, descriptor: int, data: Chunk) -> None:
         """Write all of `data` at the end."""
+        check_place(path)
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]
 
     def truncate(self, path: Path, descriptor: int, size: int) -> None:
         """Cut the file to `size` bytes."""
+        check_place(path)
         os.ftruncate(descriptor, size)
 
     def sync(self, path: Path, descriptor: int) -> None:
@@ -62,14 +67,22 @@ class Disk:
 
     def rename(self, source: Path, target: Path) -> None:
         """Give `source` another name in the same directory, replacing a file of that name."""
+        check_place(target)
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
         """Delete a file."""
+        check_place(path)
         os.unlink(path)
+
+    def remove_empty(self, path: Path) -> None:
+        """Delete a directory in which there is nothing. Raises OSError if there is something."""
+        check_place(path)
+        os.rmdir(path)
 
     def remove_tree(self, path: Path) -> None:
         """Delete a directory and all in it. Symlinks are removed, not followed."""
+        check_place(path)
         shutil.rmtree(path)
 
 
@@ -78,7 +91,7 @@ disk = Disk()
 
 def temporary_path(path: Path, kind: str) -> Path:
     """Return a new name beside `path` that `sweep` recognises; `kind` is `tmp` or `del`."""
-    return path.with_name(f".{kind}-{path.name}-{os.getpid()}-{time.time_ns()}")
+    return path.with_name(f".{kind}-{path.name}-{os.getpid()}-{time.time_ns():019}")
 
 
 def make_directory(path: Path) -> None:
@@ -272,6 +285,14 @@ class AppendFile:
     def truncate(self, size: int) -> None:
         """Cut the file to its first `size` bytes."""
         disk.truncate(self.path, self._descriptor, size)
+
+    def drop_half_line(self) -> None:
+        """Cut the file after its last whole line, if it ends within one of at most a MiB."""
+        with open_file(self.path) as file:
+            file.seek(max(0, self.size - _MAX_LINE_BYTES))
+            _, _, half = file.read().rpartition(b"\n")
+        if half:
+            self.truncate(self.size - len(half))
 
     def close(self) -> None:
         """Close the file, without a sync."""

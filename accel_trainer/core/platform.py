@@ -19,11 +19,17 @@ WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0)
 _LOCKED_BYTE = 2**30  # on Windows nobody else can read the byte that is locked
 
 
+def open_directory(path: Path) -> int | None:
+    """Open a directory, and return its descriptor; None on Windows, which has no such call."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return None
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
 def sync_directory(path: Path) -> None:
     """Return once the names in a directory survive a power loss; without effect on Windows, which has no such call."""
-    if not hasattr(os, "O_DIRECTORY"):
+    if (descriptor := open_directory(path)) is None:
         return
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

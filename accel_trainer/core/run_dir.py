@@ -10,11 +10,12 @@ import socket
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from . import filesystem, platform
 from .errors import ConfigError, OutputError
+from .guards import guarded
 
 # What a run writes into its folder.
 _FILES = (
@@ -66,11 +67,31 @@ def free_bytes(path: Path) -> int:
 
 
 def refuse_strange_entries(folder: Path) -> None:
-    """Raise OutputError if a link, a pipe or the like has the name of a run's file or folder."""
+    """Raise OutputError for something in `folder` that a run would overwrite, and that no run has written.
+
+    That is a link, a pipe or the like with the name of a run's file or folder; and any of these files where there is
+    neither the lock nor a checkpoint of a run.
+    """
     for names, kind, is_one in ((_FILES, "file", stat.S_ISREG), (_FOLDERS, "folder", stat.S_ISDIR)):
         for path in filter(os.path.lexists, (folder / name for name in names)):
             if not is_one(path.lstat().st_mode):
                 raise OutputError("OUT_DIR_ENTRY", f"{path} is not a {kind}: move it away, or choose another folder")
+    if (folder / "run.lock").exists() or any((folder / "checkpoints").glob("*step-*")):
+        return
+    overwritten = [folder / name for name in (*_FILES, "export/config.json", "export/model.safetensors")]
+    if found := next((path for path in overwritten if path.exists()), None):
+        fact = f"{found} would be overwritten, and the folder has no run.lock or checkpoint of a run"
+        raise OutputError("OUT_DIR_ENTRY", f"{fact}: move it away, or choose another folder")
+
+
+def remove_new_folder(folder: Path) -> None:
+    """Remove what a start has written to a new folder, and the folder if nothing else is in it. Raises OSError."""
+    for path in (*(folder / name for name in _FILES), *(folder / "logs").glob("rank-*.json")):
+        if path.is_file():
+            filesystem.disk.remove(path)
+    for path in (*(folder / name for name in _FOLDERS), folder):
+        if path.is_dir() and not any(path.iterdir()):
+            filesystem.disk.remove_empty(path)
 
 
 def is_in_use(folder: Path) -> bool:
@@ -94,6 +115,7 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         """Take the lock. Raises OutputError if another run has it, or if the file system has no locks."""
+        self._path = path
         # The lock is lost when the process closes any descriptor of the file: there is only this one.
         with writes_to(path.parent):
             self._descriptor = filesystem.open_regular(path, os.O_RDWR | os.O_CREAT)
@@ -110,6 +132,10 @@ class RunLock:
             os.ftruncate(self._descriptor, 0)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             os.write(self._descriptor, owner)
+
+    def in_place(self) -> AbstractContextManager[None]:
+        """Let any change in the folder raise CheckpointError once another file has the lock's path."""
+        return guarded(self._path.parent, self._path, self._descriptor)
 
     def __enter__(self) -> RunLock:
         return self

@@ -17,8 +17,10 @@ import psutil
 from ..checkpoint.format import list_checkpoints
 from ..core import filesystem
 from ..core.errors import ExitCode, ProcessError, UserError
+from ..core.guards import check_place
 from ..core.run_dir import writes_to
 from ..core.user_code import COLLECTIVES, describe_error, exit_code_of
+from ..distributed.launch_env import count_local_processes
 from .watchdog import Watchdog
 
 _MAX_BYTES = 2**20
@@ -91,6 +93,7 @@ def failures_reported(folder: Path, watchdog: Watchdog, *, rank: int, num_proces
         watchdog.phase = "end"  # no longer watched
         is_unexpected = isinstance(error, Exception) and not isinstance(error, UserError)
         if is_unexpected and any(word in str(error).lower() for word in _LOST_PEER):
+            check_place(folder)  # nobody finds there why the others ended
             first = _find_cause(folder, mine, [other for other in range(num_processes) if other != rank])
         report(first)
         if first is not mine:
@@ -116,7 +119,8 @@ def _find_cause(folder: Path, mine: Failure, others: Sequence[int]) -> Failure:
 
 def _cut_off(folder: Path, mine: Failure, others: Sequence[int]) -> Failure:
     """Return a failure that names the processes of other machines, if a collective waited for them; else `mine`."""
-    hosts = {rank: _read_record(folder, rank).get("host", "another machine") for rank in others}
+    unknown = platform.node() if count_local_processes() > len(others) else "another machine"
+    hosts = {rank: _read_record(folder, rank).get("host", unknown) for rank in others}
     away = [f"rank {rank} on {host}" for rank, host in hosts.items() if host != platform.node()]
     if not away or not any(library in mine.error.lower() for library in COLLECTIVES):
         return mine

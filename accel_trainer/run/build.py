@@ -27,6 +27,7 @@ from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
 from ..core.config import config_to_dict, diff_config
 from ..core.errors import CheckpointError, ConfigError
+from ..core.guards import kept_in_place
 from ..core.tensor_memory import copy_model
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.fingerprint import SAMPLED, describe_fingerprint
@@ -154,6 +155,8 @@ def build_trainer(
         ],
     )  # fmt: skip
     prepare_checkpoints(trainer, checkpointer)
+    if is_main:
+        run.resources.enter_context(kept_in_place(checkpointer.directory))
     if run.checkpoint is not None:
         data_changes = _data_changes(run.checkpoint.manifest, metadata, config.run.allow_change)
         _check_task(run.checkpoint, task_fingerprint)

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,15 @@ from ..core.errors import (
     ProcessError,
     UserError,
 )
+from ..core.guards import kept_in_place
 from ..core.rng import seed_everything
-from ..core.run_dir import RunLock, prepare_directory, refuse_strange_entries, writes_to
+from ..core.run_dir import (
+    RunLock,
+    prepare_directory,
+    refuse_strange_entries,
+    remove_new_folder,
+    writes_to,
+)
 from ..distributed.accelerator import library_versions, start_accelerator
 from ..distributed.collectives import differing_processes, run_on_main, shutdown
 from ..distributed.determinism import nondeterminism_named
@@ -96,8 +103,12 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     watchdog = Watchdog(stop_flag, timeout_s=timeout_s, launcher_pid=find_launcher())
     with ExitStack() as lock, stop_on_signals(stop_flag), watchdog:
         stop_flag.may_leave = True  # until there is something to save
-        path, source, batch, changes = run_on_main(lambda: _open_folder(config, recipe, accelerator, lock), accelerator)
+        path, source, batch, changes = run_on_main(
+            lambda: _open_folder(config, recipe, accelerator, lock, stop_flag), accelerator
+        )
         folder, resolved = Path(path), replace(config, batch=replace(config.batch, **batch))
+        if not accelerator.is_main_process and folder.is_dir():  # another machine may not share the disk
+            lock.enter_context(kept_in_place(folder))
         if accelerator.is_main_process:
             log_warnings(replace(launch, config=resolved))
         with failures_reported(folder, watchdog, rank=rank, num_processes=num_processes):
@@ -111,21 +122,27 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             shutdown(accelerator)
 
 
-def _open_folder(config: RecipeConfig, recipe: str, accelerator: Accelerator, lock: ExitStack) -> list[Any]:
+def _open_folder(
+    config: RecipeConfig, recipe: str, accelerator: Accelerator, lock: ExitStack, stop_flag: StopFlag
+) -> list[Any]:
     """Lock the run folder, write the config, and return the folder, the source, the batch and the changes as JSON.
 
-    `lock` holds the lock, and if the run is refused, removes a new folder or restores the config of an old one.
+    `lock` holds the lock, and ends the run if another folder takes the path. If the run is refused, it removes a new
+    folder or restores the config of an old one.
     """
     check_trackers(config.run.track)
     wanted = choose_folder(config, recipe)
     is_new = not os.path.exists(wanted)
     folder = prepare_directory(wanted)
     refuse_strange_entries(folder)
-    lock.enter_context(RunLock(folder / "run.lock"))
-    lock.enter_context(_undone_if_refused(folder, is_new=is_new))
-    for part in (folder, folder / "logs", folder / "export"):  # the checkpointer sweeps its own folder
+    run_lock = lock.enter_context(RunLock(folder / "run.lock"))
+    with writes_to(folder):
+        lock.enter_context(kept_in_place(folder))
+    lock.enter_context(_undone_if_refused(folder, stop_flag, is_new=is_new))
+    lock.enter_context(run_lock.in_place())
+    for part in (folder, folder / "logs", folder / "export", folder / "profile"):
         if part.is_dir():
-            filesystem.sweep(part)  # half-written files of attempts that were killed
+            filesystem.sweep(part)  # half-written files of killed attempts; the checkpointer sweeps its own folder
     source = find_source(folder, config.run)
     stored = None if source is None else read_stored_config(source[0])
     resolved = with_batch(config, stored, num_processes=accelerator.num_processes)
@@ -152,20 +169,23 @@ def _copy_history(run: Path, folder: Path) -> None:
 
 
 @contextmanager
-def _undone_if_refused(folder: Path, *, is_new: bool) -> Iterator[None]:
-    """If the run is refused before it saves a checkpoint, remove its new folder or restore the config of an old one."""
-    path, history, checkpoints = folder / "config.yaml", folder / "metrics.jsonl", folder / "checkpoints"
+def _undone_if_refused(folder: Path, stop_flag: StopFlag, *, is_new: bool) -> Iterator[None]:
+    """If the run is refused before it saves a checkpoint, restore the config of an old folder.
+
+    Of a new folder, what the start has written is removed, but nothing once the training has begun.
+    """
+    path, checkpoints = folder / "config.yaml", folder / "checkpoints"
     stored, before = path.read_bytes() if os.access(path, os.R_OK) else None, set(checkpoints.glob("step-*"))
     try:
         yield
     except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
         raise  # the run was not refused, and the folder says why it ended
     except UserError:
-        if set(checkpoints.glob("step-*")) <= before:
-            if stored is not None:
+        with suppress(OSError, UserError):  # the folder may be what failed: the error itself matters more
+            if stored is not None and set(checkpoints.glob("step-*")) <= before:
                 filesystem.write_file_atomic(path, stored)
-            elif is_new and folder.exists() and not (history.exists() and history.stat().st_size):
-                filesystem.remove_directories([folder])
+            elif stored is None and is_new and stop_flag.may_leave:
+                remove_new_folder(folder)
         raise
 
 

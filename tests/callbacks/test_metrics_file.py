@@ -79,3 +79,24 @@ def test_a_history_is_read_row_by_row_without_one_that_is_still_written(tmp_path
     assert list(rows_of_run) == [{"event": "eval"}, {"event": "train"}]
     with pytest.raises(FileNotFoundError):
         next(read_history(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("rest", [b"", b'{"optimizer', b'{"optimizer_step": 2}'])
+def test_a_row_that_was_cut_is_dropped_and_the_next_one_does_not_continue_it(tmp_path: Path, rest: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"optimizer_step": 1}\n' + rest)
+    history = MetricsFile(path)
+    history.truncate(44)
+    history.append({"optimizer_step": 3})
+    history.close()
+    assert [row["optimizer_step"] for row in read_history(tmp_path)] == [1, 3]
+
+
+def test_rows_that_were_edited_are_cut_back_to_a_whole_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"optimizer_step": 1}\n{"optimizer_step": 2, "note": "edited"}\n')
+    history = MetricsFile(path)
+    history.truncate(44)
+    history.append({"optimizer_step": 3})
+    history.close()
+    assert [row["optimizer_step"] for row in read_history(tmp_path)] == [1, 3]

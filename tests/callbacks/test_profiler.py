@@ -20,7 +20,10 @@ def run_profiled(folder: Path, is_profiled: bool, num_epochs: int) -> None:
 
 def test_a_profile_is_a_trace_and_changes_nothing_that_is_trained(tmp_path: Path) -> None:
     # 8 steps an epoch: an evaluation and a save fall into the steps that are traced.
+    (tmp_path / "profiled" / "profile").mkdir(parents=True)
+    (tmp_path / "profiled" / "profile" / "trace.json").symlink_to(tmp_path / "elsewhere")
     processes.run(run_profiled, tmp_path / "profiled", True, 2, folder=tmp_path / "logs")
+    assert not (tmp_path / "elsewhere").exists(), "a link is replaced, not followed"
     processes.run(run_profiled, tmp_path / "plain", False, 2, folder=tmp_path / "logs-plain")
     assert final_files(tmp_path / "profiled") == final_files(tmp_path / "plain")
     assert not (tmp_path / "plain" / "profile").exists()

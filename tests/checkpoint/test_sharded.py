@@ -145,6 +145,11 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(data)
 
 
+def link_elsewhere(checkpoint: Path) -> None:
+    (checkpoint / "ema").rename(checkpoint.parent / "elsewhere")
+    (checkpoint / "ema").symlink_to(checkpoint.parent / "elsewhere")
+
+
 def swap(checkpoint: Path) -> None:
     first, second = (checkpoint / "model" / f"r0000{index}.safetensors" for index in (0, 1))
     first.rename(checkpoint / "aside")
@@ -156,6 +161,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a byte of a slice": (lambda c: flip(c / "model/r00001.safetensors", -3), "the sha256 of layers.*is not the one"),
     "a byte of a header": (lambda c: flip(c / "model/r00001.safetensors", 20), "the sha256 of its header is not"),
     "swapped": (swap, "model/r00000.safetensors: the sha256 of its header is not"),
+    "link": (link_elsewhere, "ema: it is a link"),
     "missing": (lambda c: (c / "ema/r00001.safetensors").unlink(), "ema/r00001.safetensors: No such file"),
     "cut short": (
         lambda c: (c / "ema/r00001.safetensors").write_bytes(b""),

@@ -37,11 +37,11 @@ def test_a_run_shows_its_checkpoints_and_what_a_resume_would_use(run: Path, caps
 
 def test_a_damaged_checkpoint_is_named_with_its_file_and_the_older_one_is_used(run: Path, capsys: Shown) -> None:
     damage(run / "checkpoints", 2)
-    (run / "checkpoints" / ".tmp-step-0000000003-epoch-00000-7-7").mkdir()
+    (run / "checkpoints" / ".tmp-step-0000000003-epoch-00000-7-1700000000000000007").mkdir()
     assert main(["inspect", str(run)]) == 0
     shown = capsys.readouterr().out
     assert f"{name_at(2)}/model.safetensors: its sha256 is not the one in the manifest" in shown
-    assert "not used: .tmp-step-0000000003-epoch-00000-7-7 (left by a killed save" in shown
+    assert "not used: .tmp-step-0000000003-epoch-00000-7-1700000000000000007 (left by a killed save" in shown
     assert f"a resume would use {name_at(1)}" in shown
     assert main(["inspect", str(run / "checkpoints" / name_at(2))]) == 74
 

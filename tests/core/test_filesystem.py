@@ -93,8 +93,8 @@ def test_only_regular_files_within_the_limit_are_read(tmp_path: Path, kind: str)
 
 
 def test_a_sweep_takes_leftovers_and_nothing_else(tmp_path: Path) -> None:
-    ours = [".tmp-step-1-12-345", ".del-step-1-12-345", ".tmp-best.json-1-2"]
-    theirs = [".tmp", ".tmp-x", "tmp-a-1-2", "step-1", ".git", ".tmp-a-1-2.keep"]
+    ours = [f"{name}-12-1700000000000000000" for name in (".tmp-step-1", ".del-step-1", ".tmp-best.json")]
+    theirs = [".tmp", ".tmp-x", "tmp-a-1-2", "step-1", ".git", f"{ours[0]}.keep", ".tmp-notes-2024-01"]
     for name in ours[:2] + theirs[:3]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()
@@ -107,7 +107,7 @@ def test_a_sweep_takes_leftovers_and_nothing_else(tmp_path: Path) -> None:
 def test_a_sweep_does_not_follow_a_symlink(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").touch()
-    (tmp_path / ".tmp-a-1-2").symlink_to(tmp_path / "precious")
+    filesystem.temporary_path(tmp_path / "a", "tmp").symlink_to(tmp_path / "precious")
     filesystem.sweep(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
     assert (tmp_path / "precious" / "file").exists()
