@@ -106,6 +106,11 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
     sharding = read_launch(precision)
     if use_cpu and precision == "fp16":  # accelerate 1.15 would silently train in float32
         raise ConfigError("CONFIG", "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no")
+    has_cuda = torch.cuda.is_available() and not use_cpu
+    if config.backend == "nccl" and not has_cuda:
+        raise ConfigError("CONFIG", "--runtime.backend nccl needs GPUs, and there are none: use gloo")
+    if num_processes > 1 and config.gradient_compression == "bf16" and not has_cuda:
+        raise ConfigError("CONFIG", "--runtime.gradient-compression bf16 needs GPUs and NCCL: use fp16")
     if num_processes > 1:
         _join(config, use_cpu=use_cpu)
     accelerator = _build_accelerator(config, precision, sharding, is_on_cpus=use_cpu and num_processes > 1)
@@ -146,13 +151,6 @@ def _build_accelerator(
 
 def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     """Form the process group, which accelerate then uses."""
-    has_cuda = torch.cuda.is_available() and not use_cpu
-    for is_used, is_there, message in (
-        (config.backend == "nccl", has_cuda, "backend nccl needs GPUs, and there are none: use gloo"),
-        (config.gradient_compression == "bf16", has_cuda, "gradient-compression bf16 needs GPUs and NCCL: use fp16"),
-    ):
-        if is_used and not is_there:
-            raise ConfigError("CONFIG", f"--runtime.{message}")
     if dist.is_initialized():
         if config.backend is not None and f":{config.backend}" not in dist.get_backend_config():
             fact = f"--runtime.backend {config.backend}, but the processes already joined over {dist.get_backend()}"

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..core import errors
 from ..core.errors import UserError
 
+_TEXT_BYTES = 200
 _MAX_GATHERED = 2**20  # elements from all processes, below which one exchange is faster than two (gloo)
 
 # --- public. P processes; tensors are on the accelerator's device and are not changed ---
@@ -199,6 +200,14 @@ def differing_processes(values: Mapping[str, str], accelerator: Accelerator) -> 
     differs = (gathered != gathered[0]).any(-1).T
     found = {name: row.nonzero().flatten().tolist() for name, row in zip(values, differs, strict=True)}
     return {name: processes for name, processes in found.items() if processes}
+
+
+def gather_texts(text: str, accelerator: Accelerator) -> list[str]:
+    """Return the texts of all processes in their order, each cut to 200 bytes. **Collective. Host sync.**"""
+    data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
+    rows = torch.frombuffer(bytearray(data), dtype=torch.uint8)[None].to(accelerator.device)
+    gathered = accelerator.gather(rows).cpu()
+    return [row.numpy().tobytes().decode(errors="ignore").rstrip() for row in gathered]
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,9 @@ def setup_launch_env() -> int:
             raise ConfigError("LAUNCH", f"the variables of mpirun and mpiexec are not read: {_FIX}")
     if not set(_NAMES[:3]) & environment.keys():
         if {"MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"} <= environment.keys():
-            fix = "launch with --config_file accelerate_configs/multi_cpu.yaml, or unset MASTER_ADDR"
-            raise ConfigError("LAUNCH", f"accelerate announced several processes but started one, as with --cpu: {fix}")
+            fact = "accelerate announced several processes but started one, as it does without GPUs and with --cpu"
+            fix = "start with torchrun --nproc-per-node N, or with --config_file accelerate_configs/multi_cpu.yaml"
+            raise ConfigError("LAUNCH", f"{fact}: {fix}")
         return 1
     num_processes = _number("WORLD_SIZE")
     if num_processes != 1 or "LOCAL_RANK" in environment:  # with which accelerate joins a group even of one

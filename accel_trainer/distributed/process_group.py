@@ -6,8 +6,11 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, TimeoutError
 from contextlib import suppress
 from datetime import timedelta
+from threading import Thread
 
 import psutil
 import torch
@@ -31,7 +34,8 @@ def init_process_group(backend: str | None, *, timeout_s: float, device: torch.d
     timeout = timedelta(seconds=timeout_s)
     _choose_interface(os.environ["MASTER_ADDR"])
     try:
-        store = _unused_prefix(_meet(rank, timeout), rank, num_processes, timeout_s=timeout_s)
+        met = _before_deadline(lambda: _meet(rank, timeout), deadline_s=2 * timeout_s)
+        store = _unused_prefix(met, rank, num_processes, timeout_s=timeout_s)
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=num_processes, timeout=timeout, device_id=device
         )
@@ -67,6 +71,29 @@ def _meet(rank: int, timeout: timedelta) -> Store:
             _stores[address] = next(rendezvous("env://", timeout=timeout))[0]
     _stores[address].set_timeout(timeout)
     return _stores[address]
+
+
+def _before_deadline(meet: Callable[[], Store], *, deadline_s: float) -> Store:
+    """Return the store that `meet` returns. Raises DistStoreError if that takes longer.
+
+    torch's own timeout does not hold while a program that has the port accepts and stays silent (torch 2.13). The
+    thread that waits for it cannot be ended, and ends with the process.
+    """
+    met: Future[Store] = Future()
+
+    def run() -> None:
+        try:
+            met.set_result(meet())
+        except BaseException as error:
+            met.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    try:
+        return met.result(deadline_s)
+    except TimeoutError as error:
+        if met.done():
+            raise
+        raise dist.DistStoreError("the program at that port does not answer") from error
 
 
 def _choose_interface(host: str) -> None:

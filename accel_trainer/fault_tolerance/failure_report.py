@@ -137,7 +137,7 @@ def _fate(record: dict[str, Any]) -> str | None:
     except psutil.NoSuchProcess:
         status = psutil.STATUS_DEAD
     if status in (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE):
-        return "gone without a word: killed from outside, or it ran out of memory (see `dmesg`)"
+        return "gone without a word: killed from outside, out of memory (see `dmesg`), or aborted (its output says why)"
     if status == psutil.STATUS_STOPPED:
         return "suspended: it did not answer in time (a debugger, Ctrl-Z, SIGSTOP)"
     return None

@@ -94,10 +94,20 @@ def build_trainer(
         chosen = build_own_optimizer(optimizer, model)
         config = replace(config, optimizer=OptimizerConfig(learning_rate=float(chosen.param_groups[0]["lr"])))
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, loader.plan)
+    num_steps = _count_steps(config, loader.plan)
     rate = f"peak learning rate {peak_learning_rate:g}"
     if schedule is not None:
-        num_steps = _count_steps(config, loader.plan)
         learning_rate_at, rate = checked_schedule(schedule, num_steps=num_steps), "the recipe's learning rates"
+    check_same_everywhere(
+        {
+            "model": _describe_model(model),
+            "optimizer": _describe_optimizer(chosen),
+            "metrics": "\n".join(["metrics", *(type(metric).__qualname__ for metric in metrics)]),
+            "task": f"{type(task).__qualname__}\n{task_fingerprint}",
+            "schedule": "\n".join(f"step {at}: {learning_rate_at(at)}" for at in (0, num_steps // 2, num_steps - 1)),
+        },
+        accelerator,
+    )
     banner = (
         f"{describe_machine(accelerator)}\n{loader.plan.describe()}, {_describe_length(config, loader.plan)}\n"
         f"{rate}, {describe_parameters(model)}, reduce: {loader.plan.reduce}\n"
@@ -165,6 +175,22 @@ def build_trainer(
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
     return trainer
+
+
+def _describe_model(model: nn.Module) -> str:
+    """Return the class and a line per parameter and buffer."""
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    lines = (f"{name} {list(each.shape)} {each.dtype}" + " trained" * each.requires_grad for name, each in tensors)
+    return "\n".join([type(model).__qualname__, *lines])
+
+
+def _describe_optimizer(optimizer: Optimizer) -> str:
+    """Return the class and a line per group, with its settings that are plain values."""
+    lines = [type(optimizer).__qualname__]
+    for group in optimizer.param_groups:
+        plain = {name: value for name, value in group.items() if isinstance(value, bool | int | float | str)}
+        lines.append(f"{len(group['params'])} parameters, {plain}")
+    return "\n".join(lines)
 
 
 def _load_origin(run: Run, model: nn.Module) -> list[str]:

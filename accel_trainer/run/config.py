@@ -33,7 +33,16 @@ MUTABLE_ON_RESUME = (
     "runtime.num_threads", "runtime.timeout_s", "runtime.stuck_timeout_s", "runtime.backend",
     "runtime.debug_distributed",
 )  # fmt: skip
-# Those of them that decide the bits of `--reduce exact`.
+# Settings of which each process may have a value of its own.
+_OWN_OF_A_PROCESS = (
+    "run.",
+    "batch.num_workers",
+    "runtime.num_threads",
+    "runtime.timeout_s",
+    "runtime.stuck_timeout_s",
+    "runtime.debug_distributed",
+)
+# Of the mutable ones, those that decide the bits of `--reduce exact`.
 _PINNED_IF_EXACT = ("batch.per_device_batch_size", "batch.eval_batch_size", "runtime.num_threads")
 
 
@@ -128,6 +137,16 @@ def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tu
 def identity_sha256(config: RecipeConfig) -> str:
     """Return a hash of what decides the training."""
     return hashlib.sha256(json.dumps(_decisive_values(config), sort_keys=True).encode()).hexdigest()
+
+
+def describe_shared(config: RecipeConfig) -> str:
+    """Return what must be the same on all processes, a line per setting."""
+    decisive = _decisive_values(config)
+    return "\n".join(
+        f"{name}: {value}"
+        for name, value in flatten_config(config_to_dict(config))
+        if name in decisive or not name.startswith(_OWN_OF_A_PROCESS)
+    )
 
 
 def check_allowed_changes(config: RecipeConfig) -> None:

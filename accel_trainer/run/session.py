@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +38,20 @@ from ..core.run_dir import (
     writes_to,
 )
 from ..distributed.accelerator import library_versions, start_accelerator
-from ..distributed.collectives import differing_processes, run_on_main, shutdown
+from ..distributed.collectives import (
+    broadcast_bytes,
+    differing_processes,
+    gather_texts,
+    run_on_main,
+    shutdown,
+)
 from ..distributed.determinism import nondeterminism_named
 from ..distributed.launch_env import find_launcher
 from ..fault_tolerance.failure_report import failures_reported
 from ..fault_tolerance.out_of_memory import explain_out_of_memory
 from ..fault_tolerance.preemption import StopFlag, stop_on_signals
 from ..fault_tolerance.watchdog import Watchdog
-from .config import RecipeConfig, check_allowed_changes, identity_sha256, with_defaults
+from .config import RecipeConfig, check_allowed_changes, describe_shared, with_defaults
 from .parser import save_config
 from .preflight import LaunchContext, log_warnings, refuse_errors
 from .provenance import describe_environment, find_origins
@@ -193,12 +200,30 @@ def describe_identity(config: RecipeConfig) -> dict[str, str]:
     """Return what must be the same on all processes, by name: versions, sources and config."""
     sources = [*sorted(Path(__file__).parents[1].rglob("*.py")), Path(sys.argv[0])]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources if path.is_file()))
-    return {**library_versions(), "code": digest.hexdigest(), "config": identity_sha256(config)}
+    return {**library_versions(), "code": digest.hexdigest(), "config": describe_shared(config)}
 
 
 def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -> None:
-    """Raise on all processes if a named value differs from the main process's on some. **Collective.**"""
-    if differing := differing_processes(values, accelerator):
-        listed = "; ".join(f"{name} on {', '.join(map(str, who))}" for name, who in differing.items())
-        fix = "Install the same software, copy the same code and data to every machine, and start all in the same way"
-        raise ConfigError("PROCESSES_DIFFER", f"not the same as on process 0: {listed}. {fix}")
+    """Raise on all processes if a named value differs from the main process's on some. **Collective.**
+
+    Of a value of several lines, the first that differs is shown.
+    """
+    listed = []
+    for name, who in differing_processes(values, accelerator).items():
+        listed.append(f"{name} on {', '.join(map(str, who))}")
+        if "\n" in values[name]:
+            listed[-1] += f" ({_first_difference(values[name], accelerator)[who[0]]})"
+    if listed:
+        fix = (
+            "Install the same software, copy the same code and data to every machine, start all in the same way, and "
+            "let no part of the recipe depend on the process"
+        )
+        raise ConfigError("PROCESSES_DIFFER", f"not the same as on process 0: {'; '.join(listed)}. {fix}")
+
+
+def _first_difference(text: str, accelerator: Accelerator) -> list[str]:
+    """Return for each process its first line that the main process does not have there. **Collective.**"""
+    theirs = broadcast_bytes(text.encode(), accelerator).decode().splitlines()
+    pairs = zip_longest(text.splitlines(), theirs, fillvalue="nothing")
+    found = next((f"{mine}; there {other}" for mine, other in pairs if mine != other), "")
+    return gather_texts(found, accelerator)

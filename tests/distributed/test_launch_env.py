@@ -96,7 +96,7 @@ def test_a_batch_script_is_not_one_of_its_jobs_tasks(monkeypatch: pytest.MonkeyP
         (
             # What `accelerate launch --cpu --num_processes 2` sets (accelerate 1.15).
             {"ACCELERATE_DYNAMO_BACKEND": "no", "ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"},
-            "accelerate announced several processes but started one, .* --config_file accelerate_configs/multi_cpu",
+            "accelerate announced several processes but started one, .* torchrun --nproc-per-node N, .* --config_file",
         ),
     ],
 )  # fmt: skip

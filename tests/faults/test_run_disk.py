@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from accel_trainer import Callback, CheckpointError, StepReport, Trainer
+from accel_trainer import Callback, CheckpointError, OptimizerConfig, ScheduleConfig, StepReport, Trainer
 from accel_trainer.core.errors import ExitCode
 from accel_trainer.run.config import RecipeConfig
 from accel_trainer.run.main import main
@@ -148,9 +148,9 @@ def test_processes_with_other_versions_are_named_before_anything_is_written(tmp_
     job = processes.start(train_differently, tmp_path / "run", num_processes=3, folder=tmp_path / "logs")
     assert job.wait() == [1, 1, 1]
     for rank in range(3):
-        assert "PROCESSES_DIFFER]: not the same as on process 0: torch on 2; code on 1; config on 1, 2. Install" in (
-            job.output(rank)
-        )
+        said = job.output(rank)
+        assert "PROCESSES_DIFFER]: not the same as on process 0: torch on 2; code on 1; config on 1, 2" in said
+        assert "(seed: 1; there seed: 0). Install" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -172,6 +172,59 @@ def test_processes_with_other_data_are_named_before_the_first_step(tmp_path: Pat
 
 def train_on_other_data(folder: Path) -> None:
     workload.train(workload.make_config(folder), num_train=72 + int(os.environ["RANK"]))
+
+
+@pytest.mark.parametrize(
+    ("part", "difference"),
+    [
+        ("model", "model on 1 (layers.1.running_mean [8] torch.float32; there nothing)"),
+        ("optimizer", "optimizer on 1 (Adam; there SGD)"),
+        ("metrics", "metrics on 1 (MeanLoss; there TopKAccuracy)"),
+        ("schedule", "schedule on 1 (step 0: 0.1; there step 0: 0.2)"),
+        ("max_steps", "config on 1 (trainer.max_steps: 4; there trainer.max_steps: None)"),
+    ],
+)
+def test_processes_that_build_other_parts_are_named_before_the_first_step(
+    tmp_path: Path, part: str, difference: str
+) -> None:
+    job = processes.start(build_another, tmp_path / "run", part, num_processes=2, folder=tmp_path / "logs")
+    codes = job.wait(60)
+    assert "error[PROCESSES_DIFFER]: not the same as on process 0: " in job.output(0), codes
+    assert difference in job.output(0)
+    assert codes == [ExitCode.USAGE] * 2
+    assert not (tmp_path / "run").exists()
+
+
+def build_another(folder: Path, part: str) -> None:
+    """Train, where the second process has another `part`."""
+    is_other = os.environ["RANK"] == "1"
+    if part == "metrics" and is_other:
+        workload.TopKAccuracy = workload.MeanLoss  # type: ignore[misc, assignment]
+
+    def train(config: RecipeConfig) -> object:
+        config = workload.make_config(folder, run=replace(config.run, output_dir=folder))
+        if part == "max_steps" and is_other:
+            config = replace(config, trainer=replace(config.trainer, max_steps=4))
+        if part == "schedule":
+            config = replace(config, schedule=ScheduleConfig(), optimizer=OptimizerConfig(learning_rate=None))
+        if part == "optimizer":
+            config = replace(config, optimizer=OptimizerConfig())
+        return workload.train(
+            config,
+            norm="batch" if part == "model" and is_other else "group",
+            optimizer=(sgd, adam)[is_other] if part == "optimizer" else None,
+            schedule=(lambda step: 0.2 - 0.1 * is_other) if part == "schedule" else None,
+        )
+
+    main(train, RecipeConfig, description="a run", argv=[])
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize("kind", ["file", "checkpoint", "run"])
