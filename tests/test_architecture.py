@@ -250,6 +250,7 @@ RULES = {
         calls(".item", ".tolist", ".cpu"),
         {
             "callbacks.metric_logger", "training.evaluator",
+            "training.unseen_state",  # in the first two steps
             "training.metrics",  # computes from merged sums, which are on the host
             "distributed.collectives",  # sizes and messages, never in a step
             "fault_tolerance.nonfinite_guard",  # once it has found one

@@ -84,17 +84,26 @@ class Checkpointer:
         self._executor = ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, (1,))
         self._pending: Future[None] | None = None
 
-    def prepare(self, pieces: Mapping[str, object], *, coming_bytes: int = 0) -> None:
+    def prepare(self, pieces: Mapping[str, object]) -> None:
         """Create and clean the directory before the first step, under the run lock; `pieces` as for `save`.
 
-        Raises CheckpointError if `pieces` cannot be stored, or if two checkpoints of them do not fit on the disk once
-        they have grown by `coming_bytes`: the old one is deleted after the new one is written.
+        Raises CheckpointError if `pieces` cannot be stored, or have no room.
         """
         encoded = [encode(value, name=name) for name, value in pieces.items()]
-        needed = coming_bytes + sum(tensor.nbytes for each in encoded for tensor in each.tensors.values())
         try:
             filesystem.make_directory(self.directory)
             filesystem.sweep(self.directory)
+        except OSError as error:
+            message = f"{self.directory} cannot be used ({error.strerror}): choose another folder"
+            raise CheckpointError("CKPT_PREFLIGHT", message) from error
+        self.check_room(sum(tensor.nbytes for each in encoded for tensor in each.tensors.values()))
+
+    def check_room(self, needed: int) -> None:
+        """Raise CheckpointError if two checkpoints of `needed` bytes each do not fit on the disk.
+
+        The old one is deleted after the new one is written.
+        """
+        try:
             free = free_bytes(self.directory)
             found = list_checkpoints(self.directory)
             self._own = set(map(commit_mark, found))

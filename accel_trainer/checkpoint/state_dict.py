@@ -77,7 +77,7 @@ class TrainingState:
         for name, module in self._modules().items():
             before = self._initial_buffers[name]
             buffers = unlisted_buffers(module)
-            kept = {key: new for key, new in buffers.items() if not (key in before and _equal(new, before[key]))}
+            kept = {key: new for key, new in buffers.items() if not (key in before and equal_bits(new, before[key]))}
             if kept:
                 changed[name] = kept
         return changed
@@ -91,7 +91,7 @@ class TrainingState:
         weights = {name: rename_weights(self.model, stored[name]) for name in modules}
         for name, renamed in weights.items():
             check_weights(name, mine[name], renamed)
-        optimizer_state = _fitted_optimizer_state(self.optimizer, self.model, pieces["optimizer"])
+        optimizer_state = fitted_optimizer_state(self.optimizer, self.model, pieces["optimizer"])
         for name, module in modules.items():
             live = module.state_dict()
             weights[name] = {key: load_like(live[key], value) for key, value in weights[name].items()}
@@ -142,7 +142,7 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
         raise CheckpointError("CKPT_WEIGHTS", f"{fact}: use the --model it was made with")
 
 
-def _fitted_optimizer_state(optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]) -> dict[str, Any]:
+def fitted_optimizer_state(optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state dict to load, after checking that it is of the same optimizer over the same parameters.
 
     A setting that differs from what the saved run started with was changed on purpose: this run's value is kept. All
@@ -229,7 +229,7 @@ def _restore_buffers(module: nn.Module, stored: Mapping[str, Any]) -> None:
             module.get_submodule(path).register_buffer(name, whole.to(device), persistent=False)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def equal_bits(one: Tensor, other: Tensor) -> bool:
     """Whether both have the same bits, also those of a NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,33 +72,6 @@ def fill_momentum(optimizer: Optimizer) -> None:
     for parameter in (parameter for group in groups if group["momentum"] for parameter in group["params"]):
         if optimizer.state[parameter].get("momentum_buffer") is None:
             optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, -0.0)
-
-
-def coming_state_bytes(optimizer: Optimizer) -> int:
-    """Return the bytes by which the optimizer's state grows in its first step, by a trial on tensors without data.
-
-    An optimizer from elsewhere is not tried: two values per weight are assumed.
-    """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if type(optimizer).__module__.partition(".")[0] not in ("torch", "accel_trainer"):
-        return 2 * _nbytes(parameters)
-    tensors = [*parameters, *_state_of(optimizer)]
-    trial = copy.deepcopy(optimizer, {id(t): torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors})
-    for group in list(trial.param_groups):
-        trial.param_groups = [group | {"fused": None, "foreach": False}]
-        for stand_in in group["params"]:
-            stand_in.grad = torch.empty_like(stand_in)
-        with suppress(Exception):  # Adafactor needs a value, but only once it has its state
-            trial.step()
-    return _nbytes(_state_of(trial)) - _nbytes(_state_of(optimizer))
-
-
-def _nbytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
-
-
-def _state_of(optimizer: Optimizer) -> list[Tensor]:
-    return [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
 
 
 def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Module) -> Optimizer:

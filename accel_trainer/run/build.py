@@ -36,7 +36,7 @@ from ..distributed.collectives import ALONE, join_peers, run_on_main
 from ..distributed.fsdp import reject_options_with_fsdp, saves_shards
 from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, checked_schedule, scale_learning_rate
-from ..optim.optimizers import build_optimizer, build_own_optimizer, coming_state_bytes
+from ..optim.optimizers import build_optimizer, build_own_optimizer
 from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.compile import Compiler, Stopwatch
 from ..training.evaluator import Evaluator
@@ -239,8 +239,8 @@ def _describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
 
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     """Check, before any work, that a checkpoint can be stored and has room. **Collective.**"""
-    states, coming_bytes = trainer.state_dict(), coming_state_bytes(trainer.optimizer)
-    run_on_main(lambda: checkpointer.prepare(states, coming_bytes=coming_bytes), trainer.accelerator)
+    states = trainer.state_dict()
+    run_on_main(lambda: checkpointer.prepare(states), trainer.accelerator)
     checkpointer.check_shared_disk()
 
 

@@ -40,6 +40,7 @@ from .evaluation_file import read_details, write_details
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed
 from .optimizer_step import OptimizerStep, StepResult
 from .progress import Progress
+from .rehearsal import Rehearsal
 from .task_output import check_step_output
 
 
@@ -81,6 +82,9 @@ class Trainer:
         )  # fmt: skip
         average, gathers = None if self._ema is None else self._ema.model, checkpointer.peers.group is None
         self._training_state = TrainingState(model, optimizer, average, accelerator.scaler, gathers=gathers)
+        self._rehearsal = Rehearsal(
+            model=model, optimizer=optimizer, parts={"task": task}, accelerator=accelerator, checkpointer=checkpointer
+        )
 
     def fit(self) -> RunResult:
         """Train from `self.state` to the end; from a restored state this is an exact resume. **Collective.**"""
@@ -101,7 +105,11 @@ class Trainer:
         set_training_mode(self._model)
         try:
             for step_batch in self._data_wait.around(self._step_batches()):
-                self._notify("on_step_end", self.train_step(step_batch))
+                report = self.train_step(step_batch)
+                self._notify("on_step_end", report)
+                if self._rehearsal.num_steps_left and not report.was_skipped:
+                    # Before training goes on: a run that cannot resume exactly ends here.
+                    self._rehearsal.after_step(self._local_state)
                 if self._stop_flag.poll() or self._progress.requested_stop:
                     break
                 if self._checkpointer.config.is_due(self.state) and not self._is_epoch_end:
@@ -202,12 +210,18 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run, as references to live tensors. **Collective.**"""
-        progress = {
+        return {**self._training_state.pieces(), "trainer": self._own_state()}
+
+    def _local_state(self) -> dict[str, Any]:
+        """Return the state with the shards of this process. **Collective** if that of a callback is."""
+        return {**self._training_state.local_pieces(), "trainer": self._own_state()}
+
+    def _own_state(self) -> dict[str, Any]:
+        return {
             **self._progress.state_dict(),
             "skipped_steps": self._guard.skipped_steps,
             "callbacks": self._callback_runner.state_dict(),
         }
-        return {**self._training_state.pieces(), "trainer": progress}
 
     @property
     def best(self) -> BestCheckpoint | None:

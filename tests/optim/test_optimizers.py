@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from accel_trainer.checkpoint.state_dict import TrainingState
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.optim.config import OptimizerConfig
-from accel_trainer.optim.optimizers import build_optimizer, coming_state_bytes, set_learning_rate
+from accel_trainer.optim.optimizers import build_optimizer, set_learning_rate
 from accel_trainer.optim.parameter_groups import parameter_groups
 
 from ..workload import SmallNet
@@ -167,30 +167,6 @@ def as_stored(pieces: Any) -> Any:
     if isinstance(pieces, list):
         return [as_stored(value) for value in pieces]
     return copy.deepcopy(pieces)
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda groups: SGD(groups, lr=0.1), lambda groups: SGD(groups, lr=0.1, momentum=0.9, fused=True),
-        lambda groups: AdamW(groups, fused=True), lambda groups: AdamW(groups, amsgrad=True),
-        torch.optim.Adagrad, torch.optim.Adafactor, torch.optim.RMSprop, torch.optim.NAdam,
-    ],
-)  # fmt: skip
-def test_the_bytes_that_the_state_grows_by_are_known_before_the_first_step(build: Any) -> None:
-    model = small_net(dtype=torch.float32)
-    halves = [list(model.parameters())[:3], list(model.parameters())[3:]]
-    optimizer = build([{"params": half} for half in halves])
-    before = bytes_of_state(optimizer)
-    coming = coming_state_bytes(optimizer)
-    assert bytes_of_state(optimizer) == before
-    train(model, optimizer, range(1))
-    assert coming == bytes_of_state(optimizer) - before
-    assert coming_state_bytes(optimizer) == 0
-
-
-def bytes_of_state(optimizer: Optimizer) -> int:
-    return sum(value.nbytes for state in optimizer.state.values() for value in state.values())
 
 
 @pytest.mark.parametrize(

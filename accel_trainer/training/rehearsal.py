@@ -1,0 +1,196 @@
+"""The rehearsal of a resume at each start: a run that could not continue exactly ends with its first step.
+
+A resume builds everything anew and loads a checkpoint into it. So what is not in a checkpoint, or cannot be loaded
+again, is lost. State that changes only later, such as in an evaluation, is not seen here; `--dry-run` sees more.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..checkpoint.manager import Checkpointer
+from ..checkpoint.serialization import decode, encode
+from ..checkpoint.state_dict import EXTRA_STATE, equal_bits, fitted_optimizer_state
+from ..core.errors import CheckpointError
+from ..distributed.collectives import run_on_main
+from ..distributed.fsdp import is_shard
+from .metrics import describe_tensor
+from .unseen_state import Mark, mark_unseen
+
+_logger = logging.getLogger(__name__)
+
+_LISTED = 5
+_BUILT_IN = ("torch", "accel_trainer")
+
+
+class Rehearsal:
+    """Compares what a resume would have with what is live, after each of the first two steps of a start.
+
+    Create it with the objects as a resume builds them: before anything is restored. `parts` are the user's objects
+    whose attributes are looked at, by name.
+
+    Raises:
+        CheckpointError: the model has state that cannot be stored or loaded.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        parts: Mapping[str, object],
+        accelerator: Accelerator,
+        checkpointer: Checkpointer,
+    ) -> None:
+        self.num_steps_left = 2
+        self._model, self._optimizer = model, optimizer
+        self._accelerator, self._checkpointer = accelerator, checkpointer
+        self._parts = {"model": model, "optimizer": optimizer, **parts}
+        _refuse_unloadable(model)
+        self._before = _identify(model)
+        self._fresh_optimizer = _copy_optimizer(optimizer)
+        self._marks = [self._look()]
+        self._restored: set[str] = set()
+
+    def after_step(self, read_state: Callable[[], Mapping[str, Any]]) -> None:
+        """Check the state that a checkpoint would hold, perhaps with shards of this process. **Collective.**
+
+        Raises:
+            CheckpointError: a resume could not load the checkpoint, or would have something else than what is live, or
+                a checkpoint has no room.
+        """
+        self.num_steps_left -= 1
+        state = read_state() if self.num_steps_left else {}
+        run_on_main(lambda: self._check(state), self._accelerator)
+
+    def _check(self, state: Mapping[str, Any]) -> None:
+        if state:
+            self._checkpointer.check_room(self._check_pieces(state))
+            self._marks.append(self._look())
+        else:
+            self._warn_of_unseen([*self._marks, self._look()])
+            self._marks = []
+            self._fresh_optimizer = None
+
+    def _look(self) -> dict[str, Mark]:
+        return mark_unseen(self._parts, model=self._model)
+
+    def _check_pieces(self, pieces: Mapping[str, Any]) -> int:
+        """Return the bytes of a checkpoint of `pieces`."""
+        now = _identify(self._model)
+        for name in sorted(self._before.keys() | now.keys()):
+            (old, shape), (new, new_shape) = (each.get(name, (None, "nothing")) for each in (self._before, now))
+            if shape != new_shape:
+                fact = f"the first step changed {name} of the model from {shape} to {new_shape}"
+                raise _inexact(f"{fact}, which a new model could not load: make it so in __init__")
+            if old != new:
+                fact = f"training replaced the parameter {name}, and the optimizer still updates the old one"
+                raise _inexact(f"{fact}: change it in place, by copy_ under torch.no_grad()")
+        encoded = {name: encode(piece, name=name) for name, piece in pieces.items()}
+        if self._fresh_optimizer is not None:
+            piece = decode(encoded["optimizer"].skeleton, encoded["optimizer"].tensors)
+            self._check_optimizer(self._fresh_optimizer, piece)
+        return sum(tensor.nbytes for each in encoded.values() for tensor in each.tensors.values())
+
+    def _check_optimizer(self, fresh: Optimizer, piece: Mapping[str, Any]) -> None:
+        """Load `piece` into an optimizer as a resume builds it, and compare that with the live one."""
+        name = type(fresh).__name__
+        parameters = [parameter for group in fresh.param_groups for parameter in group["params"]]
+        before = [parameter.detach().clone() for parameter in parameters]
+        try:
+            fresh.load_state_dict(fitted_optimizer_state(fresh, self._model, piece))
+            found = fresh.state_dict()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+            raise _inexact(f"{name}.load_state_dict cannot load what {name}.state_dict returned ({reason})") from error
+        with torch.no_grad():
+            for parameter, value in zip(parameters, before, strict=True):
+                parameter.copy_(value)
+        identities = {id(parameter) for parameter in parameters}
+        if any(isinstance(part, Mapping) and identities & part.keys() for part in found.values()):
+            fact = f"{name}.state_dict has the address of a parameter as a key, and it is another in each start"
+            raise _inexact(f"{fact}: use the parameter's number")
+        if path := first_difference(self._optimizer.state_dict(), found):
+            fact = f"{name}.load_state_dict does not restore the optimizer's {path}"
+            raise _inexact(f"{fact}: a resumed run would have other weights")
+        live, loaded = (mark_unseen({"optimizer": each}, model=self._model) for each in (self._optimizer, fresh))
+        self._restored = {key for key, mark in live.items() if loaded.get(key) == mark}
+
+    def _warn_of_unseen(self, marks: Sequence[Mapping[str, Mark]]) -> None:
+        """Warn of values that each of two steps changed: something set up in the first step changes only there."""
+        first, second, third = marks
+        unseen = [
+            name
+            for name in first.keys() & second.keys() & third.keys() - self._restored
+            if first[name][0] == second[name][0] == third[name][0]
+            and first[name][1] != second[name][1] != third[name][1]
+        ]
+        if unseen:
+            more = f" and {len(unseen) - _LISTED} more" * (len(unseen) > _LISTED)
+            fact = f"training changes {', '.join(sorted(unseen)[:_LISTED])}{more}, and no checkpoint holds it"
+            fix = "keep it in a buffer of the model (register_buffer) or in the optimizer's state_dict"
+            _logger.warning("[UNSEEN_STATE] %s: if it decides anything, %s; --dry-run shows whether it does", fact, fix)
+
+
+def _inexact(message: str) -> CheckpointError:
+    return CheckpointError("CKPT_INEXACT", message)
+
+
+def _refuse_unloadable(model: nn.Module) -> None:
+    """Raise CheckpointError for what a checkpoint of the model could not hold, or not load again."""
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            fact = f"{name} of the model is a {type(value).__name__}"
+            raise _inexact(f"{fact}: return a tensor from get_extra_state, or keep each value in a buffer")
+
+
+def _identify(model: nn.Module) -> dict[str, tuple[int | None, str]]:
+    """Return, for each tensor of a checkpoint, its identity if it is a parameter, and its shape."""
+    identities = {name: id(parameter) for name, parameter in model.named_parameters()}
+    tensors = {name: value for name, value in model.state_dict().items() if not name.endswith(EXTRA_STATE)}
+    return {name: (identities.get(name), describe_tensor(value)) for name, value in tensors.items()}
+
+
+def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
+    """Return a copy of a user's optimizer over the same parameters; None for torch's own, shards, or a failure."""
+    shared = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if type(optimizer).__module__.partition(".")[0] in _BUILT_IN or any(map(is_shard, shared.values())):
+        return None
+    copied = object.__new__(type(optimizer))
+    try:
+        vars(copied).update(copy.deepcopy(vars(optimizer), {id(optimizer): copied, **shared}))
+    except Exception:  # it holds something that cannot be copied, such as a lock
+        return None
+    return copied
+
+
+def first_difference(one: Any, other: Any, path: str = "") -> str | None:
+    """Return the path to the first difference of two states, such as `state[0].exp_avg`; None if there is none."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return None if _same_tensor(one, other) else path
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in dict.fromkeys([*one, *other]):
+            where = f"{path}{'.' * bool(path)}{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+            if key not in one or key not in other:
+                return where
+            if found := first_difference(one[key], other[key], where):
+                return found
+        return None
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return next((found for index, pair in pairs if (found := first_difference(*pair, f"{path}[{index}]"))), None)
+    return None if type(one) is type(other) and repr(one) == repr(other) else path
+
+
+def _same_tensor(one: Any, other: Any) -> bool:
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return False
+    return one is other or equal_bits(one, other.to(one.device))

@@ -1,0 +1,95 @@
+"""Small runs with parts of a user's own: models, optimizers and tasks, some with state that hides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from accel_trainer import (
+    BatchConfig,
+    CheckpointConfig,
+    MeanLoss,
+    OptimizerConfig,
+    RecipeConfig,
+    RunConfig,
+    RunResult,
+    RuntimeConfig,
+    StepOutput,
+    TrainerConfig,
+    build_dataset_loaders,
+    build_trainer,
+    start_run,
+)
+from accel_trainer.core.types import Batch, EvalOutput
+
+
+class Net(nn.Module):
+    """A linear classifier of vectors [B, 6] into 3 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.linear(inputs)
+
+
+class PlainTask:
+    """Cross-entropy."""
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return StepOutput(F.cross_entropy(model(batch.inputs), batch.targets, reduction="sum"))
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        logits = model(batch.inputs)
+        return EvalOutput(F.cross_entropy(logits, batch.targets, reduction="none"), logits)
+
+
+def vectors(num: int) -> TensorDataset:
+    inputs = torch.randn(num, 6, generator=torch.Generator().manual_seed(num))
+    return TensorDataset(inputs, torch.arange(num) % 3)
+
+
+def make_config(folder: Path, *, max_steps: int | None = 3, ema_decay: float | None = None) -> RecipeConfig:
+    return RecipeConfig(
+        batch=BatchConfig(per_device_batch_size=4),
+        trainer=TrainerConfig(num_epochs=2, max_steps=max_steps, ema_decay=ema_decay),
+        optimizer=OptimizerConfig(learning_rate=0.05),
+        checkpoint=CheckpointConfig(every_n_steps=1),
+        runtime=RuntimeConfig(num_threads=1),
+        run=RunConfig(output_dir=folder, quiet=True),
+    )
+
+
+def train(
+    config: RecipeConfig,
+    *,
+    model: Callable[[], nn.Module] = Net,
+    task: Callable[[], Any] = PlainTask,
+    optimizer: Callable[[nn.Module], Any] | None = None,
+    callbacks: tuple[Any, ...] = (),
+    metrics: tuple[Any, ...] = (),
+    data: Callable[[int], Any] = vectors,
+) -> RunResult:
+    """Train on vectors; the parts are built as a recipe builds them, at each start."""
+    with start_run(config, recipe="planted") as run:
+        loader, eval_loader = build_dataset_loaders(
+            data(32), data(15), run.config.batch, seed=config.seed, accelerator=run.accelerator
+        )
+        trainer = build_trainer(
+            run,
+            model=model(),
+            task=task(),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=[MeanLoss(), *metrics],
+            optimizer=optimizer,
+            callbacks=callbacks,
+        )
+        return trainer.fit()

@@ -1,0 +1,471 @@
+"""State that a checkpoint does not hold: named after the first steps of a run, and nothing is said of honest parts."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+
+from accel_trainer import Callback, CheckpointError, OptimizerConfig, RunResult, StepOutput
+from accel_trainer.core.types import Batch
+
+from ..checkpoint.test_unseen_state import Cached, Counting, Lookahead
+from .planted import Net, PlainTask, make_config, train
+
+GLOBAL_STEPS = 0
+
+
+# --- parts that a checkpoint cannot hold ---
+
+
+class DictState(Net):
+    """Its extra state is no tensor."""
+
+    def get_extra_state(self) -> Any:
+        return {"scale": 1.0}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+class ExpandedBuffer(Net):
+    """A buffer that is one number in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1).expand(3))
+
+
+class LateBuffer(Net):
+    """A buffer that appears with the first forward."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not hasattr(self, "centre"):
+            self.register_buffer("centre", inputs.mean(0))
+        return super().forward(inputs - self.centre)
+
+
+class NewParameter(Net):
+    """Replaces its weights, which the optimizer does not notice."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.linear.bias = nn.Parameter(self.linear.bias.detach() * 0.9)
+        return super().forward(inputs)
+
+
+class Queued(SGD):
+    """Keeps its last norms in a deque, which is no plain value."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                norms = self.state[parameter].setdefault("norms", collections.deque(maxlen=3))
+                norms.append(float(parameter.grad.norm()))
+        super().step()
+
+
+class NumpyNumber(SGD):
+    """Keeps a number of numpy."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            group["norm"] = np.float64(1.0)
+
+
+class ForgetfulCounter(Counting):
+    """Stores its counter, and does not take it back."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        SGD.load_state_dict(self, {name: state[name] for name in ("state", "param_groups")})
+
+
+class KeyedByAddress(SGD):
+    """Its state dict has a parameter's address as a key."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.slow: dict[int, Tensor] = {}
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.slow = {id(p): p.detach().clone() for group in self.param_groups for p in group["params"]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "slow": self.slow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.slow = dict(state["slow"])
+
+
+class CannotLoad(SGD):
+    """Wants more than it gave."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict({**state, "state": state["fast_state"]} if state["state"] else state)
+
+
+class DequeCallback(Callback):
+    """Its state is no plain value once a step is done."""
+
+    def __init__(self) -> None:
+        self.last: Any = None
+
+    def on_step_end(self, trainer: Any, report: Any) -> None:
+        self.last = collections.deque([report.optimizer_step])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self.last}
+
+
+def of(optimizer: Callable[[Any], Any]) -> dict[str, Any]:
+    return {"optimizer": lambda model: optimizer(model.parameters())}
+
+
+def run(folder: Path, *, max_steps: int = 3, settings: OptimizerConfig | None = None, **parts: Any) -> RunResult:
+    config = make_config(folder, max_steps=max_steps)
+    default = OptimizerConfig() if "optimizer" in parts else config.optimizer
+    return train(replace(config, optimizer=settings or default), **parts)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "extra state": ({"model": DictState}, "_extra_state of the model is a dict: return a tensor from get_extra_state"),
+    "late buffer": ({"model": LateBuffer}, r"changed centre of the model from nothing to float32 \[6\]"),
+    "new parameter": ({"model": NewParameter}, "training replaced the parameter linear.bias"),
+    "deque": (of(Queued), r"optimizer.state\[0\].norms is a collections.deque"),
+    "numpy number": (of(NumpyNumber), r"optimizer.param_groups\[0\].norm is a numpy.float64"),
+    "not restored": (of(ForgetfulCounter), "ForgetfulCounter.load_state_dict does not restore the optimizer's k:"),
+    "address": (of(KeyedByAddress), "the address of a parameter"),
+    "cannot load": (of(CannotLoad), "CannotLoad.load_state_dict cannot load what .* returned .KeyError: 'fast_state'."),
+    "callback": ({"callbacks": (DequeCallback(),)}, "trainer.callbacks.DequeCallback.last is a collections.deque"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_state_that_a_resume_would_lose_ends_the_run_with_its_first_step(tmp_path: Path, name: str) -> None:
+    parts, message = REFUSED[name]
+    with pytest.raises(CheckpointError, match=message):
+        run(tmp_path / "run", **parts)
+    assert not list(tmp_path.glob("run/checkpoints/step-*"))
+
+
+# --- state that no checkpoint holds ---
+
+
+class CountingNet(Net):
+    """Its rate of dropout grows with a Python number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += self.training
+        return super().forward(inputs) / self.calls
+
+
+class ClassCounter(Net):
+    """Counts in its class."""
+
+    calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        ClassCounter.calls += self.training
+        return super().forward(inputs) / ClassCounter.calls
+
+
+class GlobalCounter(Net):
+    """Counts in a global."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        global GLOBAL_STEPS
+        GLOBAL_STEPS += self.training
+        return super().forward(inputs) / GLOBAL_STEPS
+
+
+class Centred(PlainTask):
+    """Subtracts a running mean that is the task's."""
+
+    def __init__(self) -> None:
+        self.centre = torch.zeros(3)
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        logits = model(batch.inputs)
+        self.centre = 0.9 * self.centre + 0.1 * logits.detach().mean(0)
+        return StepOutput((logits - self.centre).logsumexp(1).sum())
+
+
+class Taught(PlainTask):
+    """Has a teacher that follows the model."""
+
+    def __init__(self) -> None:
+        self.teacher = Net()
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        with torch.no_grad():
+            for mine, theirs in zip(self.teacher.parameters(), model.parameters(), strict=True):
+                mine.data.lerp_(theirs, 0.1)
+        return super().train_step(model, batch)
+
+
+class OwnGenerator(PlainTask):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(0)
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        noise = torch.randn(batch.inputs.shape, generator=self.generator)
+        return super().train_step(model, Batch(batch.inputs + noise, batch.targets, batch.sample_ids))
+
+
+class HiddenCounter(SGD):
+    """Its rate depends on a counter that no state dict has."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.k = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.k += 1
+        super().step()
+
+
+NAMED: dict[str, tuple[dict[str, Any], str]] = {
+    "attribute": ({"model": CountingNet}, "model.calls"),
+    "class attribute": ({"model": ClassCounter}, "ClassCounter.calls"),
+    "global": ({"model": GlobalCounter}, f"{__name__}.GLOBAL_STEPS"),
+    "task": ({"task": Centred}, "task.centre"),
+    "teacher": ({"task": Taught}, "task.teacher.linear.bias"),
+    "own generator": ({"task": OwnGenerator}, "task.generator"),
+    "optimizer attribute": (of(HiddenCounter), "optimizer.k"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_state_that_no_checkpoint_holds_is_named_in_one_line(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts, named = NAMED[name]
+    assert run(tmp_path / "run", **parts).state == "done"
+    (line,) = [record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()]
+    assert named in line
+
+
+# --- honest parts ---
+
+
+class Caches(Net):
+    """Sets up what it needs in the first forward, and keeps what it last saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Any = None
+        self.is_ready = False
+        self.length = 0
+        self.last: Any = None
+        self.auxiliary: Any = 0.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.is_ready:
+            self.table, self.is_ready, self.length = torch.arange(6.0), True, 6
+        self.last = inputs.detach()
+        outputs = super().forward(inputs + self.table / self.length)
+        self.auxiliary = outputs.mean()
+        return outputs
+
+
+class StoredCounter(Net):
+    """Counts, and says so in its extra state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += self.training
+        return super().forward(inputs) / (1 + self.calls)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.calls)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.calls = int(state)
+
+
+class GrowingExtraState(StoredCounter):
+    """Its extra state has another shape after each step."""
+
+    def get_extra_state(self) -> Tensor:
+        return torch.zeros(self.calls)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.calls = len(state)
+
+
+class CachedNet(Cached):
+    """As `Cached`, for vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(6, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(self.before(inputs))
+
+
+def wrapped(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(wrap(nn.Linear(6, 8)), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3))
+
+
+class Recurrent(nn.Module):
+    """An LSTM over the numbers of a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.lstm(inputs[..., None])[0][:, -1])
+
+
+class Tied(nn.Module):
+    """Encoder and decoder share a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.second(self.first(inputs)))
+
+
+class Assigned(Net):
+    """Assigns its buffer instead of changing it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        if self.training:
+            self.centre = 0.9 * self.centre + 0.1 * outputs.detach().mean(0)
+        return outputs - self.centre
+
+
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
+    return nn.Sequential(nn.Unflatten(1, (1, 6)), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(6, 3))
+
+
+class Adversarial(PlainTask):
+    """A frozen critic beside the loss."""
+
+    def __init__(self) -> None:
+        self.critic = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).requires_grad_(False)
+        self.last_score: Any = None
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        self.last_score = self.critic(model(batch.inputs)).sum()
+        return StepOutput(self.last_score)
+
+
+class Logging(AdamW):
+    """Keeps the norm of the last step, and has defaults of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.01)
+        self.last_norm: Any = None
+
+    def step(self, closure: Any = None) -> None:
+        self.last_norm = self.param_groups[0]["params"][0].grad.norm()
+        super().step()
+
+
+norms = nn.utils.parametrizations
+HONEST: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "caches": {"model": Caches},
+    "counter in the extra state": {"model": StoredCounter},
+    "growing extra state": {"model": GrowingExtraState},
+    "non-persistent buffers": {"model": CachedNet},
+    "assigned buffer": {"model": Assigned},
+    "expanded buffer": {"model": ExpandedBuffer},
+    "spectral norm": {"model": wrapped(norms.spectral_norm)},
+    "weight norm": {"model": wrapped(norms.weight_norm)},
+    "orthogonal": {"model": wrapped(norms.orthogonal)},
+    "old spectral norm": {"model": wrapped(nn.utils.spectral_norm)},
+    "recurrent": {"model": Recurrent},
+    "tied": {"model": Tied},
+    "transformer": {"model": transformer},
+    "critic": {"task": Adversarial},
+    "optimizer that counts": of(Counting),
+    "lookahead": of(Lookahead),
+    "optimizer that logs": of(Logging),
+}
+SHOWN = ["caches", "growing extra state", "old spectral norm", "optimizer that logs"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in SHOWN else [pytest.mark.slow]) for name in HONEST]
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_nothing_is_said_of_honest_parts_and_they_resume_bit_for_bit(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_honest(tmp_path, caplog, **HONEST[name])
+
+
+NAMES = [
+    name
+    for name, value in vars(torch.optim).items()
+    if isinstance(value, type) and name not in ("Optimizer", "LBFGS", "SparseAdam", "Muon")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_said_of_the_optimizers_of_torch(
+    tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_honest(tmp_path, caplog, settings=OptimizerConfig(name=name))
+
+
+def check_honest(folder: Path, caplog: pytest.LogCaptureFixture, **parts: Any) -> None:
+    run(folder / "whole", max_steps=5, **parts)
+    run(folder / "parts", max_steps=3, **parts)
+    run(folder / "parts", max_steps=5, **parts)
+    whole, resumed = (load_file(folder / name / "export" / "model.safetensors") for name in ("whole", "parts"))
+    assert [record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()] == []
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_disk_without_room_for_the_optimizers_state_ends_the_run_with_its_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = 4 * (6 * 3 + 3)
+    monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: 2 * weights + 1)
+    with pytest.raises(CheckpointError, match=f"of {3 * weights + 8} bytes each; .* has {2 * weights + 1} free"):
+        run(tmp_path / "run", settings=OptimizerConfig(name="adamw"))
