@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -14,35 +15,70 @@ _logger = logging.getLogger(__name__)
 
 NUM_HASHED = 32
 SAMPLED = "sampled:"
+SAMPLED_OBJECTS = "sampled-objects:"
+"""Of samples with objects, whose content version 0.2.0 did not hash."""
+
+
+class _NoContent(Exception):
+    """A sample has an object that cannot be pickled, and so no content to hash."""
 
 
 def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
-    """Return `sampled:` and the SHA-256 of the number of samples and of `NUM_HASHED` evenly spaced ones.
+    """Return a prefix and the SHA-256 of the number of samples and of `NUM_HASHED` evenly spaced ones.
 
-    `read(index)` returns a sample: tensors, arrays, pictures, text and numbers, nested in lists, tuples and dicts.
-    Returns an empty string, after a warning, if the first one differs when it is read again.
+    `read(index)` returns a sample: what `hash_value` takes. Returns an empty string, after a warning, for a sample
+    that cannot be hashed, or if the first one differs when it is read again.
     """
-    if hash_value(read(0)) != hash_value(read(0)):
-        _logger.warning(
-            "sample 0 of the data differs each time it is read, so a resume can detect changed data only by the number "
-            "of samples"
-        )
-        return ""
+    kinds = set[type]()
     digest = hashlib.sha256(str(num_samples).encode())
-    for position in range(min(NUM_HASHED, num_samples)):
-        digest.update(hash_value(read(position * num_samples // min(NUM_HASHED, num_samples))))
-    return f"{SAMPLED}{digest.hexdigest()}"
+    try:
+        if _hash_sample(read(0), kinds) != _hash_sample(read(0), kinds):
+            raise _NoContent("sample 0 of the data differs each time it is read")
+        for position in range(min(NUM_HASHED, num_samples)):
+            digest.update(_hash_sample(read(position * num_samples // min(NUM_HASHED, num_samples)), kinds))
+    except _NoContent as reason:
+        _logger.warning("%s, so a resume can detect changed data only by the number of samples", reason)
+        return ""
+    return f"{SAMPLED_OBJECTS if kinds else SAMPLED}{digest.hexdigest()}"
+
+
+def join_fingerprints(parts: Sequence[str]) -> str:
+    """Return the fingerprint of several sets of samples; an empty one if one of them has none."""
+    if not all(parts):
+        return ""
+    prefix = SAMPLED_OBJECTS if any(part.startswith(SAMPLED_OBJECTS) for part in parts) else SAMPLED
+    return prefix + hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def is_same_data(stored: str, now: str) -> bool:
+    """Whether nothing speaks against it: one of the fingerprints may be missing, or of an earlier version."""
+    is_earlier = stored.startswith(SAMPLED) and now.startswith(SAMPLED_OBJECTS)
+    if is_earlier:
+        _logger.warning("the checkpoint has no hash of the objects in the samples: only their number is compared")
+    return is_earlier or stored == now or "" in (stored, now)
 
 
 def describe_fingerprint(fingerprint: str) -> str:
     """Return a description of what is compared when a run is resumed."""
     if not fingerprint:
         return "only their number"
-    return "a hash of some samples" if fingerprint.startswith(SAMPLED) else "a hash of all samples"
+    return "a hash of some samples" if fingerprint.startswith((SAMPLED, SAMPLED_OBJECTS)) else "a hash of all samples"
 
 
-def hash_value(value: Any) -> bytes:
-    """Return the SHA-256 of tensors, arrays, pictures, text and numbers, nested in lists, tuples and dicts."""
+def _hash_sample(sample: Any, kinds: set[type]) -> bytes:
+    try:
+        return hash_value(sample, kinds)
+    except Exception as error:  # whatever the pickling of an object raises
+        raise _NoContent(f"a sample cannot be hashed ({type(error).__name__}: {error})") from error
+
+
+def hash_value(value: Any, kinds: set[type] | None = None) -> bytes:
+    """Return the SHA-256 of the content of tensors, arrays, pictures, text, numbers and objects, nested.
+
+    An object is what pickle would keep of it; the classes of objects are added to `kinds`. Raises any error of an
+    object that cannot be pickled.
+    """
+    kinds = set() if kinds is None else kinds
     digest = hashlib.sha256(type(value).__name__.encode())
     if isinstance(value, Tensor):
         data = value.detach().cpu().contiguous()
@@ -50,13 +86,34 @@ def hash_value(value: Any) -> bytes:
         digest.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
     elif isinstance(value, Mapping):
         for key in value:
-            digest.update(hash_value(key) + hash_value(value[key]))
+            digest.update(hash_value(key, kinds) + hash_value(value[key], kinds))
     elif isinstance(value, list | tuple):
         for item in value:
-            digest.update(hash_value(item))
-    elif hasattr(value, "tobytes"):  # an array or a picture
+            digest.update(hash_value(item, kinds))
+    elif hasattr(value, "tobytes") and not _holds_objects(value):  # an array or a picture
         shape = getattr(value, "shape", None) or getattr(value, "size", None)
         digest.update(f"{shape} {getattr(value, 'dtype', None)}".encode() + value.tobytes())
     elif isinstance(value, str | bytes | int | float | None):
         digest.update(repr(value).encode())
+    else:
+        kinds.add(type(value))
+        digest.update(_hash_object(value, kinds))
     return digest.digest()
+
+
+def _holds_objects(value: Any) -> bool:
+    """Whether an array has the addresses of objects as its bytes."""
+    return bool(getattr(getattr(value, "dtype", None), "hasobject", False))
+
+
+def _hash_object(value: Any, kinds: set[type]) -> bytes:
+    if isinstance(value, type | FunctionType | BuiltinFunctionType):
+        return f"{value.__module__}.{value.__qualname__}".encode()
+    if isinstance(value, set | frozenset):  # their order differs between processes
+        return b"".join(sorted(hash_value(item, kinds) for item in value))
+    if _holds_objects(value):
+        return hash_value([value.shape, value.tolist()], kinds)
+    parts = value.__reduce_ex__(4)
+    if not isinstance(parts, str):
+        parts = [list(part) if isinstance(part, Iterator) else part for part in parts]
+    return hash_value(parts, kinds)

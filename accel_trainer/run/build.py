@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -30,7 +29,7 @@ from ..core.errors import CheckpointError, ConfigError
 from ..core.guards import kept_in_place
 from ..core.tensor_memory import copy_model
 from ..core.types import EvalLoader, Loader, Metric, Task
-from ..data.fingerprint import SAMPLED, describe_fingerprint
+from ..data.fingerprint import describe_fingerprint, is_same_data, join_fingerprints
 from ..distributed.accelerator import describe_machine, library_versions, place_model
 from ..distributed.collectives import ALONE, join_peers, run_on_main
 from ..distributed.fsdp import reject_options_with_fsdp, saves_shards
@@ -261,14 +260,14 @@ def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Sc
 def _fingerprint(loader: Loader, eval_loader: EvalLoader) -> str:
     """Return a hash that identifies the data of both loaders; empty if one of them has none."""
     parts = [each.fingerprint() if hasattr(each, "fingerprint") else "" for each in (loader, eval_loader)]
-    return SAMPLED + hashlib.sha256("".join(parts).encode()).hexdigest() if all(parts) else ""
+    return join_fingerprints(parts)
 
 
 def _data_changes(stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
     """Return `["data"]` if the data differs from the checkpoint's, and that is allowed; else nothing."""
     before, after = stored.get("num_samples", now["num_samples"]), now["num_samples"]
     old, new = stored.get("data_fingerprint", ""), now["data_fingerprint"]
-    if before == after and (old == new or "" in (old, new)):
+    if before == after and is_same_data(old, new):
         return []
     if "data" in allowed:
         return ["data"]
