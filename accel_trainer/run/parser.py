@@ -29,6 +29,7 @@ Origin = Literal["default", "file", "flag"]
 
 MAX_YAML_BYTES = 1 << 20
 FAMILIAR_FLAGS = Path(__file__).with_name("familiar_flags.yaml")
+_NEAR = 0.75  # of the letters: `--step-size` and `--batch-size` share 0.63
 _FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
 
 
@@ -270,10 +271,13 @@ def suggest(name: str, known: Collection[str]) -> str:
     """Return what to use instead of an unknown name: our name of another toolkit's flag, or the nearest name."""
     familiar = name.lstrip("-").replace("_", "-").lower()
     table = read_stored_yaml(FAMILIAR_FLAGS) if name.startswith("-") else {}
-    # LightningCLI writes `--trainer.max_epochs`.
-    rows = [str(here) for here, names in table.items() if {familiar, familiar.rpartition(".")[2]} & set(names.split())]
+    plain = re.sub(r"^(trainer|model|data)\.", "", familiar)  # LightningCLI writes `--trainer.max_epochs`
+    rows = [str(here) for here, names in table.items() if {familiar, plain} & set(names.split())]
     if rows:
         here = next((here for here in rows if not here.startswith("--") or here.split()[0] in known), "see --help")
         return f"did you mean {here}?" if here.startswith("--") else here
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {nearest[0]}?" if nearest else "see --help"
+    # By the whole name and by its last part. A name that is further away is another thing: a guess would mislead.
+    spelt = {each.lstrip("-"): each for each in known}
+    spelt = {each.rpartition(".")[2]: full for each, full in spelt.items()} | spelt
+    nearest = difflib.get_close_matches(familiar, spelt, n=1, cutoff=_NEAR)
+    return f"did you mean {spelt[nearest[0]]}?" if nearest else "see --help"

@@ -20,6 +20,11 @@ def said_of(flag: str, config_class: type[RecipeConfig] = cifar.Config) -> str:
     return str(caught.value).partition(f"{flag}: ")[2]
 
 
+TO_THE_LAUNCHER = (
+    "give it to the launcher, before the recipe: torchrun --FLAG ... RECIPE, or accelerate launch --FLAG ... RECIPE"
+)
+
+
 @pytest.mark.parametrize(
     ("flag", "said"),
     [
@@ -38,6 +43,31 @@ def said_of(flag: str, config_class: type[RecipeConfig] = cifar.Config) -> str:
         ("--img-size", "images keep their size: resize the files first"),
         ("-j", "did you mean --batch.num-workers?"),
         ("--epoch", "did you mean --epochs?"),  # the nearest, as no toolkit calls it so
+        ("--experiment-name", "did you mean --output-dir?"),
+        ("--master_port", TO_THE_LAUNCHER),
+        ("--master_addr", TO_THE_LAUNCHER),
+        ("--node_rank", TO_THE_LAUNCHER),
+        ("--num-machines", TO_THE_LAUNCHER),
+        ("--step-size", "did you mean --schedule.milestones (as fractions of the run)?"),
+        ("--step-lr", "did you mean --schedule.shape step?"),
+        ("--eta-min", "did you mean --schedule.min-fraction (of the peak)?"),
+        ("--init-timeout", "did you mean --runtime.timeout-s?"),
+        ("--save-last", "the last checkpoints are always kept: --checkpoint.keep-last-n says how many"),
+        ("--metadata", "a run stores its settings in config.yaml and its versions in environment.json"),
+        ("--include-optimizer", "every checkpoint has the optimizer's state, and the export only weights"),
+        ("--sampler", "training samples are in a new order in each epoch, which --seed decides"),
+        ("--shuffle", "training samples are in a new order in each epoch, which --seed decides"),
+        ("--quantize", "there is no quantization: --onnx exports a file for other tools"),
+        (
+            "--model-parallel",
+            "the launcher chooses it: accelerate launch --config_file accelerate_configs/fsdp.yaml RECIPE",
+        ),
+        (
+            "--use-dynamic-scaling",
+            "the loss is scaled dynamically with --mixed-precision fp16, from --runtime.loss-scale on",
+        ),
+        ("--map-location", "weights are read into memory of the CPU, and then moved to the device"),
+        ("--criterion", "the recipe chooses its task, such as MultiLabelTask"),
     ],
 )
 def test_a_flag_of_another_toolkit_is_answered_by_ours(flag: str, said: str) -> None:
@@ -66,6 +96,23 @@ def test_every_name_is_answered_by_its_first_row_whose_flag_the_recipe_has(
         if f"--{name}" not in known:
             assert suggest(f"--{name}", known) == expected
             assert suggest(f"--trainer.{name}", known) == expected, "as LightningCLI writes it"
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--sead", "did you mean --seed?"),
+        ("--optimiser.name", "did you mean --optimizer.name?"),
+        ("--label-smothing", "did you mean --task.label-smoothing?"),
+        ("--nesterov", "did you mean --optimizer.nesterov?"),
+        ("--hidden-layers", "see --help"),
+        ("--save-images", "see --help"),
+        ("--tensor-parallel", "see --help"),
+        ("--queue-size", "see --help"),
+    ],
+)
+def test_only_a_near_name_is_suggested(flag: str, said: str) -> None:
+    assert said_of(flag) == said
 
 
 def test_every_flag_in_the_table_is_one_of_a_recipes() -> None:
