@@ -12,6 +12,7 @@ from accelerate.utils import DistributedType, DynamoBackend, FullyShardedDataPar
 from accelerate.utils.environment import str_to_bool
 
 from ..core.errors import ConfigError
+from .launch_env import check_not_alone
 
 _TYPES = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
 _PRECISIONS = ("no", "bf16", "fp16")
@@ -53,6 +54,7 @@ def reject_unsupported(accelerator: Accelerator) -> None:
 
     As of accelerate 1.15 and torch 2.13.
     """
+    check_not_alone(accelerator.num_processes)
     state, kind = accelerator.state, accelerator.distributed_type
     _reject((f"distributed_type: {kind.value}", kind not in _TYPES, _OTHER_LAUNCH))
     dynamo, num_steps = state.dynamo_plugin.backend, accelerator.gradient_accumulation_steps

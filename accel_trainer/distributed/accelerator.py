@@ -37,7 +37,7 @@ from .accelerate_settings import (
     reject_unsupported,
 )
 from .determinism import allow_tf32, choose_kernels, prepare_cuda
-from .fsdp import is_sharded
+from .fsdp import is_sharded, make_shardable
 from .launch_env import MAX_THREADS, count_local_processes, given_num_threads, setup_launch_env
 from .machine import available_cpus, peak_resident_bytes
 from .process_group import init_process_group
@@ -219,6 +219,11 @@ def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfi
     if config.sync_batch_norm and accelerator.num_processes > 1:
         model = convert_sync_batch_norm(model, device=accelerator.device)
     if is_sharded(accelerator):
+        if ties:
+            (tied,) = (name for name, parameter in model.named_parameters() if parameter is ties[0][0])
+            fix = "let both modules have one parameter, as in b.weight = a.weight"
+            raise ConfigError("FSDP", f"{tied} shares its memory with another parameter, which shards cannot: {fix}")
+        make_shardable(model)
         plugin = accelerator.state.fsdp_plugin
         try:
             plugin.set_auto_wrap_policy(model)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..core import errors
 from ..core.errors import UserError
+from .launch_env import check_not_alone
 
 _TEXT_BYTES = 200
 _MAX_GATHERED = 2**20  # elements from all processes, below which one exchange is faster than two (gloo)
@@ -26,11 +27,13 @@ _MAX_GATHERED = 2**20  # elements from all processes, below which one exchange i
 
 def barrier(accelerator: Accelerator) -> None:
     """Wait until every process is here. **Collective.**"""
+    check_not_alone(accelerator.num_processes)
     accelerator.wait_for_everyone()
 
 
 def main_process_first(accelerator: Accelerator) -> AbstractContextManager[None]:
     """Let the main process run a block before the others, such as to download once. **Collective.**"""
+    check_not_alone(accelerator.num_processes)
     return accelerator.main_process_first()  # type: ignore[no-any-return]  # accelerate is untyped
 
 
@@ -38,6 +41,7 @@ def all_reduce(
     tensor: Tensor, accelerator: Accelerator, *, op: Literal["sum", "mean", "min", "max", "product"] = "sum"
 ) -> Tensor:
     """Return `op` over the tensors [...] of all processes, elementwise; the mean is a float. **Collective.**"""
+    check_not_alone(accelerator.num_processes)
     total = tensor.clone()
     if accelerator.num_processes > 1:
         dist.all_reduce(total, op=getattr(dist.ReduceOp, "SUM" if op == "mean" else op.upper()))
@@ -56,11 +60,13 @@ def reduce_mean(tensor: Tensor, accelerator: Accelerator) -> Tensor:
 
 def all_gather(tensor: Tensor, accelerator: Accelerator) -> Tensor:
     """Return the tensors [...] of all processes, of one shape, in their order: [P, ...]. **Collective.**"""
+    check_not_alone(accelerator.num_processes)
     return accelerator.gather(tensor[None].clone())  # type: ignore[no-any-return]  # accelerate is untyped
 
 
 def broadcast(tensor: Tensor, accelerator: Accelerator, *, from_process: int = 0) -> Tensor:
     """Return the tensor [...] of one process on all; the others pass one of its shape and dtype. **Collective.**"""
+    check_not_alone(accelerator.num_processes)
     sent = tensor.clone(memory_format=torch.contiguous_format)
     if accelerator.num_processes > 1:
         dist.broadcast(sent, src=from_process)
@@ -72,6 +78,7 @@ def scatter(rows: Tensor, accelerator: Accelerator, *, from_process: int = 0) ->
 
     The others pass any tensor of that shape and dtype.
     """
+    check_not_alone(accelerator.num_processes)
     if accelerator.num_processes == 1:
         return rows[0].clone()
     row = torch.empty_like(rows[0], memory_format=torch.contiguous_format)

@@ -73,6 +73,8 @@ def _check_can_fork(num_processes: int) -> None:
 def _start(action: Callable[[], Any], num_processes: int) -> tuple[ProcessContext, list[Connection]]:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port()), "ACCEL_TRAINER_LAUNCHER": "launch"}
     shared |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
+    if uses_cpu():
+        shared["ACCELERATE_USE_CPU"] = "true"  # or a plain `Accelerator()` would be alone, in each process
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(num_processes)]
     senders = [sender for _, sender in pipes]
     logging.getLogger(start_processes.__module__).setLevel(logging.ERROR)  # not which processes it ends after a failure

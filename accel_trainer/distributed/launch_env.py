@@ -46,6 +46,15 @@ def setup_launch_env() -> int:
     return num_processes
 
 
+def check_not_alone(num_processes: int) -> None:
+    """Raise ConfigError if an accelerator is alone, of `num_processes` 1, in a launch of several."""
+    announced = os.environ.get("WORLD_SIZE", "1")
+    if num_processes == 1 and announced != "1":
+        fact = f"the launch has {announced} processes, and this accelerator is alone"
+        fix = "create it by start_run, or by Accelerator(cpu=True) where there is no GPU"
+        raise ConfigError("LAUNCH", f"{fact}: {fix}")
+
+
 def find_launcher() -> int | None:
     """Return the process id of the launcher, with which this process ends; None without a launcher.
 

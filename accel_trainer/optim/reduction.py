@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.batch_plan import BatchPlan
-from ..core.buffers import BufferCopy, buffer_places, buffers_at
+from ..core.buffers import BufferCopy, Place, buffer_places, buffers_at
 from ..core.errors import ConfigError
 from ..core.rng import fold_in, seed_forward
 from ..core.types import StepOutput
@@ -22,7 +22,7 @@ from ..distributed.collectives import (
     sum_pairwise,
     sum_rows,
 )
-from ..distributed.fsdp import is_sharded
+from ..distributed.fsdp import is_sharded, own_units, reject_optimizer_with_fsdp
 
 
 class FloatReduction:
@@ -37,9 +37,12 @@ class FloatReduction:
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Return both, prepared by accelerate. **Collective.**"""
-        # DDP sends the buffers itself, before the first forward of a step.
-        self._sent = list(buffer_places(model).values()) if is_sharded(self._accelerator) else []
-        return self._accelerator.prepare(model, optimizer)  # type: ignore[no-any-return]  # accelerate is untyped
+        self._sent: list[Place] = []
+        if is_sharded(self._accelerator):
+            reject_optimizer_with_fsdp(optimizer)
+            self._sent = list(buffer_places(model).values())  # DDP sends them before the first forward of a step
+        with own_units():
+            return self._accelerator.prepare(model, optimizer)  # type: ignore[no-any-return]  # accelerate is untyped
 
     def begin(self) -> None:
         """Let all processes have the main process's buffers, which a checkpoint holds. **Collective** with shards."""

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate import Accelerator
 
 from accel_trainer import ConfigError, DataError, ProcessError, RunResult, launch
+from accel_trainer.distributed.accelerate_settings import reject_unsupported
 from accel_trainer.distributed.collectives import reduce_sum
 
 from .. import processes, workload
@@ -54,6 +56,31 @@ def test_functions_and_arguments_may_be_anything_and_processes_know_their_place(
 
     assert launch(count, lambda: 1, num_processes=3) == (43.0, 3, "3")
     assert not {"RANK", "WORLD_SIZE"} & os.environ.keys()
+
+
+def sum_by_accelerate() -> list[float]:
+    return reduce_sum(torch.tensor([1.0, 10.0]), Accelerator()).tolist()
+
+
+def test_an_accelerator_of_the_user_s_own_joins_the_launched_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACCELERATE_USE_CPU")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or accelerate warns
+    assert launch(sum_by_accelerate, num_processes=2) == [2.0, 20.0]
+
+
+def sum_alone(what: str) -> None:
+    os.environ.pop("ACCELERATE_USE_CPU", None)
+    accelerator = Accelerator()
+    if what == "sum":
+        reduce_sum(torch.tensor(1.0), accelerator)
+    else:
+        reject_unsupported(accelerator)  # as a Trainer does with the one it is given
+
+
+@pytest.mark.parametrize("what", ["sum", "train"])
+def test_an_accelerator_that_is_alone_in_a_launch_of_two_is_refused(what: str) -> None:
+    with pytest.raises(ConfigError, match="the launch has 2 processes, and this accelerator is alone: create it by"):
+        launch(sum_alone, what, num_processes=2)
 
 
 @pytest.mark.usefixtures("python_is_forked")

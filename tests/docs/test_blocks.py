@@ -113,7 +113,7 @@ class Session:
     def _run_bash(self, block: Block) -> None:
         environment = os.environ | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(self.folder),
-            "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1",
             "ARGS": block.argument, "MAKEFLAGS": "",  # not those of the `make test` that runs this
         }  # fmt: skip
         recipe = re.compile(r"^(?!accel-trainer|make).*\b\w+\.py\b")
