@@ -59,7 +59,7 @@ $(TORCH_VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-torch: $(TORCH_VENV)/.installed ## Run the tests with another torch: make test-torch TORCH=2.11.0
-	@PYTHONPATH=. $(TORCH_VENV)/bin/pytest -q -n $(JOBS) --dist worksteal -rs -m "not slow" $(ARGS)
+	@PYTHONPATH=$(CURDIR) $(TORCH_VENV)/bin/pytest -q -n $(JOBS) --dist worksteal -rs -m "not slow" $(ARGS)
 
 isa-test: setup ## Run the numeric tests as other CPUs would: every instruction set that can be limited
 	@$(BIN)/python -m tests.isa --jobs $(JOBS) $(ARGS)
@@ -88,7 +88,7 @@ bench: setup ## Measure the numbers of the README, for other toolkits too
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[benchmarks]'
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-gpu: setup ## Test and measure on a GPU, in about ten minutes; DATASET=FOLDER: with CIFAR-10 from a folder
+gpu: setup ## Test and measure on a GPU; DATASET=FOLDER: CIFAR-10 from there; ARGS="--part exact": a part
 	@$(BIN)/python -m benchmarks.gpu $(if $(DATASET),--dataset '$(DATASET)') $(ARGS)
 
 docs: setup ## Build the documentation into site/, readable offline

@@ -66,10 +66,13 @@ def write(
     goals: Sequence[str] = (),
     started: Mapping[str, Any],
     is_kept: bool = True,
+    command: str | None = None,
+    folder: Path | None = None,
+    is_shown: bool = True,
 ) -> None:
-    """Print a result. If `is_kept`, write `results/<name>.json` and update the README.
+    """Print a result if `is_shown`. If `is_kept`, write `<name>.json` to `folder`: None for `results`, and its README.
 
-    `started` is the environment before the first measurement.
+    `started` is the environment before the first measurement; `command` is what measures it, None: its own name.
     """
     result = {
         "title": title,
@@ -78,8 +81,14 @@ def write(
         "goals": list(goals),
         "tables": {caption: list(rows) for caption, rows in tables.items()},
     }
-    print(_section(name, result))
-    if is_kept:
+    if command is not None:
+        result["command"] = command
+    if is_shown:
+        print(section(name, result))
+    if is_kept and folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    elif is_kept:
         (FOLDER / "results").mkdir(exist_ok=True)
         (FOLDER / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
         write_readme()
@@ -95,7 +104,7 @@ def readme() -> str:
         "",
     ]
     for path in sorted((FOLDER / "results").glob("*.json")):
-        lines.append(_section(path.stem, json.loads(path.read_text())))
+        lines.append(section(path.stem, json.loads(path.read_text())))
     return "\n".join(lines)
 
 
@@ -104,13 +113,14 @@ def write_readme() -> None:
     (FOLDER / "README.md").write_text(readme())
 
 
-def _section(name: str, result: Mapping[str, Any]) -> str:
+def section(name: str, result: Mapping[str, Any]) -> str:
+    """Return a result as it stands in the README."""
     where = result["environment"]
     versions = ", ".join(f"{package} {version}" for package, version in where["versions"].items())
     lines = [
         f"## {result['title']}",
         "",
-        f"`python -m benchmarks.{name}`. {result['how']}",
+        f"`python -m {result.get('command', f'benchmarks.{name}')}`. {result['how']}",
         "",
         f"{where['gpu'] or where['cpu']}, {where['cores']} cores shared with other work (load "
         f"{where['load_average']} to {where['load_average_after']}); {versions}; commit {where['commit']}.",
@@ -122,6 +132,8 @@ def _section(name: str, result: Mapping[str, Any]) -> str:
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
+    if not rows:
+        return ["No row was measured."]
     columns = [column for column in rows[0] if column != "samples"]
     lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for row in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -15,16 +16,22 @@ from . import reaper
 from .forked_python import forked_python
 from .variants import NUM_THREADS
 
+HAS_TIMEOUT = importlib.util.find_spec("pytest_timeout") is not None
+
 # Before anything imports the libraries that read them: no test may reach the network.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_EVALUATE_OFFLINE="1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    if not HAS_TIMEOUT:  # a machine without it, and without a network, can run the tests all the same
+        parser.addini("timeout", "of pytest-timeout")
     parser.addoption("--effort", type=int, default=1, help="multiplies the repetitions of crash, fuzz and signal tests")
     parser.addoption("--sample", type=int, default=1, metavar="N", help="run every N-th of the tests that are selected")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if not HAS_TIMEOUT:
+        config.addinivalue_line("markers", "timeout: of pytest-timeout")
     reaper.start()
     del sys.argv[1:]  # a run looks there for the origins of its config
 

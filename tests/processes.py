@@ -11,6 +11,10 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+from torch.utils import backend_registration
+
 from .ports import free_port
 
 context = multiprocessing.get_context("forkserver")
@@ -91,6 +95,8 @@ def run(target: Callable[..., Any], *arguments: Any, num_processes: int = 1, fol
 
 def run_on(accelerator: str, target: Callable[..., Any], *arguments: Any, num_processes: int = 1, folder: Path) -> Job:
     """Run `target` to its end on the `gpu`, or on the accelerator that can only `pretend` (`pretend.py`)."""
+    if accelerator == "pretend" and not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip(f"torch {torch.__version__} has no accelerator that is made in Python")
     return run(_on_accelerator, accelerator, target, arguments, num_processes=num_processes, folder=folder)
 
 

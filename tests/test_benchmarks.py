@@ -1,5 +1,7 @@
 import importlib
+import json
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from torch.utils.data import DataLoader
 from benchmarks import gpu, loops, results
 from benchmarks.__main__ import NAMES
 from benchmarks.input_pipeline import write_noise
+from benchmarks.on_gpu.page import Page
 
 from . import processes
 
@@ -84,23 +87,33 @@ def test_a_loop_takes_its_steps_on_an_accelerator(tmp_path: Path, loop: str) -> 
     processes.run_on("pretend", take_steps, loop, folder=tmp_path)
 
 
-def test_the_page_of_a_gpu_says_what_passed_what_failed_and_what_there_was_no_time_for(
-    capsys: pytest.CaptureFixture[str],
+def test_a_check_on_a_gpu_that_fails_costs_only_itself_and_rows_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = gpu.Page()
+    page = Page("exact", "On a GPU", tmp_path, results.environment(), time.monotonic() + 60)
 
     def fail() -> None:
+        page.add("a table", {"step": 1})
         raise ValueError("no such kernel")
 
-    parts = {"a part": fail, "another": partial(page.judge, "it runs", holds=True)}
-    gpu.try_all(page, parts, time_s=60)
-    gpu.try_all(page, {"the last": fail}, time_s=-1)
-    assert page.findings == [
-        "**Did not hold**: a part (ValueError, see what it printed).",
+    page.attempt("a check", fail)
+    page.attempt("another", partial(page.judge, "it runs", holds=True))
+    page.deadline_s = time.monotonic() - 1
+    page.attempt("the last", fail)
+    written = json.loads((tmp_path / "gpu_exact.json").read_text())
+    assert written["goals"] == [
+        "**Did not hold**: a check (ValueError: no such kernel).",
         "Held: it runs.",
-        "Not tried: the last, as -1 s were over.",
+        "Not tried: the last, as the time was over.",
     ]
+    assert written["tables"] == {"a table": [{"step": 1}]}
     assert "no such kernel" in capsys.readouterr().err
+    assert results.section("gpu_exact", written).count("| 1 |") == 1
+
+
+def test_a_table_without_a_row_is_no_error() -> None:
+    result = {"title": "t", "how": "", "environment": results.environment() | {"load_average_after": 0}, "goals": []}
+    assert "No row was measured." in results.section("gpu", {**result, "tables": {"empty": []}})
 
 
 def test_nothing_is_measured_without_a_gpu(

@@ -6,19 +6,21 @@ import base64
 import io
 import re
 from pathlib import Path
+from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 from PIL import Image
 from safetensors.torch import load_file
 
 from .training.test_exactness import history
 
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+
 NOTEBOOK = Path(__file__).parents[1] / "recipes" / "debug.ipynb"
 
 
-def execute(run: Path, *, num_processes: int) -> nbformat.NotebookNode:
+def execute(run: Path, *, num_processes: int) -> Any:
     """Return the executed notebook, whose first cell asks for these processes, this folder and a few steps."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     settings = next(cell for cell in notebook.cells if cell.cell_type == "code")
@@ -32,16 +34,16 @@ def execute(run: Path, *, num_processes: int) -> nbformat.NotebookNode:
         assert old in settings.source
         settings.source = settings.source.replace(old, new)
     where = {"metadata": {"path": str(NOTEBOOK.parent)}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where).execute()
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where).execute()
     return notebook
 
 
-def printed(notebook: nbformat.NotebookNode) -> str:
+def printed(notebook: Any) -> str:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     return "".join(output.get("text", "") for output in outputs)
 
 
-def pictures(notebook: nbformat.NotebookNode) -> list[Image.Image]:
+def pictures(notebook: Any) -> list[Image.Image]:
     outputs = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
     encoded = [data["image/png"] for data in outputs if "image/png" in data]
     return [Image.open(io.BytesIO(base64.b64decode(picture))).convert("L") for picture in encoded]

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -26,7 +27,7 @@ def metadata_is_closed() -> Iterator[None]:
 @cache
 def photograph(index: int = 0) -> Image.Image:
     """One of scikit-learn's two photographs, 640 x 427 pixels."""
-    from sklearn.datasets import load_sample_images
+    load_sample_images = pytest.importorskip("sklearn.datasets").load_sample_images
 
     return Image.fromarray(load_sample_images().images[index])
 

@@ -1,0 +1,98 @@
+"""The tests that need a GPU, and what a first user would meet: warnings, other losses than a CPU's, NCCL."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from xml.etree import ElementTree
+
+from .. import results
+from .page import Page, Setting
+from .runs import SMALL, rows, train
+
+OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "left out"}
+MAX_LOSS_DIFFERENCE = 1e-3
+# A group of one process, as a run on several GPUs forms it; what warns goes to stderr.
+NCCL = """
+import os, time, warnings
+warnings.simplefilter("always")
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+import torch, torch.distributed as dist
+from accel_trainer.distributed.process_group import init_process_group
+torch.cuda.set_device(0)
+init_process_group("cpu:gloo,cuda:nccl", timeout_s=20, device=torch.device("cuda", 0))
+dist.all_reduce(torch.ones(2, device="cuda"))
+dist.all_reduce(torch.ones(2))
+dist.barrier(async_op=True).wait()
+dist.destroy_process_group()
+print("joined")
+"""
+
+
+def run(page: Page, setting: Setting) -> None:
+    tests = "tests/training/test_pretend_device.py" if setting.is_tiny else "tests"
+    page.attempt("the tests that need a GPU", partial(_run_tests, page, tests))
+    with tempfile.TemporaryDirectory() as folder:
+        page.attempt("warnings of the first steps", partial(_list_warnings, page, setting, Path(folder)))
+        page.attempt("losses of a CPU", partial(_compare_losses, page, setting, Path(folder)))
+        page.attempt("start with and without a visible GPU", partial(_start_both_ways, page, setting, Path(folder)))
+    if setting.device == "cuda":
+        page.attempt("a group of NCCL", partial(_join_nccl, page))
+
+
+def _run_tests(page: Page, tests: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--junitxml", str(report), tests]
+        subprocess.run(command, cwd=results.ROOT, check=False)
+        cases = list(ElementTree.parse(report).iter("testcase"))
+    outcomes = []
+    for case in cases:
+        child = next((child for child in case if child.tag in OUTCOMES), None)
+        said = "" if child is None else child.get("message", "").strip()
+        outcomes.append("passed" if child is None else OUTCOMES[child.tag])
+        page.add(
+            "Tests that need a GPU",
+            {
+                "test": case.get("name"), "outcome": outcomes[-1], "s": float(case.get("time", 0)),
+                "why": said.splitlines()[-1][:200] if said else None,
+            },
+        )  # fmt: skip
+    listed = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("passed", "failed", "left out"))
+    page.judge(f"the tests that need a GPU pass ({listed})", holds="passed" in outcomes and "failed" not in outcomes)
+
+
+def _list_warnings(page: Page, setting: Setting, folder: Path) -> None:
+    said = train(setting, folder / "warned", *SMALL, "--max-steps", "3", PYTHONWARNINGS="always")
+    found = sorted({line.strip()[:200] for line in said.splitlines() if "Warning: " in line})
+    for line in found:
+        page.add("Warnings of three steps", {"warning": line})
+    page.judge(f"three steps warn of nothing ({len(found)} warnings)", holds=not found)
+
+
+def _compare_losses(page: Page, setting: Setting, folder: Path) -> None:
+    flags = (*SMALL, "--max-steps", "20", "--lr", "0.01", "--trainer.log-every-n-steps", "1")
+    train(setting, folder / "here", *flags)
+    train(setting, folder / "cpu", *flags, ACCELERATE_USE_CPU="true")
+    here, cpu = (rows(folder / name, "train/loss") for name in ("here", "cpu"))
+    largest = max(abs(one - other) for one, other in zip(here, cpu, strict=True))
+    page.add("20 steps in float32", {"steps": len(here), "largest difference of the losses to a CPU's": largest})
+    page.judge(f"20 losses are within {MAX_LOSS_DIFFERENCE:g} of a CPU's", holds=largest <= MAX_LOSS_DIFFERENCE)
+
+
+def _start_both_ways(page: Page, setting: Setting, folder: Path) -> None:
+    for name, environ in {"visible": {}, "hidden": {"CUDA_VISIBLE_DEVICES": ""}}.items():
+        said = train(setting, folder / name, *SMALL, "--max-steps", "2", "--dry-run", **environ)
+        page.add("--dry-run", {"GPU": name, "said": said.strip().splitlines()[-1][:200]})
+
+
+def _join_nccl(page: Page) -> None:
+    done = subprocess.run([sys.executable, "-c", NCCL], cwd=results.ROOT, capture_output=True, text=True)
+    warned = [line[:200] for line in done.stderr.splitlines() if "Warning" in line or "[W" in line]
+    for line in warned or ["none"]:
+        page.add("A group of NCCL with one process", {"warning": line, "exit code": done.returncode})
+    holds = done.returncode == 0 and not warned and "joined" in done.stdout
+    page.judge("a group of NCCL is formed and left without a warning", holds=holds)

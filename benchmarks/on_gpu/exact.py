@@ -1,0 +1,123 @@
+"""Exactness on a GPU: equal runs, runs that are killed and resumed, splits of a batch, and who lacks what kernel."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from accel_trainer.distributed.determinism import choose_kernels, nondeterminism_named
+from accel_trainer.vision import ModelConfig, build_model
+
+from .. import results
+from .page import Page, Setting
+from .runs import SMALL, hashes, kill_and_resume, train
+
+CASES: dict[str, tuple[str, ...]] = {
+    "float32": (),
+    "bf16": ("--mixed-precision", "bf16"),
+    "fp16": ("--mixed-precision", "fp16", "--runtime.loss-scale-growth-steps", "20"),
+    "AdamW": ("--optimizer", "adamw"),
+    "without workers": ("--batch.num-workers", "0"),
+    "EMA and clipping": ("--ema", "0.99", "--trainer.max-grad-norm", "1"),
+    "compiled": ("--compile",),
+    "compiled, bf16": ("--compile", "--mixed-precision", "bf16"),
+}
+OURS = ("resnet18", "resnet50", "airbench94")
+TIMM = (
+    *("resnet50", "resnext50_32x4d", "efficientnet_b0", "mobilenetv3_small_100", "convnext_atto", "regnety_002"),
+    *("vit_tiny_patch16_224", "deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "mixer_s32_224"),
+    *(
+        "densenet121",
+        "vgg11_bn",
+        "xception41",
+        "inception_v3",
+        "nfnet_f0",
+        "resnetv2_50",
+        "seresnet18",
+        "coatnet_0_224",
+    ),
+    *("poolformer_s12", "maxvit_tiny_tf_224"),
+)
+
+
+def run(page: Page, setting: Setting) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        cases = dict(list(CASES.items())[:1]) if setting.is_tiny else CASES
+        num_steps = 8 if setting.is_tiny else 200
+        for case, flags in cases.items():
+            page.attempt(
+                case, partial(_compare, page, setting, folder / case.replace(" ", "-"), case, flags, num_steps)
+            )
+        page.attempt("--reduce exact in 1, 2 and 4 forwards a step", partial(_split, page, setting, folder, num_steps))
+    for model in OURS[:1] if setting.is_tiny else OURS:
+        make = partial(build_model, ModelConfig(name=model), in_channels=3, num_classes=10)
+        page.attempt(model, partial(_name_operations, page, setting, model, make))
+    for model in TIMM[:1] if setting.is_tiny else TIMM:
+        page.attempt(f"timm {model}", partial(_name_operations, page, setting, f"timm/{model}", partial(_timm, model)))
+    page.attempt("text", partial(_name_operations, page, setting, "a transformer for text", _text, is_text=True))
+
+
+def _compare(page: Page, setting: Setting, folder: Path, case: str, flags: tuple[str, ...], num_steps: int) -> None:
+    """Train twice, and once killed in the middle: the tensors of the last checkpoint must be the same."""
+    folder.mkdir()
+    steps = (*SMALL, "--max-steps", str(num_steps), *flags)
+    train(setting, folder / "one", *steps)
+    train(setting, folder / "two", *steps)
+    kill_and_resume(setting, folder / "killed", *steps, at_step=num_steps // 2)
+    one, two, killed = (hashes(folder / name) for name in ("one", "two", "killed"))
+    page.add(
+        f"{num_steps} steps, twice and killed in the middle",
+        {"run": case, "two runs equal": one == two, "killed and resumed equal": one == killed},
+    )
+    page.judge(f"{case}: the same bits in two runs and after a SIGKILL", holds=one == two == killed)
+
+
+def _split(page: Page, setting: Setting, folder: Path, num_steps: int) -> None:
+    """The same global batch in 1, 2 and 4 forwards with `--reduce exact`; the last step of an epoch is short."""
+    found = {}
+    for forwards in (1, 2, 4):
+        name = folder / f"split-{forwards}"
+        flags = ("--model", "resnet8", "--seed", "0", "--quiet", "--reduce", "exact", "--global-batch-size", "96")
+        steps = ("--batch-size", str(96 // forwards), "--max-steps", str(num_steps))
+        train(setting, name, *flags, *steps)
+        found[forwards] = hashes(name)["model.safetensors"][:16]
+        page.add(
+            "--reduce exact, a batch of 96", {"forwards a step": forwards, "SHA-256 of the weights": found[forwards]}
+        )
+    page.judge("--reduce exact: the same bits however a step is split", holds=len(set(found.values())) == 1)
+
+
+def _timm(name: str) -> nn.Module:
+    import timm
+
+    model: nn.Module = timm.create_model(name, num_classes=10)
+    return model
+
+
+def _text() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    return nn.Sequential(nn.Embedding(100, 64), nn.TransformerEncoder(layer, 2), nn.Linear(64, 10))
+
+
+def _name_operations(
+    page: Page, setting: Setting, name: str, make: Callable[[], nn.Module], *, is_text: bool = False
+) -> None:
+    """Take a step under deterministic kernels, and list the operations that have none."""
+    torch.manual_seed(0)
+    choose_kernels(True)
+    operations: set[str] = set()
+    model = make().to(setting.device)
+    size = 299 if "inception" in name else 224
+    shape = (2, 3, 32, 32) if name in ("airbench94", "resnet18") else (2, 3, size, size)
+    inputs = torch.randint(0, 100, (2, 16)) if is_text else torch.randn(shape)
+    with nondeterminism_named(operations, says_it=False):
+        outputs = model(inputs.to(setting.device))
+        (outputs if isinstance(outputs, torch.Tensor) else outputs[0]).float().square().mean().backward()
+    row: results.Row = {"net": name, "without a deterministic kernel": ", ".join(sorted(operations)) or "none"}
+    page.add("Operations without a deterministic kernel", row)

@@ -1,0 +1,81 @@
+"""The results of one part, written as they come."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where a part runs, and how much it does: `is_tiny` tries it with a few steps, also without a GPU."""
+
+    device: str
+    dataset: str
+    described: str
+    photos: Path | None
+    cache_dir: Path
+    is_tiny: bool = False
+    are_real: bool = True
+
+
+@dataclass
+class Page:
+    """Tables, and what held; written after each row, so that whatever ends a part, its rows are kept."""
+
+    part: str
+    title: str
+    folder: Path
+    started: Mapping[str, Any]
+    deadline_s: float
+    """Of `time.monotonic`: no check begins later."""
+    tables: dict[str, list[results.Row]] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+
+    def add(self, caption: str, row: results.Row) -> None:
+        self.tables.setdefault(caption, []).append(row)
+        self.write()
+
+    def judge(self, claim: str, *, holds: bool) -> None:
+        self.findings.append(f"{'Held' if holds else '**Did not hold**'}: {claim}.")
+        self.write()
+
+    def attempt(self, name: str, check: Callable[[], None]) -> None:
+        """Run a check if there is time; if it fails, say so and go on with the next."""
+        if time.monotonic() > self.deadline_s:
+            self.findings.append(f"Not tried: {name}, as the time was over.")
+        else:
+            print(f"{self.part}: {name}", flush=True)
+            try:
+                check()
+            except Exception as error:  # the page says so, and the other checks may tell why
+                print(f"{name}: {error}", file=sys.stderr, flush=True)
+                said = (str(error).strip().splitlines() or [""])[-1][:200]
+                self.judge(f"{name} ({type(error).__name__}: {said})", holds=False)
+        self.write()
+
+    def write(self) -> None:
+        results.write(
+            f"gpu_{self.part}", title=self.title, command=f"benchmarks.gpu --part {self.part}",
+            how="Written as it came: what is missing was not reached.", tables=self.tables, goals=self.findings,
+            started=self.started, folder=self.folder, is_shown=False,
+        )  # fmt: skip
+
+
+def gpu_environment() -> results.Row:
+    """Return the facts about the GPUs that `results.environment` lacks."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        driver = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        driver = None
+    return {"num_gpus": torch.cuda.device_count(), "cuda": torch.version.cuda, "driver": driver}

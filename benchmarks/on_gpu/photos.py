@@ -1,0 +1,55 @@
+"""Photos decoded from the disk into a ResNet-50: how much of a step waits for them, by the number of workers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from .page import Page, Setting
+from .runs import result, rows, train
+
+
+def run(page: Page, setting: Setting) -> None:
+    if setting.photos is None:
+        page.findings.append("Not tried: no folder of photos was given (--photos).")
+        page.write()
+        return
+    cores = os.cpu_count() or 1
+    counts = (0,) if setting.is_tiny else sorted({0, cores // 4, cores // 2, cores})
+    for workers in counts:
+        page.attempt(f"{workers} workers", partial(_train, page, setting, workers))
+
+
+def _train(page: Page, setting: Setting, workers: int) -> None:
+    model = "resnet8" if setting.is_tiny else "resnet50"
+    size = (
+        ("--image-size", "16", "--max-steps", "2") if setting.is_tiny else ("--image-size", "224", "--max-steps", "60")
+    )
+    precision = "no" if setting.device == "cpu" else "bf16"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        flags = (
+            "--model",
+            model,
+            "--val-fraction",
+            "0.1",
+            "--epochs",
+            "100",
+            "--batch-size",
+            "16" if setting.is_tiny else "64",
+        )
+        log = ("--trainer.log-every-n-steps", "1" if setting.is_tiny else "10", "--quiet")
+        train(setting, folder, *flags, *size, *log, "--batch.num-workers", str(workers),
+              "--mixed-precision", precision, recipe="images")  # fmt: skip
+        found, speeds, waits = (
+            result(folder),
+            rows(folder, "perf/images_per_s"),
+            rows(folder, "perf/data_wait_fraction"),
+        )
+    row = {
+        "workers": workers, "photos/s": speeds[-1], "waiting for data %": 100 * waits[-1],
+        "memory GiB": found["peak_memory_bytes"] / 2**30,
+    }  # fmt: skip
+    page.add(f"{model}, {precision}, {size[1]} pixels", row)

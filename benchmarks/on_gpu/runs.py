@@ -1,0 +1,72 @@
+"""Starts the recipes as users do, and reads what they left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .. import results
+from .page import Setting
+
+SMALL = ("--model", "resnet8", "--batch-size", "64", "--seed", "0", "--quiet")
+
+
+def command(setting: Setting, folder: Path, *flags: str, recipe: str = "cifar") -> list[str]:
+    """Return the command of a run into `folder`."""
+    where = ["--output-dir", str(folder), "--cache-dir", str(setting.cache_dir)]
+    dataset = setting.dataset if recipe == "cifar" else str(setting.photos)
+    return [sys.executable, f"recipes/{recipe}.py", "--dataset", dataset, *where, *flags]
+
+
+def train(setting: Setting, folder: Path, *flags: str, recipe: str = "cifar", **environ: str) -> str:
+    """Train, and return what was printed; RuntimeError with its last lines if it failed."""
+    done = subprocess.run(
+        command(setting, folder, *flags, recipe=recipe),
+        cwd=results.ROOT, env=os.environ | environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-600:]}")
+    return done.stdout
+
+
+def kill_and_resume(setting: Setting, folder: Path, *flags: str, at_step: int) -> None:
+    """Train, kill the run once a checkpoint of `at_step` or later is there, and start it again to its end."""
+    words = command(setting, folder, *flags, "--checkpoint.every-n-steps", str(max(1, at_step // 2)))
+    log = folder.with_suffix(".log")
+    with log.open("w") as output:
+        process = subprocess.Popen(words, cwd=results.ROOT, stdout=output, stderr=subprocess.STDOUT)
+        while process.poll() is None and newest_step(folder) < at_step:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(words, cwd=results.ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def newest_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint, 0 without one."""
+    return max((int(path.name.split("-")[1]) for path in (folder / "checkpoints").glob("step-*")), default=0)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of the tensors of the newest checkpoint, as its manifest has them."""
+    newest = max((folder / "checkpoints").glob("step-*"))
+    files = json.loads((newest / "manifest.json").read_text())["files"]
+    return {name: file["sha256"] for name, file in files.items() if name.endswith(".safetensors")}
+
+
+def rows(folder: Path, name: str) -> list[float]:
+    """Return a column of metrics.jsonl."""
+    lines: Sequence[str] = (folder / "metrics.jsonl").read_text().splitlines()
+    return [row[name] for row in map(json.loads, lines) if name in row]
+
+
+def result(folder: Path) -> results.Row:
+    """Return result.json."""
+    found: results.Row = json.loads((folder / "result.json").read_text())
+    return found
