@@ -66,7 +66,7 @@ def _run_tests(page: Page, tests: str) -> None:
 
 
 def _list_warnings(page: Page, setting: Setting, folder: Path) -> None:
-    said = train(setting, folder / "warned", *SMALL, "--max-steps", "3", PYTHONWARNINGS="always")
+    said = train(setting, folder / "warned", *SMALL, "--max-steps", "3", environ={"PYTHONWARNINGS": "always"})
     found = sorted({line.strip()[:200] for line in said.splitlines() if "Warning: " in line})
     for line in found:
         page.add("Warnings of three steps", {"warning": line})
@@ -76,7 +76,7 @@ def _list_warnings(page: Page, setting: Setting, folder: Path) -> None:
 def _compare_losses(page: Page, setting: Setting, folder: Path) -> None:
     flags = (*SMALL, "--max-steps", "20", "--lr", "0.01", "--trainer.log-every-n-steps", "1")
     train(setting, folder / "here", *flags)
-    train(setting, folder / "cpu", *flags, ACCELERATE_USE_CPU="true")
+    train(setting, folder / "cpu", *flags, environ={"ACCELERATE_USE_CPU": "true"})
     here, cpu = (rows(folder / name, "train/loss") for name in ("here", "cpu"))
     largest = max(abs(one - other) for one, other in zip(here, cpu, strict=True))
     page.add("20 steps in float32", {"steps": len(here), "largest difference of the losses to a CPU's": largest})
@@ -84,8 +84,8 @@ def _compare_losses(page: Page, setting: Setting, folder: Path) -> None:
 
 
 def _start_both_ways(page: Page, setting: Setting, folder: Path) -> None:
-    for name, environ in {"visible": {}, "hidden": {"CUDA_VISIBLE_DEVICES": ""}}.items():
-        said = train(setting, folder / name, *SMALL, "--max-steps", "2", "--dry-run", **environ)
+    for name, environ in (("visible", {}), ("hidden", {"CUDA_VISIBLE_DEVICES": ""})):
+        said = train(setting, folder / name, *SMALL, "--max-steps", "2", "--dry-run", environ=environ)
         page.add("--dry-run", {"GPU": name, "said": said.strip().splitlines()[-1][:200]})
 
 

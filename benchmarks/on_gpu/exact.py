@@ -54,7 +54,7 @@ def run(page: Page, setting: Setting) -> None:
             page.attempt(
                 case, partial(_compare, page, setting, folder / case.replace(" ", "-"), case, flags, num_steps)
             )
-        page.attempt("--reduce exact in 1, 2 and 4 forwards a step", partial(_split, page, setting, folder, num_steps))
+        page.attempt("--reduce exact on 1, 2 and 4 processes", partial(_split, page, setting, folder, num_steps))
     for model in OURS[:1] if setting.is_tiny else OURS:
         make = partial(build_model, ModelConfig(name=model), in_channels=3, num_classes=10)
         page.attempt(model, partial(_name_operations, page, setting, model, make))
@@ -79,18 +79,19 @@ def _compare(page: Page, setting: Setting, folder: Path, case: str, flags: tuple
 
 
 def _split(page: Page, setting: Setting, folder: Path, num_steps: int) -> None:
-    """The same global batch in 1, 2 and 4 forwards with `--reduce exact`; the last step of an epoch is short."""
-    found = {}
-    for forwards in (1, 2, 4):
-        name = folder / f"split-{forwards}"
+    """The same parts of a batch on 1, 2 and 4 processes that share the device; the last step of an epoch is short."""
+    hashes_of = set()
+    for num_processes in (1, 2) if setting.is_tiny else (1, 2, 4):
+        name = folder / f"split-{num_processes}"
         flags = ("--model", "resnet8", "--seed", "0", "--quiet", "--reduce", "exact", "--global-batch-size", "96")
-        steps = ("--batch-size", str(96 // forwards), "--max-steps", str(num_steps))
-        train(setting, name, *flags, *steps)
-        found[forwards] = hashes(name)["model.safetensors"][:16]
-        page.add(
-            "--reduce exact, a batch of 96", {"forwards a step": forwards, "SHA-256 of the weights": found[forwards]}
-        )
-    page.judge("--reduce exact: the same bits however a step is split", holds=len(set(found.values())) == 1)
+        more = ("--batch-size", "24", "--max-steps", str(num_steps))
+        share = ("--runtime.backend", "gloo") if num_processes > 1 else ()
+        environ = {"ACCELERATE_USE_CPU": "true"} if setting.device == "cpu" else {}
+        train(setting, name, *flags, *more, *share, num_processes=num_processes, environ=environ)
+        hashes_of.add(hashes(name)["model.safetensors"])
+        row = {"processes": num_processes, "SHA-256 of the weights": hashes(name)["model.safetensors"][:16]}
+        page.add("--reduce exact, a batch of 4 x 24, processes on one device", row)
+    page.judge("--reduce exact: the same bits on any number of processes", holds=len(hashes_of) == 1)
 
 
 def _timm(name: str) -> nn.Module:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .. import results
@@ -24,11 +24,21 @@ def command(setting: Setting, folder: Path, *flags: str, recipe: str = "cifar") 
     return [sys.executable, f"recipes/{recipe}.py", "--dataset", dataset, *where, *flags]
 
 
-def train(setting: Setting, folder: Path, *flags: str, recipe: str = "cifar", **environ: str) -> str:
+def train(
+    setting: Setting,
+    folder: Path,
+    *flags: str,
+    recipe: str = "cifar",
+    num_processes: int = 1,
+    environ: Mapping[str, str] | None = None,
+) -> str:
     """Train, and return what was printed; RuntimeError with its last lines if it failed."""
+    python, *words = command(setting, folder, *flags, recipe=recipe)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
     done = subprocess.run(
-        command(setting, folder, *flags, recipe=recipe),
-        cwd=results.ROOT, env=os.environ | environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        [python, *(launcher if num_processes > 1 else []), *words],
+        cwd=results.ROOT, env=os.environ | dict(environ or {}),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-600:]}")
