@@ -281,7 +281,7 @@ RULES = {
             "core.filesystem",
             "run.dry_run", "cli.lr_find", "cli.runs.replay",  # work in a temporary folder
             "vision.data.cache",  # makes the folder that users name
-            "cli.share.export", "cli.share.verify",  # scratch folders
+            "cli.share.best_so_far", "cli.share.export", "cli.share.verify",  # scratch folders
             "cli.new",  # a project is its user's: the modes are those of the umask
         },
         "Path('x').write_text('')",

@@ -53,6 +53,7 @@ class OnnxExport(NamedTuple):
 class Exporter(Callback):
     """Writes `export/model.safetensors` and `export/config.json` on the main process once a run has ended.
 
+    What is needed to build the model is in `export/config.json` from the start, for commands that use a checkpoint.
     `config` is what is needed to build the model; `weights` are exported from the last step if no evaluation was the
     best. With `onnx` also `model.onnx`; if the model cannot be converted, a warning says so and the run is done.
     """
@@ -63,6 +64,13 @@ class Exporter(Callback):
     ) -> None:  # fmt: skip
         self._run_folder, self._folder = run_folder, run_folder / "export"
         self._weights, self._config, self._onnx = weights, config, onnx
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Describe the model, unless an earlier end of the run has exported it."""
+        if trainer.accelerator.is_main_process and not (self._folder / "config.json").exists():
+            with writes_to(self._run_folder):
+                filesystem.make_directory(self._folder)
+                self._write_config(self._config)
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Export, unless the run continues later."""
@@ -92,6 +100,9 @@ class Exporter(Callback):
         if self._onnx is not None:
             whole = {name: load_whole(stored) for name, stored in loaded.pieces[weights].items()}
             config |= self._export_onnx(self._onnx, whole)
+        self._write_config(config)
+
+    def _write_config(self, config: Mapping[str, Any]) -> None:
         filesystem.write_file_atomic(self._folder / "config.json", json.dumps(config, indent=1).encode())
 
     def _export_onnx(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> dict[str, str]:

@@ -142,8 +142,8 @@ def read_export_config(folder: Path) -> ExportConfig:
     """Read `config.json` in an export."""
     content, path = read_export_content(folder), file_in(folder, "config.json")
     try:
-        channels, names = int(content["in_channels"]), tuple(content["class_names"])
-        mean_and_std = {name: _numbers(values, channels) for name, values in content["normalization"].items()}
+        normalization, channels = content["normalization"].items(), int(content["in_channels"])
+        mean_and_std = {name: _numbers(values, channels) for name, values in normalization}
         if min(mean_and_std["std"]) <= 0:
             raise ValueError("std is not above 0")
         # Version 0.1.0 had no other stem.
@@ -157,7 +157,7 @@ def read_export_config(folder: Path) -> ExportConfig:
         return ExportConfig(
             model=model,
             in_channels=_bounded("in_channels", channels, _MAX_CHANNELS),
-            class_names=names,
+            class_names=tuple(content["class_names"]),
             normalization=Normalization(**mean_and_std),
             image_size=size,
             transform=EvalTransform.from_dict(content["eval_transform"]) if "eval_transform" in content else None,

@@ -10,6 +10,7 @@ import pytest
 from accel_trainer.cli.runs.run_reader import read_run
 from accel_trainer.cli.share.evaluate import _class_rows
 from accel_trainer.cli.share.export import export, reported_metrics
+from accel_trainer.vision.pretrained import read_export_content
 from tests.vision.make_data import write_parquet_folder
 
 from .conftest import run_command
@@ -36,7 +37,9 @@ def test_a_run_gets_the_numbers_of_its_own_evaluation_bit_for_bit(
 ) -> None:
     for run, split in ((runs / "fast", "test"), (photo_run, "validation")):
         found = evaluate(capsys, run, *cache(runs if run != photo_run else photo_run))
-        assert numbers(found["metrics"]) == numbers(reported_metrics(read_run(run)))
+        assert numbers(found["metrics"]) == numbers(
+            reported_metrics(read_run(run), read_export_content(run / "export"))
+        )
         assert found["split"] == split
         assert found["num_samples"] == sum(map(sum, found["metrics"]["confusion_matrix"]))
 

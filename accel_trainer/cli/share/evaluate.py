@@ -14,10 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...checkpoint.format import decode_files, read_checkpoint
-from ...checkpoint.sharded import load_whole
-from ...checkpoint.state_dict import load_weights
-from ...core.errors import CheckpointError, ConfigError
+from ...core.errors import ConfigError
 from ...core.run_dir import expand_home
 from ...core.types import Metric
 from ...distributed.accelerator import RuntimeConfig, place_model, start_accelerator
@@ -25,11 +22,12 @@ from ...distributed.machine import available_cpus
 from ...training.evaluator import Evaluator
 from ...training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 from ...training.tasks import ClassificationConfig, ClassificationTask
-from ...vision.pretrained import ExportConfig, find_export, from_pretrained, read_export_config, read_export_content
+from ...vision.pretrained import ExportConfig, from_pretrained, read_export_config, read_export_content
 from ..parser import CommandParser
 from ..runs.confusion import read_confusion
 from ..runs.run_reader import RunReader, read_run
 from ..runs.tables import both_ends, format_number, format_table, tell
+from .best_so_far import Weights, opened_export
 from .evaluation_data import DataChoice, load_eval_data
 
 _EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"
@@ -90,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 _NAMES = ("loss", "accuracy", "top5_accuracy")
 
 
-def load_model(path: Path, *, weights: str | None) -> StoredModel:
+def load_model(path: Path, *, weights: Weights | None) -> StoredModel:
     """Return the model at `path`; `weights` chooses those of a checkpoint.
 
     Raises:
@@ -99,25 +97,12 @@ def load_model(path: Path, *, weights: str | None) -> StoredModel:
     """
     is_checkpoint = (path / "manifest.json").is_file()
     folder = path.resolve().parent.parent if is_checkpoint else path
-    export = find_export(folder)
-    config, content = read_export_config(export), read_export_content(export)
     run = read_run(folder) if (folder / "config.yaml").is_file() else None
-    evaluation = content.get("evaluation") or {}
-    if not is_checkpoint:
-        if weights is not None:
-            raise ConfigError("USAGE", f"--weights {weights} is for a checkpoint, which {path} is not: leave it out")
-        name = str(content.get("weights", "exported weights"))
-        return StoredModel(model=from_pretrained(export), config=config, weights=name, run=run, evaluation=evaluation)
-    checkpoint = decode_files(read_checkpoint(path), path)
-    chosen = weights or ("ema" if "ema" in checkpoint.pieces else "model")
-    if chosen not in checkpoint.pieces:
-        raise CheckpointError("CKPT_MISSING", f"{path} has no {chosen} weights: set --weights to model")
-    tensors = {name: load_whole(stored) for name, stored in checkpoint.pieces[chosen].items()}
-    config.check_fits(tensors)
-    model = config.build_model()
-    load_weights(model, tensors)
-    name = f"{chosen} of {checkpoint.name}"
-    return StoredModel(model=model, config=config, weights=name, run=run, evaluation=evaluation)
+    with opened_export(path, weights=weights) as export:
+        content = read_export_content(export)
+        name, evaluation = str(content.get("weights", "exported weights")), content.get("evaluation") or {}
+        model, config = from_pretrained(export), read_export_config(export)
+        return StoredModel(model=model, config=config, weights=name, run=run, evaluation=evaluation)
 
 
 def evaluate(

@@ -20,11 +20,12 @@ from ...core import filesystem
 from ...core.errors import CheckpointError, OutputError
 from ...core.run_dir import prepare_directory
 from ...training.metrics import is_number
-from ...vision.pretrained import ExportConfig, find_export, read_export_config, read_export_content
+from ...vision.pretrained import ExportConfig, read_export_config, read_export_content
 from ..parser import CommandParser
 from ..report.card import write_card
 from ..runs.run_reader import RunReader, read_run
 from ..runs.tables import tell
+from .best_so_far import opened_export
 from .onnx_model import is_own_model, write_onnx
 from .plain_model import write_source, write_transform
 from .publish import create_repository, upload
@@ -38,7 +39,7 @@ _STEP = re.compile(r"step[- ](\d+)")
 def main(argv: Sequence[str] | None = None) -> int:
     """Write or push the export and print where it is."""
     parser = CommandParser(prog="accel-trainer export", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("run", type=Path, help="a finished run")
+    parser.add_argument("run", type=Path, help="a run; one that has not ended is exported as it is")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--to", type=Path, help="the folder to write")
     target.add_argument("--hub", metavar="ORG/NAME", help="the hub repository to push to; created as private if new")
@@ -65,10 +66,10 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
         CheckpointError: the run has no exported model, or no ONNX of a model that is not one of accel_trainer.vision.
         OutputError: the folder cannot be written, or the run's records contradict each other.
     """
-    source = find_export(run.folder)
-    config = read_export_content(source) | {"evaluation": _evaluation(run)}
-    metrics = reported_metrics(run)
-    files = _own_model(source, config, with_onnx) if is_own_model(source) else _our_model(source, config, with_onnx)
+    with opened_export(run.folder) as source:
+        config = read_export_content(source) | {"evaluation": _evaluation(run)}
+        files = _own_model(source, config, with_onnx) if is_own_model(source) else _our_model(source, config, with_onnx)
+    metrics = reported_metrics(run, config)
     if "eval_transform" in config:
         files["transform.py"] = write_transform().encode()
     files |= {"config.json": json.dumps(config, indent=1).encode(), **write_card(run, config, metrics)}
@@ -118,13 +119,13 @@ def _with_current_names(stored: bytes, described: ExportConfig) -> bytes:
     return stored if renamed.keys() == weights.keys() else safetensors.torch.save(renamed)
 
 
-def reported_metrics(run: RunReader) -> dict[str, float]:
+def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics that the run measured for its exported weights, by names without their group.
 
     Raises:
         OutputError: `result.json` and `metrics.jsonl` contradict each other.
     """
-    weights = str(read_export_content(find_export(run.folder)).get("weights"))
+    weights = str(config.get("weights"))
     group = "eval_ema/" if weights.startswith("ema") else "eval/"
     match = _STEP.search(weights)
     step = int(match[1]) if match else None

@@ -7,6 +7,7 @@ others are predicted, and the exit code is 65. Your own model runs from the ONNX
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,10 +22,11 @@ from ...core.errors import ConfigError, DataError, ExitCode
 from ...distributed.accelerator import RuntimeConfig, place_model, start_accelerator
 from ...distributed.machine import available_cpus
 from ...vision.data.photo_decode import opened_image, photo_suffixes, read_photo
-from ...vision.pretrained import ExportConfig, find_export, from_pretrained, read_export_config, read_export_content
+from ...vision.pretrained import ExportConfig, from_pretrained, read_export_config, read_export_content
 from ..parser import CommandParser
 from ..runs.tables import tell
 from ..threads import in_order
+from .best_so_far import opened_export
 from .onnx_model import SUFFIXES, OnnxModel, is_own_model, predict_file
 
 _EXAMPLE = "example: accel-trainer predict runs/first photos --top 2"
@@ -37,7 +39,7 @@ Prediction = tuple[Path, list[tuple[str, float]] | DataError]
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line per image: its path, then labels with their confidence."""
     parser = CommandParser(prog="accel-trainer predict", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("model", type=Path, help="an export, a finished run, or ORG/NAME on the hub")
+    parser.add_argument("model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub")
     parser.add_argument("image", type=Path, nargs="+", help="an image, or a folder of images")
     parser.add_argument("--top", type=int, default=1, help="classes to print per image; default: 1")
     parser.add_argument("--batch-size", type=int, default=64, help="images per forward pass; default: 64")
@@ -46,7 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.batch_size < 1:
         raise ConfigError("USAGE", f"--batch-size is {options.batch_size}: set it to 1 or more")
-    folder = find_export(options.model)
+    with opened_export(options.model) as folder:
+        return _predict(folder, options)
+
+
+def _predict(folder: Path, options: argparse.Namespace) -> int:
     own_model = OnnxModel(folder) if is_own_model(folder) else None
     content = read_export_content(folder)
     if own_model is not None and {path.suffix for path in options.image} <= set(SUFFIXES):
