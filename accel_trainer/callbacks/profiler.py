@@ -10,6 +10,7 @@ from accelerate.utils import ProfileKwargs
 
 from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
+from ..core.guards import check_place
 from ..core.types import StepReport
 
 _WARMUP_STEPS, _STEPS = 5, 10
@@ -45,9 +46,8 @@ class Profile(Callback):
             profiler, self._profiler = self._profiler, None
             profiler.stop()
             trace = self._folder / "trace.json"
-            temporary = filesystem.temporary_path(trace, "tmp")  # torch would follow a link to another's file
-            profiler.export_chrome_trace(str(temporary))
-            filesystem.rename(temporary, trace)
+            check_place(trace)  # torch writes it
+            profiler.export_chrome_trace(str(trace))
             self._show(f"profile: steps {_WARMUP_STEPS + 1} to {self._num_steps} are in {trace}")
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
