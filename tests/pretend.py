@@ -118,6 +118,12 @@ class Device(_DummyBackendModule):
 
     manual_seed_all = manual_seed
 
+    def get_rng_state(self, device: Any = None) -> Tensor:
+        return self._generator.get_state()
+
+    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+        self._generator.set_state(state)
+
     @contextmanager
     def random_numbers(self) -> Iterator[None]:
         """Let operations on the host draw from the device's generator."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
+import numpy as np
 import torch
 from accelerate.utils import set_seed
 from torch import Tensor
@@ -14,6 +18,7 @@ N = TypeVar("N", int, Tensor)
 # functions", 2018: bias 0.17, no 32-bit multiply-xorshift of this length known to be better).
 _INCREMENT, _MULTIPLIER_1, _MULTIPLIER_2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
 _MASK = 0xFFFFFFFF
+_EVALUATION = 0x6576616C  # a key that is no process's
 
 
 def _mix(x: N) -> N:
@@ -69,6 +74,32 @@ def seed_forward(process_key: int, *, optimizer_step: int, micro_batch: int, dev
     torch.default_generator.manual_seed(key)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(key)
+
+
+def seed_evaluation(seed: int, *, position: int, device: torch.device) -> None:
+    """Seed Python, numpy and torch for the evaluation batch that begins with sample `position` of the set."""
+    key = fold_in(seed, _EVALUATION, position)
+    random.seed(key)
+    np.random.seed(key)
+    torch.default_generator.manual_seed(key)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(key)
+
+
+@contextmanager
+def preserved_generators(device: torch.device) -> Iterator[None]:
+    """Restore the generators of Python, numpy, torch and `device` after the block."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    module = None if device.type == "cpu" else torch.get_device_module(device)
+    state = None if module is None else module.get_rng_state(device)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if module is not None:
+            module.set_rng_state(state, device)
 
 
 def seed_everything(seed: int) -> None:

@@ -146,7 +146,7 @@ def build_trainer(
         learning_rate_at=learning_rate_at, task=task, loader=loader,
         evaluator=Evaluator(
             eval_loader, task=task, metrics=metrics, accelerator=accelerator,
-            num_parts=loader.plan.num_parts if loader.plan.reduce == "exact" else None,
+            num_parts=loader.plan.num_parts if loader.plan.reduce == "exact" else None, seed=config.seed,
         ),
         checkpointer=checkpointer, seed=config.seed, watchdog=run.watchdog,
         on_micro_batch_halved=run.save_micro_batch if config.batch.fit_batch else None,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..core.batch_plan import own_parts
 from ..core.buffers import BufferCopy, buffer_places, buffers_at
 from ..core.errors import ConfigError, DataError, UserError
+from ..core.rng import preserved_generators, seed_evaluation
 from ..core.types import Batch, EvalLoader, Metric, Task
 from ..core.user_code import PartFailed
 from ..distributed.collectives import copy_from_main, sum_pairwise
@@ -42,11 +43,14 @@ class Evaluator:
 
     With `num_parts`, which a loader of as many parts must have split the samples into, the sums of the parts are added
     up in pairs: the metrics are then the same bits on any number of processes.
+
+    Random numbers that a task, a model or a metric draws depend on `seed` and on the place of the batch in the set:
+    they are the same in every evaluation. The generators are restored afterwards.
     """
 
     def __init__(
         self, loader: EvalLoader, *, task: Task, metrics: Sequence[Metric], accelerator: Accelerator,
-        num_parts: int | None = None,
+        num_parts: int | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         if loader.num_samples < 1:
             raise DataError("DATA_TOO_SMALL", "there are no samples to evaluate on: add some")
@@ -65,7 +69,7 @@ class Evaluator:
             fix = "remove one, or rename its numbers"
             raise ConfigError("METRIC", f"two metrics report numbers named {', '.join(repeated)}: {fix}")
         self.loader, self.task, self.metrics, self.accelerator = loader, task, metrics, accelerator
-        self._sums_device, self._num_parts = sums_device(accelerator.device), num_parts
+        self._sums_device, self._num_parts, self._seed = sums_device(accelerator.device), num_parts, seed
 
     def run(self, model: nn.Module, *, stop_flag: StopFlag | None = None) -> dict[str, Any]:
         """Return the metrics of the unwrapped `model` over all samples. **Collective. Host sync** (one).
@@ -78,6 +82,10 @@ class Evaluator:
             MetricFailed: a metric raised, or returned something else than numbers, texts, lists and dicts.
             RuntimeError: the processes together did not count each sample once.
         """
+        with preserved_generators(self.accelerator.device):
+            return self._run(model, stop_flag)
+
+    def _run(self, model: nn.Module, stop_flag: StopFlag | None) -> dict[str, Any]:
         was_training = model.training
         model.eval()
         of_buffers = list(buffer_places(model).values())
@@ -103,6 +111,7 @@ class Evaluator:
         if not torch.all(counts[:-1] == 1) or counts[-1]:
             fact = f"evaluation counted {int(counts.sum())} samples, not each of {num_samples} once"
             raise RuntimeError(f"{fact}: the evaluation loader must give each sample to exactly one process")
+        self._seed_batch(num_samples)
         results: dict[str, Any] = {}
         for metric, sums in zip(self.metrics, merged, strict=True):
             try:
@@ -115,12 +124,21 @@ class Evaluator:
                 raise _failure_of(metric, ConfigError("METRIC", str(error))) from None
         return results
 
+    def _seed_batch(self, position: int) -> None:
+        seed_evaluation(self._seed, position=position, device=self.accelerator.device)
+
+    def _parts(self) -> list[range]:
+        """Return the samples of each part of this process."""
+        accelerator = self.accelerator
+        num_parts = self._num_parts or accelerator.num_processes
+        samples = range(self.loader.num_samples)
+        return own_parts(samples, num_parts, accelerator.num_processes, accelerator.process_index)
+
     def _part_ends(self) -> list[int]:
         """Return after how many of its samples each part of this process ends."""
         if self._num_parts is None:
             return []
-        samples, accelerator = range(self.loader.num_samples), self.accelerator
-        parts = own_parts(samples, self._num_parts, accelerator.num_processes, accelerator.process_index)
+        parts = self._parts()
         return [part.stop - parts[0].start for part in parts]
 
     def _update(
@@ -130,9 +148,12 @@ class Evaluator:
         seen: list[Tensor] = []
         failure: MetricFailed | None = None
         sharded = is_sharded(self.accelerator)
+        position = self._parts()[0].start
         # Weights that FSDP gathers in inference mode cannot be trained afterwards (torch 2.13).
         with torch.no_grad() if sharded else torch.inference_mode(), self.accelerator.autocast():
             for batch in batches:
+                self._seed_batch(position)
+                position += len(batch)
                 if len(batch) > 0 or sharded:  # a forward through shards is collective
                     output = self.task.eval_step(model, batch)
                     check_eval_output(output)

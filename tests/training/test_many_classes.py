@@ -66,7 +66,7 @@ def train(folder: Path, num_classes: int) -> RunResult:
 
 def test_training_on_10000_classes_saves_checkpoints_that_grow_by_the_weights_only(tmp_path: Path) -> None:
     sizes = {}
-    for num_classes in (10, 1_000, 10_000):
+    for num_classes in (10_000, 1_000, 10):
         folder = tmp_path / str(num_classes)
         assert train(folder, num_classes).state == "done"
         checkpoint = max((folder / "checkpoints").glob("step-*"))

@@ -118,7 +118,8 @@ def evaluate(
     num_classes = len(stored.config.class_names)
     metrics: list[Metric] = [MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(num_classes)]
     task = ClassificationTask(ClassificationConfig(tta=tta))
-    results = Evaluator(data.loader, task=task, metrics=metrics, accelerator=accelerator).run(model)
+    evaluator = Evaluator(data.loader, task=task, metrics=metrics, accelerator=accelerator, seed=_seed(stored))
+    results = evaluator.run(model)
     return results, {"dataset": choice.dataset, "split": data.split, "num_samples": data.loader.num_samples}
 
 
@@ -131,6 +132,12 @@ def _settings(stored: StoredModel) -> tuple[RuntimeConfig, Any]:
     kept = {name: runtime[name] for name in _KEPT if name in runtime}
     kept["mixed_precision"] = stored.run.environment.get("mixed_precision") or kept.get("mixed_precision")
     return RuntimeConfig(**kept), (stored.run.config.get("task") or {}).get("tta", "none")
+
+
+def _seed(stored: StoredModel) -> int:
+    """Return the run's seed, which an evaluation that draws random numbers depends on."""
+    seed = stored.evaluation.get("seed") if stored.run is None else stored.run.config.get("seed")
+    return seed if isinstance(seed, int) else 0
 
 
 def _class_rows(metrics: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:

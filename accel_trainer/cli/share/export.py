@@ -150,6 +150,10 @@ def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, flo
 def _evaluation(run: RunReader) -> dict[str, Any]:
     """Return the evaluation settings that change the numbers."""
     precision = run.environment.get("mixed_precision") or (run.config.get("runtime") or {}).get("mixed_precision")
-    settings = {"mixed_precision": precision or "no", "tta": (run.config.get("task") or {}).get("tta", "none")}
+    settings = {
+        "mixed_precision": precision or "no",
+        "tta": (run.config.get("task") or {}).get("tta", "none"),
+        "seed": run.config.get("seed", 0),
+    }
     photos = run.config.get("photos")  # which of them are for validation
     return settings if photos is None else {**settings, "photos": photos}
