@@ -27,7 +27,9 @@ _MAX_BYTES = 2**20
 _PATIENCE_S = 8.0  # a stuck process reports a little after the timeout that the others met
 # What a collective says when another process is gone or does not answer (torch 2.13).
 _LOST_PEER = (*COLLECTIVES, "by peer", "timed out", "timeout")
-_EXIT_CODES = {"done": ExitCode.DONE, "stopped": ExitCode.DONE, "preempted": ExitCode.PREEMPTED}
+_EXIT_CODES = {
+    "done": ExitCode.DONE, "stopped": ExitCode.DONE, "preempted": ExitCode.PREEMPTED, "diverged": ExitCode.DIVERGED,
+}  # fmt: skip
 _STATES = {ExitCode.PREEMPTED: "preempted", ExitCode.DIVERGED: "diverged"}
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..callbacks.early_stopping import EarlyStopping, TimeLimit
@@ -74,6 +75,7 @@ def build_trainer(
         "--mixed-precision fp16": accelerator.scaler,
     }
     reject_options_with_fsdp(accelerator, options)
+    _refuse_wrapped(model)
     fingerprint = _fingerprint(loader, eval_loader) if data_fingerprint is None else data_fingerprint
     num_samples = [loader.plan.num_samples, eval_loader.num_samples]
     task_fingerprint = task.fingerprint() if hasattr(task, "fingerprint") else ""
@@ -211,6 +213,14 @@ def _compile(run: Run, model: nn.Module, preparation: Stopwatch) -> bool:
     if decided:
         compiler.compile(model)
     return decided
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    """Raise ConfigError for a model that another wrapper spreads over devices."""
+    for module in model.modules():
+        if isinstance(module, nn.DataParallel | DistributedDataParallel):
+            fact = f"the model is, or has, a {type(module).__name__}"
+            raise ConfigError("MODEL", f"{fact}: give the plain module, and start a process for each device")
 
 
 def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:

@@ -17,10 +17,11 @@ import torch.distributed as dist
 
 from ..callbacks import console
 from ..core.callback import RunResult
-from ..core.errors import ConfigError, ExitCode, ProcessError, UserError
+from ..core.errors import ConfigError, DivergedError, ExitCode, ProcessError, UserError
 from ..core.user_code import describe_error, exit_code_of, print_error
 from ..data.signals import ignore_signals
 from ..distributed.launch_env import setup_launch_env
+from ..training.evaluator import nonfinite_loss
 from .config import RecipeConfig
 from .dry_run import dry_run
 from .parser import parse_config
@@ -56,6 +57,8 @@ def main(
         config = parse_config(config_class, argv, description=description)
         result = dry_run(partial(_train, train), config) if config.run.dry_run else _train(train, config)
         ignore_signals()  # everything is saved: a late signal must not change the exit code
+        if result.state != "preempted":
+            _refuse_diverged(result)
         code = ExitCode.PREEMPTED if result.state == "preempted" else ExitCode.DONE
     except Exception as error:
         with suppress(OSError, ValueError):  # stderr is closed: the exit code still says what happened
@@ -78,6 +81,16 @@ def _train(train: Callable[[C], RunResult], config: C) -> RunResult:
         fact = f"the recipe's function returned an object of type {type(result).__name__}"
         raise ConfigError("RECIPE", f"{fact}: return what trainer.fit() returns, which says how the run ended")
     return result
+
+
+def _refuse_diverged(result: RunResult) -> None:
+    """Raise DivergedError if the last evaluation's loss is NaN or inf: everything is saved, but it is no success."""
+    if found := nonfinite_loss(result.metrics):
+        best = (
+            "there are no best weights" if result.best is None else f"the best weights are those of {result.best.name}"
+        )
+        fix = "lower the learning rate, and choose another --output-dir"
+        raise DivergedError("EVAL_NONFINITE", f"training has ended, but {found} in the last evaluation; {best}: {fix}")
 
 
 def _report(error: Exception, *, is_debug: bool) -> None:

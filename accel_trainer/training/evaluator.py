@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,12 +22,16 @@ from ..core.types import Batch, EvalLoader, Metric, Task
 from ..core.user_code import PartFailed
 from ..distributed.collectives import copy_from_main, sum_pairwise
 from ..distributed.fsdp import is_sharded
+from ..fault_tolerance.out_of_memory import is_out_of_memory
 from ..fault_tolerance.preemption import StopFlag
 from ..optim.parameter_groups import set_training_mode
 from ..optim.reduction import PairwiseSum
 from .metric_adapters import WholeSetMetric
-from .metrics import plain_values, sums_device
+from .metrics import describe_tensor, is_number, plain_values, sums_device
 from .task_output import check_eval_output
+from .trial import set_aside
+
+_logger = logging.getLogger(__name__)
 
 
 class EvaluationStopped(Exception):
@@ -91,9 +99,11 @@ class Evaluator:
         of_buffers = list(buffer_places(model).values())
         copy_from_main(buffers_at(of_buffers), self.accelerator)  # statistics differ where norms are not synchronised
         buffers = BufferCopy(of_buffers)
-        parts = _PartSums([metric.empty(self._sums_device) for metric in self.metrics], self._part_ends())
-        batches = self.loader.batches()
-        seen, failure = self._update(model, parts, batches if stop_flag is None else stop_flag.until_preempted(batches))
+        parts = _PartSums(self._empty_sums(), self._part_ends())
+        batches: Iterable[Batch] = self.loader.batches()
+        if stop_flag is not None:
+            batches = stop_flag.until_preempted(batches)
+        seen, failure = self._update(model, self.task, parts, batches)
         buffers.put_back()  # a forward may change them in evaluation, too, even into tensors that cannot be trained
         if was_training:
             set_training_mode(model)
@@ -124,6 +134,69 @@ class Evaluator:
                 raise _failure_of(metric, ConfigError("METRIC", str(error))) from None
         return results
 
+    def rehearse(self, model: nn.Module, *, monitored: str | None) -> None:
+        """Try the metrics on the first batch of each process, before any work. **Collective. Host sync.**
+
+        `monitored` is the number that will decide the best checkpoint, such as `eval/loss`. An exception of the task, or of
+        `compute`, is not an error here: some need what training leaves, or many samples.
+
+        Raises:
+            ConfigError: sums are not float64, a metric cannot measure the batch, or `monitored` is not one number.
+            MetricFailed: a metric raised in `update`.
+        """
+        was_training = model.training
+        model.eval()
+        buffers = BufferCopy(list(buffer_places(model).values()))
+        parts, task = _PartSums(self._empty_sums(), []), set_aside(self.task)
+        failure: Exception | None = None
+        with (
+            preserved_generators(self.accelerator.device),
+            torch.compiler.set_stance("force_eager"),  # what is compiled must not depend on this
+        ):
+            try:
+                _, failure = self._update(model, task, parts, islice(self.loader.batches(), 1))
+            except Exception as error:
+                if isinstance(error, UserError) or is_out_of_memory(error):
+                    raise
+                failure = error
+            buffers.put_back()
+            own = [float(isinstance(failure, MetricFailed)), float(failure is not None)]
+            flags, *merged = self._merge(
+                [torch.tensor(own, dtype=torch.float64, device=self._sums_device), *parts.sums]
+            )
+            if flags[0]:
+                raise failure if isinstance(failure, MetricFailed) else MetricFailed("by peer")
+            if flags[1]:
+                _logger.info("the evaluation cannot be tried before training (%s)", failure or "on another process")
+            else:
+                for metric, sums in zip(self.metrics, merged, strict=True):
+                    self._rehearse_compute(metric, sums, monitored)
+        if was_training:
+            set_training_mode(model)
+
+    def _rehearse_compute(self, metric: Metric, sums: Tensor, monitored: str | None) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                values = plain_values(metric.compute(sums))
+        except UserError as error:
+            raise _failure_of(metric, error) from error
+        except Exception as error:
+            _logger.info("%s does not compute of one batch (%s)", type(metric).__name__, error)
+            return
+        group, _, name = (monitored or "").partition("/")
+        if name in metric.higher_is_better:
+            check_monitored({f"{group}/{each}": value for each, value in values.items()}, f"{group}/{name}")
+
+    def _empty_sums(self) -> list[Tensor]:
+        """Return zeroed sums of all metrics. Raises ConfigError unless they are float64, in which counts are exact."""
+        all_sums = [metric.empty(self._sums_device) for metric in self.metrics]
+        for metric, sums in zip(self.metrics, all_sums, strict=True):
+            if not isinstance(sums, Tensor) or sums.dtype != torch.float64:
+                fact = f"the sums of metric {type(metric).__name__} are {describe_tensor(sums)}"
+                raise ConfigError("METRIC", f"{fact}: return float64 zeros from its empty, in which counts are exact")
+        return all_sums
+
     def _seed_batch(self, position: int) -> None:
         seed_evaluation(self._seed, position=position, device=self.accelerator.device)
 
@@ -142,7 +215,7 @@ class Evaluator:
         return [part.stop - parts[0].start for part in parts]
 
     def _update(
-        self, model: nn.Module, parts: _PartSums, batches: Iterable[Batch]
+        self, model: nn.Module, task: Task, parts: _PartSums, batches: Iterable[Batch]
     ) -> tuple[list[Tensor], MetricFailed | None]:
         """Add `batches` to the metrics' sums; return the sample ids, and the first failure of a metric."""
         seen: list[Tensor] = []
@@ -155,7 +228,7 @@ class Evaluator:
                 self._seed_batch(position)
                 position += len(batch)
                 if len(batch) > 0 or sharded:  # a forward through shards is collective
-                    output = self.task.eval_step(model, batch)
+                    output = task.eval_step(model, batch)
                     check_eval_output(output)
                 if len(batch) == 0:
                     continue
@@ -167,7 +240,9 @@ class Evaluator:
                 parts.begin_batch(len(batch))
                 for metric, sums in zip(self.metrics, parts.sums, strict=True):
                     try:
-                        metric.update(sums, batch, output)
+                        returned: object = metric.update(sums, batch, output)  # type: ignore[func-returns-value]
+                        if isinstance(returned, Tensor) and returned is not sums:
+                            raise ConfigError("METRIC", "update returned new sums: add to the given ones in place")
                     except Exception as error:
                         failure = failure or _failure_of(metric, error)
             parts.end()
@@ -212,6 +287,27 @@ class _PartSums:
         self._tree.add([sums.clone() for sums in self.sums])
         for sums in self.sums:
             sums.zero_()
+
+
+def check_monitored(values: Mapping[str, Any], name: str) -> float:
+    """Return the number that decides the best checkpoint, NaN for None.
+
+    Raises MetricRefused if it is not there, or not a single number.
+    """
+    value = values.get(name, values)
+    if value is None or is_number(value):
+        return math.nan if value is None else value
+    if value is values:
+        fact = f"{name} decides the best checkpoint, and the metrics computed {', '.join(values) or 'nothing'}"
+        raise MetricRefused("METRIC", f"{fact}: name it alike in `compute` and `higher_is_better` of the metric")
+    fact = f"{name} decides the best checkpoint, and is a {type(value).__name__}"
+    raise MetricRefused("METRIC", f"{fact}: set --trainer.monitor to a single number, such as eval/loss")
+
+
+def nonfinite_loss(metrics: Mapping[str, Any]) -> str | None:
+    """Return the name and the value of a loss that is NaN or inf, if an evaluation measured one."""
+    losses = {name: value for name, value in metrics.items() if name.endswith("/loss") and is_number(value)}
+    return next((f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value)), None)
 
 
 def _failure_of(metric: Metric, error: Exception) -> MetricFailed:

@@ -32,6 +32,9 @@ class TorchMetric:
 
     def __post_init__(self) -> None:
         for metric in self._metrics.values():
+            if not metric.metric_state:  # BootStrapper, MinMaxMetric, ClasswiseWrapper and the like
+                fact = f"{type(metric).__name__} keeps its state in the metrics that it wraps"
+                raise ConfigError("METRIC", f"{fact}: give these, or write a Metric of your own")
             metric.sync_on_compute = False  # the evaluator adds up the sums of the processes
             for name, value in metric.metric_state.items():
                 how = metric._reductions[name]

@@ -5,6 +5,7 @@ Legend: B batch, K classes, N samples of the evaluation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeGuard
@@ -40,11 +41,17 @@ class MeanLoss:
             fact = f"num_items are {describe_tensor(output.num_items)} for {len(batch)} samples"
             raise ConfigError("SHAPES", f"{fact}: return the number of items of each sample from eval_step, [B]")
         sums[0].add_(output.losses.sum(dtype=torch.float64))
-        sums[1].add_(len(batch) if output.num_items is None else output.num_items.sum())
+        if output.num_items is None:
+            sums[1].add_(len(batch))
+        else:
+            num_items = output.num_items.double()
+            sums[1].add_(num_items.masked_fill(num_items < 0, math.nan).sum())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return `loss`."""
+        """Return `loss`. Raises ConfigError if some number of items is negative or NaN."""
         loss_sum, num_items = sums.tolist()
+        if math.isnan(num_items):
+            raise ConfigError("NUM_ITEMS", "eval_step returned num_items that are negative or NaN: return counts")
         return {"loss": loss_sum / (num_items or 1)}
 
 

@@ -102,8 +102,9 @@ class OptimizerStep:
         output, items = self._reduction.finish(losses, sums, counts)
         if items is None:
             return output
-        # Not in bfloat16, which has no 257.
-        ratio = num_samples / items.where(items > 0, 1).to(torch.promote_types(self._parameters[0].dtype, torch.float))
+        # Not in bfloat16, which has no 257. Fewer than none make a NaN, which the guard finds.
+        items = items.to(torch.promote_types(self._parameters[0].dtype, torch.float))
+        ratio = num_samples / items.masked_fill(items == 0, 1).masked_fill(items < 0, torch.nan)
         for parameter in self._parameters:
             if parameter.grad is not None:
                 local_part(parameter.grad).mul_(ratio)

@@ -14,7 +14,7 @@ from ..core.types import Metric
 from ..fault_tolerance.preemption import Stop
 from .config import RESTARTS_EPOCH, TrainerConfig
 from .evaluation_file import is_detail
-from .evaluator import MetricRefused
+from .evaluator import check_monitored
 
 
 class Progress:
@@ -33,6 +33,11 @@ class Progress:
         self.requested_stop: str | None = None
 
     @property
+    def monitored(self) -> str | None:
+        """The number that decides the best checkpoint, such as `eval/loss`."""
+        return None if self._monitored is None else self._monitored[0]
+
+    @property
     def end_reason(self) -> str | None:
         """Why nothing is left to train; None while something is."""
         if self.requested_stop is not None:
@@ -47,18 +52,16 @@ class Progress:
         """Whether the weights of this position have been evaluated."""
         return self.evaluated_step == self.position.optimizer_step
 
-    def check_monitored(self, metrics: Mapping[str, Any]) -> None:
-        """Raise MetricRefused if no metric computed the number that decides the best checkpoint."""
-        if self._monitored is not None and (name := self._monitored[0]) not in metrics:
-            fact = f"{name} decides the best checkpoint, and the metrics computed {', '.join(metrics) or 'nothing'}"
-            raise MetricRefused("METRIC", f"{fact}: name it alike in `compute` and `higher_is_better` of the metric")
-
     def record_evaluation(self, metrics: Mapping[str, Any], checkpoint: str) -> None:
-        """Record an evaluation of the weights that `checkpoint` will hold, and whether it is the best. NaN never is."""
+        """Record an evaluation of the weights that `checkpoint` will hold, and whether it is the best. NaN never is.
+
+        Raises MetricRefused if what decides that is not one number.
+        """
+        value = math.nan if self._monitored is None else check_monitored(metrics, self._monitored[0])
         self.metrics, self.evaluated_step = metrics, self.position.optimizer_step
         if self._monitored is not None:
             name, mode = self._monitored
-            value, sign = metrics[name], 1 if mode == "max" else -1
+            sign = 1 if mode == "max" else -1
             if not math.isnan(value) and (self.best is None or sign * value > sign * self.best.value):
                 self.best = BestCheckpoint(checkpoint, name, value, mode)
 

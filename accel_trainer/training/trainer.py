@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -37,11 +38,14 @@ from .callback_runner import CallbackRunner
 from .compile import compile_errors_explained
 from .config import TrainerConfig
 from .evaluation_file import read_details, write_details
-from .evaluator import EvaluationStopped, Evaluator, MetricFailed
+from .evaluator import EvaluationStopped, Evaluator, MetricFailed, nonfinite_loss
+from .first_step import FirstStep
 from .optimizer_step import OptimizerStep, StepResult
 from .progress import Progress
 from .rehearsal import Rehearsal
 from .task_output import check_step_output
+
+_logger = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -138,6 +142,8 @@ class Trainer:
         accelerator, reduction = self.accelerator, self._reduction
         scale = reduction.loss_scale / step_batch.num_samples
         losses, sums, items = [], [], []
+        first = FirstStep(self._task, self.raw_model, accelerator) if self.state.optimizer_step == 0 else None
+        task = first or self._task
         self._update.begin()
         for index, batch in enumerate(self._data_wait.around(step_batch.micro_batches)):
             self._watchdog.num_forwards += 1
@@ -145,9 +151,11 @@ class Trainer:
             is_last = index == len(step_batch.micro_batches) - 1
             with nullcontext() if is_last else accelerator.no_sync(self._model):
                 with accelerator.autocast() if accelerator.native_amp else nullcontext():
-                    output = self._task.train_step(self._model, batch)
+                    output = task.train_step(self._model, batch)
                 check_step_output(output)
                 self._update.backward(output.loss_sum, scale)
+            if first is not None:
+                first.check_loss_is_sum()
             reduction.end_backward(len(batch))
             losses.append(output.loss_sum.detach())
             sums.append(output.sums)
@@ -247,6 +255,9 @@ class Trainer:
         self._stop_flag.may_leave = False
         self._stop_flag.agree()  # a signal may have reached a single process during the start
         self._watchdog.phase = "training"
+        if self.state.optimizer_step == 0 and not self.is_finished:
+            with self._watchdog.during("evaluation"):
+                self._evaluator.rehearse(self.raw_model, monitored=self._progress.monitored)
         if self._on_micro_batch_halved and needs_restart(self.accelerator) and self.state.optimizer_step == 0:
             self._save()  # or there would be nothing to restart from
 
@@ -290,7 +301,7 @@ class Trainer:
         """Evaluate and notify; `position` is that of the checkpoint that will hold the weights. False: a signal."""
         try:
             metrics = self.evaluate()
-            self._progress.check_monitored(metrics)
+            self._progress.record_evaluation(metrics, checkpoint_name(position))
         except EvaluationStopped:
             return False
         except Exception as error:
@@ -298,9 +309,10 @@ class Trainer:
             if isinstance(error, MetricFailed) or self.accelerator.num_processes == 1:
                 self._save()
             raise
-        self._progress.record_evaluation(metrics, checkpoint_name(position))
         if self.accelerator.is_main_process:
             write_details(self._run_folder, metrics, optimizer_step=position.optimizer_step)
+            if found := nonfinite_loss(metrics):
+                _logger.warning("%s at step %d: lower the learning rate", found, position.optimizer_step)
         self._notify("on_evaluate_end", metrics)
         return True
 
@@ -319,7 +331,8 @@ class Trainer:
             if self.accelerator.is_main_process:
                 self._checkpointer.record_best(self.best)
         result = self._progress.result(self._stop_flag.agreed)
-        self._watchdog.phase = result.state
+        is_diverged = result.state != "preempted" and nonfinite_loss(result.metrics) is not None
+        self._watchdog.phase = "diverged" if is_diverged else result.state
         self._notify("on_fit_end", result)
         return result
 

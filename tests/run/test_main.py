@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
-from accel_trainer import RecipeConfig, RunResult, RuntimeConfig, main
+from accel_trainer import ClassificationTask, RecipeConfig, RunResult, RuntimeConfig, main
+from accel_trainer.core.types import Batch, EvalOutput
 from accel_trainer.distributed.accelerator import start_accelerator
 
-from .. import processes
+from .. import processes, workload
+from ..variants import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,3 +54,32 @@ def test_a_mistake_that_all_processes_make_is_reported_once() -> None:
     assert run.returncode == 1
     said = [line for line in run.stderr.splitlines() if line.startswith("accel_trainer: ")]
     assert said == ["accel_trainer: error[CONFIG]: unknown flag --epoch: did you mean --epochs?"], run.stderr
+
+
+class Undefined(ClassificationTask):
+    """Has an evaluation loss of NaN, as weights have that grew without bounds."""
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        output = super().eval_step(model, batch)
+        return output._replace(losses=output.losses * float("nan"))
+
+
+def train_to_nan(folder: Path) -> None:
+    config = workload.make_config(folder)
+    main(lambda _: workload.train(config, task=Undefined()), RecipeConfig, description="", argv=[])
+
+
+@pytest.mark.parametrize("num_processes", [1, *slow([2])])
+def test_a_run_whose_last_evaluation_loss_is_nan_ends_as_diverged(tmp_path: Path, num_processes: int) -> None:
+    folder = tmp_path / "run"
+    for attempt in ("first", "again"):
+        job = processes.start(train_to_nan, folder, num_processes=num_processes, folder=tmp_path / attempt)
+        assert job.wait() == [79] * num_processes
+        last = job.output().splitlines()[-1]
+        assert last.startswith("accel_trainer: error[EVAL_NONFINITE]: training has ended, but eval/loss is nan in the")
+        assert "the best weights are those of step-" in last, "by their accuracy"
+        status = json.loads((folder / "status.json").read_text())
+        assert (status["state"], status["exit_code"]) == ("diverged", 79)
+    assert "WARNING: eval/loss is nan at step 5: lower the learning rate" in (tmp_path / "first/rank-0.log").read_text()
+    assert json.loads((folder / "result.json").read_text())["state"] == "done"
+    assert (folder / "export" / "model.safetensors").exists()

@@ -1,0 +1,262 @@
+"""The start tries the task and the metrics on one batch: what cannot work is one line before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from accel_trainer import Callback, ClassificationTask, StepOutput, StepReport
+from accel_trainer.core.callback import TrainerView
+from accel_trainer.core.errors import ConfigError, DivergedError
+from accel_trainer.core.types import Batch, EvalOutput
+from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
+from accel_trainer.training.evaluator import Evaluator, MetricFailed
+from accel_trainer.training.metric_adapters import TorchMetric, WholeSetMetric
+from accel_trainer.training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
+
+from .. import workload
+from .test_evaluator import NUM_CLASSES, Samples, make_model, shared
+
+
+class Steps(Callback):
+    """Counts the steps."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        self.number = report.optimizer_step
+
+
+def refusal(folder: Path, monkeypatch: pytest.MonkeyPatch, metric: Any, **changes: Any) -> str:
+    """Train with `metric` in the place of the accuracy; return the line that refuses it, before the first step."""
+    monkeypatch.setattr(workload, "TopKAccuracy", lambda: metric)
+    config, steps = workload.make_config(folder), Steps()
+    with pytest.raises(ConfigError) as refused:
+        workload.train(replace(config, trainer=replace(config.trainer, **changes)), callbacks=(steps,))
+    assert steps.number == 0
+    return str(refused.value)
+
+
+class Accuracies(TopKAccuracy):
+    """Monitored by its name, and a list."""
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        return {"accuracy": [0.5, 0.25]}
+
+
+class Renamed(TopKAccuracy):
+    """Without the number that it declares."""
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        return {"acc": 0.5}
+
+
+class Float32Sums(TopKAccuracy):
+    """Counts that are exact up to 16 million only."""
+
+    def empty(self, device: torch.device) -> Tensor:
+        return torch.zeros(2, device=device)
+
+
+class NewSums(MeanLoss):
+    """Returns its sums in place of adding them up."""
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        return sums + 1  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (Accuracies(), "accuracy decides the best checkpoint, and is a list: set --trainer.monitor to a single number"),
+        (
+            Renamed(),
+            "accuracy decides the best checkpoint, and the metrics computed eval_ema/acc: name it alike in `compute` and",
+        ),
+        (Float32Sums(), r"the sums of metric Float32Sums are float32 [2]: return float64 zeros from its empty"),
+        (ConfusionMatrix(workload.NUM_CLASSES + 1), "4 logits per sample, the confusion matrix has 5 classes"),
+    ],
+)
+def test_a_metric_that_cannot_work_is_refused_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: Any, said: str
+) -> None:
+    assert said in refusal(tmp_path, monkeypatch, metric)
+
+
+def test_a_metric_that_returns_new_sums_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workload, "MeanLoss", NewSums)
+    said = refusal(tmp_path, monkeypatch, TopKAccuracy())
+    assert "metric NewSums: update returned new sums: add to the given ones in place" in said
+
+
+def test_wrappers_of_torchmetrics_that_keep_no_sums_are_refused() -> None:
+    wrappers = pytest.importorskip("torchmetrics.wrappers")
+    classification = pytest.importorskip("torchmetrics.classification")
+    inner = classification.MulticlassAccuracy(4)
+    wrapped = [wrappers.BootStrapper(inner), wrappers.MinMaxMetric(inner)]
+    for metric in wrapped:
+        with pytest.raises(ConfigError, match=f"{type(metric).__name__} keeps its state in the metrics that it wraps"):
+            TorchMetric("accuracy", metric)
+
+
+class Fails(TopKAccuracy):
+    """Fails in update."""
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        raise ZeroDivisionError("of mine")
+
+
+def test_an_exception_in_update_ends_the_run_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workload, "TopKAccuracy", Fails)
+    steps = Steps()
+    with pytest.raises(MetricFailed, match="metric Fails failed"):
+        workload.train(workload.make_config(tmp_path), callbacks=(steps,))
+    assert steps.number == 0
+
+
+class NeedsAll(TopKAccuracy):
+    """Computes of the whole set only, and warns otherwise; of nothing its accuracy is None."""
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        if sums[1] < 37:
+            raise ValueError("only one class present")
+        return super().compute(sums)
+
+
+class Undefined(TopKAccuracy):
+    """Has no value for few samples."""
+
+    def compute(self, sums: Tensor) -> dict[str, Any]:
+        return {"accuracy": None} if sums[1] < 37 else super().compute(sums)
+
+
+@pytest.mark.parametrize("metric", [NeedsAll, Undefined])
+def test_a_metric_that_needs_the_whole_set_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metric: type[TopKAccuracy]
+) -> None:
+    monkeypatch.setattr(workload, "TopKAccuracy", metric)
+    result = workload.train(workload.make_config(tmp_path))
+    assert result.best is not None
+    assert result.best.metric == "eval_ema/accuracy"
+
+
+def honest_metrics() -> list[Any]:
+    """Metrics that measure little or nothing on a batch of a few samples."""
+    sklearn = pytest.importorskip("sklearn.metrics")
+    classification = pytest.importorskip("torchmetrics.classification")
+
+    def auroc(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        probabilities = outputs.softmax(1).numpy()
+        return {"auroc": sklearn.roc_auc_score(targets.numpy(), probabilities, multi_class="ovr")}
+
+    def r2(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        return {"r2": sklearn.r2_score(targets.numpy(), outputs[:, 0].numpy())}
+
+    by_class = classification.MulticlassAccuracy(NUM_CLASSES, average=None)
+    num_samples, higher = 40, {"auroc": True}
+    return [
+        MeanLoss(),
+        TopKAccuracy(),
+        TopKAccuracy(5),
+        ConfusionMatrix(NUM_CLASSES),
+        TorchMetric("f1", classification.MulticlassF1Score(NUM_CLASSES, average="macro")),
+        TorchMetric("by_class", by_class),
+        TorchMetric("auroc_of_bins", classification.MulticlassAUROC(NUM_CLASSES, thresholds=20)),
+        TorchMetric("kappa", classification.MulticlassCohenKappa(NUM_CLASSES)),
+        WholeSetMetric(auroc, num_samples, NUM_CLASSES, higher_is_better=higher),
+        WholeSetMetric(r2, num_samples, NUM_CLASSES, higher_is_better={"r2": True}),
+    ]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 40])
+def test_honest_metrics_pass_the_rehearsal_on_a_batch_of_any_size(batch_size: int) -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    for metric in honest_metrics():
+        loader = shared(Samples(40), batch_size, accelerator)
+        evaluator = Evaluator(loader, task=ClassificationTask(), metrics=[metric], accelerator=accelerator)
+        names = [f"eval/{name}" for name in metric.higher_is_better if name != "by_class"]
+        evaluator.rehearse(make_model(), monitored=next(iter(names), None))
+
+
+class Counting(nn.Module):
+    """Counts its forwards in a buffer, in one that it assigns, and draws, in evaluations too."""
+
+    count: Tensor
+    mean: Tensor
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.count += 1
+        self.mean = 0.5 * self.mean + images.mean()
+        return self.net(images) * (1 + 0.1 * torch.rand(())) + self.mean * 0.01
+
+
+def test_the_rehearsal_moves_no_buffer_generator_or_gradient() -> None:
+    accelerator = start_accelerator(RuntimeConfig(num_threads=1))
+    loader = shared(Samples(40), 10, accelerator)
+    evaluator = Evaluator(loader, task=ClassificationTask(), metrics=[MeanLoss()], accelerator=accelerator)
+    model = Counting(make_model()).double()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    states = torch.get_rng_state()
+    evaluator.rehearse(model, monitored="eval/loss")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert not any(buffer.is_inference() for buffer in model.buffers())
+    assert torch.equal(torch.get_rng_state(), states)
+    assert model.training
+    model(torch.zeros(4, 5, dtype=torch.float64)).sum().backward()
+
+
+# --- numbers of items that are none ---
+
+
+class Items(ClassificationTask):
+    """Counts items that may be no counts: in training, in evaluations."""
+
+    def __init__(self, train: float, evaluation: float) -> None:
+        super().__init__()
+        self.train, self.evaluation = train, evaluation
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return StepOutput(super().train_step(model, batch).loss_sum, num_items=torch.tensor(self.train))
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        output = super().eval_step(model, batch)
+        num_items = torch.full((len(batch),), 2.0)
+        num_items[0] = self.evaluation
+        return output._replace(num_items=num_items)
+
+
+@pytest.mark.parametrize("number", [-3.0, float("nan")])
+def test_a_number_of_items_that_is_negative_or_nan_is_refused(tmp_path: Path, number: float) -> None:
+    with pytest.raises(ConfigError, match="eval_step returned num_items that are negative or NaN: return counts"):
+        workload.train(workload.make_config(tmp_path / "a"), task=Items(5.0, number))
+    with pytest.raises(ConfigError, match=rf"train_step returned {number} as num_items: return a count"):
+        workload.train(workload.make_config(tmp_path / "b"), task=Items(number, 2.0))
+
+
+class NegativeLater(Items):
+    """Counts less than nothing in its tenth step."""
+
+    calls = 0
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        self.calls += 1
+        return super().train_step(model, batch)._replace(num_items=torch.tensor(-1.0 if self.calls == 10 else 16.0))
+
+
+def test_a_negative_number_of_items_in_a_later_step_is_not_applied(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match="step 10, .*the gradient is NaN or inf and is not applied"):
+        workload.train(workload.make_config(tmp_path), task=NegativeLater(0, 2.0))
