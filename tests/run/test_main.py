@@ -80,6 +80,6 @@ def test_a_run_whose_last_evaluation_loss_is_nan_ends_as_diverged(tmp_path: Path
         assert "the best weights are those of step-" in last, "by their accuracy"
         status = json.loads((folder / "status.json").read_text())
         assert (status["state"], status["exit_code"]) == ("diverged", 79)
-    assert "WARNING: eval/loss is nan at step 5: lower the learning rate" in (tmp_path / "first/rank-0.log").read_text()
+    assert "WARNING: eval/loss is nan at step " in (tmp_path / "first" / "rank-0.log").read_text()
     assert json.loads((folder / "result.json").read_text())["state"] == "done"
     assert (folder / "export" / "model.safetensors").exists()

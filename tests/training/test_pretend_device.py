@@ -166,7 +166,7 @@ def test_the_host_waits_for_no_batch_of_a_dataset(tmp_path: Path) -> None:
     job = processes.run_on("pretend", train_from_a_dataset, tmp_path / "run", folder=tmp_path / "logs")
     waits = json.loads(job.output().splitlines()[-1])
     with_a_row = {3, 5, 6, 9, 10}
-    assert steps_that_waited(waits) == with_a_row, waits
+    assert steps_that_waited(waits) == {1} | with_a_row, "the first step checks the task"
 
 
 class RefuseWaiting(Callback):
