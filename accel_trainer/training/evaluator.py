@@ -22,7 +22,6 @@ from ..core.types import Batch, EvalLoader, Metric, Task
 from ..core.user_code import PartFailed
 from ..distributed.collectives import copy_from_main, sum_pairwise
 from ..distributed.fsdp import is_sharded
-from ..fault_tolerance.out_of_memory import is_out_of_memory
 from ..fault_tolerance.preemption import StopFlag
 from ..optim.parameter_groups import set_training_mode
 from ..optim.reduction import PairwiseSum
@@ -137,8 +136,8 @@ class Evaluator:
     def rehearse(self, model: nn.Module, *, monitored: str | None) -> None:
         """Try the metrics on the first batch of each process, before any work. **Collective. Host sync.**
 
-        `monitored` is the number that will decide the best checkpoint, such as `eval/loss`. An exception of the task, or of
-        `compute`, is not an error here: some need what training leaves, or many samples.
+        `monitored` is the number that will decide the best checkpoint, such as `eval/loss`. An exception of the task or
+        of `compute` is not an error here: some need what training leaves, or many samples.
 
         Raises:
             ConfigError: sums are not float64, a metric cannot measure the batch, or `monitored` is not one number.
@@ -156,7 +155,7 @@ class Evaluator:
             try:
                 _, failure = self._update(model, task, parts, islice(self.loader.batches(), 1))
             except Exception as error:
-                if isinstance(error, UserError) or is_out_of_memory(error):
+                if isinstance(error, UserError):
                     raise
                 failure = error
             buffers.put_back()

@@ -275,7 +275,7 @@ FITS_NOT = [
         "DATA_SAMPLE",
         "samples ... (ValueError: the batch is a Tensor, not of (input, target) pairs): ...",
     ),
-    (having(num_classes=2), "DATA_SAMPLE", "sample 23 has label 2, the classes are 0 to 1: ..."),
+    (having(num_classes=2), "DATA_SAMPLE", "sample 2 has label 2, the classes are 0 to 1: ..."),
     (
         having(train_set=m.NamesAreStrings(), num_classes=3),
         "DATA_SAMPLE",

@@ -77,7 +77,7 @@ class NewSums(MeanLoss):
         (Accuracies(), "accuracy decides the best checkpoint, and is a list: set --trainer.monitor to a single number"),
         (
             Renamed(),
-            "accuracy decides the best checkpoint, and the metrics computed eval_ema/acc: name it alike in `compute` and",
+            "accuracy decides the best checkpoint, and the metrics computed eval_ema/acc: name it alike in",
         ),
         (Float32Sums(), r"the sums of metric Float32Sums are float32 [2]: return float64 zeros from its empty"),
         (ConfusionMatrix(workload.NUM_CLASSES + 1), "4 logits per sample, the confusion matrix has 5 classes"),
