@@ -42,6 +42,7 @@ from ..training.compile import Compiler, Stopwatch
 from ..training.evaluator import Evaluator
 from ..training.trainer import Trainer
 from .config import RecipeConfig, identity_sha256, with_defaults
+from .dry_run import UnseenRecorder, limit_evaluation
 from .parts import check_parts
 from .session import Run, check_same_everywhere
 
@@ -143,12 +144,17 @@ def build_trainer(
         peers=join_peers(accelerator, timeout_s=config.runtime.timeout_s) if saves_shards(accelerator) else ALONE,
     )  # fmt: skip
     run.resources.callback(checkpointer.close)
+    num_parts = loader.plan.num_parts if loader.plan.reduce == "exact" else None
+    if config.run.dry_run:
+        eval_loader = limit_evaluation(eval_loader, num_parts=num_parts, accelerator=accelerator)
+        parts = {"model": model, "optimizer": chosen, "task": task}
+        callbacks = [*callbacks, UnseenRecorder(run.folder, parts, model=model)]
     trainer = trainer_class(
         config.trainer, accelerator=accelerator, model=model, optimizer=chosen,
         learning_rate_at=learning_rate_at, task=task, loader=loader,
         evaluator=Evaluator(
             eval_loader, task=task, metrics=metrics, accelerator=accelerator,
-            num_parts=loader.plan.num_parts if loader.plan.reduce == "exact" else None, seed=config.seed,
+            num_parts=num_parts, seed=config.seed,
         ),
         checkpointer=checkpointer, seed=config.seed, watchdog=run.watchdog,
         on_micro_batch_halved=run.save_micro_batch if config.batch.fit_batch else None,

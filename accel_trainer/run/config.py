@@ -72,7 +72,7 @@ class RunConfig:
     onnx: Annotated[bool, tyro.conf.arg(aliases=["--onnx"])] = False
     """Also export the model as ONNX, so that others can verify it and predict with it without its class."""
     dry_run: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False
-    """Try everything in a temporary folder: a step, an evaluation, a checkpoint, a resume from it and another step."""
+    """Train 6 steps at once, and 3 + 3 with a resume in a new process, in a temporary folder, and compare them."""
     quiet: Annotated[bool, tyro.conf.arg(aliases=["--quiet"])] = False
     """Print only warnings and errors. The files of the run do not change."""
     debug: Annotated[bool, tyro.conf.arg(aliases=["--debug"])] = False

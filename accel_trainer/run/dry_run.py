@@ -1,37 +1,272 @@
-"""A trial of a run: a step, an evaluation, a checkpoint, and the same again from the checkpoint."""
+"""`--dry-run`: a trial of a run and of its resume in a new process, and a comparison of all that they leave."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
+import multiprocessing
+import os
+import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from accelerate import PartialState
+import numpy as np
+from accelerate import Accelerator
+from torch import Tensor, nn
 
 from ..callbacks.console import say
-from ..core.callback import RunResult
+from ..callbacks.metrics_file import read_history
+from ..checkpoint.format import list_checkpoints
+from ..checkpoint.retention import load_checkpoint
+from ..checkpoint.serialization import read_json_object
+from ..checkpoint.sharded import load_whole
+from ..core import filesystem
+from ..core.batch_plan import own_parts
+from ..core.callback import Callback, RunResult, TrainerView
+from ..core.errors import CheckpointError, ConfigError
+from ..core.types import Batch, EvalLoader, StepReport
+from ..distributed.accelerator import uses_cpu
+from ..training.rehearsal import first_difference
+from ..training.unseen_state import mark_unseen
 from .config import RecipeConfig
 
 C = TypeVar("C", bound=RecipeConfig)
+Ending = Callable[[Callable[[], RunResult], bool], NoReturn]
+"""Runs, reports an error, with a traceback if the second argument says so, and ends the process."""
+
+_logger = logging.getLogger(__name__)
+
+NUM_STEPS = 3  # before the resume, and again after it
+MAX_EVAL_SAMPLES = 512
+_UNSEEN_FILE = "unseen.json"
+_LISTED = 3
+_MAX_PATH = 60
+_GENERATORS: dict[str, Callable[[], Any]] = {"Python's random": random.getstate, "numpy.random": np.random.get_state}
 
 
-def dry_run(train: Callable[[C], RunResult], config: C) -> RunResult:
-    """Train a step in a temporary folder, resume from its checkpoint for another, and print that it worked.
+def dry_run(train: Callable[[C], RunResult], config: C, *, exit_with: Ending) -> RunResult:
+    """Train 6 steps at once, and 3 + 3 with a resume in between, in a temporary folder, and compare what is left.
 
-    Everything is done as in the run itself, with the evaluation of the whole test set. **Collective.**
+    Every part runs in a process of its own, as after an interruption: on the processes of the launch, with at most
+    `MAX_EVAL_SAMPLES` samples in an evaluation, and ended by `exit_with`. It cannot see state that changes only later.
+
+    Raises:
+        CheckpointError: the run does not repeat itself, or its resume is not exact.
+        SystemExit: a part failed, and has said why.
     """
     start_s = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
-        place = replace(config.run, output_dir=Path(folder), resume="auto", track=())
-        for max_steps in (1, 2):
-            trainer = replace(config.trainer, max_steps=max_steps)
-            result = train(replace(config, run=place, trainer=trainer))
-            if result.state != "done":
-                return result
-    if PartialState().is_main_process:
-        seconds = time.perf_counter() - start_s
-        say(f"dry run ok: trained, evaluated, saved, loaded and resumed in {seconds:.1f} s; no files are left")
+        whole, parts = Path(folder, "whole"), Path(folder, "parts")
+        longest = _trial(config, whole, 2 * NUM_STEPS)
+        result = _train_apart(train, longest, exit_with, is_first=True)
+        num_before = min(NUM_STEPS, result.position.optimizer_step // 2)
+        for max_steps in (num_before, 2 * NUM_STEPS):
+            if max_steps and result.state == "done":
+                result = _train_apart(train, _trial(config, parts, max_steps), exit_with, is_first=False)
+        if result.state == "done" and num_before and os.environ.get("RANK", "0") == "0":
+            compared = _compare(whole, parts, num_before)
+            seconds = time.perf_counter() - start_s
+            say(f"dry run ok in {seconds:.1f} s: {compared}; no files are left")
     return result
+
+
+def _trial(config: C, folder: Path, max_steps: int) -> C:
+    """Return the config of a part: all else as in the run itself."""
+    given = config.trainer.max_steps
+    saves = replace(config.checkpoint, every_n_steps=NUM_STEPS, keep_every_n_steps=NUM_STEPS)
+    return replace(
+        config,
+        run=replace(config.run, output_dir=folder, resume="auto", track=(), quiet=True, dry_run=True),
+        trainer=replace(config.trainer, max_steps=max_steps if given is None else min(given, max_steps)),
+        checkpoint=saves,
+    )
+
+
+# --- a part, in a process of its own ---
+
+
+def _train_apart(train: Callable[[C], RunResult], config: C, exit_with: Ending, *, is_first: bool) -> RunResult:
+    """Return the result of `train(config)` in a new process."""
+    # Forking takes a tenth of the time, but a fork cannot use a GPU, and takes a socket, whose path must be short.
+    can_fork = os.name == "posix" and uses_cpu() and len(tempfile.gettempdir()) < _MAX_PATH
+    context = multiprocessing.get_context("forkserver" if can_fork else "spawn")
+    if hasattr(context, "set_forkserver_preload"):
+        context.set_forkserver_preload(["accel_trainer.run.build"])
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(  # type: ignore[attr-defined]  # missing in its stubs
+        target=_run_part, args=(train, config, exit_with, sender, dict(os.environ), is_first)
+    )
+    try:
+        process.start()
+    except (AttributeError, TypeError, ValueError) as error:  # cannot be pickled
+        fact = f"--dry-run starts train in a new process, which cannot import it ({error})"
+        raise ConfigError("DRY_RUN", f"{fact}: define train at the top level of its file") from error
+    sender.close()
+    try:
+        return receiver.recv()  # type: ignore[no-any-return]  # what the process sent
+    except EOFError:
+        process.join()
+        raise SystemExit(process.exitcode if process.exitcode and process.exitcode > 0 else 1) from None
+    finally:
+        process.join()
+
+
+def _run_part(
+    train: Callable[[C], RunResult], config: C, exit_with: Ending, sender: Connection, environment: dict[str, str],
+    is_first: bool,
+) -> None:  # fmt: skip
+    os.environ.update(environment, ACCEL_TRAINER_LAUNCHER="1")  # it ends with the process that waits for it
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING if is_first else logging.ERROR)
+
+    def run() -> RunResult:
+        result = train(config)
+        sender.send(result)
+        return result
+
+    exit_with(run, config.run.debug)
+
+
+class FewSamples:
+    """The first samples of each part of an evaluation set, with ids from 0 on."""
+
+    def __init__(self, loader: EvalLoader, *, num_parts: int, num_processes: int, process_index: int) -> None:
+        self.num_samples = MAX_EVAL_SAMPLES // num_parts * num_parts
+        self._loader = loader
+        self._all, self._few = (
+            own_parts(range(num), num_parts, num_processes, process_index)
+            for num in (loader.num_samples, self.num_samples)
+        )
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield this process's samples."""
+        batches = self._loader.batches()
+        position = self._all[0].start
+        for own, few in zip(self._all, self._few, strict=True):
+            end, offset = own.start + len(few), few.start - own.start
+            while position < own.stop:
+                batch = next(batches)
+                position += len(batch)
+                num_left = len(batch) - max(0, position - end)
+                if num_left > 0:
+                    kept = batch.map(lambda tensor, num=num_left: tensor[:num])  # type: ignore[misc]  # a default
+                    yield replace(kept, sample_ids=kept.sample_ids + offset)
+                elif own is self._all[-1]:
+                    return
+
+
+def limit_evaluation(loader: EvalLoader, *, num_parts: int | None, accelerator: Accelerator) -> EvalLoader:
+    """Return a loader of fewer samples, if one of this package has more than a dry run needs."""
+    is_ours = type(loader).__module__.startswith(f"{__name__.partition('.')[0]}.")
+    num_parts = num_parts or accelerator.num_processes
+    if not is_ours or loader.num_samples <= MAX_EVAL_SAMPLES or num_parts > MAX_EVAL_SAMPLES:
+        return loader
+    where = {"num_processes": accelerator.num_processes, "process_index": accelerator.process_index}
+    return FewSamples(loader, num_parts=num_parts, **where)
+
+
+class UnseenRecorder(Callback):
+    """Writes marks of what no checkpoint holds, where a dry run is interrupted and where it continues."""
+
+    def __init__(self, folder: Path, parts: Mapping[str, object], *, model: nn.Module) -> None:
+        self._folder, self._parts, self._model = folder, parts, model
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Record what a resume begins with."""
+        if trainer.state.optimizer_step:
+            self._record(trainer)
+
+    def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
+        """Record what an interruption loses."""
+        if report.optimizer_step == NUM_STEPS:
+            self._record(trainer)
+
+    def _record(self, trainer: TrainerView) -> None:
+        if trainer.accelerator.is_main_process:
+            marks = mark_unseen(self._parts, model=self._model)
+            seen = {**marks, **{name: state() for name, state in _GENERATORS.items()}}
+            hashes = {name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in seen.items()}
+            filesystem.write_file_atomic(self._folder / _UNSEEN_FILE, json.dumps(hashes).encode())
+
+
+# --- the comparison ---
+
+
+def _compare(whole: Path, parts: Path, num_before: int) -> str:
+    """Return what is equal. Raises CheckpointError that names the first difference."""
+    before = _common_checkpoints(whole, parts, num_before)
+    if before and (path := first_difference(*before)):
+        _refuse_unrepeatable(path, num_before, whole)
+        return f"trained, evaluated, saved, loaded and resumed, but the run does not repeat itself ({path})"
+    last = [folder / "checkpoints" / list_checkpoints(folder / "checkpoints")[-1].name for folder in (whole, parts)]
+    one, other = (_state(path) for path in last)
+    path = first_difference(one, other)
+    if path is None and (row := first_difference(_rows(whole), _rows(parts))):
+        path = f"metrics.jsonl{row}"
+    if path is not None:
+        fact = f"a run that is stopped after {num_before} steps and resumed in a new process differs in {path}"
+        raise CheckpointError("CKPT_INEXACT", f"{fact} from one that is not: {_cause(path, whole, parts)}")
+    num_tensors = sum(len(piece) for name, piece in one.items() if name in ("model", "ema"))
+    return (
+        f"{last[0].name.split('-')[1].lstrip('0')} steps at once, and {num_before} steps and a resume in a new "
+        f"process, gave the same {num_tensors} tensors, optimizer state, rows and evaluation"
+    )
+
+
+def _common_checkpoints(whole: Path, parts: Path, step: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return the states of both after `step`; None if the run in one go has none, as one of few steps."""
+    pattern = f"step-{step:010d}-*"
+    names = [{path.name for path in (folder / "checkpoints").glob(pattern)} for folder in (whole, parts)]
+    if not (common := sorted(names[0] & names[1])):
+        return None
+    return _state(whole / "checkpoints" / common[-1]), _state(parts / "checkpoints" / common[-1])
+
+
+def _state(path: Path) -> dict[str, Any]:
+    """Return what a checkpoint holds, without the state of callbacks, which may hold times."""
+    loaded = load_checkpoint(path.parent, path.name)
+    assert loaded is not None
+    pieces = {name: _read(piece) for name, piece in loaded.pieces.items()}
+    return {**pieces, "trainer": {key: value for key, value in pieces["trainer"].items() if key != "callbacks"}}
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _read(part) for key, part in value.items()}
+    return value if isinstance(value, Tensor) else load_whole(value)
+
+
+def _rows(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows, without speeds and memory."""
+    return [{name: row[name] for name in row if not name.startswith("perf/")} for row in read_history(folder)]
+
+
+def _refuse_unrepeatable(path: str, num_steps: int, run: Path) -> None:
+    """Raise CheckpointError on the CPU, where torch's kernels are deterministic; else warn."""
+    fact = f"two runs of {num_steps} steps from the same start differ in {path}"
+    if operations := read_json_object(run / "result.json").get("nondeterministic_operations"):
+        fact += f"; torch has no deterministic kernel for {', '.join(operations)}"
+    fix = "draw random numbers with torch's generator, in a forward or a sample, and read no clock"
+    if not uses_cpu():
+        _logger.warning("[NOT_REPEATABLE] %s, so a resume cannot be compared: %s", fact, fix)
+        return
+    raise CheckpointError("NOT_REPEATABLE", f"{fact}, so no resume is exact: {fix}")
+
+
+def _cause(path: str, whole: Path, parts: Path) -> str:
+    """Return what a resume began with that was not as it was left, or else the usual cause."""
+    if path.startswith("metrics.jsonl"):
+        return "the usual cause is an evaluation that draws random numbers, or depends on an earlier one"
+    left, found = (read_json_object(folder / _UNSEEN_FILE) for folder in (whole, parts))
+    lost = sorted(name for name in left if left[name] != found.get(name))
+    # Generators come last: reading a sample seeds them, too.
+    if lost := [name for name in lost if name not in _GENERATORS] or lost:
+        more = f" and {len(lost) - _LISTED} more" * (len(lost) > _LISTED)
+        fix = "keep it in a buffer of the model, or in the optimizer's state_dict; draw with torch's generator"
+        return f"the resume began with another {', '.join(lost[:_LISTED])}{more}, which no checkpoint holds: {fix}"
+    return "the usual cause is state that no checkpoint holds, such as a variable of a closure"

@@ -43,8 +43,8 @@ def main(
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     if sys.__stderr__ is not None and not faulthandler.is_enabled():
         faulthandler.enable(sys.__stderr__)  # shows where a segmentation fault or bus error happened
-    is_debug, failed = "--debug" in (sys.argv if argv is None else argv), False
-    try:
+
+    def run() -> RunResult:
         setup_launch_env()  # first, so that a mistake in it is reported once
         if {"-h", "--help"} & set(sys.argv[1:] if argv is None else argv):
             try:
@@ -55,7 +55,18 @@ def main(
         if os.environ.get("NO_COLOR"):
             os.environ["TERM"] = "dumb"  # the only way to stop tyro from colouring --help-all
         config = parse_config(config_class, argv, description=description)
-        result = dry_run(partial(_train, train), config) if config.run.dry_run else _train(train, config)
+        if config.run.dry_run:
+            return dry_run(partial(_train, train), config, exit_with=exit_with)
+        return _train(train, config)
+
+    exit_with(run, "--debug" in (sys.argv if argv is None else argv))
+
+
+def exit_with(run: Callable[[], RunResult], is_debug: bool) -> NoReturn:
+    """Call `run`, report an error, and exit with the code of how it ended."""
+    failed = False
+    try:
+        result = run()
         ignore_signals()  # everything is saved: a late signal must not change the exit code
         if result.state != "preempted":
             _refuse_diverged(result)

@@ -1,63 +1,84 @@
-"""`--dry-run`: everything once, and nothing left of it."""
+"""`--dry-run`: a run and its resume in a new process leave the same, or the difference is named."""
 
 from __future__ import annotations
 
+import random
+import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
-from accel_trainer import Callback, RecipeConfig, RunResult, main
+from accel_trainer import (
+    Callback,
+    ClassificationTask,
+    ConfigError,
+    OptimizerConfig,
+    RecipeConfig,
+    RunResult,
+    StepOutput,
+    main,
+)
+from accel_trainer.core.errors import CheckpointError, ExitCode
+from accel_trainer.core.types import Batch, EvalOutput
 from accel_trainer.run.dry_run import dry_run
+from accel_trainer.run.main import exit_with
 from recipes import cifar
-from tests import processes
-from tests.workload import make_config, train
+from tests import processes, workload
+
+from ..training import planted, test_rehearsal
+from ..variants import slow
 
 
 @pytest.fixture(autouse=True)
-def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where temporary folders are made, and nothing else is."""
-    folder = tmp_path / "scratch"
-    folder.mkdir()
+def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary folders are made, by a path short enough for a socket. Nothing is left there."""
+    forkserver.ensure_running()  # it keeps a folder, too
+    folder = Path(tempfile.mkdtemp(prefix="dry-"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setenv("TMPDIR", str(folder))
-    return folder
+    yield folder
+    assert list(folder.glob("dry-run*")) == []
+    shutil.rmtree(folder)
 
 
-def test_a_dry_run_of_a_recipe_says_in_its_last_line_that_all_went_well_and_leaves_nothing(
-    tmp_path: Path, scratch: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def in_folder(folder: Path, train: Callable[[Any], RunResult], config: RecipeConfig) -> None:
+    tempfile.tempdir = str(folder)
+    exit_with(lambda: dry_run(train, config, exit_with=exit_with), is_debug=False)
+
+
+def test_a_dry_run_of_a_recipe_says_what_it_compared_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(scratch.parent)
-    before = {path.name for path in scratch.parent.iterdir()}
+    monkeypatch.chdir(tmp_path)
     flags = ["--dataset", "digits", "--model", "resnet8", "--augment.crop-padding", "1", "--dry-run"]
     with pytest.raises(SystemExit) as ended:
         main(cifar.train, cifar.Config, description="", argv=[*flags, "--cache-dir", str(tmp_path / "cache")])
     assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    assert "done: max_steps reached at step 1  eval loss" in shown
-    assert "continuing after step 1" in shown
-    assert shown.splitlines()[-1].startswith("dry run ok: trained, evaluated, saved, loaded and resumed in ")
-    assert list(scratch.glob("dry-run*")) == []
-    assert {path.name for path in scratch.parent.iterdir()} - before == {"cache"}
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("dry run ok in ")
+    assert "6 steps at once, and 3 steps and a resume in a new process, gave the same " in line
+    assert {path.name for path in tmp_path.iterdir()} == {"cache"}
 
 
-def dry(folder: Path) -> None:
-    dry_run(train, make_config(folder))
-
-
-def test_two_processes_meet_again_for_the_second_half(tmp_path: Path, scratch: Path) -> None:
-    job = processes.run(dry, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
-    assert [job.output(rank).count("dry run ok") for rank in (0, 1)] == [1, 0]
-    assert list(scratch.glob("dry-run*")) == []
+def test_a_dry_run_of_two_processes_says_once_that_all_is_equal(tmp_path: Path, scratch: Path) -> None:
+    config = workload.make_config(tmp_path / "run")
+    arguments = (scratch, workload.train, config)
+    job = processes.start(in_folder, *arguments, num_processes=2, folder=tmp_path / "logs", has_workers=True)
+    codes = job.wait()
+    shown = job.output(0) + job.output(1)
+    assert (codes, shown.count("dry run ok")) == ([0, 0], 1), shown
     assert not (tmp_path / "run").exists()
 
 
 class Forgetful(Callback):
     """Saves what it then cannot take back."""
-
-    is_essential = True
 
     def state_dict(self) -> dict[str, Any]:
         return {"notes": 1}
@@ -66,15 +87,136 @@ class Forgetful(Callback):
         raise RuntimeError("no such notes")
 
 
-def test_what_can_be_saved_but_not_loaded_fails_the_dry_run(
-    tmp_path: Path, scratch: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def train_forgetfully(config: RecipeConfig) -> RunResult:
-        return train(config, callbacks=(Forgetful(),))
+class DrawsFromPython(ClassificationTask):
+    """Draws from Python's generator, which the engine does not seed for a step."""
 
-    config = make_config(tmp_path / "run")
-    assert train_forgetfully(replace(config, trainer=replace(config.trainer, max_steps=1))).state == "done"
-    with pytest.raises(RuntimeError, match="no such notes"):
-        dry_run(train_forgetfully, config)
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return StepOutput(super().train_step(model, batch).loss_sum * random.random())
+
+
+class LateState(planted.PlainTask):
+    """A loss that is weighted by a running mean, which begins as None."""
+
+    def __init__(self) -> None:
+        self.mean: Any = None
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        output = super().train_step(model, batch)
+        loss = output.loss_sum.detach()
+        self.mean = loss if self.mean is None else 0.9 * self.mean + 0.1 * loss
+        return StepOutput(output.loss_sum / self.mean)
+
+
+class Initialized(planted.Net):
+    """Sets its weights from the first batch, and remembers that in a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_set = False
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.is_set:
+            self.is_set = True
+            with torch.no_grad():
+                self.linear.bias.copy_(-super().forward(inputs).mean(0))
+        return super().forward(inputs)
+
+
+class Closure(planted.PlainTask):
+    """Counts in a variable that only a closure holds."""
+
+    def __init__(self) -> None:
+        count = 0
+
+        def scale() -> int:
+            nonlocal count
+            count += 1
+            return count
+
+        self._scale = scale
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        return StepOutput(super().train_step(model, batch).loss_sum / self._scale())
+
+
+class Clock(planted.PlainTask):
+    """Reads a device that never repeats itself."""
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        noise = random.SystemRandom().random()
+        return StepOutput(super().train_step(model, batch).loss_sum * noise)
+
+
+class RandomEvaluation(planted.PlainTask):
+    """Draws in an evaluation, from Python's generator."""
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
+        output = super().eval_step(model, batch)
+        return EvalOutput(output.losses * random.SystemRandom().random(), output.outputs)
+
+
+def task(kind: Any) -> Any:
+    return partial(planted.train, task=kind)
+
+
+def model(kind: Any) -> Any:
+    return partial(planted.train, model=kind)
+
+
+NAMED: dict[str, tuple[Any, str]] = {
+    "late state": (task(LateState), r"CKPT_INEXACT.* differs in model.linear.* began with another task.mean"),
+    "closure": (task(Closure), "CKPT_INEXACT.* such as a variable of a closure"),
+    "clock": (task(Clock), "NOT_REPEATABLE.* two runs of 3 steps from the same start differ in model.linear"),
+    "flag": (model(Initialized), "CKPT_INEXACT.* began with another model.is_set"),
+    "evaluation": (task(RandomEvaluation), "CKPT_INEXACT.* differs in metrics.jsonl.* an evaluation that draws"),
+    "attribute": (model(test_rehearsal.CountingNet), "CKPT_INEXACT.* began with another model.calls"),
+    "class attribute": (model(test_rehearsal.ClassCounter), "CKPT_INEXACT.* began with another ClassCounter.calls"),
+    "global": (model(test_rehearsal.GlobalCounter), "CKPT_INEXACT.* began with another .*GLOBAL_STEPS"),
+    "task": (task(test_rehearsal.Centred), "CKPT_INEXACT.* began with another task.centre"),
+    "generator": (task(test_rehearsal.OwnGenerator), "CKPT_INEXACT.* began with another task.generator"),
+    "Python's generator": (partial(workload.train, task=DrawsFromPython()), "CKPT_INEXACT.* Python's random"),
+}
+SHOWN = ["late state", "clock", "evaluation", "global"]
+
+
+def make_config(folder: Path, train: Any) -> RecipeConfig:
+    if train.func is workload.train:
+        return workload.make_config(folder)
+    return planted.make_config(folder, max_steps=None)
+
+
+@pytest.mark.parametrize("name", [*SHOWN, *slow(name for name in NAMED if name not in SHOWN)])
+def test_what_a_resume_would_lose_fails_the_dry_run_and_is_named(tmp_path: Path, name: str) -> None:
+    train, named = NAMED[name]
+    with pytest.raises(CheckpointError, match=named):
+        dry_run(train, make_config(tmp_path / "run", train), exit_with=exit_with)
+
+
+def test_what_can_be_saved_but_not_loaded_fails_the_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = partial(planted.train, callbacks=(Forgetful(),))
+    with pytest.raises(SystemExit) as ended:
+        dry_run(train, make_config(tmp_path / "run", train), exit_with=exit_with)
+    assert ended.value.code not in (None, ExitCode.DONE)
     assert "dry run ok" not in capsys.readouterr().out
-    assert list(scratch.glob("dry-run*")) == []
+
+
+def train_honest(name: str, config: RecipeConfig) -> RunResult:
+    return planted.train(config, **test_rehearsal.HONEST[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", test_rehearsal.HONEST)
+def test_a_dry_run_of_honest_parts_finds_nothing(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = planted.make_config(tmp_path / "run", max_steps=None)
+    if "optimizer" in test_rehearsal.HONEST[name]:
+        config = replace(config, optimizer=OptimizerConfig())
+    assert dry_run(partial(train_honest, name), config, exit_with=exit_with).state == "done"
+    assert "dry run ok" in capsys.readouterr().out
+
+
+def test_a_train_that_no_other_process_can_import_is_one_line(tmp_path: Path) -> None:
+    def train(config: RecipeConfig) -> RunResult:
+        return planted.train(config)
+
+    with pytest.raises(ConfigError, match="define train at the top level of its file"):
+        dry_run(train, planted.make_config(tmp_path / "run"), exit_with=exit_with)
