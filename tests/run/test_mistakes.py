@@ -205,7 +205,7 @@ FITS_NOT = [
         "optimizer= is an object of type type: pass a function that takes the model ...",
     ),
     (having(schedule=0.1), "SCHEDULE", "the recipe's schedule fails at step 0 (TypeError: 'float' object is not ..."),
-    (having(schedule=m.forgets_a_step), "SCHEDULE", "the recipe's schedule returns None at step 1: return a number"),
+    (having(schedule=m.forgets_a_step), "SCHEDULE", "the recipe's schedule returns None at step 3: return a number"),
     (
         having(loader=m.DATA),
         "CONFIG",

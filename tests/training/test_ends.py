@@ -34,10 +34,10 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 class SignalInEvaluation(MeanLoss):
-    """Sends this process a signal in an evaluation (the first is 1), counted over both models."""
+    """Sends this process a signal in an evaluation, counted over both models from 1; 0 is the trial at the start."""
 
-    at: int
-    count = 0
+    at: int | None = None
+    count = -1
 
     def empty(self, device: Any) -> Tensor:
         type(self).count += 1
@@ -52,9 +52,10 @@ class SignalInEvaluation(MeanLoss):
 def train(folder: Path, changes: Mapping[str, Any], signal_at: int | None) -> None:
     config = workload.make_config(folder, checkpoint=CheckpointConfig())
     config = replace(config, trainer=replace(config.trainer, **changes))
-    if signal_at is not None and os.environ.get("RANK", "0") == "0":
-        SignalInEvaluation.at = signal_at
+    if signal_at is not None:
         workload.MeanLoss = SignalInEvaluation  # type: ignore[misc]
+        if os.environ.get("RANK", "0") == "0":
+            SignalInEvaluation.at = signal_at
     result = workload.train(config, dropout=0.1)
     raise SystemExit(75 if result.state == "preempted" else 0)
 
