@@ -264,9 +264,10 @@ def _cause(path: str, whole: Path, parts: Path) -> str:
         return "the usual cause is an evaluation that draws random numbers, or depends on an earlier one"
     left, found = (read_json_object(folder / _UNSEEN_FILE) for folder in (whole, parts))
     lost = sorted(name for name in left if left[name] != found.get(name))
-    # Generators come last: reading a sample seeds them, too.
-    if lost := [name for name in lost if name not in _GENERATORS] or lost:
-        more = f" and {len(lost) - _LISTED} more" * (len(lost) > _LISTED)
+    if objects := [name for name in lost if name not in _GENERATORS]:
+        more = f" and {len(objects) - _LISTED} more" * (len(objects) > _LISTED)
         fix = "keep it in a buffer of the model, or in the optimizer's state_dict; draw with torch's generator"
-        return f"the resume began with another {', '.join(lost[:_LISTED])}{more}, which no checkpoint holds: {fix}"
-    return "the usual cause is state that no checkpoint holds, such as a variable of a closure"
+        return f"the resume began with another {', '.join(objects[:_LISTED])}{more}, which no checkpoint holds: {fix}"
+    # Reading a sample seeds these generators, too: they need not be the cause.
+    drawn = f", or numbers drawn from {' or '.join(lost)}" * bool(lost)
+    return f"the usual cause is state that no checkpoint holds, such as a variable of a closure{drawn}"
