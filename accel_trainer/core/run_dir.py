@@ -86,7 +86,8 @@ def refuse_strange_entries(folder: Path) -> None:
 
 def remove_new_folder(folder: Path) -> None:
     """Remove what a start has written to a new folder, and the folder if nothing else is in it. Raises OSError."""
-    for path in (*(folder / name for name in _FILES), *(folder / "logs").glob("rank-*.json")):
+    written = [folder / name for name in (*_FILES, "export/config.json")]
+    for path in (*written, *(folder / "logs").glob("rank-*.json")):
         if path.is_file():
             filesystem.disk.remove(path)
     for path in (*(folder / name for name in _FOLDERS), folder):

@@ -173,7 +173,8 @@ def test_workers_stay_for_all_epochs_and_evaluations(tmp_path: Path) -> None:
     pids = Counter((tmp_path / "pids").read_text().split())
     main, *workers = sorted(pids, key=int)
     assert len(workers) == 2  # one that trains and one that evaluates the weights and their average
-    assert sorted(pids[worker] for worker in workers) == [2 * 2 * 5, 2 * NUM_TRAIN]
+    num_tried = 5  # on which the metrics are tried before the first step
+    assert sorted(pids[worker] for worker in workers) == [num_tried + 2 * 2 * 5, 2 * NUM_TRAIN]
     assert pids[main] == (2 + NUM_TRAIN) + (2 + 5)  # what is hashed before
 
 

@@ -127,7 +127,7 @@ def pause_in(phase: str, act: Callable[[], None]) -> None:
         "start": (workload, "SmallNet", 1),
         "data": (ImageLoader, "_augmented", PAUSE_AT_STEP),
         "step": (ClassificationTask, "train_step", PAUSE_AT_STEP),
-        "evaluation": (ClassificationTask, "eval_step", 2),
+        "evaluation": (ClassificationTask, "eval_step", 4),  # the first two are trials at the start
         "save": (manager, "write_checkpoint", PAUSE_AT_STEP),
     }[phase]
     act_in_call(owner, name, number, act)

@@ -65,8 +65,9 @@ def test_a_metric_that_fails_is_named_and_costs_no_step(
     options: dict[str, Any] = {"num_processes": num_processes}
     job = processes.start(train, tmp_path / "run", metric, folder=tmp_path / "logs", **options)
     assert job.wait() == [80] * num_processes, job.output()
-    rank = num_processes - 1 if metric is FailingUpdate else 0
-    step = STEPS_PER_EPOCH[num_processes]
+    is_tried = metric is FailingUpdate  # before the first step; `compute` may need more than a batch
+    rank = num_processes - 1 if is_tried else 0
+    step = 0 if is_tried else STEPS_PER_EPOCH[num_processes]
     assert (
         f"rank {rank}, step {step}, evaluation: metric {metric.__name__} failed (ZeroDivisionError: by zero)"
     ) in job.output().splitlines()[-1]
@@ -74,7 +75,8 @@ def test_a_metric_that_fails_is_named_and_costs_no_step(
     assert len(frames) == 1, "the traceback of the metric alone"
     assert frames[0].endswith(("in update", "in compute"))
     status = json.loads((tmp_path / "run" / "status.json").read_text())
-    assert status["last_commit"] == f"step-{step:010d}-epoch-00000", "no checkpoint was due before the evaluation"
+    last = None if is_tried else f"step-{step:010d}-epoch-00000"
+    assert status["last_commit"] == last, "no checkpoint was due before the evaluation"
 
     processes.run(train, tmp_path / "run", folder=tmp_path / "mended", **options)
     processes.run(train, tmp_path / "whole", folder=tmp_path / "whole-logs", **options)
@@ -118,25 +120,20 @@ def train_on_pixels(folder: Path, task: type[ClassificationTask]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "step", "said"),
+    ("task", "said"),
     [
-        (ClassificationTask, 0, "the model returns float32 [16, 4, 8, 8] for targets int64 [16, 8, 8]: a classifier"),
-        (
-            PerPixel,
-            3,
-            "metric TopKAccuracy: the model returns float32 [10, 4, 8, 8] for targets int64 [10]: a classifier",
-        ),
+        (ClassificationTask, "the model returns float32 [10, 4, 8, 8] for targets int64 [10, 8, 8]: a classifier"),
+        (PerPixel, "metric TopKAccuracy: the model returns float32 [10, 4, 8, 8] for targets int64 [10]: a classifier"),
     ],
 )
 def test_shapes_that_do_not_fit_are_one_line_and_cost_no_step(
-    tmp_path: Path, task: type[ClassificationTask], step: int, said: str
+    tmp_path: Path, task: type[ClassificationTask], said: str
 ) -> None:
     job = processes.start(train_on_pixels, tmp_path / "run", task, num_processes=1, folder=tmp_path / "logs")
     assert job.wait() == [64], job.output()
     assert job.output().splitlines()[-1].startswith(f"accel_trainer: error[SHAPES]: {said}")
     assert "Traceback" not in job.output()
-    names = [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")]
-    assert max(names, default="none").startswith(f"step-{step:010d}" if step else "none")
+    assert not list((tmp_path / "run").glob("checkpoints/step-*"))
 
 
 class Unreadable(workload.Bars):

@@ -73,7 +73,7 @@ def test_a_file_that_vanishes_while_it_is_read_is_named_or_left_out(tmp_path: Pa
     list_images(tmp_path / "images" / "train")[7].unlink()
     raw = source.read()
     left_out: list[object] = []
-    with pytest.raises(DataError, match=r"train/ant/07.png cannot be decoded \(.*No such file"):
+    with pytest.raises(DataError, match=r"train/ant/07.png cannot be read \(.*No such file"):
         list(BadImageConfig().usable(raw.train, []))
     kept = [index for index, _ in SKIP.usable(raw.train, left_out)]  # type: ignore[arg-type]
     assert kept == [index for index in range(12) if index != 7]
