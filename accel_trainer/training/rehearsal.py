@@ -31,6 +31,9 @@ _LISTED = 5
 _BUILT_IN = ("torch", "accel_trainer")
 
 
+Identities = Mapping[str, tuple[int | None, str]]
+
+
 class Rehearsal:
     """Compares what a resume would have with what is live, after each of the first two steps of a start.
 
@@ -68,8 +71,28 @@ class Rehearsal:
                 a checkpoint has no room.
         """
         self.num_steps_left -= 1
+        self.check_tensors()
         state = read_state() if self.num_steps_left else {}
         run_on_main(lambda: self._check(state), self._accelerator)
+
+    def check_tensors(self) -> None:
+        """Check that the model has the tensors of a new one; user code can replace them at any time. **Collective.**
+
+        Raises:
+            CheckpointError: a resume could not load the model, or the optimizer steps parameters that it no longer has.
+        """
+        now = _identify(self._model)
+        run_on_main(lambda: self._compare(now), self._accelerator)
+
+    def _compare(self, now: Identities) -> None:
+        for name in sorted(self._before.keys() | now.keys()):
+            (old, shape), (new, new_shape) = (each.get(name, (None, "nothing")) for each in (self._before, now))
+            if shape != new_shape:
+                fact = f"training changed {name} of the model from {shape} to {new_shape}"
+                raise _inexact(f"{fact}, which a new model could not load: make it so in __init__")
+            if old != new:
+                fact = f"training replaced the parameter {name}, and the optimizer still updates the old one"
+                raise _inexact(f"{fact}: change it in place, by copy_ under torch.no_grad()")
 
     def _check(self, state: Mapping[str, Any]) -> None:
         if state:
@@ -85,15 +108,6 @@ class Rehearsal:
 
     def _check_pieces(self, pieces: Mapping[str, Any]) -> int:
         """Return the bytes of a checkpoint of `pieces`."""
-        now = _identify(self._model)
-        for name in sorted(self._before.keys() | now.keys()):
-            (old, shape), (new, new_shape) = (each.get(name, (None, "nothing")) for each in (self._before, now))
-            if shape != new_shape:
-                fact = f"the first step changed {name} of the model from {shape} to {new_shape}"
-                raise _inexact(f"{fact}, which a new model could not load: make it so in __init__")
-            if old != new:
-                fact = f"training replaced the parameter {name}, and the optimizer still updates the old one"
-                raise _inexact(f"{fact}: change it in place, by copy_ under torch.no_grad()")
         encoded = {name: encode(piece, name=name) for name, piece in pieces.items()}
         if self._fresh_optimizer is not None:
             piece = decode(encoded["optimizer"].skeleton, encoded["optimizer"].tensors)
@@ -152,10 +166,11 @@ def _refuse_unloadable(model: nn.Module) -> None:
             raise _inexact(f"{fact}: return a tensor from get_extra_state, or keep each value in a buffer")
 
 
-def _identify(model: nn.Module) -> dict[str, tuple[int | None, str]]:
+def _identify(model: nn.Module) -> Identities:
     """Return, for each tensor of a checkpoint, its identity if it is a parameter, and its shape."""
-    identities = {name: id(parameter) for name, parameter in model.named_parameters()}
     tensors = {name: value for name, value in model.state_dict().items() if not name.endswith(EXTRA_STATE)}
+    # Only now: `state_dict` puts back the shards of a parameter that FSDP keeps whole after an evaluation.
+    identities = {name: id(parameter) for name, parameter in model.named_parameters()}
     return {name: (identities.get(name), describe_tensor(value)) for name, value in tensors.items()}
 
 

@@ -187,6 +187,7 @@ class Trainer:
         with self._watchdog.during("disk"):
             self._checkpointer.wait()
         with self._watchdog.during("save"):
+            self._rehearsal.check_tensors()
             pieces = self.state_dict()
             if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
                 self._checkpointer.save(self.state, pieces, best=self.best)

@@ -169,6 +169,47 @@ def test_state_that_a_resume_would_lose_ends_the_run_with_its_first_step(tmp_pat
     assert not list(tmp_path.glob("run/checkpoints/step-*"))
 
 
+def assign(trainer: Any) -> None:
+    weights = {name: tensor.clone() for name, tensor in trainer.raw_model.state_dict().items()}
+    trainer.raw_model.load_state_dict(weights, assign=True)
+
+
+def replace_bias(trainer: Any) -> None:
+    trainer.raw_model.linear.bias = nn.Parameter(torch.zeros(3))
+
+
+def add_buffer(trainer: Any) -> None:
+    trainer.raw_model.register_buffer("centre", torch.zeros(3))
+
+
+class AfterStep(Callback):
+    """Does something to the model after one step."""
+
+    def __init__(self, step: int, change: Callable[[Any], None]) -> None:
+        self.step, self.change = step, change
+
+    def on_step_end(self, trainer: Any, report: Any) -> None:
+        if report.optimizer_step == self.step:
+            self.change(trainer)
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        (assign, "replaced the parameter linear.bias, and the optimizer still updates the old one"),
+        (replace_bias, "replaced the parameter linear.bias, and the optimizer still updates the old one"),
+        (add_buffer, r"changed centre of the model from nothing to float32 \[3\], which a new model could not load"),
+    ],
+)
+def test_a_callback_that_replaces_tensors_of_the_model_ends_the_run_at_the_next_save(
+    tmp_path: Path, change: Callable[[Any], None], fact: str
+) -> None:
+    with pytest.raises(CheckpointError, match=fact):
+        run(tmp_path / "run", max_steps=6, callbacks=(AfterStep(4, change),))
+    last = max(path.name for path in tmp_path.glob("run/checkpoints/step-*"))
+    assert last.startswith("step-0000000003"), "none is written of a model that the optimizer does not train"
+
+
 # --- state that no checkpoint holds ---
 
 
