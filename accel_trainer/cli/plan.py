@@ -16,6 +16,7 @@ from ..optim.lr_scheduler import Schedule
 from ..run.build import plan_learning_rate
 from ..run.config import RecipeConfig
 from ..run.parser import parse_config
+from ..vision import BadImageConfig, PhotoConfig, load_photos
 from ..vision.sources.find import find_source
 from .parser import CommandParser
 from .runs.tables import show
@@ -81,9 +82,20 @@ def find_config_class(path: Path) -> type[RecipeConfig]:
 
 
 def _count_samples(config: Any) -> int:
-    dataset = getattr(config, "dataset", None)
+    """Return the number of training samples, found by the reader that the recipe's settings are for."""
+    dataset, settings = getattr(config, "dataset", None), vars(config).values()
     if not isinstance(dataset, str):
         raise ConfigError("PLAN", "this recipe has no --dataset to count samples in: add --num-samples")
+    for photos in settings:
+        if isinstance(photos, PhotoConfig):
+            found = load_photos(
+                dataset, image_column=photos.image_column, label_column=photos.label_column,
+                val_fraction=photos.val_fraction, cache_dir=config.run.cache_dir,
+            )  # fmt: skip
+            return len(found.train)
+    if not any(isinstance(images, BadImageConfig) for images in settings):
+        fact = "only a recipe with the settings of load_images or load_photos (BadImageConfig, PhotoConfig) is counted"
+        raise ConfigError("PLAN", f"{fact}: add --num-samples")
     return _KNOWN_SAMPLES.get(dataset) or len(find_source(dataset).read().train.labels)  # decodes and caches nothing
 
 

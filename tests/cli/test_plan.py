@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from accel_trainer import main
 from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.cli.plan import plan_run
 from accel_trainer.run.parser import parse_config
+from accel_trainer.vision import load_photos
 from recipes import cifar
 from tests.cli.conftest import run_command
 from tests.processes import run
@@ -83,6 +85,31 @@ def test_a_recipe_of_another_kind_is_planned_by_its_number_of_samples(
     assert lines[0].endswith("= 64 per step, 8 steps per epoch of 469 samples")
     assert lines[3] == "peak learning rate 0.05 = 0.1 x sqrt(64/256), no warmup"
     assert plan(capsys, *flags, "--batch-size", "64")[1] == lines, "without a recipe: what all have in common"
+
+
+def test_a_recipe_for_photos_is_planned_by_its_own_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for index in range(40):
+        path = tmp_path / "photos" / "ab"[index % 2] / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (80 + index, 70), (index, 0, 0)).save(path)
+    data = ["--dataset", tmp_path / "photos", "--cache-dir", tmp_path / "cache", "--batch-size", "8"]
+    num_samples = len(load_photos(tmp_path / "photos", val_fraction=0.25, cache_dir=tmp_path / "cache").train)
+    code, lines, _ = plan(capsys, RECIPES / "images.py", *data, "--val-fraction", "0.25")
+    assert code == 0
+    assert lines[0].endswith(f"= 8 per step, {-(-num_samples // 8)} steps per epoch of {num_samples} samples")
+    code, _, err = plan(capsys, RECIPES / "images.py", *data)
+    assert code == 65
+    assert "has no validation split: set one aside with --val-fraction 0.1" in err, "as the run itself says"
+
+
+def test_a_dataset_with_a_reader_of_the_users_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "from accel_trainer import RecipeConfig\nfrom dataclasses import dataclass\n"
+    source += "@dataclass(frozen=True, kw_only=True)\nclass Config(RecipeConfig):\n    dataset: str = 'mine'\n"
+    (tmp_path / "recipe.py").write_text(source)
+    code, _, err = plan(capsys, tmp_path / "recipe.py")
+    assert code == 64
+    assert "is counted: add --num-samples" in err
+    assert err.count("\n") == 1
 
 
 def test_a_run_of_no_epochs_evaluates_and_saves_once(capsys: pytest.CaptureFixture[str]) -> None:
