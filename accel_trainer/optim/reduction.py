@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from accelerate import Accelerator
@@ -41,6 +42,8 @@ class FloatReduction:
         if is_sharded(self._accelerator):
             reject_optimizer_with_fsdp(optimizer)
             self._sent = list(buffer_places(model).values())  # DDP sends them before the first forward of a step
+        elif self._accelerator.num_processes > 1:
+            _keep_strides(model)
         with own_units():
             return self._accelerator.prepare(model, optimizer)  # type: ignore[no-any-return]  # accelerate is untyped
 
@@ -68,6 +71,22 @@ class FloatReduction:
         num_items = total(counts) if counts else None
         output = StepOutput(total(losses), {name: total([part[name] for part in sums]) for name in sums[0]}, num_items)
         return output, None if num_items is None else self._accelerator.reduce(num_items, reduction="sum")
+
+
+def _keep_strides(model: nn.Module) -> None:
+    """Let the gradients of filters that are laid out both ways have the filter's strides.
+
+    Filters of one channel or of 1x1 have the same memory in both layouts, and only the strides tell them apart. DDP
+    warns of a gradient with the other strides (torch 2.13), and those of a filter decide how it is computed.
+    """
+    for parameter in model.parameters():
+        is_both = parameter.ndim == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
+        if parameter.requires_grad and is_both and parameter.is_contiguous():
+            parameter.register_hook(partial(_with_strides, strides=parameter.stride()))
+
+
+def _with_strides(gradient: Tensor, *, strides: tuple[int, ...]) -> Tensor:
+    return gradient.contiguous().as_strided(gradient.shape, strides)
 
 
 class ExactReduction:

@@ -33,7 +33,7 @@ from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.errors import OutOfMemoryError
 from accel_trainer.distributed.collectives import sum_pairwise
 from accel_trainer.fault_tolerance.out_of_memory import halve_micro_batch
-from accel_trainer.optim.reduction import ExactReduction, PairwiseSum
+from accel_trainer.optim.reduction import ExactReduction, FloatReduction, PairwiseSum
 
 from .. import processes, workload
 from ..changing_net import NETS, ChangingNet
@@ -80,6 +80,23 @@ def add_up() -> None:
             sum_pairwise(summed, accelerator)
             for position in range(0, length, 1 + length // 2000):
                 assert summed[position] == in_pairs(rows[:, position].tolist()), (length, position)
+
+
+def test_torch_does_not_warn_of_the_strides_of_filters_with_one_channel(tmp_path: Path) -> None:
+    job = processes.start(reduce_filters, num_processes=2, folder=tmp_path)
+    assert job.wait() == [0, 0]
+    assert "Grad strides" not in job.output(0) + job.output(1)
+
+
+def reduce_filters() -> None:
+    """Take the gradients of a depthwise and a 1x1 convolution of images [2, 8, 6, 6] with their channels innermost."""
+    with joined_processes() as accelerator:
+        net = nn.Sequential(nn.Conv2d(8, 16, 3, groups=8), nn.Conv2d(16, 4, 1))
+        strides = [tensor.stride() for tensor in net.parameters()]
+        model, _ = FloatReduction(accelerator, seed=0).prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        images = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+        model(images).square().sum().backward()
+        assert [tensor.grad.stride() for tensor in net.parameters()] == strides
 
 
 # --- trainings ---
