@@ -152,7 +152,7 @@ def fitted_optimizer_state(optimizer: Optimizer, model: nn.Module, piece: Mappin
     if piece.get("class") != type(optimizer).__name__:
         fact = f"the checkpoint's optimizer is {piece.get('class')}, this run's is {type(optimizer).__name__}"
         raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: use the former, or start from its weights with --init-from")
-    loaded = {name: _load_all(value) for name, value in piece.items() if name not in (*_OURS, "state")}
+    loaded = {name: load_all(value) for name, value in piece.items() if name not in (*_OURS, "state")}
     if "state" in piece:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         loaded["state"] = {key: _fitted_state(value, key, parameters) for key, value in piece["state"].items()}
@@ -187,23 +187,23 @@ def _group_identity(model: nn.Module, group: Mapping[str, Any]) -> tuple[Any, ..
 def _fitted_state(values: Any, key: Any, parameters: Sequence[Tensor]) -> Any:
     """Return the state under `key` of an optimizer's state dict, fitted if it is that of a parameter."""
     if not isinstance(values, Mapping) or not isinstance(key, int) or key not in range(len(parameters)):
-        return _load_all(values)
+        return load_all(values)
     return {name: _fitted(value, parameters[key]) for name, value in values.items()}
 
 
 def _fitted(value: Any, parameter: Tensor) -> Any:
     """Return per-parameter state; what has the parameter's shape in its memory layout, which fused kernels need."""
     if not isinstance(value, Tensor | StoredTensor) or not value.shape or value.shape != parameter.shape:
-        return _load_all(value)  # a step, or Adafactor's row_var
+        return load_all(value)  # a step, or Adafactor's row_var
     return torch.empty_like(parameter, dtype=value.dtype).copy_(load_like(parameter, value))
 
 
-def _load_all(value: Any) -> Any:
+def load_all(value: Any) -> Any:
     """Return `value` with every stored tensor in it read."""
     if isinstance(value, Mapping):
-        return {key: _load_all(part) for key, part in value.items()}
+        return {key: load_all(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(map(_load_all, value))
+        return type(value)(map(load_all, value))
     return load_whole(value)
 
 

@@ -18,14 +18,14 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import nn
 
 from ..callbacks.console import say
 from ..callbacks.metrics_file import read_history
 from ..checkpoint.format import list_checkpoints
 from ..checkpoint.retention import load_checkpoint
 from ..checkpoint.serialization import read_json_object
-from ..checkpoint.sharded import load_whole
+from ..checkpoint.state_dict import load_all
 from ..core import filesystem
 from ..core.batch_plan import own_parts
 from ..core.callback import Callback, RunResult, TrainerView
@@ -199,46 +199,34 @@ class UnseenRecorder(Callback):
 
 def _compare(whole: Path, parts: Path, num_before: int) -> str:
     """Return what is equal. Raises CheckpointError that names the first difference."""
-    before = _common_checkpoints(whole, parts, num_before)
-    if before and (path := first_difference(*before)):
+    saved, again = (list_checkpoints(folder / "checkpoints") for folder in (whole, parts))
+    # A run in one go has none after few steps.
+    before = [each for each in saved if each.name.startswith(f"step-{num_before:010d}-")]
+    pairs = [(_state(one), _state(other)) for one in before for other in again if one.name == other.name]
+    if pairs and (path := first_difference(*pairs[-1])):
         _refuse_unrepeatable(path, num_before, whole)
         return f"trained, evaluated, saved, loaded and resumed, but the run does not repeat itself ({path})"
-    last = [folder / "checkpoints" / list_checkpoints(folder / "checkpoints")[-1].name for folder in (whole, parts)]
-    one, other = (_state(path) for path in last)
-    path = first_difference(one, other)
+    last = _state(saved[-1])
+    path = first_difference(last, _state(again[-1]))
     if path is None and (row := first_difference(_rows(whole), _rows(parts))):
         path = f"metrics.jsonl{row}"
     if path is not None:
         fact = f"a run that is stopped after {num_before} steps and resumed in a new process differs in {path}"
         raise CheckpointError("CKPT_INEXACT", f"{fact} from one that is not: {_cause(path, whole, parts)}")
-    num_tensors = sum(len(piece) for name, piece in one.items() if name in ("model", "ema"))
+    num_tensors = sum(len(piece) for name, piece in last.items() if name in ("model", "ema"))
     return (
-        f"{last[0].name.split('-')[1].lstrip('0')} steps at once, and {num_before} steps and a resume in a new "
+        f"{last['trainer']['position']['optimizer_step']} steps at once, and {num_before} steps and a resume in a new "
         f"process, gave the same {num_tensors} tensors, optimizer state, rows and evaluation"
     )
-
-
-def _common_checkpoints(whole: Path, parts: Path, step: int) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Return the states of both after `step`; None if the run in one go has none, as one of few steps."""
-    pattern = f"step-{step:010d}-*"
-    names = [{path.name for path in (folder / "checkpoints").glob(pattern)} for folder in (whole, parts)]
-    if not (common := sorted(names[0] & names[1])):
-        return None
-    return _state(whole / "checkpoints" / common[-1]), _state(parts / "checkpoints" / common[-1])
 
 
 def _state(path: Path) -> dict[str, Any]:
     """Return what a checkpoint holds, without the state of callbacks, which may hold times."""
     loaded = load_checkpoint(path.parent, path.name)
     assert loaded is not None
-    pieces = {name: _read(piece) for name, piece in loaded.pieces.items()}
-    return {**pieces, "trainer": {key: value for key, value in pieces["trainer"].items() if key != "callbacks"}}
-
-
-def _read(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _read(part) for key, part in value.items()}
-    return value if isinstance(value, Tensor) else load_whole(value)
+    pieces: dict[str, Any] = load_all(loaded.pieces)
+    del pieces["trainer"]["callbacks"]
+    return pieces
 
 
 def _rows(folder: Path) -> list[dict[str, Any]]:

@@ -189,8 +189,10 @@ def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
 
 def first_difference(one: Any, other: Any, path: str = "") -> str | None:
     """Return the path to the first difference of two states, such as `state[0].exp_avg`; None if there is none."""
-    if isinstance(one, Tensor) or isinstance(other, Tensor):
-        return None if _same_tensor(one, other) else path
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return None if one is other or equal_bits(one, other.to(one.device)) else path
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in dict.fromkeys([*one, *other]):
             where = f"{path}{'.' * bool(path)}{key}" if isinstance(key, str) else f"{path}[{key!r}]"
@@ -199,13 +201,4 @@ def first_difference(one: Any, other: Any, path: str = "") -> str | None:
             if found := first_difference(one[key], other[key], where):
                 return found
         return None
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
-        pairs = enumerate(zip(one, other, strict=True))
-        return next((found for index, pair in pairs if (found := first_difference(*pair, f"{path}[{index}]"))), None)
     return None if type(one) is type(other) and repr(one) == repr(other) else path
-
-
-def _same_tensor(one: Any, other: Any) -> bool:
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        return False
-    return one is other or equal_bits(one, other.to(one.device))
