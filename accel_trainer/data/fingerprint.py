@@ -19,10 +19,6 @@ SAMPLED_OBJECTS = "sampled-objects:"
 """Of samples with objects, whose content version 0.2.0 did not hash."""
 
 
-class _NoContent(Exception):
-    """A sample has an object that cannot be pickled, and so no content to hash."""
-
-
 def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
     """Return a prefix and the SHA-256 of the number of samples and of `NUM_HASHED` evenly spaced ones.
 
@@ -30,16 +26,23 @@ def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
     that cannot be hashed, or if the first one differs when it is read again.
     """
     kinds = set[type]()
-    digest = hashlib.sha256(str(num_samples).encode())
-    try:
-        if _hash_sample(read(0), kinds) != _hash_sample(read(0), kinds):
-            raise _NoContent("sample 0 of the data differs each time it is read")
-        for position in range(min(NUM_HASHED, num_samples)):
-            digest.update(_hash_sample(read(position * num_samples // min(NUM_HASHED, num_samples)), kinds))
-    except _NoContent as reason:
-        _logger.warning("%s, so a resume can detect changed data only by the number of samples", reason)
-        return ""
+    num_hashed = min(NUM_HASHED, num_samples)
+    hashes: list[bytes] = []
+    for index in (0, 0, *(position * num_samples // num_hashed for position in range(1, num_hashed))):
+        sample = read(index)
+        try:
+            hashes.append(hash_value(sample, kinds))
+        except Exception as error:  # whatever the pickling of an object raises
+            return _without_hash(f"a sample cannot be hashed ({type(error).__name__}: {error})")
+    if hashes[0] != hashes[1]:
+        return _without_hash("sample 0 of the data differs each time it is read")
+    digest = hashlib.sha256(str(num_samples).encode() + b"".join(hashes[1:]))
     return f"{SAMPLED_OBJECTS if kinds else SAMPLED}{digest.hexdigest()}"
+
+
+def _without_hash(reason: str) -> str:
+    _logger.warning("%s, so a resume can detect changed data only by the number of samples", reason)
+    return ""
 
 
 def join_fingerprints(parts: Sequence[str]) -> str:
@@ -63,13 +66,6 @@ def describe_fingerprint(fingerprint: str) -> str:
     if not fingerprint:
         return "only their number"
     return "a hash of some samples" if fingerprint.startswith((SAMPLED, SAMPLED_OBJECTS)) else "a hash of all samples"
-
-
-def _hash_sample(sample: Any, kinds: set[type]) -> bytes:
-    try:
-        return hash_value(sample, kinds)
-    except Exception as error:  # whatever the pickling of an object raises
-        raise _NoContent(f"a sample cannot be hashed ({type(error).__name__}: {error})") from error
 
 
 def hash_value(value: Any, kinds: set[type] | None = None) -> bytes:
