@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -93,19 +94,14 @@ class Evaluator:
             return self._run(model, stop_flag)
 
     def _run(self, model: nn.Module, stop_flag: StopFlag | None) -> dict[str, Any]:
-        was_training = model.training
-        model.eval()
-        of_buffers = list(buffer_places(model).values())
-        copy_from_main(buffers_at(of_buffers), self.accelerator)  # statistics differ where norms are not synchronised
-        buffers = BufferCopy(of_buffers)
+        # Statistics differ where norms are not synchronised.
+        copy_from_main(buffers_at([*buffer_places(model).values()]), self.accelerator)
         parts = _PartSums(self._empty_sums(), self._part_ends())
         batches: Iterable[Batch] = self.loader.batches()
         if stop_flag is not None:
             batches = stop_flag.until_preempted(batches)
-        seen, failure = self._update(model, self.task, parts, batches)
-        buffers.put_back()  # a forward may change them in evaluation, too, even into tensors that cannot be trained
-        if was_training:
-            set_training_mode(model)
+        with _evaluation_mode(model):
+            seen, failure = self._update(model, self.task, parts, batches)
         if stop_flag is not None and stop_flag.agreed.is_preemption:
             raise EvaluationStopped
         num_samples = self.loader.num_samples
@@ -143,12 +139,10 @@ class Evaluator:
             ConfigError: sums are not float64, a metric cannot measure the batch, or `monitored` is not one number.
             MetricFailed: a metric raised in `update`.
         """
-        was_training = model.training
-        model.eval()
-        buffers = BufferCopy(list(buffer_places(model).values()))
         parts, task = _PartSums(self._empty_sums(), []), set_aside(self.task)
         failure: Exception | None = None
         with (
+            _evaluation_mode(model),
             preserved_generators(self.accelerator.device),
             torch.compiler.set_stance("force_eager"),  # what is compiled must not depend on this
         ):
@@ -158,7 +152,6 @@ class Evaluator:
                 if isinstance(error, UserError):
                     raise
                 failure = error
-            buffers.put_back()
             own = [float(isinstance(failure, MetricFailed)), float(failure is not None)]
             flags, *merged = self._merge(
                 [torch.tensor(own, dtype=torch.float64, device=self._sums_device), *parts.sums]
@@ -170,8 +163,6 @@ class Evaluator:
             else:
                 for metric, sums in zip(self.metrics, merged, strict=True):
                     self._rehearse_compute(metric, sums, monitored)
-        if was_training:
-            set_training_mode(model)
 
     def _rehearse_compute(self, metric: Metric, sums: Tensor, monitored: str | None) -> None:
         try:
@@ -256,6 +247,18 @@ class Evaluator:
             sum_pairwise(flat, self.accelerator)
         pieces = flat.cpu().split([part.numel() for part in parts])
         return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Let the model be in evaluation mode, and after the block as before."""
+    was_training = model.training
+    buffers = BufferCopy([*buffer_places(model).values()])
+    model.eval()
+    yield
+    buffers.put_back()  # a forward may change them in evaluation, too, even into tensors that cannot be trained
+    if was_training:
+        set_training_mode(model)
 
 
 class _PartSums:

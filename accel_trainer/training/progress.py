@@ -57,13 +57,13 @@ class Progress:
 
         Raises MetricRefused if what decides that is not one number.
         """
-        value = math.nan if self._monitored is None else check_monitored(metrics, self._monitored[0])
-        self.metrics, self.evaluated_step = metrics, self.position.optimizer_step
         if self._monitored is not None:
             name, mode = self._monitored
+            value = check_monitored(metrics, name)
             sign = 1 if mode == "max" else -1
             if not math.isnan(value) and (self.best is None or sign * value > sign * self.best.value):
                 self.best = BestCheckpoint(checkpoint, name, value, mode)
+        self.metrics, self.evaluated_step = metrics, self.position.optimizer_step
 
     def result(self, stop: Stop) -> RunResult:
         """Return how the run ended: done and evaluated, or by `stop`."""
