@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -90,12 +90,9 @@ class Checkpointer:
         Raises CheckpointError if `pieces` cannot be stored, or have no room.
         """
         encoded = [encode(value, name=name) for name, value in pieces.items()]
-        try:
+        with _can_be_used(self.directory):
             filesystem.make_directory(self.directory)
             filesystem.sweep(self.directory)
-        except OSError as error:
-            message = f"{self.directory} cannot be used ({error.strerror}): choose another folder"
-            raise CheckpointError("CKPT_PREFLIGHT", message) from error
         self.check_room(sum(tensor.nbytes for each in encoded for tensor in each.tensors.values()))
 
     def check_room(self, needed: int) -> None:
@@ -103,14 +100,11 @@ class Checkpointer:
 
         The old one is deleted after the new one is written.
         """
-        try:
+        with _can_be_used(self.directory):
             free = free_bytes(self.directory)
             found = list_checkpoints(self.directory)
             self._own = set(map(commit_mark, found))
-            num_missing = 1 if found else 2
-        except OSError as error:
-            message = f"{self.directory} cannot be used ({error.strerror}): choose another folder"
-            raise CheckpointError("CKPT_PREFLIGHT", message) from error
+        num_missing = 1 if found else 2
         if free < num_missing * needed:
             fact = f"{num_missing} more checkpoints must fit, of {needed} bytes each; {self.directory} has {free} free"
             raise CheckpointError("CKPT_PREFLIGHT", f"{fact}: free some space or choose another folder")
@@ -232,3 +226,13 @@ class Checkpointer:
             self.wait()
         finally:
             self._executor.shutdown()
+
+
+@contextmanager
+def _can_be_used(directory: Path) -> Iterator[None]:
+    """Raise an OSError of the block as a CheckpointError that names `directory`."""
+    try:
+        yield
+    except OSError as error:
+        message = f"{directory} cannot be used ({error.strerror}): choose another folder"
+        raise CheckpointError("CKPT_PREFLIGHT", message) from error

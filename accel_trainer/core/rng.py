@@ -68,12 +68,9 @@ def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:
 def seed_forward(process_key: int, *, optimizer_step: int, micro_batch: int, device: torch.device) -> None:
     """Seed torch's generators of the CPU and of `device` for one forward: dropout needs no stored generator state.
 
-    `process_key` is `fold_in(seed, process_index)`. `torch.manual_seed` would seed every device, which takes 90 us.
+    `process_key` is `fold_in(seed, process_index)`.
     """
-    key = fold_in(optimizer_step, micro_batch, start=process_key)
-    torch.default_generator.manual_seed(key)
-    if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(key)
+    _seed_torch(fold_in(optimizer_step, micro_batch, start=process_key), device)
 
 
 def seed_evaluation(seed: int, *, position: int, device: torch.device) -> None:
@@ -81,6 +78,11 @@ def seed_evaluation(seed: int, *, position: int, device: torch.device) -> None:
     key = fold_in(seed, _EVALUATION, position)
     random.seed(key)
     np.random.seed(key)
+    _seed_torch(key, device)
+
+
+def _seed_torch(key: int, device: torch.device) -> None:
+    """Seed the generators of the CPU and of `device`: `torch.manual_seed` seeds every device, which takes 90 us."""
     torch.default_generator.manual_seed(key)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(key)
