@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from ..core.errors import ConfigError
 from ..core.rng import preserved_generators
 from ..core.types import Batch, StepOutput, Task
-from .metrics import describe_tensor
 from .task_output import check_step_output
 from .trial import set_aside
 
@@ -48,7 +46,8 @@ class FirstStep:
             if handle is not None:
                 handle.remove()
         check_step_output(output)
-        _check_sums(output)
+        if output.num_items is not None and not (num_items := float(output.num_items.detach())) >= 0:  # or NaN
+            raise ConfigError("NUM_ITEMS", f"train_step returned {num_items} as num_items: return a count")
         if len(outputs) > 0 and len(batch) > 0:
             self._seen = batch, output, outputs
         return output
@@ -71,7 +70,7 @@ class FirstStep:
         is_combined = grad_fn is not None and grad_fn.name().startswith(_COMBINED)
         counts = {"samples": float(len(batch)), "items": num_items}
         if output.num_items is not None:
-            counts = {"items": float(output.num_items.detach()) if _is_scalar(output.num_items) else 0.0}
+            counts = {"items": float(output.num_items.detach())}
         for what, count in counts.items():
             if _is_mean(loss, total, count, is_combined=is_combined):
                 fact = f"train_step returned {loss:.4g} as loss_sum, the mean over {count:.0f} {what}"
@@ -116,23 +115,6 @@ def _detached(output: Any) -> Any:
         return recursively_apply(Tensor.detach, output)
     except Exception:  # of a container that cannot be made again
         return output
-
-
-def _check_sums(output: StepOutput) -> None:
-    """Raise ConfigError for a loss or sums that are not one number, or a number of items that is no count."""
-    wrong = {"loss_sum": output.loss_sum, **{f"the sum {name}": value for name, value in output.sums.items()}}
-    for name, value in wrong.items():
-        if isinstance(value, Tensor) and value.numel() != 1:
-            fact = f"train_step returned {describe_tensor(value)} as {name}"
-            raise ConfigError("SHAPES", f"{fact}: return one number, summed over the batch, as .sum() does")
-    if output.num_items is not None and _is_scalar(output.num_items):
-        num_items = float(output.num_items.detach())
-        if num_items < 0 or math.isnan(num_items):
-            raise ConfigError("NUM_ITEMS", f"train_step returned {num_items} as num_items: return a count")
-
-
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 0
 
 
 def _is_mean(loss: float, total: float, count: float, *, is_combined: bool) -> bool:
