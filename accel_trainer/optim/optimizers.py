@@ -16,8 +16,6 @@ from ..distributed.streams import has_streams
 from .config import UNSUITABLE, OptimizerConfig, optimizer_class_of
 from .parameter_groups import parameter_groups
 
-_NAMED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     """Build the optimizer of `model`'s trainable parameters on their device; fused where torch has a fused kernel.
@@ -89,10 +87,11 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
         raise ConfigError("CONFIG", f"{fact}: pass a function that takes the model and returns a torch optimizer")
     if reason := UNSUITABLE.get(type(optimizer).__name__):
         raise ConfigError("CONFIG", f"the recipe's optimizer is {type(optimizer).__name__}, but {reason}: use another")
-    step = inspect.signature(optimizer.step).parameters.values()
-    if needed := [each.name for each in step if each.default is each.empty and each.kind in _NAMED]:
-        fact = f"{type(optimizer).__name__}.step needs a {needed[0]}, and a step is one forward and backward"
-        raise ConfigError("CONFIG", f"{fact}: use an optimizer whose step needs no argument")
+    try:
+        inspect.signature(optimizer.step).bind()
+    except TypeError as error:
+        fact = f"{type(optimizer).__name__}.step cannot be called without arguments ({error})"
+        raise ConfigError("CONFIG", f"{fact}: a step is one forward and backward, so use another optimizer") from error
     _check_parameters(optimizer, model)
     _check_fused(optimizer, model)
     base = float(optimizer.param_groups[0]["lr"])

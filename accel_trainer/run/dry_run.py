@@ -33,7 +33,7 @@ from ..core.errors import CheckpointError, ConfigError
 from ..core.types import Batch, EvalLoader, StepReport
 from ..distributed.accelerator import uses_cpu
 from ..training.rehearsal import first_difference
-from ..training.unseen_state import mark_unseen
+from ..training.unseen_state import listed, mark_unseen
 from .config import RecipeConfig
 
 C = TypeVar("C", bound=RecipeConfig)
@@ -45,7 +45,6 @@ _logger = logging.getLogger(__name__)
 NUM_STEPS = 3  # before the resume, and again after it
 MAX_EVAL_SAMPLES = 512
 _UNSEEN_FILE = "unseen.json"
-_LISTED = 3
 _MAX_PATH = 60
 _GENERATORS: dict[str, Callable[[], Any]] = {"Python's random": random.getstate, "numpy.random": np.random.get_state}
 
@@ -253,9 +252,8 @@ def _cause(path: str, whole: Path, parts: Path) -> str:
     left, found = (read_json_object(folder / _UNSEEN_FILE) for folder in (whole, parts))
     lost = sorted(name for name in left if left[name] != found.get(name))
     if objects := [name for name in lost if name not in _GENERATORS]:
-        more = f" and {len(objects) - _LISTED} more" * (len(objects) > _LISTED)
         fix = "keep it in a buffer of the model, or in the optimizer's state_dict; draw with torch's generator"
-        return f"the resume began with another {', '.join(objects[:_LISTED])}{more}, which no checkpoint holds: {fix}"
+        return f"the resume began with another {listed(objects)}, which no checkpoint holds: {fix}"
     # Reading a sample seeds these generators, too: they need not be the cause.
     drawn = f", or numbers drawn from {' or '.join(lost)}" * bool(lost)
     return f"the usual cause is state that no checkpoint holds, such as a variable of a closure{drawn}"

@@ -23,11 +23,10 @@ from ..core.errors import CheckpointError
 from ..distributed.collectives import run_on_main
 from ..distributed.fsdp import is_shard
 from .metrics import describe_tensor
-from .unseen_state import Mark, mark_unseen
+from .unseen_state import Mark, listed, mark_unseen
 
 _logger = logging.getLogger(__name__)
 
-_LISTED = 5
 _BUILT_IN = ("torch", "accel_trainer")
 
 
@@ -148,8 +147,7 @@ class Rehearsal:
             and first[name][1] != second[name][1] != third[name][1]
         ]
         if unseen:
-            more = f" and {len(unseen) - _LISTED} more" * (len(unseen) > _LISTED)
-            fact = f"training changes {', '.join(sorted(unseen)[:_LISTED])}{more}, and no checkpoint holds it"
+            fact = f"training changes {listed(unseen)}, and no checkpoint holds it"
             fix = "keep it in a buffer of the model (register_buffer) or in the optimizer's state_dict"
             _logger.warning("[UNSEEN_STATE] %s: if it decides anything, %s; --dry-run shows whether it does", fact, fix)
 

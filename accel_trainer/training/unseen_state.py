@@ -8,7 +8,7 @@ import random
 import sys
 import sysconfig
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch.optim import SGD, Optimizer
 
 from ..distributed.fsdp import local_part
 
+_LISTED = 5
 _MAX_ITEMS = 1000
 _MAX_BYTES = 2**16
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
@@ -44,6 +45,12 @@ def mark_unseen(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, M
     for name, part in parts.items():
         walk.visit(name, part)
     return walk.marks
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return the first of `names` in a text, and how many are left out."""
+    found = sorted(names)
+    return ", ".join(found[:_LISTED]) + f" and {len(found) - _LISTED} more" * (len(found) > _LISTED)
 
 
 class _Walk:
