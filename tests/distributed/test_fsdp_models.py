@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -193,4 +194,15 @@ def test_a_sharded_run_whose_forward_changes_buffers_resumes_to_the_same_bytes(t
         for number, max_steps in enumerate(attempts):
             arguments = (tmp_path / name, "changing buffers", "sgd", max_steps)
             processes.run(train, *arguments, num_processes=2, folder=tmp_path / f"logs-{name}-{number}")
+    assert stored_bytes(newest(tmp_path / "whole")) == stored_bytes(newest(tmp_path / "resumed"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("net", ["a transformer", "a vit of transformers"])
+def test_the_rehearsal_of_a_resume_says_nothing_of_sharded_models(tmp_path: Path, net: str) -> None:
+    for name, attempts in (("whole", (None,)), ("resumed", (2, 7, None))):
+        for number, max_steps in enumerate(attempts):
+            logs = tmp_path / f"logs-{name}-{number}"
+            job = processes.run(train, tmp_path / name, net, "adamw", max_steps, num_processes=2, folder=logs)
+            assert not re.search("UNSEEN_STATE|CKPT_INEXACT", job.output(0) + job.output(1))
     assert stored_bytes(newest(tmp_path / "whole")) == stored_bytes(newest(tmp_path / "resumed"))

@@ -160,7 +160,11 @@ def honest_metrics() -> list[Any]:
     def r2(outputs: Tensor, targets: Tensor) -> dict[str, Any]:
         return {"r2": sklearn.r2_score(targets.numpy(), outputs[:, 0].numpy())}
 
+    def first_output(batch: Batch, output: EvalOutput) -> tuple[Tensor, Tensor]:
+        return output.outputs[:, 0].double(), batch.targets.double()
+
     by_class = classification.MulticlassAccuracy(NUM_CLASSES, average=None)
+    torchs_r2 = pytest.importorskip("torchmetrics.regression").R2Score()  # raises ValueError for a single sample
     num_samples, higher = 40, {"auroc": True}
     return [
         MeanLoss(),
@@ -171,6 +175,7 @@ def honest_metrics() -> list[Any]:
         TorchMetric("by_class", by_class),
         TorchMetric("auroc_of_bins", classification.MulticlassAUROC(NUM_CLASSES, thresholds=20)),
         TorchMetric("kappa", classification.MulticlassCohenKappa(NUM_CLASSES)),
+        TorchMetric("torchs_r2", torchs_r2, arguments=first_output),
         WholeSetMetric(auroc, num_samples, NUM_CLASSES, higher_is_better=higher),
         WholeSetMetric(r2, num_samples, NUM_CLASSES, higher_is_better={"r2": True}),
     ]

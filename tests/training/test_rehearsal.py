@@ -433,6 +433,45 @@ class Adversarial(PlainTask):
         return StepOutput(self.last_score)
 
 
+class Reverse(torch.autograd.Function):
+    """The identity, with a negated gradient."""
+
+    @staticmethod
+    def forward(context: Any, values: Tensor) -> Tensor:
+        return values
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+class Gan(nn.Module):
+    """A generator of vectors and a critic, both trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(0.2), nn.Linear(8, 6))
+        self.critic = nn.Sequential(nn.Linear(6, 8), nn.LeakyReLU(0.2), nn.Linear(8, 3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        made = self.generator(torch.randn(len(inputs), 2))
+        return self.critic(inputs) - self.critic(Reverse.apply(made))
+
+
+class OfTransformers(nn.Module):
+    """A small transformer of that library, with random weights and dropout, over the signs of six numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+        sizes = {"vocab_size": 2, "max_position_embeddings": 6, "dim": 8, "hidden_dim": 16, "n_layers": 1, "n_heads": 2}
+        self.net = DistilBertForSequenceClassification(DistilBertConfig(**sizes, num_labels=3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.net(input_ids=(inputs > 0).long()).logits
+
+
 class Logging(AdamW):
     """Keeps the norm of the last step, and has defaults of its own."""
 
@@ -461,12 +500,14 @@ HONEST: dict[str, dict[str, Any]] = {
     "recurrent": {"model": Recurrent},
     "tied": {"model": Tied},
     "transformer": {"model": transformer},
+    "of transformers": {"model": OfTransformers},
+    "gan": {"model": Gan},
     "critic": {"task": Adversarial},
     "optimizer that counts": of(Counting),
     "lookahead": of(Lookahead),
     "optimizer that logs": of(Logging),
 }
-SHOWN = ["caches", "growing extra state", "old spectral norm", "optimizer that logs"]
+SHOWN = ["caches", "gan", "growing extra state", "old spectral norm", "optimizer that logs"]
 
 
 @pytest.mark.parametrize(
