@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from ..core.user_code import LIBRARIES
 from ..distributed.fsdp import local_part
 
 _LISTED = 5
@@ -27,6 +28,7 @@ _MAX_ITEMS = 1000
 _MAX_BYTES = 2**16
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 _REDUCED = (itertools.count, random.Random, np.random.Generator)
+_INSTALLED = {"site-packages", "dist-packages"}
 _CODE = (type, ModuleType, property, classmethod, staticmethod)
 # What every module and every optimizer has, and what schedulers and gradient scalers set.
 _NOT_OWN = {*vars(nn.Module()), *vars(SGD([torch.zeros(1)], lr=0.1)), "found_inf", "grad_scale", "_opt_called"}
@@ -124,10 +126,15 @@ class _Walk:
 
 @cache
 def _is_users(module: str) -> bool:
-    """Whether a file is the user's: neither Python's, nor installed, nor of this package."""
+    """Whether a file is the user's: neither Python's, nor installed in any environment, nor of this package."""
+    if module.partition(".")[0] in LIBRARIES:
+        return False
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return module == "__main__"  # a notebook
-    paths = sysconfig.get_paths()
-    libraries: list[str | Path] = [paths["stdlib"], paths["purelib"], paths["platlib"], Path(__file__).parents[1]]
-    return not any(Path(file).is_relative_to(library) for library in libraries)
+    path = Path(file)
+    if not _INSTALLED.isdisjoint(path.parts):
+        return False  # of this environment, of the system's that it sees, or of the user's own
+    return not any(
+        path.is_relative_to(folder) for folder in (sysconfig.get_paths()["stdlib"], Path(__file__).parents[1])
+    )

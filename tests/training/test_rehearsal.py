@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -518,6 +519,34 @@ def test_nothing_is_said_of_honest_parts_and_they_resume_bit_for_bit(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     check_honest(tmp_path, caplog, **HONEST[name])
+
+
+LIBRARY = """
+from torch import nn
+
+COUNTS = [0]
+
+class LibraryNet(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 3)
+        self.calls = 0
+
+    def forward(self, inputs):
+        COUNTS[0] += 1
+        self.calls += 1
+        return super().forward(inputs)
+"""
+
+
+def test_libraries_of_another_environment_are_not_the_users_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "system" / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "library_elsewhere.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(folder)
+    assert run(tmp_path / "run", model=import_module("library_elsewhere").LibraryNet).state == "done"
+    assert [record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()] == []
 
 
 NAMES = [
