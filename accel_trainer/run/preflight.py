@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
-TRIED_TORCH = ("2.8", "2.11", "2.13", "2.15")  # `make test-torch`; the table is in docs/troubleshooting.md
+TRIED_TORCH = ("2.13", "2.15")  # `make test-torch`; the table is in docs/troubleshooting.md
 _HAS_TF32 = (8, 0)
 _LARGE_BATCH = 4  # times the batch that a learning rate was tuned at
 

@@ -37,7 +37,7 @@ NOT_RUN = [block for block in ALL if block.mark == "not run"]
 PAGES_TO_RUN = [page for page in PAGES if any(block.mark != "not run" for block in blocks_of(page))]
 
 # What differs between machines and runs: numbers, durations, and which run is marked as the best.
-_NUMBER = re.compile(r"^\* |(\d+ min )?\d[\d.,:-]*(e-?\d+)?")
+_NUMBER = re.compile(r"^\* |(\d+ min )?\d[\d.,:-]*(e-?\d+)?(\+c(pu|u\d+))?")
 
 
 @pytest.mark.parametrize("block", ALL, ids=str)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def git(folder: Path, *arguments: str) -> str:
 def test_a_run_leaves_its_environment_in_its_folder(tmp_path: Path) -> None:
     train(make_config(tmp_path / "run"))
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert environment["packages"]["torch"] == torch.__version__
+    assert environment["packages"]["torch"] == metadata.version("torch")
     assert environment["hardware"] | {"num_cpus": None} == {
         "device": "cpu", "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
         "num_cpus": None, "num_threads": 1, "num_processes": 1,
