@@ -20,7 +20,7 @@ aiohttp fsspec httpcore httpx requests urllib3
 aim clearml comet_ml dvclive mlflow swanlab tensorboard trackio wandb
 """
 LIBRARIES = frozenset(_NAMES.split())
-"""Packages that this one calls, by itself or through another: where they fail, the caller is asked."""
+"""Packages that this one calls, by itself or through another: an error raised in one of them belongs to its caller."""
 
 _OURS = __name__.partition(".")[0]
 _OTHERS = LIBRARIES | sys.stdlib_module_names | {_OURS}

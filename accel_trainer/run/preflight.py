@@ -122,7 +122,7 @@ def check_torch(now: LaunchContext) -> str | None:
 
 
 def check_cublas(now: LaunchContext) -> str | None:
-    """Deterministic kernels of cuBLAS are asked for before CUDA is used."""
+    """Deterministic kernels of cuBLAS were requested before CUDA was used."""
     if not now.is_too_late_for_cublas or not now.config.runtime.deterministic or now.is_on_cpu:
         return None
     fix = "set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts, or use no GPU before the run"

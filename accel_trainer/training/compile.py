@@ -88,7 +88,7 @@ def compile_errors_explained() -> Iterator[None]:
     except Exception as error:
         name = type(error).__name__
         if name == "FailOnRecompileLimitHit":
-            fact = f"--compile has compiled a forward {MAX_VARIANTS} times, for each input shape and Python number anew"
+            fact = f"--compile has compiled a forward {MAX_VARIANTS} times, once for each input shape and Python number"
             fix = "pad to a few lengths, read no number from a tensor in the forward, or leave out --compile"
             raise ConfigError("COMPILE", f"{fact}: {fix}") from error
         if name == "BackendCompilerFailed":

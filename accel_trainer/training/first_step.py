@@ -79,7 +79,7 @@ class FirstStep:
                 raise ConfigError("LOSS_SUM", f"{fact}; eval_step's losses add up to {total:.4g}: {fix}; {why}")
 
     def _evaluate(self, batch: Batch, outputs: list[Any]) -> tuple[float, float] | None:
-        """Return the sum of eval_step's losses, and the number of items; None if it cannot be told."""
+        """Return the sum of eval_step's losses, and the number of items; None if eval_step fails on them."""
         accelerator = self._accelerator
         model: Any = _Replay(self._model, outputs)
         try:

@@ -1,6 +1,6 @@
 """The rehearsal of a resume at each start: a run that could not continue exactly ends with its first step.
 
-A resume builds everything anew and loads a checkpoint into it. So what is not in a checkpoint, or cannot be loaded
+A resume builds every object again and loads a checkpoint into it. So what is not in a checkpoint, or cannot be loaded
 again, is lost. State that changes only later, such as in an evaluation, is not seen here; `--dry-run` sees more.
 """
 
