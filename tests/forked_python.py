@@ -32,7 +32,7 @@ if not words or words[0].startswith("-") and words[0] not in ("-c", "-m"):
     os.execv("{python}", ["{python}", *words])
 request = {{
     "words": words, "variables": dict(os.environ), "folder": os.getcwd(),
-    "cores": list(os.sched_getaffinity(0)), "python": "{folder}/python",
+    "cores": list(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None, "python": "{folder}/python",
     "parent": os.getppid(), "is_isolated": is_isolated,
 }}
 with socket.socket(socket.AF_UNIX) as server:
@@ -130,7 +130,8 @@ def _be_python(request: dict[str, Any], streams: list[int]) -> None:
     if os.environ.get(LAUNCHER) == str(request["parent"]):
         os.environ[LAUNCHER] = str(os.getppid())  # whose end would be the launcher's
     os.chdir(request["folder"])
-    os.sched_setaffinity(0, request["cores"])
+    if request["cores"] is not None:  # macOS has no such limit
+        os.sched_setaffinity(0, request["cores"])
     sys.executable = request["python"]
     kind, *arguments = request["words"]
     if not request["is_isolated"]:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ from torch.utils import backend_registration
 
 from .ports import free_port
 
-context = multiprocessing.get_context("forkserver")
+# Windows can only spawn.
+METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+context = multiprocessing.get_context(METHOD)
 # What most processes would import: the first optimizer step torch._dynamo, most of a second, and test modules pytest.
 PRELOADED = ["tests.workload", "torch._dynamo", "recipes.cifar", "sklearn.datasets", "typeguard", "pytest"]
 context.set_forkserver_preload(PRELOADED)
@@ -27,7 +29,7 @@ context.set_forkserver_preload(PRELOADED)
 class Job:
     """The processes of one launch; `output` of a rank is what it printed."""
 
-    processes: list[ForkServerProcess]
+    processes: list[BaseProcess]
     folder: Path
 
     def wait(self, timeout_s: float = 600) -> list[int | None]:

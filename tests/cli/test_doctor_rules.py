@@ -109,6 +109,7 @@ def test_too_few_files_for_data_workers(monkeypatch: pytest.MonkeyPatch) -> None
     assert find("OPEN_FILES") is None, "infinity is written as -1"
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a limit on the cores, as Linux has")
 def test_more_threads_than_cores(tmp_path: Path) -> None:
     in_a_process(check_threads, folder=tmp_path)
 

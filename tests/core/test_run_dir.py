@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import re
 import signal
@@ -16,6 +15,8 @@ import pytest
 from accel_trainer.core.errors import CheckpointError, ExitCode, OutputError
 from accel_trainer.core.run_dir import RunLock, prepare_directory, refuse_strange_entries
 from tests.workload import make_config, train
+
+fcntl = pytest.importorskip("fcntl")
 
 HOLDER = """
 import os, sys

@@ -19,12 +19,12 @@ def test_a_quota_counts_as_cores_do(
 ) -> None:
     if quota is not None:
         (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(6))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(6), raising=False)
     monkeypatch.setattr(machine, "_CPU_QUOTA", tmp_path / "cpu.max")
     assert machine.available_cpus() == cores
 
 
 def test_without_affinity_and_cgroups_the_cores_of_the_machine_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("os.sched_getaffinity")
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)
     monkeypatch.setattr(machine, "_CPU_QUOTA", Path("/nowhere"))
     assert machine.available_cpus() == os.cpu_count()
