@@ -61,7 +61,7 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
         loss = torch.nn.functional.cross_entropy(exact_model(batch.inputs), batch.targets, reduction="sum")
         (loss / (len(batch) * accelerator.num_processes)).backward()
         exact.end_backward(len(batch))
-        exact.finish([loss.detach()], [{}], [None])
+        exact.finish([loss.detach()], [{}], [])
         exact_optimizer.step()
         exact_optimizer.zero_grad()
 

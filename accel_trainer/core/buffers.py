@@ -23,7 +23,7 @@ def buffer_places(model: nn.Module) -> dict[str, Place]:
 
 def buffers_at(places: Sequence[Place]) -> list[Tensor]:
     """Return the tensors that are at `places` now."""
-    # Not by `getattr`, which takes ten times as long: with EMA, 3 % of the step of a net with 20 batch norms.
+    # torch's public ways (getattr, get_buffer, named_buffers) take 15 to 45 times as long: 0.2 ms a step with 20 norms.
     return [NOTHING if (buffer := owner._buffers[name]) is None else buffer for owner, name in places]
 
 
@@ -42,6 +42,8 @@ class BufferCopy:
 
     def take(self) -> None:
         """Copy the buffers of now."""
+        if not self._places:
+            return
         buffers = buffers_at(self._places)
         if not are_same(buffers, self._buffers):
             self._allocate(buffers)

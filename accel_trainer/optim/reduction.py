@@ -60,14 +60,13 @@ class FloatReduction:
         """End a micro-batch of `num_samples`, which may be none: backward has added up the gradients."""
 
     def finish(
-        self, losses: Sequence[Tensor], sums: Sequence[Mapping[str, Tensor]], items: Sequence[Tensor | None]
+        self, losses: Sequence[Tensor], sums: Sequence[Mapping[str, Tensor]], counts: Sequence[Tensor]
     ) -> tuple[StepOutput, Tensor | None]:
         """Let the parameters have the step's gradients, and add up the micro-batches' numbers ([] each).
 
         Return the sums to report, which are those of the step when added up over the processes, and the items of all
         processes if they are counted. **Collective** if they are.
         """
-        counts = [count for count in items if count is not None]
         num_items = total(counts) if counts else None
         output = StepOutput(total(losses), {name: total([part[name] for part in sums]) for name in sums[0]}, num_items)
         return output, None if num_items is None else self._accelerator.reduce(num_items, reduction="sum")
@@ -159,10 +158,9 @@ class ExactReduction:
 
     @torch.no_grad()
     def finish(
-        self, losses: Sequence[Tensor], sums: Sequence[Mapping[str, Tensor]], items: Sequence[Tensor | None]
+        self, losses: Sequence[Tensor], sums: Sequence[Mapping[str, Tensor]], counts: Sequence[Tensor]
     ) -> tuple[StepOutput, Tensor | None]:
         """Return the sums of the step on the main process, zeros on the others. **Collective.**"""
-        counts = [count for count in items if count is not None]
         columns = [losses, *([part[name] for part in sums] for name in sums[0]), *([counts] if counts else [])]
         numbers = [sum_rows(torch.stack(list(column))) for column in columns]
         totals = self._tree.total()

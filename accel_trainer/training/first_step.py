@@ -1,8 +1,10 @@
-"""What the first step of a run shows of its task: the shapes of what it returns, and whether its loss is a sum."""
+"""What the first step of a run shows of its task: whether its loss is a sum, and its items a count."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -12,8 +14,7 @@ from torch import Tensor, nn
 
 from ..core.errors import ConfigError
 from ..core.rng import preserved_generators
-from ..core.types import Batch, StepOutput, Task
-from .task_output import check_step_output
+from ..core.types import Batch, EvalOutput, StepOutput, Task
 from .trial import set_aside
 
 _FEW = 8  # of fewer samples, a factor of a loss may be one divided by their number
@@ -22,74 +23,69 @@ _COMBINED = ("Mul", "Add", "Sub", "Neg", "Sum")  # the last operation of a loss 
 
 
 class FirstStep:
-    """A task for the forwards of the first step: it checks what the real one returns.
+    """A task for the forwards of the first step: it keeps what the model returned to the real one.
 
-    `check_loss_is_sum` compares the loss with what `eval_step` computes of the same outputs of the model, which is not
-    called again: no running statistic and no generator moves.
+    `check` compares the loss with what `eval_step` computes of the same outputs of the model, which is not called
+    again: no running statistic and no generator moves.
     """
 
     def __init__(self, task: Task, model: nn.Module, accelerator: Accelerator) -> None:
         self._task, self._model, self._accelerator = task, model, accelerator
-        self._seen: tuple[Batch, StepOutput, list[Any]] | None = None
+        self._outputs: list[Any] = []
         self._is_checked = False
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return what the task returns. **Host sync.** Raises ConfigError for sums that are none."""
-        outputs: list[Any] = []
-        record: Callable[..., None] = lambda module, inputs, output: outputs.append(_detached(output))  # noqa: E731
+        """Return what the task returns."""
+        self._outputs = []
+        record: Callable[..., None] = lambda module, inputs, output: self._outputs.append(_detached(output))  # noqa: E731
         # A hook would change what is compiled.
         is_compiled = getattr(self._model, "_compiled_call_impl", None) is not None
         handle = None if self._is_checked or is_compiled else self._model.register_forward_hook(record)
         try:
-            output = self._task.train_step(model, batch)
+            return self._task.train_step(model, batch)
         finally:
             if handle is not None:
                 handle.remove()
-        check_step_output(output)
-        if output.num_items is not None and not (num_items := float(output.num_items.detach())) >= 0:  # or NaN
-            raise ConfigError("NUM_ITEMS", f"train_step returned {num_items} as num_items: return a count")
-        if len(outputs) > 0 and len(batch) > 0:
-            self._seen = batch, output, outputs
-        return output
 
-    def check_loss_is_sum(self) -> None:
-        """Raise ConfigError if the loss is the mean of the first batch with samples. Call it after the backward.
+    def check(self, batch: Batch, output: StepOutput) -> None:
+        """Check what the last `train_step` returned; call it after the backward. **Host sync.**
 
         Nothing is said of a task that uses the model in another way in `eval_step`, or measures something else there.
+
+        Raises:
+            ConfigError: the loss of the first batch with samples is a mean, or a number of items is negative or NaN.
         """
-        if self._is_checked or self._seen is None:
+        items = None if output.num_items is None else float(output.num_items.detach())
+        if items is not None and not items >= 0:  # or NaN
+            raise ConfigError("NUM_ITEMS", f"train_step returned {items} as num_items: return a count")
+        if self._is_checked or len(self._outputs) == 0 or len(batch) == 0:
             return
         self._is_checked = True
-        batch, output, outputs = self._seen
-        self._seen = None
-        evaluated = self._evaluate(batch, outputs)
-        if evaluated is None:
+        try:
+            widths = _widths(self._outputs)
+            losses, _, num_items = self._evaluate(batch)
+        except Exception:  # the rehearsal of the evaluation says what is wrong, if something is
             return
-        total, num_items = evaluated
-        loss, grad_fn = float(output.loss_sum.detach()), output.loss_sum.grad_fn
-        is_combined = grad_fn is not None and grad_fn.name().startswith(_COMBINED)
-        counts = {"samples": float(len(batch)), "items": num_items}
-        if output.num_items is not None:
-            counts = {"items": float(output.num_items.detach())}
+        if losses.shape != (len(batch),):
+            return
+        if items is not None:
+            counts = {"items": items}
+        else:
+            counts = {"samples": float(len(batch)), "items": 0.0 if num_items is None else float(num_items.sum())}
+        operation = "" if output.loss_sum.grad_fn is None else output.loss_sum.grad_fn.name()
         for what, count in counts.items():
-            if _is_mean(loss, total, count, is_combined=is_combined):
-                fact = f"train_step returned {loss:.4g} as loss_sum, the mean over {count:.0f} {what}"
+            # Of D samples, a mean over the D numbers of each, of which eval_step returns the sum, looks the same.
+            is_clear = count not in widths or operation.startswith("NllLoss")  # of one number for each sample
+            if is_clear and _is_mean(float(output.loss_sum.detach()), float(losses.sum()), count, operation):
+                fact = f"train_step returned {output.loss_sum:.4g} as loss_sum, the mean over {count:.0f} {what}"
                 fix = "return the sum over the batch, as reduction='sum' does"
                 why = "the trainer divides it by the samples or items of the whole step"
-                raise ConfigError("LOSS_SUM", f"{fact}; eval_step's losses add up to {total:.4g}: {fix}; {why}")
+                raise ConfigError("LOSS_SUM", f"{fact}; eval_step's losses add up to {losses.sum():.4g}: {fix}; {why}")
 
-    def _evaluate(self, batch: Batch, outputs: list[Any]) -> tuple[float, float] | None:
-        """Return the sum of eval_step's losses, and the number of items; None if eval_step fails on them."""
-        accelerator = self._accelerator
-        model: Any = _Replay(self._model, outputs)
-        try:
-            with preserved_generators(accelerator.device), torch.no_grad(), accelerator.autocast():
-                losses, _, num_items = set_aside(self._task).eval_step(model, batch.map(Tensor.clone))
-            if losses.shape != (len(batch),):
-                return None
-            return float(losses.sum()), 0.0 if num_items is None else float(num_items.sum())
-        except Exception:  # the rehearsal of the evaluation says what is wrong, if something is
-            return None
+    def _evaluate(self, batch: Batch) -> EvalOutput:
+        model: Any = _Replay(self._model, self._outputs)
+        with preserved_generators(self._accelerator.device), torch.no_grad(), self._accelerator.autocast():
+            return set_aside(self._task).eval_step(model, batch.map(Tensor.clone))
 
 
 class _Replay:
@@ -117,8 +113,23 @@ def _detached(output: Any) -> Any:
         return output
 
 
-def _is_mean(loss: float, total: float, count: float, *, is_combined: bool) -> bool:
+def _widths(outputs: list[Any]) -> set[int]:
+    """Return how many numbers a sample has in the outputs, in all and along each choice of their dimensions."""
+    widths: set[int] = set()
+
+    def look(tensor: Tensor) -> Tensor:
+        sizes = tensor.shape[1:]
+        for number in range(1, len(sizes) + 1):
+            widths.update(map(math.prod, combinations(sizes, number)))
+        return tensor
+
+    recursively_apply(look, outputs)
+    return widths
+
+
+def _is_mean(loss: float, total: float, count: float, operation: str) -> bool:
     """Whether `loss` is `total / count`, and that is hardly by chance, as for the factor 0.5 of two samples."""
+    is_combined = operation.startswith(_COMBINED)
     if total == 0 or count < (2 * _FEW if is_combined else 2):
         return False
     tolerance = _VERY_CLOSE if is_combined or count < _FEW else _CLOSE

@@ -85,7 +85,7 @@ class OptimizerStep:
             self._accelerator.backward(loss_sum, gradient=gradient)
 
     def reduce(
-        self, losses: Sequence[Tensor], sums: Sequence[Mapping[str, Tensor]], counts: Sequence[Tensor | None], *,
+        self, losses: Sequence[Tensor], sums: Sequence[Mapping[str, Tensor]], counts: Sequence[Tensor], *,
         num_samples: int,
     ) -> StepOutput:  # fmt: skip
         """Let the parameters have the gradients of the step, and return the sums to report. **Collective.**
@@ -96,8 +96,7 @@ class OptimizerStep:
         Raises:
             ConfigError: the task counts items only sometimes.
         """
-        num_known = sum(count is not None for count in counts)
-        self._check_counts_always(num_known > 0, num_known in (0, len(counts)))
+        self._check_counts_always(len(counts) > 0, len(counts) in (0, len(losses)))
         output, items = self._reduction.finish(losses, sums, counts)
         if items is None:
             return output

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from torch import Tensor
 
 from ..core.errors import ConfigError
 from .metrics import describe_tensor
+
+_MAPPINGS = (dict, MappingProxyType, Mapping)  # the usual ones first: an abstract class takes longer
 
 
 def check_step_output(output: Any) -> None:
@@ -20,7 +23,7 @@ def check_step_output(output: Any) -> None:
         _refuse(output, "return StepOutput(loss_sum) of accel_trainer from train_step")
     if not isinstance(output.loss_sum, Tensor) or not output.loss_sum.requires_grad:
         _refuse(output.loss_sum, "return loss_sum with its graph: without detach(), item() or float()")
-    if not isinstance(output.sums, Mapping):
+    if not isinstance(output.sums, _MAPPINGS):
         _refuse(output.sums, "return the sums as a dict")
     if output.loss_sum.numel() != 1:
         _refuse_shape(output.loss_sum, "loss_sum")

@@ -70,7 +70,8 @@ class ClassificationTask:
 
         Raises ConfigError for other shapes.
         """
-        _check_labelled(batch)
+        if batch.targets is None:
+            raise _no_labels(batch)
         of_views = [model(view) for view in _views(batch.inputs, self.config.tta)]
         check_logits(of_views[0], batch.targets, in_loss=True)
         logits = torch.stack([logits.float() for logits in of_views]).mean(0) if len(of_views) > 1 else of_views[0]
@@ -170,14 +171,14 @@ class DistillationTask:
 
 def _forward(model: nn.Module, batch: Batch) -> Any:
     """Return what the model makes of the inputs. Raises ConfigError if the samples have no targets."""
-    _check_labelled(batch)
+    if batch.targets is None:
+        raise _no_labels(batch)
     return model(batch.inputs)
 
 
-def _check_labelled(batch: Batch) -> None:
-    if batch.targets is None:
-        fix = 'name the columns of inputs and targets, as in build_dataset_loaders(columns=("image", "label"))'
-        raise ConfigError("DATASET", f"the samples are {describe_tensor(batch.inputs)}, without labels: {fix}")
+def _no_labels(batch: Batch) -> ConfigError:
+    fix = 'name the columns of inputs and targets, as in build_dataset_loaders(columns=("image", "label"))'
+    return ConfigError("DATASET", f"the samples are {describe_tensor(batch.inputs)}, without labels: {fix}")
 
 
 def _cross_entropy(

@@ -46,6 +46,7 @@ from .rehearsal import Rehearsal
 from .task_output import check_step_output
 
 _logger = logging.getLogger(__name__)
+_AS_IT_IS = nullcontext()
 
 
 class Trainer:
@@ -141,7 +142,7 @@ class Trainer:
         """Run forward, backward and update; return the losses and sums, and the result of the update."""
         accelerator, reduction = self.accelerator, self._reduction
         scale = reduction.loss_scale / step_batch.num_samples
-        losses, sums, items = [], [], []
+        losses, sums, counts = [], [], []
         first = FirstStep(self._task, self.raw_model, accelerator) if self.state.optimizer_step == 0 else None
         task = first or self._task
         self._update.begin()
@@ -149,18 +150,19 @@ class Trainer:
             self._watchdog.num_forwards += 1
             reduction.begin_forward(self.state.optimizer_step, index)
             is_last = index == len(step_batch.micro_batches) - 1
-            with nullcontext() if is_last else accelerator.no_sync(self._model):
-                with accelerator.autocast() if accelerator.native_amp else nullcontext():
+            with _AS_IT_IS if is_last else accelerator.no_sync(self._model):
+                with accelerator.autocast() if accelerator.native_amp else _AS_IT_IS:
                     output = task.train_step(self._model, batch)
                 check_step_output(output)
                 self._update.backward(output.loss_sum, scale)
             if first is not None:
-                first.check_loss_is_sum()
+                first.check(batch, output)
             reduction.end_backward(len(batch))
             losses.append(output.loss_sum.detach())
             sums.append(output.sums)
-            items.append(output.num_items)
-        output = self._update.reduce(losses, sums, items, num_samples=step_batch.num_samples)
+            if output.num_items is not None:
+                counts.append(output.num_items)
+        output = self._update.reduce(losses, sums, counts, num_samples=step_batch.num_samples)
         return output, self._update.apply(self.state, step_batch, losses)
 
     def evaluate(self) -> dict[str, Any]:

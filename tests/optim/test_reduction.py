@@ -324,7 +324,7 @@ def test_a_pointer_moves_once_a_step_and_a_flag_is_kept() -> None:
             reduction.begin_forward(0, index)
             model(torch.ones(3, 2)).sum().backward()
             reduction.end_backward(3)
-        reduction.finish([torch.zeros(())] * 4, [{}] * 4, [None] * 4)
+        reduction.finish([torch.zeros(())] * 4, [{}] * 4, [])
         assert (model.pointer.tolist(), model.is_full.tolist()) == ([pointer], [flag])
 
 
@@ -351,7 +351,7 @@ def test_a_buffer_that_grows_is_refused_by_name() -> None:
         model(torch.ones(3, 2)).sum().backward()
         reduction.end_backward(3)
     with pytest.raises(ConfigError, match=r"the shape of the buffer means from \[1\] to \[2\]: let it keep its shape"):
-        reduction.finish([torch.zeros(())] * 2, [{}] * 2, [None] * 2)
+        reduction.finish([torch.zeros(())] * 2, [{}] * 2, [])
 
 
 @pytest.mark.parametrize("name", ["used", "center"])

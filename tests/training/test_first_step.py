@@ -61,8 +61,9 @@ def batch_of(size: int, targets: Tensor | None = None) -> Batch:
 
 def first_step(task: Any, model: nn.Module, batch: Batch) -> None:
     step = FirstStep(task, model, start_accelerator(RuntimeConfig(num_threads=1)))
-    step.train_step(model, batch).loss_sum.backward()
-    step.check_loss_is_sum()
+    output = step.train_step(model, batch)
+    output.loss_sum.backward()
+    step.check(batch, output)
 
 
 # --- per token, as language models ---
@@ -141,6 +142,30 @@ def focal(model: nn.Module, batch: Batch) -> Tensor:
     return ((1 - (-losses).exp()) ** 2 * losses).sum()
 
 
+def mean_of_numbers(model: nn.Module, batch: Batch) -> Tensor:
+    return (model(batch.inputs) - batch.targets).square().mean(1).sum()
+
+
+def mean_of_numbers_at_the_end(model: nn.Module, batch: Batch) -> Tensor:
+    outputs = model(batch.inputs)
+    return F.mse_loss(outputs, batch.targets, reduction="sum") / outputs.shape[1]
+
+
+def mean_of_pixels(model: nn.Module, batch: Batch) -> Tensor:
+    outputs = model(batch.inputs)
+    return F.l1_loss(outputs, torch.zeros_like(outputs), reduction="sum") / outputs[0, 0].numel()
+
+
+def eval_sum_of_numbers(model: nn.Module, batch: Batch) -> EvalOutput:
+    outputs = model(batch.inputs)
+    return EvalOutput((outputs - batch.targets).square().sum(1), outputs)
+
+
+def eval_sum_of_pixels(model: nn.Module, batch: Batch) -> EvalOutput:
+    outputs = model(batch.inputs)
+    return EvalOutput(outputs.abs().sum((1, 2, 3)), outputs)
+
+
 def generator_and_critic(model: nn.Module, batch: Batch) -> Tensor:
     return F.softplus(-model(batch.inputs)).mean(1).sum()
 
@@ -192,6 +217,16 @@ HONEST: dict[str, tuple[Any, nn.Module, Batch]] = {
     "a tenth of ten samples": (own(lambda m, b: 0.1 * entropy(m, b, reduction="sum")), net(), batch_of(10)),
     "a hundredth": (own(lambda m, b: 0.01 * entropy(m, b, reduction="sum")), net(), batch_of(64)),
     "auxiliary": (own(with_auxiliary, eval_main), TwoHeads(), batch_of(16)),
+    "mean over as many numbers as samples": (
+        own(mean_of_numbers, eval_sum_of_numbers), nn.Linear(6, 16), batch_of(16, torch.randn(16, 16)),
+    ),
+    "divided by as many numbers as samples": (
+        own(mean_of_numbers_at_the_end, eval_sum_of_numbers), net(), batch_of(10, torch.randn(10, NUM_CLASSES)),
+    ),
+    "mean over as many pixels as samples": (
+        own(mean_of_pixels, eval_sum_of_pixels), pixel_net(),
+        Batch(torch.randn(25, 2, 5, 5), PIXELS, torch.arange(25)),
+    ),
     "one sample": (ClassificationTask(), net(), batch_of(1)),
     "mean of one sample": (own(entropy), net(), batch_of(1)),
     "no sample": (ClassificationTask(), net(), batch_of(0)),
@@ -206,7 +241,7 @@ HONEST: dict[str, tuple[Any, nn.Module, Batch]] = {
     "an evaluation without a loss": (own(generator_and_critic, eval_zeros), net(), batch_of(16)),
     "an evaluation in place": (own(lambda m, b: entropy(m, b, reduction="sum"), eval_in_place), net(), batch_of(16)),
     "an evaluation of the class": (own(focal, eval_with_attributes), net(), batch_of(16)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", HONEST)
@@ -222,6 +257,7 @@ def test_a_task_that_returns_a_sum_is_not_taken_for_a_mean(kind: str) -> None:
 
 MEANS: dict[str, tuple[Any, nn.Module, Batch]] = {
     "cross-entropy": (own(entropy), net(), batch_of(16)),
+    "of as many samples as classes": (own(entropy), net(), batch_of(NUM_CLASSES)),
     "of three samples": (own(entropy), net(), batch_of(3)),
     "label smoothing": (own(lambda m, b: entropy(m, b, label_smoothing=0.05)), net(), batch_of(64)),
     "dropout and batch norm": (own(entropy), net(nn.BatchNorm1d(16), nn.Dropout(0.5)), batch_of(32)),
@@ -253,7 +289,7 @@ def test_the_check_of_the_first_step_changes_no_bit(tmp_path: Path, monkeypatch:
         def __init__(self, task: Any, *unused: object) -> None:
             self.train_step = task.train_step
 
-        def check_loss_is_sum(self) -> None:
+        def check(self, *unused: object) -> None:
             pass
 
     for name in ("checked", "unchecked"):
