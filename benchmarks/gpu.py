@@ -3,7 +3,8 @@
 It needs only the repository: no network, pip or make. It trains on CIFAR-10 from the hub or from `--dataset FOLDER`, or
 otherwise on random images of the same shape. Each part writes its results as it gets them, to results/gpu_PART.json or
 to the folder `--to`, to be committed unchanged; a part that fails costs only itself. Without a GPU nothing is measured;
-`--tiny` tries the parts with a few steps.
+`--tiny` tries the parts with a few steps, and of each list of
+cases the first; `--every-case` all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from accel_trainer.vision import load_images
 
 from . import results
 from .input_pipeline import write_noise
-from .on_gpu import checks, exact, memory, photos, records, speed
+from .on_gpu import checks, exact, memory, nccl, photos, records, speed
 from .on_gpu.page import Page, Setting, gpu_environment
 
 PARTS: Mapping[str, tuple[str, Callable[[Page, Setting], None]]] = {
@@ -32,6 +33,7 @@ PARTS: Mapping[str, tuple[str, Callable[[Page, Setting], None]]] = {
     "photos": ("On a GPU: photos from the disk", photos.run),
     "memory": ("On a GPU: memory", memory.run),
     "records": ("On a GPU: whole trainings", records.run),
+    "nccl": ("On a GPU: several processes", nccl.run),
 }
 
 
@@ -71,6 +73,7 @@ def main() -> None:
     parser.add_argument("--to", type=Path, help="where results are written; default: benchmarks/results")
     parser.add_argument("--time-s", type=float, default=420, help="no check of a part begins after as many seconds")
     parser.add_argument("--tiny", action="store_true", help="try it with a few steps, also without a GPU")
+    parser.add_argument("--every-case", action="store_true", help="with --tiny: not only the first of each list")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not options.tiny:
@@ -86,7 +89,7 @@ def main() -> None:
         dataset, described, cache_dir, are_real = found
         setting = Setting(
             device=device, dataset=dataset, described=described, photos=options.photos, cache_dir=cache_dir,
-            is_tiny=options.tiny, are_real=are_real,
+            is_tiny=options.tiny, has_every_case=options.every_case or not options.tiny, are_real=are_real,
         )  # fmt: skip
         # What is only tried is not kept beside what was measured.
         folder = options.to or (scratch / "results" if options.tiny else results.FOLDER / "results")

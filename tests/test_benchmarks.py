@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from benchmarks import gpu, loops, results
 from benchmarks.__main__ import NAMES
 from benchmarks.input_pipeline import write_noise
+from benchmarks.on_gpu import copies as copied
 from benchmarks.on_gpu.page import Page
 
 from . import processes
@@ -109,6 +110,16 @@ def test_a_check_on_a_gpu_that_fails_costs_only_itself_and_rows_are_kept(
     assert written["tables"] == {"a table": [{"step": 1}]}
     assert "no such kernel" in capsys.readouterr().err
     assert results.section("gpu_exact", written).count("| 1 |") == 1
+
+
+def test_the_share_of_copies_under_compute_is_read_from_a_trace() -> None:
+    def event(cat: str, name: str, ts: float, dur: float) -> dict[str, object]:
+        return {"cat": cat, "name": name, "ts": ts, "dur": dur}
+
+    copy = "Memcpy HtoD (Pinned -> Device)"
+    kernels = [event("kernel", "gemm", 0, 4), event("kernel", "relu", 2, 4), event("kernel", "gemm", 8, 10)]
+    copies = [event("gpu_memcpy", copy, 1, 9), event("gpu_memcpy", copy, 30, 1), event("gpu_memcpy", "DtoH", 50, 9)]
+    assert copied.under_compute([*copies, *kernels, {"name": "process_name"}]) == (2, 0.7)
 
 
 def test_a_table_without_a_row_is_no_error() -> None:

@@ -1,4 +1,4 @@
-"""The tests that need a GPU, and what a first user would meet: warnings, other losses than a CPU's, NCCL."""
+"""The tests that need a GPU, and what a first user would meet: warnings, other losses than a CPU's."""
 
 from __future__ import annotations
 
@@ -15,21 +15,6 @@ from .runs import SMALL, rows, train
 
 OUTCOMES = {"failure": "failed", "error": "failed", "skipped": "left out"}
 MAX_LOSS_DIFFERENCE = 1e-3
-# A group of one process, as a run on several GPUs forms it; what warns goes to stderr.
-NCCL = """
-import os, time, warnings
-warnings.simplefilter("always")
-os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-import torch, torch.distributed as dist
-from accel_trainer.distributed.process_group import init_process_group
-torch.cuda.set_device(0)
-init_process_group("cpu:gloo,cuda:nccl", timeout_s=20, device=torch.device("cuda", 0))
-dist.all_reduce(torch.ones(2, device="cuda"))
-dist.all_reduce(torch.ones(2))
-dist.barrier(async_op=True).wait()
-dist.destroy_process_group()
-print("joined")
-"""
 
 
 def run(page: Page, setting: Setting) -> None:
@@ -39,8 +24,6 @@ def run(page: Page, setting: Setting) -> None:
         page.attempt("warnings of the first steps", partial(_list_warnings, page, setting, Path(folder)))
         page.attempt("losses of a CPU", partial(_compare_losses, page, setting, Path(folder)))
         page.attempt("start with and without a visible GPU", partial(_start_both_ways, page, setting, Path(folder)))
-    if setting.device == "cuda":
-        page.attempt("a group of NCCL", partial(_join_nccl, page))
 
 
 def _run_tests(page: Page, tests: str) -> None:
@@ -87,12 +70,3 @@ def _start_both_ways(page: Page, setting: Setting, folder: Path) -> None:
     for name, environ in (("visible", {}), ("hidden", {"CUDA_VISIBLE_DEVICES": ""})):
         said = train(setting, folder / name, *SMALL, "--max-steps", "2", "--dry-run", environ=environ)
         page.add("--dry-run", {"GPU": name, "said": said.strip().splitlines()[-1][:200]})
-
-
-def _join_nccl(page: Page) -> None:
-    done = subprocess.run([sys.executable, "-c", NCCL], cwd=results.ROOT, capture_output=True, text=True)
-    warned = [line[:200] for line in done.stderr.splitlines() if "Warning" in line or "[W" in line]
-    for line in warned or ["none"]:
-        page.add("A group of NCCL with one process", {"warning": line, "exit code": done.returncode})
-    holds = done.returncode == 0 and not warned and "joined" in done.stdout
-    page.judge("a group of NCCL is formed and left without a warning", holds=holds)

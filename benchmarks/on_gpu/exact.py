@@ -9,11 +9,13 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from accel_trainer.distributed.determinism import choose_kernels, nondeterminism_named
 from accel_trainer.vision import ModelConfig, build_model
 
 from .. import results
+from . import copies
 from .page import Page, Setting
 from .runs import SMALL, hashes, kill_and_resume, train
 
@@ -48,18 +50,21 @@ TIMM = (
 def run(page: Page, setting: Setting) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        cases = dict(list(CASES.items())[:1]) if setting.is_tiny else CASES
         num_steps = 8 if setting.is_tiny else 200
-        for case, flags in cases.items():
-            page.attempt(
-                case, partial(_compare, page, setting, folder / case.replace(" ", "-"), case, flags, num_steps)
-            )
+        for case in setting.some(list(CASES)):
+            if case == "fp16" and setting.device == "cpu":
+                continue  # refused: it needs a GPU
+            folder_of = folder / case.replace(" ", "-")
+            page.attempt(case, partial(_compare, page, setting, folder_of, case, CASES[case], num_steps))
+        page.attempt("checkpoints while it trains", partial(_save_in_training, page, setting, folder, num_steps))
         page.attempt("--reduce exact on 1, 2 and 4 processes", partial(_split, page, setting, folder, num_steps))
-    for model in OURS[:1] if setting.is_tiny else OURS:
+    page.attempt("pixels that are copied late", partial(copies.compare_pixels, page, setting))
+    for model in setting.some(OURS):
         make = partial(build_model, ModelConfig(name=model), in_channels=3, num_classes=10)
         page.attempt(model, partial(_name_operations, page, setting, model, make))
-    for model in TIMM[:1] if setting.is_tiny else TIMM:
+    for model in setting.some(TIMM):
         page.attempt(f"timm {model}", partial(_name_operations, page, setting, f"timm/{model}", partial(_timm, model)))
+    page.attempt("segmentation", partial(_name_operations, page, setting, "segmentation", _segmentation))
     page.attempt("text", partial(_name_operations, page, setting, "a transformer for text", _text, is_text=True))
 
 
@@ -76,6 +81,18 @@ def _compare(page: Page, setting: Setting, folder: Path, case: str, flags: tuple
         {"run": case, "two runs equal": one == two, "killed and resumed equal": one == killed},
     )
     page.judge(f"{case}: the same bits in two runs and after a SIGKILL", holds=one == two == killed)
+
+
+def _save_in_training(page: Page, setting: Setting, folder: Path, num_steps: int) -> None:
+    """Compare a checkpoint that was written while training went on with that of a run that had ended there."""
+    flags = (*SMALL, "--schedule.shape", "constant", "--ema", "0.99")
+    kept = ("--checkpoint.every-n-steps", "1", "--checkpoint.keep-every-n-steps", str(num_steps // 2))
+    train(setting, folder / "going-on", *flags, *kept, "--max-steps", str(num_steps))
+    train(setting, folder / "at-rest", *flags, "--max-steps", str(num_steps // 2))
+    going_on, at_rest = hashes(folder / "going-on", step=num_steps // 2), hashes(folder / "at-rest")
+    row = {"step": num_steps // 2, "files": len(at_rest), "equal": going_on == at_rest}
+    page.add("A checkpoint of a run that trains on, and of one that ended", row)
+    page.judge("a checkpoint has the same bytes while training goes on", holds=going_on == at_rest)
 
 
 def _split(page: Page, setting: Setting, folder: Path, num_steps: int) -> None:
@@ -101,6 +118,14 @@ def _timm(name: str) -> nn.Module:
     return model
 
 
+def _segmentation() -> nn.Module:
+    """Return a net whose classes [B, 10, H, W] are enlarged to the pixels."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 10, 1)),
+        nn.Upsample(scale_factor=2, mode="bilinear"),
+    )
+
+
 def _text() -> nn.Module:
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     return nn.Sequential(nn.Embedding(100, 64), nn.TransformerEncoder(layer, 2), nn.Linear(64, 10))
@@ -119,6 +144,10 @@ def _name_operations(
     inputs = torch.randint(0, 100, (2, 16)) if is_text else torch.randn(shape)
     with nondeterminism_named(operations, says_it=False):
         outputs = model(inputs.to(setting.device))
-        (outputs if isinstance(outputs, torch.Tensor) else outputs[0]).float().square().mean().backward()
+        logits = (outputs if isinstance(outputs, torch.Tensor) else outputs[0]).float()
+        if logits.ndim == 4:  # a class for each pixel
+            F.cross_entropy(logits, logits.argmax(1)).backward()
+        else:
+            logits.square().mean().backward()
     row: results.Row = {"net": name, "without a deterministic kernel": ", ".join(sorted(operations)) or "none"}
     page.add("Operations without a deterministic kernel", row)

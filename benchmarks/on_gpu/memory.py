@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from benchmarks import loops
 loop, name, steps, device = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 model = loops.make_model(name).to(device)
-shape = (32,) if name == "tiny" else (3, 32, 32)
-loops.LOOPS[loop](model, DataLoader(loops.Batches(shape, steps, device), batch_size=None), steps)
+batches = loops.Batches(loops.input_shape(name), steps, device)
+loops.LOOPS[loop](model, DataLoader(batches, batch_size=None), steps)
 print(torch.cuda.max_memory_allocated() if device == "cuda" else 0)
 """
 # A recipe that may use only a part of the GPU's memory.

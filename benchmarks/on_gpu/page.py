@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from .. import results
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,13 @@ class Setting:
     photos: Path | None
     cache_dir: Path
     is_tiny: bool = False
+    has_every_case: bool = True
+    """Of a list of cases; False: only the first."""
     are_real: bool = True
+
+    def some(self, cases: Sequence[T]) -> Sequence[T]:
+        """Return the cases of a list that are tried."""
+        return cases if self.has_every_case else cases[:1]
 
 
 @dataclass

@@ -19,7 +19,7 @@ FEW = ("--model", "resnet8", "--batch-size", "64", "--global-batch-size", "64", 
 
 
 def run(page: Page, setting: Setting) -> None:
-    for config, flags, num_seeds, goal in TRAININGS[:1] if setting.is_tiny else TRAININGS:
+    for config, flags, num_seeds, goal in setting.some(TRAININGS):
         for seed in range(1 if setting.is_tiny else num_seeds):
             name = " ".join((config, *flags))
             page.attempt(f"{name}, seed {seed}", partial(_train, page, setting, config, flags, seed, goal))

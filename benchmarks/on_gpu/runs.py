@@ -63,10 +63,11 @@ def newest_step(folder: Path) -> int:
     return max((int(path.name.split("-")[1]) for path in (folder / "checkpoints").glob("step-*")), default=0)
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of the tensors of the newest checkpoint, as its manifest has them."""
-    newest = max((folder / "checkpoints").glob("step-*"))
-    files = json.loads((newest / "manifest.json").read_text())["files"]
+def hashes(folder: Path, *, step: int | None = None) -> dict[str, str]:
+    """Return the SHA-256 of the tensors of a checkpoint, as its manifest has them; None: of the newest."""
+    number = newest_step(folder) if step is None else step
+    (found,) = (path for path in (folder / "checkpoints").glob("step-*") if int(path.name.split("-")[1]) == number)
+    files = json.loads((found / "manifest.json").read_text())["files"]
     return {name: file["sha256"] for name, file in files.items() if name.endswith(".safetensors")}
 
 

@@ -10,31 +10,36 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
-from .. import loops, overhead
+from .. import loops, overhead, results
+from . import copies
 from .page import Page, Setting
 from .runs import result, rows, train
 
 LOOPS = ("raw", "ours, all on", "accelerate", "Lightning", "HF Trainer")
-STEPS = {"tiny": 4000, "resnet18": 300}
+STEPS = {"tiny": 4000, "resnet18": 300, "fast resnet50": 60}
+TINY_STEPS = {"tiny": 8, "resnet8": 8, "fast resnet8": 8}
 MAX_OF_RAW, MAX_SYNCS = 1.15, 0
 RESNET18 = ("--config", "recipes/configs/cifar10_resnet18.yaml", "--epochs", "1", "--quiet", "--seed", "0")
 
 
 def run(page: Page, setting: Setting) -> None:
-    for model, steps in ({"tiny": 8} if setting.is_tiny else STEPS).items():
-        page.attempt(f"a step of {model}", partial(_measure_step, page, setting, model, steps))
+    num_steps = TINY_STEPS if setting.is_tiny else STEPS
+    for model in setting.some(list(num_steps)):
+        page.attempt(f"a step of {model}", partial(_measure_step, page, setting, model, num_steps[model]))
     page.attempt("syncs", partial(_count_syncs, page, setting))
-    for precision in ("no",) if setting.is_tiny else ("bf16", "fp16", "no"):
+    page.attempt("copies beside the computation", partial(copies.trace_copies, page, setting))
+    page.attempt("data on the device", partial(_compare_with_data_on_device, page, setting))
+    for precision in setting.some(("no", "bf16") if setting.device == "cpu" else ("bf16", "fp16", "no")):
         page.attempt(f"ResNet-18, {precision}", partial(_train_epoch, page, setting, precision))
-    if not setting.is_tiny:
+    if setting.has_every_case:
         page.attempt("ResNet-18, bf16, compiled", partial(_train_epoch, page, setting, "bf16", "--compile"))
 
 
 def _measure_step(page: Page, setting: Setting, model: str, steps: int) -> None:
-    names = LOOPS[:2] if setting.is_tiny else LOOPS
+    names = LOOPS if setting.has_every_case else LOOPS[:2]
     found = overhead.measure(model, names, steps, 1 if setting.is_tiny else 3, device=setting.device)
     for row in found:
-        page.add(f"A step of {model}, batch 128, float32", row)
+        page.add(f"A step of {model}, batch 128, {'bf16' if model.startswith('fast') else 'float32'}", row)
     ours = next(row["of raw"] for row in found if row["loop"].startswith("ours"))
     page.judge(f"a step of {model} takes {ours:.2f} times a raw loop's, at most {MAX_OF_RAW}", holds=ours <= MAX_OF_RAW)
 
@@ -58,6 +63,22 @@ def _count_syncs(page: Page, setting: Setting) -> None:
         "Waits of the host for the device", {"in 25 steps": counts[25], "in 75 steps": counts[75], "in 50 more": more}
     )
     page.judge(f"50 more steps wait for the device {more} times more, at most {MAX_SYNCS}", holds=more <= MAX_SYNCS)
+
+
+def _compare_with_data_on_device(page: Page, setting: Setting) -> None:
+    """Compare an epoch of the recipe with the same steps on batches that lie on the device: the limit."""
+    net, steps = ("resnet8", 8) if setting.is_tiny else ("resnet18", 300)
+    row = results.in_process("loops", "ours, all on", f"fast {net}", str(steps), setting.device)
+    limit = loops.BATCH_SIZE / row["step_us"] * 1e6
+    batch = ("--batch-size", str(loops.BATCH_SIZE), "--global-batch-size", str(loops.BATCH_SIZE))
+    few = ("--max-steps", str(steps)) if setting.is_tiny else ()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        train(setting, folder, *RESNET18, "--model", net, *batch, "--mixed-precision", "bf16", "--compile",
+              "--trainer.log-every-n-steps", "1" if setting.is_tiny else "50", *few)  # fmt: skip
+        speeds = rows(folder, "perf/images_per_s")
+    found = {"net": net, "images/s": speeds[-1], "on the device": limit, "of it %": 100 * speeds[-1] / limit}
+    page.add("Images beside the same loop with its batches on the device, bf16, compiled", found)
 
 
 def _train_epoch(page: Page, setting: Setting, precision: str, *flags: str) -> None:
