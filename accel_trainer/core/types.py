@@ -77,6 +77,9 @@ class StepBatch(NamedTuple):
     num_samples: int
 
 
+NO_SUMS: Mapping[str, Tensor] = MappingProxyType({})
+
+
 class StepOutput(NamedTuple):
     """What a Task returns for a micro-batch.
 
@@ -90,7 +93,7 @@ class StepOutput(NamedTuple):
     """
 
     loss_sum: Tensor
-    sums: Mapping[str, Tensor] = MappingProxyType({})
+    sums: Mapping[str, Tensor] = NO_SUMS
     num_items: Tensor | None = None
 
 

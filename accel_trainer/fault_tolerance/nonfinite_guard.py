@@ -98,7 +98,10 @@ class NonfiniteGuard:
     def scan(self, grad_norm: Tensor | None) -> Tensor:
         """Return a flag [] on the device: 1 if a gradient is NaN or inf, also from an update not yet reported."""
         # The norm is NaN or inf if any gradient is.
-        gradients = [p.grad for p in self._parameters if p.grad is not None] if grad_norm is None else [grad_norm]
+        if grad_norm is None:
+            gradients = [gradient for p in self._parameters if (gradient := p.grad) is not None]
+        else:
+            gradients = [grad_norm]
         if self._is_sharded:
             gradients = [local_part(gradient) for gradient in gradients]
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)

@@ -80,7 +80,7 @@ class OptimizerStep:
         if gradient is None:
             gradient = self._scales[scale] = torch.full_like(loss_sum, scale)
         if self.bypass_accelerate:
-            loss_sum.backward(gradient)
+            torch.autograd.backward(loss_sum, gradient)
         else:
             self._accelerator.backward(loss_sum, gradient=gradient)
 
@@ -96,7 +96,7 @@ class OptimizerStep:
         Raises:
             ConfigError: the task counts items only sometimes.
         """
-        self._check_counts_always(len(counts) > 0, len(counts) in (0, len(losses)))
+        self._check_counts_always(len(counts), len(losses))
         output, items = self._reduction.finish(losses, sums, counts)
         if items is None:
             return output
@@ -108,11 +108,12 @@ class OptimizerStep:
                 local_part(parameter.grad).mul_(ratio)
         return output
 
-    def _check_counts_always(self, has_counts: bool, is_uniform: bool) -> None:
+    def _check_counts_always(self, num_counts: int, num_micro_batches: int) -> None:
         """Raise ConfigError if the task counts items only sometimes. **Collective** in the first step.
 
         A process that counted none would miss the collective of the others.
         """
+        has_counts, is_uniform = num_counts > 0, num_counts in (0, num_micro_batches)
         if self._has_counts is None:
             self._has_counts = has_counts
             if self._accelerator.num_processes > 1:

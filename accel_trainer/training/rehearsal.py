@@ -149,7 +149,8 @@ class Rehearsal:
         if unseen:
             fact = f"training changes {listed(unseen)}, and no checkpoint holds it"
             fix = "keep it in a buffer of the model (register_buffer) or in the optimizer's state_dict"
-            _logger.warning("[UNSEEN_STATE] %s: if it decides anything, %s; --dry-run shows whether it does", fact, fix)
+            rest = f"if not, set unsaved_attributes = ({min(unseen).rpartition('.')[2]!r},) on the class that has it"
+            _logger.warning("[UNSEEN_STATE] %s: if --dry-run shows that it matters, %s; %s", fact, fix, rest)
 
 
 def _inexact(message: str) -> CheckpointError:

@@ -41,7 +41,8 @@ def mark_unseen(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, M
     """Return a mark of each value that `parts` keep outside the model's tensors and an optimizer's state, by its name.
 
     These are attributes, those of the parts' classes, and the globals of the files that define them. What libraries'
-    classes keep for themselves is left out, and what autograd has computed. **Host sync** for tensors of a device.
+    classes keep for themselves is left out, what autograd has computed, and what the names in the `unsaved_attributes`
+    of an object, class or file say that no resume needs. **Host sync** for tensors of a device.
     """
     walk = _Walk(model)
     for name, part in parts.items():
@@ -74,16 +75,19 @@ class _Walk:
 
     def _visit_object(self, name: str, value: Any, *, is_users: bool) -> None:
         if isinstance(value, nn.Module):
-            self._visit_all(name, {**value._parameters, **value._buffers, **value._modules})
+            tensors = itertools.chain(value.named_parameters(recurse=False), value.named_buffers(recurse=False))
+            self._visit_all(name, value, dict(itertools.chain(tensors, value.named_children())))
             if type(value).get_extra_state is not nn.Module.get_extra_state:
                 return  # it stores its attributes itself
         if is_users:
-            self._visit_all(name, {key: each for key, each in vars(value).items() if key not in _NOT_OWN})
+            own = {key: each for key, each in vars(value).items() if key not in _NOT_OWN}
+            self._visit_all(name, value, own)
             self._visit_classes(type(value))
 
-    def _visit_all(self, name: str, values: Mapping[str, Any]) -> None:
+    def _visit_all(self, name: str, owner: object, values: Mapping[str, Any]) -> None:
+        unneeded = getattr(owner, "unsaved_attributes", ())
         for key, value in list(values.items()):
-            if not (key.startswith("__") or inspect.isroutine(value) or isinstance(value, _CODE)):
+            if not (key.startswith("__") or key in unneeded or inspect.isroutine(value) or isinstance(value, _CODE)):
                 self.visit(f"{name}.{key}", value)
 
     def _visit_classes(self, found: type) -> None:
@@ -93,7 +97,7 @@ class _Walk:
                 for name, owner in ((base.__qualname__, base), (base.__module__, sys.modules.get(base.__module__))):
                     if owner is not None and id(owner) not in self._seen:
                         self._seen.add(id(owner))
-                        self._visit_all(name, vars(owner))
+                        self._visit_all(name, owner, vars(owner))
 
     def _mark(self, value: Any) -> Mark | None:
         if isinstance(value, Tensor):

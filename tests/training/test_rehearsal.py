@@ -314,6 +314,30 @@ def test_state_that_no_checkpoint_holds_is_named_in_one_line(
     assert named in line
 
 
+class Logged(CountingNet):
+    """Counts for a log, in its own attribute and in its class's, and says so."""
+
+    unsaved_attributes = ("calls", "total")
+    total = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += self.training
+        Logged.total += self.training
+        return Net.forward(self, inputs)
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_state_that_its_class_lists_in_unsaved_attributes_is_not_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, confirmed: bool
+) -> None:
+    if not confirmed:
+        monkeypatch.setattr(Logged, "unsaved_attributes", ())
+    run(tmp_path / "run", model=Logged)
+    lines = [record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()]
+    assert len(lines) == (not confirmed)
+    assert confirmed or "training changes Logged.total, model.calls" in lines[0]
+
+
 # --- honest parts ---
 
 
