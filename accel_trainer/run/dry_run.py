@@ -27,7 +27,6 @@ from ..checkpoint.retention import load_checkpoint
 from ..checkpoint.serialization import read_json_object
 from ..checkpoint.state_dict import load_all
 from ..core import filesystem
-from ..core.batch_plan import own_parts
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import CheckpointError, ConfigError
 from ..core.types import Batch, EvalLoader, StepReport
@@ -132,31 +131,21 @@ def _run_part(
 
 
 class FewSamples:
-    """The first samples of each part of an evaluation set, with ids from 0 on."""
+    """The first `num_own` samples of each process, with ids from 0 on."""
 
-    def __init__(self, loader: EvalLoader, *, num_parts: int, num_processes: int, process_index: int) -> None:
-        self.num_samples = MAX_EVAL_SAMPLES // num_parts * num_parts
-        self._loader = loader
-        self._all, self._few = (
-            own_parts(range(num), num_parts, num_processes, process_index)
-            for num in (loader.num_samples, self.num_samples)
-        )
+    def __init__(self, loader: EvalLoader, num_own: int, accelerator: Accelerator) -> None:
+        self.num_samples = num_own * accelerator.num_processes
+        self._loader, self._num_own, self._first = loader, num_own, num_own * accelerator.process_index
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's samples."""
-        batches = self._loader.batches()
-        position = self._all[0].start
-        for own, few in zip(self._all, self._few, strict=True):
-            end, offset = own.start + len(few), few.start - own.start
-            while position < own.stop:
-                batch = next(batches)
-                position += len(batch)
-                num_left = len(batch) - max(0, position - end)
-                if num_left > 0:
-                    kept = batch.map(lambda tensor, num=num_left: tensor[:num])  # type: ignore[misc]  # a default
-                    yield replace(kept, sample_ids=kept.sample_ids + offset)
-                elif own is self._all[-1]:
-                    return
+        ids = range(self._first, self._first + self._num_own)
+        for batch in self._loader.batches():
+            mine, ids = ids[: len(batch)], ids[len(batch) :]
+            first = batch.map(lambda tensor, own=mine: tensor[: len(own)])  # type: ignore[misc]  # a default
+            yield replace(first, sample_ids=first.sample_ids.new_tensor(mine))
+            if not ids:
+                return
 
 
 def limit_evaluation(loader: EvalLoader, *, num_parts: int | None, accelerator: Accelerator) -> EvalLoader:
@@ -165,8 +154,8 @@ def limit_evaluation(loader: EvalLoader, *, num_parts: int | None, accelerator: 
     num_parts = num_parts or accelerator.num_processes
     if not is_ours or loader.num_samples <= MAX_EVAL_SAMPLES or num_parts > MAX_EVAL_SAMPLES:
         return loader
-    where = {"num_processes": accelerator.num_processes, "process_index": accelerator.process_index}
-    return FewSamples(loader, num_parts=num_parts, **where)
+    num_equal = loader.num_samples // num_parts * num_parts  # of which each process has as many
+    return FewSamples(loader, min(num_equal, MAX_EVAL_SAMPLES) // accelerator.num_processes, accelerator)
 
 
 class UnseenRecorder(Callback):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from ..core.errors import CheckpointError
 from ..distributed.collectives import run_on_main
 from ..distributed.fsdp import is_shard
 from .metrics import describe_tensor
-from .unseen_state import Mark, listed, mark_unseen
+from .unseen_state import Marks, listed, mark_unseen
 
 _logger = logging.getLogger(__name__)
 
@@ -56,10 +56,9 @@ class Rehearsal:
         self._model, self._optimizer = model, optimizer
         self._accelerator, self._checkpointer = accelerator, checkpointer
         self._parts = {"model": model, "optimizer": optimizer, **parts}
-        _refuse_unloadable(model)
         self._before = _identify(model)
         self._fresh_optimizer = _copy_optimizer(optimizer)
-        self._marks = [self._look()]
+        self._marks = [mark_unseen(self._parts, model=model)]
         self._restored: set[str] = set()
 
     def after_step(self, read_state: Callable[[], Mapping[str, Any]]) -> None:
@@ -94,24 +93,19 @@ class Rehearsal:
                 raise _inexact(f"{fact}: change it in place, by copy_ under torch.no_grad()")
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        if state:
-            self._checkpointer.check_room(self._check_pieces(state))
-            self._marks.append(self._look())
-        else:
-            self._warn_of_unseen([*self._marks, self._look()])
+        self._marks.append(mark_unseen(self._parts, model=self._model))
+        if not state:
+            self._warn_of_unseen(*self._marks)
             self._marks = []
-            self._fresh_optimizer = None
-
-    def _look(self) -> dict[str, Mark]:
-        return mark_unseen(self._parts, model=self._model)
-
-    def _check_pieces(self, pieces: Mapping[str, Any]) -> int:
-        """Return the bytes of a checkpoint of `pieces`."""
-        encoded = {name: encode(piece, name=name) for name, piece in pieces.items()}
+            return
+        encoded = {name: encode(piece, name=name) for name, piece in state.items()}
         if self._fresh_optimizer is not None:
             piece = decode(encoded["optimizer"].skeleton, encoded["optimizer"].tensors)
             self._check_optimizer(self._fresh_optimizer, piece)
-        return sum(tensor.nbytes for each in encoded.values() for tensor in each.tensors.values())
+            self._fresh_optimizer = None
+        self._checkpointer.check_room(
+            sum(tensor.nbytes for each in encoded.values() for tensor in each.tensors.values())
+        )
 
     def _check_optimizer(self, fresh: Optimizer, piece: Mapping[str, Any]) -> None:
         """Load `piece` into an optimizer as a resume builds it, and compare that with the live one."""
@@ -137,9 +131,8 @@ class Rehearsal:
         live, loaded = (mark_unseen({"optimizer": each}, model=self._model) for each in (self._optimizer, fresh))
         self._restored = {key for key, mark in live.items() if loaded.get(key) == mark}
 
-    def _warn_of_unseen(self, marks: Sequence[Mapping[str, Mark]]) -> None:
+    def _warn_of_unseen(self, first: Marks, second: Marks, third: Marks) -> None:
         """Warn of values that each of two steps changed: something set up in the first step changes only there."""
-        first, second, third = marks
         unseen = [
             name
             for name in first.keys() & second.keys() & third.keys() - self._restored
@@ -157,20 +150,23 @@ def _inexact(message: str) -> CheckpointError:
     return CheckpointError("CKPT_INEXACT", message)
 
 
-def _refuse_unloadable(model: nn.Module) -> None:
-    """Raise CheckpointError for what a checkpoint of the model could not hold, or not load again."""
-    for name, value in model.state_dict().items():
+def _identify(model: nn.Module) -> Identities:
+    """Return, for each tensor of a checkpoint, its identity if it is a parameter, and its shape.
+
+    Raises CheckpointError for what a checkpoint could not hold.
+    """
+    tensors = model.state_dict()
+    for name, value in tensors.items():
         if not isinstance(value, Tensor):
             fact = f"{name} of the model is a {type(value).__name__}"
             raise _inexact(f"{fact}: return a tensor from get_extra_state, or keep each value in a buffer")
-
-
-def _identify(model: nn.Module) -> Identities:
-    """Return, for each tensor of a checkpoint, its identity if it is a parameter, and its shape."""
-    tensors = {name: value for name, value in model.state_dict().items() if not name.endswith(EXTRA_STATE)}
     # Only now: `state_dict` puts back the shards of a parameter that FSDP keeps whole after an evaluation.
     identities = {name: id(parameter) for name, parameter in model.named_parameters()}
-    return {name: (identities.get(name), describe_tensor(value)) for name, value in tensors.items()}
+    return {
+        name: (identities.get(name), describe_tensor(value))
+        for name, value in tensors.items()
+        if not name.endswith(EXTRA_STATE)
+    }
 
 
 def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:

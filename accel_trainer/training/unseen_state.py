@@ -34,6 +34,7 @@ _CODE = (type, ModuleType, property, classmethod, staticmethod)
 _NOT_OWN = {*vars(nn.Module()), *vars(SGD([torch.zeros(1)], lr=0.1)), "found_inf", "grad_scale", "_opt_called"}
 
 Mark = tuple[object, object]
+Marks = Mapping[str, Mark]
 """What shows whether a value has changed: its type, of a tensor with dtype and shape, and its content."""
 
 
@@ -100,12 +101,12 @@ class _Walk:
                         self._visit_all(name, owner, vars(owner))
 
     def _mark(self, value: Any) -> Mark | None:
+        if isinstance(value, torch.Generator):
+            value = value.get_state()
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
         if isinstance(value, Tensor):
             return self._mark_tensor(value)
-        if isinstance(value, np.ndarray):
-            return self._mark_tensor(torch.from_numpy(value))
-        if isinstance(value, torch.Generator):
-            return self._mark_tensor(value.get_state())
         if isinstance(value, _PLAIN):
             return type(value), repr(value)
         if isinstance(value, _REDUCED):

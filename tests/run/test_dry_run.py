@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,9 @@ from accel_trainer import (
 )
 from accel_trainer.core.errors import CheckpointError, ExitCode
 from accel_trainer.core.types import Batch, EvalOutput
-from accel_trainer.run.dry_run import dry_run
+from accel_trainer.data.dataloader import DatasetEvalLoader
+from accel_trainer.data.workers import SampleReader
+from accel_trainer.run.dry_run import dry_run, limit_evaluation
 from accel_trainer.run.main import exit_with
 from recipes import cifar
 from tests import processes, workload
@@ -75,6 +78,24 @@ def test_a_dry_run_of_two_processes_says_once_that_all_is_equal(tmp_path: Path, 
     shown = job.output(0) + job.output(1)
     assert (codes, shown.count("dry run ok")) == ([0, 0], 1), shown
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("num_samples", "num_processes", "num_parts"), [(1000, 1, 8), (513, 2, None), (600, 4, 64)])
+def test_a_dry_run_evaluates_at_most_512_samples_each_once(
+    num_samples: int, num_processes: int, num_parts: int | None
+) -> None:
+    reader = SampleReader(planted.vectors(num_samples), torch.device("cpu"), num_workers=0)
+    batches = []
+    for index in range(num_processes):
+        where = {"num_processes": num_processes, "process_index": index}
+        whole = DatasetEvalLoader(reader, batch_size=64, num_parts=num_parts, **where)
+        few = limit_evaluation(whole, num_parts=num_parts, accelerator=SimpleNamespace(**where))  # type: ignore[arg-type]
+        batches.append(list(few.batches()))
+    ids = torch.cat([batch.sample_ids for own in batches for batch in own])
+    assert sorted(ids.tolist()) == list(range(few.num_samples))
+    assert few.num_samples <= 512
+    assert len({len(own) for own in batches}) == 1 or num_parts, "a forward may be a collective"
+    assert all(len(batch.inputs) == len(batch) for own in batches for batch in own)
 
 
 class Forgetful(Callback):
