@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, TypeVar
 
 import torch
@@ -33,11 +34,12 @@ def launch(function: Callable[..., T], *arguments: Any, num_processes: int | Non
     """Run `function(*arguments)` in each of `num_processes` on this machine; return what it returns in the main one.
 
     None: one process per GPU, or one process without a GPU. A single process is this one. Several are forked from it:
-    the function and its arguments may be anything, also from a notebook; the result is pickled. Under another launcher,
-    such as torchrun, the processes exist already, and `function` runs in this one. Ctrl-C stops all of them cleanly.
+    the function and its arguments may be anything, also from a notebook; the result is pickled. Windows, which cannot
+    fork, spawns them: there the function must be in a module. Under another launcher, such as torchrun, the processes
+    exist already, and `function` runs in this one. Ctrl-C stops all of them cleanly.
 
     Raises:
-        ConfigError: CUDA is in use in this process, or there are fewer GPUs.
+        ConfigError: CUDA is in use in this process, there are fewer GPUs, or what is spawned cannot be pickled.
         UserError: what a process raised; `ProcessError` for any other error in it, or if it was killed.
     """
     if num_processes is not None and num_processes < 1:
@@ -46,22 +48,24 @@ def launch(function: Callable[..., T], *arguments: Any, num_processes: int | Non
     wanted = num_processes or (1 if uses_cpu() else max(1, torch.cuda.device_count()))
     if wanted == 1 or setup_launch_env() > 1:
         return function(*arguments)
-    _check_can_fork(wanted)
+    action = partial(function, *arguments)
+    method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    _check_can_start(action, wanted, method)
     # Fork from a new thread: a process forked from one that has used OpenMP, as most of torch does, hangs in its
     # first operation on several threads (libgomp, torch 2.13). torch ends the processes with this thread.
     with ThreadPoolExecutor(1) as fresh_thread:
-        processes, pipes = fresh_thread.submit(_start, partial(function, *arguments), wanted).result()
+        processes, pipes = fresh_thread.submit(_start, action, wanted, method).result()
         outcomes = fresh_thread.submit(_receive, pipes)
         failure = _join(processes)
         return _find_result(outcomes.result(), failure)  # type: ignore[no-any-return]  # what `function` returned
 
 
-def _check_can_fork(num_processes: int) -> None:
-    if not hasattr(os, "fork"):
-        raise ConfigError("LAUNCH", f"num_processes is {num_processes}, and Windows cannot fork: set it to 1")
+def _check_can_start(action: partial[Any], num_processes: int, method: str) -> None:
+    if method != "fork":
+        _check_can_pickle(action)
     if uses_cpu():
         return
-    if torch.cuda.is_initialized():
+    if method == "fork" and torch.cuda.is_initialized():
         raise ConfigError(
             "LAUNCH", "CUDA is in use in this process, which cannot be forked: restart it, and launch first"
         )
@@ -70,7 +74,19 @@ def _check_can_fork(num_processes: int) -> None:
         raise ConfigError("LAUNCH", f"{fact}: set it to at most that, or ACCELERATE_USE_CPU=true to use the CPU")
 
 
-def _start(action: Callable[[], Any], num_processes: int) -> tuple[ProcessContext, list[Connection]]:
+def _check_can_pickle(action: partial[Any]) -> None:
+    """A process that is spawned imports the function by its name."""
+    try:
+        ForkingPickler.dumps(action)
+        if action.func.__module__ != "__main__" or hasattr(sys.modules["__main__"], "__file__"):
+            return
+        fact = "a notebook's functions are in no file"
+    except Exception as error:  # pickle raises many kinds
+        fact = str(error)
+    raise ConfigError("LAUNCH", f"Windows cannot fork, and {fact}: move the function to a module")
+
+
+def _start(action: Callable[[], Any], num_processes: int, method: str) -> tuple[ProcessContext, list[Connection]]:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port()), "ACCEL_TRAINER_LAUNCHER": "launch"}
     shared |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
     if uses_cpu():
@@ -78,7 +94,7 @@ def _start(action: Callable[[], Any], num_processes: int) -> tuple[ProcessContex
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(num_processes)]
     senders = [sender for _, sender in pipes]
     logging.getLogger(start_processes.__module__).setLevel(logging.ERROR)  # not which processes it ends after a failure
-    processes = start_processes(_run, (action, shared, senders), nprocs=num_processes, join=False, start_method="fork")
+    processes = start_processes(_run, (action, shared, senders), nprocs=num_processes, join=False, start_method=method)
     for sender in senders:
         sender.close()  # a pipe then ends with its process
     return processes, [receiver for receiver, _ in pipes]
@@ -89,7 +105,7 @@ def _run(rank: int, action: Callable[[], Any], shared: Mapping[str, str], pipes:
     # If the launcher dies, torch sends SIGINT once per thread, and the second one exits without a save.
     _prctl_pr_set_pdeathsig(signal.SIGTERM)
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
-    forget_earlier_accelerators()  # of the process that forked this one
+    forget_earlier_accelerators()  # of the process that started this one
     code = 0
     try:
         result = action()
@@ -105,7 +121,7 @@ def _run(rank: int, action: Callable[[], Any], shared: Mapping[str, str], pipes:
         pipes[rank].send((ProcessError("PROCESS", f"rank {rank}: {describe_error(error)}", rank, code), None))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # exit handlers belong to the process that forked this one
+    os._exit(code)  # exit handlers belong to the process that started this one
 
 
 def _receive(pipes: Sequence[Connection]) -> dict[int, tuple[UserError | None, Any]]:

@@ -25,7 +25,7 @@ def test_without_the_names_of_posix_a_run_trains_saves_resumes_and_is_locked(tmp
     assert [line.partition("optimizer_step=")[2][0] for line in said[:2]] == ["3", "5"]
     assert "continuing after step 3" in done.stdout
     assert said[2].startswith(f"error[LOCKED]: {tmp_path / 'run'} is locked by pid ")
-    assert said[3] == "error[LAUNCH]: num_processes is 2, and Windows cannot fork: set it to 1"
+    assert done.stdout.count("launched") == 2
     processes.run(train, tmp_path, folder=tmp_path / "logs")
     exports = [tmp_path / name / "export" / "model.safetensors" for name in ("run", "posix")]
     assert exports[0].read_bytes() == exports[1].read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -98,6 +99,33 @@ torch.set_num_threads(2)
 assert compute(600) == launch(compute, 600, num_processes=2) == 600
 """
     subprocess.run([sys.executable, "-c", source], check=True)
+
+
+@pytest.fixture
+def spawns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that Windows can."""
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+
+
+@pytest.mark.usefixtures("spawns")
+def test_a_run_whose_processes_are_spawned_is_the_run_that_is_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = launch(train, tmp_path / "spawned", num_processes=2)
+    assert result.metrics["eval/loss"] > 0
+    monkeypatch.undo()
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    launch(train, tmp_path / "forked", num_processes=2)
+    assert final_files(tmp_path / "spawned") == final_files(tmp_path / "forked")
+
+
+@pytest.mark.usefixtures("spawns")
+def test_what_cannot_be_spawned_is_refused_before_a_process_starts() -> None:
+    with pytest.raises(ConfigError, match=r"Windows cannot fork, and .*<lambda>.*: move the function to a module"):
+        launch(lambda: 1, num_processes=2)
+    typed = type(fail)(fail.__code__, {"__name__": "__main__"}, "fail")
+    with pytest.raises(ConfigError, match="Windows cannot fork, and "):
+        launch(typed, num_processes=2)
 
 
 def fail(error: BaseException, rank: int) -> None:
