@@ -1,4 +1,4 @@
-"""Some kills of `changing_kills`; sixty in `make crash-test`."""
+"""Some kills of `changing_kills`; many more in `make crash-test`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tests.faults import changing_kills
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
 
-def test_runs_whose_forward_changes_buffers_end_with_the_same_bytes_after_kills(tmp_path: Path, effort: int) -> None:
-    problems, kills = changing_kills.campaign(tmp_path, max(3, 60 * effort // 100))
+@pytest.mark.parametrize("cases", changing_kills.CASES)
+def test_runs_with_users_parts_end_with_the_same_bytes_after_kills(tmp_path: Path, cases: str, effort: int) -> None:
+    problems, kills = changing_kills.campaign(tmp_path, max(3, 30 * effort // 100), changing_kills.CASES[cases])
     assert kills.total() >= 3
     assert problems == []
