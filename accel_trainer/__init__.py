@@ -14,6 +14,7 @@ from .core.errors import (
     ProcessError,
     UserError,
 )
+from .core.learning_rate import Schedule
 from .core.train_state import TrainState
 from .core.types import Batch, EvalLoader, EvalOutput, Loader, Metric, StepBatch, StepOutput, StepReport, Task
 from .data.dataloader import DatasetEvalLoader, DatasetLoader, build_dataset_loaders
@@ -32,7 +33,7 @@ from .distributed.collectives import (
 )
 from .distributed.launch import launch
 from .optim.config import OptimizerConfig
-from .optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, schedule_from_torch
+from .optim.lr_scheduler import ScheduleConfig, build_schedule, schedule_from_torch
 from .optim.optimizers import build_optimizer
 from .run.build import build_trainer
 from .run.config import RecipeConfig, RunConfig

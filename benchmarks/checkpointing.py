@@ -16,7 +16,7 @@ from accelerate import Accelerator
 
 from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
-from accel_trainer.checkpoint.state_dict import TrainingState
+from accel_trainer.checkpoint.state_dict import training_state
 from accel_trainer.core.train_state import TrainState
 from accel_trainer.vision.models.zoo import ModelConfig, build_model
 
@@ -35,14 +35,14 @@ class Savers:
         model(torch.randn(8, 3, 32, 32)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        self.state = TrainingState(model, optimizer, None, None)
+        self.state = training_state(model, optimizer, None, None)
         self.prepared = self.accelerator.prepare(model, optimizer)
         self.model, self.optimizer, self.folder = model, optimizer, folder
         self.step = 0
         self.checkpointer = Checkpointer(
             folder / "ours", config=CheckpointConfig(), metadata={"config_sha256": "", "data_fingerprint": ""}
         )
-        self.checkpointer.prepare(self.state.pieces())
+        self.checkpointer.prepare(self.state.state_dict())
 
     @property
     def num_bytes(self) -> int:
@@ -56,7 +56,7 @@ class Savers:
         position = TrainState(optimizer_step=self.step, epoch=0, step_in_epoch=self.step, samples_seen=0)
         start_s = time.perf_counter()
         if name == "accel_trainer":
-            self.checkpointer.save(position, self.state.pieces())
+            self.checkpointer.save(position, self.state.state_dict())
         elif name == "torch.save":
             torch.save([self.model.state_dict(), self.optimizer.state_dict()], self.folder / "torch.pt")
         else:
@@ -71,7 +71,7 @@ class Savers:
         if name == "accel_trainer":
             loaded = load_checkpoint(self.checkpointer.directory)
             assert loaded is not None
-            self.state.restore(loaded.pieces)
+            self.state.load_state_dict(loaded.pieces)
         elif name == "torch.save":
             weights, state = torch.load(self.folder / "torch.pt", weights_only=True)
             self.model.load_state_dict(weights)
@@ -86,7 +86,7 @@ def stall_parts(savers: Savers, repeats: int) -> list[results.Row]:
     tensor = torch.ones(savers.num_bytes // 4)
     buffer = torch.empty_like(tensor)
     parts: dict[str, Callable[[], Any]] = {
-        "references to the state": savers.state.pieces,
+        "references to the state": savers.state.state_dict,
         "one copy of as many bytes": lambda: buffer.copy_(tensor),
     }
     measured: dict[str, list[float]] = {name: [] for name in parts}

@@ -172,7 +172,6 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_op
         OptimizerConfig,
         ScheduleConfig,
         StepBatch,
-        Trainer,
         TrainerConfig,
         build_optimizer,
         build_schedule,
@@ -180,6 +179,8 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_op
     from accel_trainer.callbacks.metric_logger import MetricLogger
     from accel_trainer.checkpoint.manager import Checkpointer
     from accel_trainer.run.build import prepare_checkpoints
+    from accel_trainer.training.assembly import assemble_trainer
+    from accel_trainer.training.strategy.plain import PlainStrategy
 
     sample_ids = torch.arange(BATCH_SIZE, device=next(model.parameters()).device)
 
@@ -215,12 +216,12 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_op
     task, loader = ClassificationTask(), Loader()
     config = OptimizerConfig(learning_rate=LEARNING_RATE, momentum=MOMENTUM, nesterov=False, weight_decay=0.0)
     checkpointer = Checkpointer(Path(tempfile.mkdtemp()) / "c", config=CheckpointConfig(), metadata={})
-    trainer = Trainer(
+    trainer = assemble_trainer(
         TrainerConfig(num_epochs=1, monitor="eval/loss", monitor_mode="min"),
-        accelerator=accelerator,
+        strategy=PlainStrategy(accelerator, seed=0),
         model=model,
         optimizer=build_optimizer(model, config) if has_own_optimizer else make_optimizer(model),
-        learning_rate_at=build_schedule(
+        schedule=build_schedule(
             ScheduleConfig(),
             peak_learning_rate=LEARNING_RATE,
             total_steps=num_steps,

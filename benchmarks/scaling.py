@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 
 from accel_trainer import BatchConfig, RuntimeConfig, launch
+from accel_trainer.core.buffers import BufferHistory
 from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.collectives import barrier, shutdown, sum_pairwise
-from accel_trainer.optim.reduction import ExactReduction
+from accel_trainer.training.strategy.exact import ExactStrategy
 from accel_trainer.vision import AugmentConfig, ImageLoader, ImageSplit, ModelConfig, Normalization, build_model
 
 from . import results
@@ -44,8 +45,9 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
     )  # fmt: skip
     plain, twin = (build_model(ModelConfig(name=model_name), in_channels=3, num_classes=10) for _ in range(2))
     model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9))
-    exact = ExactReduction(accelerator, seed=0, num_parts=accelerator.num_processes)
+    exact = ExactStrategy(accelerator, seed=0, num_parts=accelerator.num_processes)
     exact_model, exact_optimizer = exact.prepare(twin, torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9))
+    buffers = BufferHistory(twin)
     gradients, number = torch.zeros(sum(p.numel() for p in plain.parameters())), torch.zeros(1)
     is_alone = accelerator.num_processes == 1
 
@@ -56,7 +58,9 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
         optimizer.zero_grad()
 
     def exact_step(batch: Any) -> None:
-        exact.begin()
+        saved = buffers.begin_step()
+        exact.begin(saved)
+        saved.take()
         exact.begin_forward(0, 0)
         loss = torch.nn.functional.cross_entropy(exact_model(batch.inputs), batch.targets, reduction="sum")
         (loss / (len(batch) * accelerator.num_processes)).backward()

@@ -19,10 +19,11 @@ from accelerate import Accelerator
 
 from accel_trainer import RuntimeConfig, launch
 from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
-from accel_trainer.checkpoint.state_dict import TrainingState
+from accel_trainer.checkpoint.state_dict import training_state
 from accel_trainer.core.train_state import TrainState
-from accel_trainer.distributed.accelerator import place_model, start_accelerator
+from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.collectives import all_reduce, barrier, join_peers, run_on_main, shutdown
+from accel_trainer.distributed.placement import place_model
 from accel_trainer.run.resume import read_checkpoint
 from accel_trainer.vision.models.zoo import ModelConfig, build_model
 
@@ -51,13 +52,13 @@ class Savers:
         prepared(torch.randn(8, 3, 32, 32)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        self.state = TrainingState(model, plain, None, None, gathers=False)
+        self.state = training_state(model, plain, None, None)
         peers = join_peers(accelerator, timeout_s=600)
         metadata = {"config_sha256": "", "data_fingerprint": ""}
         self.checkpointer = Checkpointer(
             folder / "checkpoints", config=CheckpointConfig(), metadata=metadata, peers=peers
         )
-        run_on_main(lambda: self.checkpointer.prepare(self.state.pieces()), accelerator)
+        run_on_main(lambda: self.checkpointer.prepare(self.state.state_dict()), accelerator)
         self.shard_bytes = sum(tensor.to_local().nbytes for tensor in prepared.parameters()) * 3
 
     def save(self) -> tuple[float, float]:
@@ -66,7 +67,9 @@ class Savers:
         barrier(self.accelerator)
         start_s = time.perf_counter()
         if self.name == "accel_trainer":
-            self.checkpointer.save(TrainState(optimizer_step=self.step, step_in_epoch=self.step), self.state.pieces())
+            self.checkpointer.save(
+                TrainState(optimizer_step=self.step, step_in_epoch=self.step), self.state.state_dict()
+            )
         else:
             self.accelerator.save_state(str(self.folder / "accelerate"))
         stall_s = time.perf_counter() - start_s
@@ -80,7 +83,7 @@ class Savers:
         if self.name == "accel_trainer":
             loaded = read_checkpoint((str(self.folder), None), self.accelerator, timeout_s=600)
             assert loaded is not None
-            self.state.restore(loaded.pieces)
+            self.state.load_state_dict(loaded.pieces)
         else:
             self.accelerator.load_state(str(self.folder / "accelerate"))
         return time.perf_counter() - start_s

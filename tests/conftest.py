@@ -80,12 +80,12 @@ def same_torch_threads() -> None:
 @pytest.fixture(autouse=True)
 def same_signal_handlers() -> Iterator[None]:
     """A recipe's `main` ends its process and so ignores late signals: a test that calls it goes on."""
-    from accel_trainer.data.signals import SIGNALS
+    from accel_trainer.core.platform import STOP_SIGNALS
 
-    for number in SIGNALS:
+    for number in STOP_SIGNALS:
         if signal.getsignal(number) is signal.SIG_IGN:  # the tests themselves run under nohup
             signal.signal(number, signal.SIG_DFL)
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)

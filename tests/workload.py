@@ -143,10 +143,12 @@ def train(
     optimizer: Callable[[nn.Module], Optimizer] | None = None,
     schedule: Schedule | None = None,
     net: Callable[[], nn.Module] | None = None,
+    fit: Callable[[Trainer], RunResult] = Trainer.fit,
 ) -> RunResult:
     """Train the small net, or another; called in every process of a launch.
 
-    Its images lie in memory, or come from a dataset by `num_workers` (0: in this process).
+    Its images lie in memory, or come from a dataset by `num_workers` (0: in this process). `fit` owns the
+    loop.
     """
     augment = AugmentConfig(crop_padding=1, crop_mode="reflect", flip="random", mixup=0.2)
     images = make_images(num_train, num_test)
@@ -193,7 +195,7 @@ def train(
             schedule=schedule,
             callbacks=callbacks,
         )
-        return trainer.fit()
+        return fit(trainer)
 
 
 def main() -> None:

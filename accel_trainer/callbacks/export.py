@@ -15,7 +15,6 @@ import torch
 from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 
-from ..checkpoint.format import checkpoint_name
 from ..checkpoint.retention import load_checkpoint
 from ..checkpoint.sharded import load_whole, stream_tensors
 from ..checkpoint.state_dict import load_weights
@@ -23,6 +22,7 @@ from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import CheckpointError
 from ..core.run_dir import writes_to
+from ..core.train_state import checkpoint_name
 from ..core.types import EvalLoader, Task
 
 _logger = logging.getLogger(__name__)

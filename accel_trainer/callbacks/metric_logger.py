@@ -15,10 +15,10 @@ from torch import Tensor
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import ConfigError
 from ..core.run_dir import writes_to
+from ..core.timing import Stopwatch
 from ..core.types import StepReport
 from ..data.dataloader import DatasetLoader
-from ..distributed.accelerator import peak_memory_bytes
-from ..training.compile import Stopwatch
+from ..distributed.machine import peak_memory_bytes
 from ..training.metrics import is_number, sums_device
 from .metrics_file import MetricsFile
 

@@ -11,8 +11,8 @@ from typing import Any
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from ..checkpoint.format import checkpoint_name
 from ..core.callback import Callback, RunResult, TrainerView
+from ..core.train_state import checkpoint_name
 from ..core.types import StepReport
 from ..distributed.streams import start_copy
 from ..training.config import TrainerConfig

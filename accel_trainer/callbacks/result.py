@@ -16,7 +16,7 @@ from ..checkpoint.serialization import read_json_object
 from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.run_dir import writes_to
-from ..distributed.accelerator import peak_memory_bytes
+from ..distributed.machine import peak_memory_bytes
 from ..training.evaluation_file import EVALUATION_FILE, as_tensor_if_long
 from .metric_logger import MetricLogger
 from .metrics_file import MetricsFile

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..core import filesystem
 from ..core.errors import CheckpointError
-from ..core.train_state import TrainState
+from ..core.train_state import TrainState, checkpoint_name
 from ..distributed.collectives import ALONE, Peers
 from ..distributed.machine import free_memory_bytes
 from .serialization import (
@@ -61,14 +61,6 @@ class LoadedCheckpoint:
     def position(self) -> TrainState:
         """Where the run was."""
         return _position(self.manifest)
-
-
-def checkpoint_name(position: TrainState) -> str:
-    """Return the name of the checkpoint at `position`. Names sort as positions do.
-
-    A step that ends an epoch has two positions: before and after the epoch's evaluation.
-    """
-    return f"step-{position.optimizer_step:010d}-epoch-{position.epoch:05d}"
 
 
 def list_checkpoints(directory: Path) -> list[Path]:

@@ -18,10 +18,10 @@ from ..core import filesystem
 from ..core.config import AT_LEAST_ONE
 from ..core.errors import CheckpointError, ConfigError, DivergedError
 from ..core.run_dir import free_bytes
-from ..core.train_state import BestCheckpoint, TrainState
+from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..distributed.collectives import ALONE, Peers
 from . import retention
-from .format import checkpoint_name, commit_mark, list_checkpoints, write_checkpoint
+from .format import commit_mark, list_checkpoints, write_checkpoint
 from .serialization import Encoded, encode, first_nonfinite
 from .sharded import own_slices
 from .staging import Snapshot

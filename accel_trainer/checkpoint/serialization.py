@@ -143,7 +143,11 @@ def encode(value: object, *, name: str) -> Encoded:
 
     Raises CheckpointError with the path, such as `optimizer.state[0].foo`, of what cannot be stored.
     """
-    if isinstance(value, dict) and value and all(_is_state_dict_item(*item) for item in value.items()):
+    if (
+        isinstance(value, dict)
+        and value
+        and all(type(key) is str and key != "__metadata__" and isinstance(each, Tensor) for key, each in value.items())
+    ):
         for key, tensor in value.items():
             _check_tensor(tensor, f"{name}.{key}")
         return Encoded(None, dict(value))
@@ -161,10 +165,6 @@ def decode(skeleton: bytes | None, tensors: Mapping[str, Any]) -> Any:
 
 def _unstorable(path: str, reason: str) -> CheckpointError:
     return CheckpointError("CKPT_TYPE", f"{path} {reason} and cannot be stored: use plain values and tensors")
-
-
-def _is_state_dict_item(key: object, value: object) -> bool:
-    return type(key) is str and key != "__metadata__" and isinstance(value, Tensor)
 
 
 def _check_tensor(tensor: Tensor, path: str) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..core import filesystem
 from ..core.errors import CheckpointError
-from ..distributed.fsdp import as_shard, is_shard, local_part, place_in_whole
+from ..core.shards import as_shard, is_shard, local_part, place_in_whole
 from .serialization import (
     DTYPES,
     Encoded,
@@ -188,8 +188,11 @@ def load_whole(stored: Any) -> Any:
 
 
 def load_like(mine: Tensor, stored: Tensor | StoredTensor) -> Tensor:
-    """Return what this process needs of `stored`, placed as `mine`; of a StoredTensor, only that is read."""
-    if not is_shard(mine):
+    """Return what this process needs of `stored`, placed as `mine`; of a StoredTensor, only that is read.
+
+    It may be this process's shard already.
+    """
+    if not is_shard(mine) or is_shard(stored):
         return load_whole(stored)  # type: ignore[no-any-return]  # a Tensor, as `stored` stands for one
     offsets, shape = place_in_whole(mine)
     local = stored.read(offsets, shape) if isinstance(stored, StoredTensor) else stored[_box(offsets, shape)]

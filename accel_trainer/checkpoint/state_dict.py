@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.errors import CheckpointError
+from ..core.registry import Part, Registry
+from ..core.shards import is_shard
 from ..core.tensor_memory import make_dense
-from ..distributed.fsdp import gather_shards
 from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weights
 from .sharded import StoredTensor, load_like, load_whole
 
@@ -21,87 +22,153 @@ _STATE = ("params", "lr")  # what a group of parameters has beside settings
 _OURS = ("class", "initial_groups")  # what an optimizer's piece has beside its state dict
 EXTRA_STATE = "_extra_state"  # the end of the key under which torch stores what `get_extra_state` returns
 
-_TRAINED = "training_weights"  # of optimizers that evaluate others: those are in `model`, for all who read it
 
-StateDicts = Mapping[str, Any]
-"""Piece name (`model`, `ema`, `optimizer`, `scaler`, `trainer`) to its state."""
+class ModelWeights(Part):
+    """The tensors of a model's state dict; `name` is that of the piece."""
+
+    def __init__(self, model: nn.Module, *, name: str) -> None:
+        self.model = model
+        self._name = name
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the model's state dict."""
+        return dict(self.model.state_dict())
+
+    def fit(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the tensors by their names of today. Raises CheckpointError if they are those of another model."""
+        renamed = rename_weights(self.model, stored)
+        check_weights(self._name, self.model.state_dict(), renamed)
+        return renamed
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the tensors, of stored ones what this process needs."""
+        live = self.model.state_dict()
+        self.model.load_state_dict({key: load_like(live[key], value) for key, value in state.items()})
 
 
-class TrainingState:
-    """The live objects whose state makes a checkpoint, the same on every process.
+class EvaluatedWeights(ModelWeights):
+    """The weights that an optimizer evaluates, for all who read a checkpoint; see `TrainedWeights`."""
 
-    Create it before the first step: it records the settings that the optimizer starts with. `gathers`: whether shards
-    are gathered on main, or each process stores its own.
-    """
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, name: str) -> None:
+        super().__init__(model, name=name)
+        self._optimizer = optimizer
 
-    def __init__(
-        self, model: nn.Module, optimizer: Optimizer, ema: nn.Module | None, scaler: torch.amp.GradScaler | None,
-        *, gathers: bool = True,
-    ) -> None:  # fmt: skip
-        self.model, self.optimizer, self.ema, self.scaler = model, optimizer, ema, scaler
-        self._gathers = gathers
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of the model's state dict as it is in an evaluation."""
+        with evaluation_weights(self._optimizer):
+            return copy.deepcopy(super().state_dict())
+
+
+class TrainedWeights(ModelWeights):
+    """The weights that an optimizer trains, if it evaluates others."""
+
+    is_optional = True
+
+
+class AverageWeights(ModelWeights):
+    """The averaged weights, which a branch of a run without an average begins with its weights."""
+
+    starts_fresh = True
+
+    def __init__(self, average: nn.Module, source: nn.Module) -> None:
+        super().__init__(average, name="ema")
+        self._source = source
+
+    def start_fresh(self) -> None:
+        """Begin with the weights of the source."""
+        self.model.load_state_dict(self._source.state_dict())
+
+
+class OptimizerState(Part):
+    """The state of an optimizer. Create it before the first step: it records the settings that the run starts with."""
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
+        self._optimizer = optimizer
+        self._model = model
         self._initial_groups = [_settings(group) for group in optimizer.param_groups]
-        self._initial_buffers = {
-            name: {key: buffer.clone() for key, buffer in unlisted_buffers(module).items()}
-            for name, module in self._modules().items()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the optimizer's state dict, its class, and its settings before the first step."""
+        settings = {"class": type(self._optimizer).__name__, "initial_groups": self._initial_groups}
+        return settings | self._optimizer.state_dict()
+
+    def fit(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state dict to load. Raises CheckpointError for another optimizer, or other parameters."""
+        return fitted_optimizer_state(self._optimizer, self._model, stored)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load it."""
+        self._optimizer.load_state_dict(state)
+
+
+class LossScale(Part):
+    """The loss scale of fp16."""
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self._scaler = scaler
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scaler's state dict."""
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the scale; how it grows is a setting of this run."""
+        current = {name: state[name] for name in ("scale", "_growth_tracker")}
+        self._scaler.load_state_dict({**self._scaler.state_dict(), **current})
+
+
+class UnlistedBuffers(Part):
+    """The buffers that no state dict has and training has changed, such as a cache that grew, by the model's name."""
+
+    is_optional = True
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        self._models = models
+        self._initial = {
+            name: {key: buffer.clone() for key, buffer in unlisted_buffers(model).items()}
+            for name, model in models.items()
         }
 
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"model": self.model} if self.ema is None else {"model": self.model, "ema": self.ema}
-
-    def pieces(self) -> dict[str, Any]:
-        """Return the states, as references to live tensors. **Collective** if shards are gathered."""
-        pieces = self.local_pieces()
-        return {name: gather_shards(piece) for name, piece in pieces.items()} if self._gathers else pieces
-
-    def local_pieces(self) -> dict[str, Any]:
-        """Return the states, with the shards of this process, as references to live tensors."""
-        settings = {"class": type(self.optimizer).__name__, "initial_groups": self._initial_groups}
-        pieces: dict[str, Any] = {"model": dict(self.model.state_dict())}
-        if has_evaluation_weights(self.optimizer):
-            pieces[_TRAINED] = pieces["model"]
-            with evaluation_weights(self.optimizer):
-                pieces["model"] = copy.deepcopy(pieces["model"])
-        pieces["optimizer"] = settings | self.optimizer.state_dict()
-        if self.ema is not None:
-            pieces["ema"] = dict(self.ema.state_dict())
-        if self.scaler is not None:
-            pieces["scaler"] = self.scaler.state_dict()
-        if buffers := self._changed_buffers():
-            pieces["buffers"] = buffers
-        return pieces
-
-    def _changed_buffers(self) -> dict[str, dict[str, Tensor]]:
-        """Return the buffers that no state dict has and training has changed, such as a cache that grew."""
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """Return those that are not as they were at the start."""
         changed = {}
-        for name, module in self._modules().items():
-            before = self._initial_buffers[name]
-            buffers = unlisted_buffers(module)
+        for name, model in self._models.items():
+            before = self._initial[name]
+            buffers = unlisted_buffers(model)
             kept = {key: new for key, new in buffers.items() if not (key in before and equal_bits(new, before[key]))}
             if kept:
                 changed[name] = kept
         return changed
 
-    def restore(self, pieces: StateDicts) -> None:
-        """Load `pieces`. Raises CheckpointError, before anything changes, if one is missing or does not fit."""
-        mine, modules = self.pieces(), self._modules()
-        if missing := [name for name in mine if name not in pieces and name not in ("buffers", _TRAINED)]:
-            raise CheckpointError("CKPT_MISSING", f"the checkpoint has no {missing[0]}: {_SAME_OPTIONS}")
-        stored = {"model": pieces.get(_TRAINED, pieces["model"]), "ema": pieces.get("ema")}
-        weights = {name: rename_weights(self.model, stored[name]) for name in modules}
-        for name, renamed in weights.items():
-            check_weights(name, mine[name], renamed)
-        optimizer_state = fitted_optimizer_state(self.optimizer, self.model, pieces["optimizer"])
-        for name, module in modules.items():
-            live = module.state_dict()
-            weights[name] = {key: load_like(live[key], value) for key, value in weights[name].items()}
-        for name, module in modules.items():
-            module.load_state_dict(weights[name])
-            _restore_buffers(module, pieces.get("buffers", {}).get(name, {}))
-        self.optimizer.load_state_dict(optimizer_state)
-        if self.scaler is not None:
-            current = {name: pieces["scaler"][name] for name in ("scale", "_growth_tracker")}
-            self.scaler.load_state_dict({**mine["scaler"], **current})  # how the scale grows is a setting of this run
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Set them as they were."""
+        for name, stored in state.items():
+            if name in self._models:
+                _restore_buffers(self._models[name], stored)
+
+
+def training_state(
+    model: nn.Module,
+    optimizer: Optimizer,
+    average: nn.Module | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Registry:
+    """Return the state of a training. Call it before the first step."""
+    models = {"model": model}
+    parts: dict[str, Part] = {}
+    if has_evaluation_weights(optimizer):
+        parts["model"] = EvaluatedWeights(model, optimizer, name="model")
+        parts["training_weights"] = TrainedWeights(model, name="training_weights")
+    else:
+        parts["model"] = ModelWeights(model, name="model")
+    parts["optimizer"] = OptimizerState(optimizer, model)
+    if average is not None:
+        models["ema"] = average
+        parts["ema"] = AverageWeights(average, model)
+    if scaler is not None:
+        parts["scaler"] = LossScale(scaler)
+    parts["buffers"] = UnlistedBuffers(models)
+    return Registry(parts)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -162,8 +229,8 @@ def fitted_optimizer_state(optimizer: Optimizer, model: nn.Module, piece: Mappin
 
 
 def _fitted_groups(optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]) -> list[dict[str, Any]]:
-    identities = [_group_identity(model, group) for group in optimizer.state_dict()["param_groups"]]
-    if identities != [_group_identity(model, group) for group in piece["param_groups"]]:
+    own, stored = optimizer.state_dict()["param_groups"], piece["param_groups"]
+    if len(own) != len(stored) or not all(_fits_group(model, *pair) for pair in zip(own, stored, strict=True)):
         fix = f"{_SAME_OPTIONS}, or from its weights with --init-from"
         raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's optimizer has other parameters: {fix}")
     initial = piece.get("initial_groups") or [_settings(group) for group in piece["param_groups"]]
@@ -180,8 +247,10 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in group.items() if name not in (*_STATE, "param_names")}
 
 
-def _group_identity(model: nn.Module, group: Mapping[str, Any]) -> tuple[Any, ...]:
-    return sorted(group), _current_names(model, group.get("param_names", ())), len(group["params"])
+def _fits_group(model: nn.Module, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether a group has the parameters and settings of this run's, perhaps with settings that training added."""
+    mine_names, names = (_current_names(model, group.get("param_names", ())) for group in (mine, theirs))
+    return mine.keys() <= theirs.keys() and names == mine_names and len(mine["params"]) == len(theirs["params"])
 
 
 def _fitted_state(values: Any, key: Any, parameters: Sequence[Tensor]) -> Any:
@@ -199,12 +268,12 @@ def _fitted(value: Any, parameter: Tensor) -> Any:
 
 
 def load_all(value: Any) -> Any:
-    """Return `value` with every stored tensor in it read."""
+    """Return `value` with every stored tensor in it read, and every shard whole. **Collective** with shards."""
     if isinstance(value, Mapping):
         return {key: load_all(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(load_all, value))
-    return load_whole(value)
+    return value.full_tensor() if is_shard(value) else load_whole(value)
 
 
 # --- buffers that no state dict has ---

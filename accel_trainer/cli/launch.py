@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from ..core.errors import ExitCode
-from ..data.signals import SIGNALS
+from ..core.platform import STOP_SIGNALS
 
 GRACE_S = 300  # torch's 30 s would cut off a longer checkpoint
 
@@ -65,7 +65,7 @@ def signals_handed_on() -> Iterator[list[int]]:
             if child.returncode is None:
                 child.send_signal(signal.SIGTERM if number == signal.SIGINT and is_first else number)
 
-    previous = {number: signal.signal(number, hand_on) for number in SIGNALS}
+    previous = {number: signal.signal(number, hand_on) for number in STOP_SIGNALS}
     subprocess.Popen.__init__ = start_and_remember  # type: ignore[method-assign]  # for the block
     try:
         yield received

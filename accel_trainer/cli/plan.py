@@ -11,8 +11,8 @@ from typing import Any
 
 from ..core.batch_plan import BatchPlan
 from ..core.errors import ConfigError, UserError
+from ..core.learning_rate import Schedule
 from ..core.train_state import TrainState
-from ..optim.lr_scheduler import Schedule
 from ..run.build import plan_learning_rate
 from ..run.config import RecipeConfig
 from ..run.parser import parse_config

@@ -136,8 +136,6 @@ class BatchConfig:
     the accumulation."""
     accumulation_steps: Annotated[int, tyro.conf.arg(aliases=["--accumulate"])] = 1
     """Micro-batches per optimizer step on each process."""
-    fit_batch: Annotated[bool, tyro.conf.arg(aliases=["--fit-batch"])] = False
-    """When out of memory, retry with half the micro-batch and twice the accumulation, now and after a restart."""
     drop_last: bool = False
     """Drop the short last step of an epoch; otherwise it is trained too, each sample once."""
     reduce: Annotated[Reduce, tyro.conf.arg(aliases=["--reduce"])] = "float"
@@ -152,9 +150,8 @@ class BatchConfig:
         names = ("per_device_batch_size", "global_batch_size", "accumulation_steps", "eval_batch_size")
         AT_LEAST_ONE.check(self, "batch", *names)
         NOT_NEGATIVE.check(self, "batch", "num_workers")
-        if self.reduce == "exact" and (self.fit_batch or self.accumulation_steps > 1):
-            flag = "--fit-batch" if self.fit_batch else "--accumulate"
-            fact = f"--reduce exact does not work with {flag}, which changes the micro-batches"
+        if self.reduce == "exact" and self.accumulation_steps > 1:
+            fact = "--reduce exact does not work with --accumulate, which changes the micro-batches"
             raise ConfigError("REDUCE", f"{fact}: leave it out, and choose --batch-size and --global-batch-size")
 
     def resolved_global_batch_size(self, num_processes: int) -> int:

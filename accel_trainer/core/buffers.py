@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from operator import is_
 
@@ -67,3 +68,20 @@ class BufferCopy:
             live, copies = self._by_dtype.setdefault(buffer.dtype, ([], []))
             live.append(buffer.detach())
             copies.append(copied)
+
+
+class BufferHistory:
+    """The buffers of `model` before the forwards of this step, and of the one before: that may be found bad later."""
+
+    def __init__(self, model: nn.Module) -> None:
+        places = list(buffer_places(model).values())
+        self._copies = deque([BufferCopy(places), BufferCopy(places)])  # the newer first
+
+    def begin_step(self) -> BufferCopy:
+        """Return the copy that this step will have; its `take` is the caller's."""
+        self._copies.rotate()
+        return self._copies[0]
+
+    def restore(self, *, steps_ago: int = 0) -> None:
+        """Let the buffers be as before this step, or before the one before: a skipped step leaves no trace."""
+        self._copies[steps_ago].put_back()

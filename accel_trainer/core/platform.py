@@ -1,8 +1,9 @@
-"""The differences between POSIX and Windows: locks, and the durability of names."""
+"""The differences between POSIX and Windows: signals, locks, and the durability of names."""
 
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import sys
 from pathlib import Path
@@ -15,6 +16,10 @@ except ImportError:
 # For every `os.open`: follow no link, close in child programs, translate no newline.
 SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0)
+
+_SIGNAL_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGBREAK")
+STOP_SIGNALS = tuple(signal.Signals[name] for name in _SIGNAL_NAMES if hasattr(signal, name))
+"""The signals that ask a run to stop. Windows has the first two, and Ctrl-Break."""
 
 _LOCKED_BYTE = 2**30  # on Windows nobody else can read the byte that is locked
 

@@ -44,6 +44,14 @@ class TrainState:
             setattr(self, field.name, int(state[field.name]))
 
 
+def checkpoint_name(position: TrainState) -> str:
+    """Return the name of the checkpoint at `position`. Names sort as positions do.
+
+    A step that ends an epoch has two positions: before and after the epoch's evaluation.
+    """
+    return f"step-{position.optimizer_step:010d}-epoch-{position.epoch:05d}"
+
+
 @dataclass(frozen=True)
 class BestCheckpoint:
     """The checkpoint with the best value of a metric; it is kept while it is the best."""

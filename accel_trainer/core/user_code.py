@@ -72,6 +72,8 @@ def find_user_code(error: BaseException) -> str | None:
             path = frame.f_code.co_filename.removeprefix(f"{os.getcwd()}{os.sep}")
             return f"at {path}:{line} in {frame.f_code.co_name}"
         if package == _OURS:
+            if isinstance(_cause(error), TypeError) and "() " in str(error):  # mypy checks our own calls
+                return "as accel_trainer calls it"
             return None if any(word in str(error).lower() for word in COLLECTIVES) else model or None
         if model is None:
             model = _find_model(frame)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -19,8 +18,6 @@ from ..core.types import Batch, LazyBatches, StepBatch
 from ..distributed.streams import has_streams
 from .samples import Columns, check_dataset
 from .workers import WORKER_TIMEOUT_S, Collate, SampleReader
-
-T = TypeVar("T")
 
 
 class DatasetLoader:
@@ -151,19 +148,3 @@ class DeviceCopy:
             return tensor
 
         return moved.map(keep)
-
-
-class WaitClock:
-    """Measures how long the host has waited for items, in `seconds`."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def around(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield `items` and add up the time that each takes to arrive."""
-        clock = time.perf_counter
-        start_s = clock()
-        for item in items:
-            self.seconds += clock() - start_s
-            yield item
-            start_s = clock()

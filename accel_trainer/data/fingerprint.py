@@ -35,7 +35,9 @@ def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
         except Exception as error:  # whatever the pickling of an object raises
             return _without_hash(f"a sample cannot be hashed ({type(error).__name__}: {error})")
     if hashes[0] != hashes[1]:
-        return _without_hash("sample 0 of the data differs each time it is read")
+        return _without_hash(
+            "sample 0 of the data differs each time it is read, also with the same seed and in a resume"
+        )
     digest = hashlib.sha256(str(num_samples).encode() + b"".join(hashes[1:]))
     return f"{SAMPLED_OBJECTS if kinds else SAMPLED}{digest.hexdigest()}"
 

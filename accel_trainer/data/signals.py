@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-# Those that this system has: Windows has the first two, and Ctrl-Break.
-_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGBREAK")
-SIGNALS = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))
+from ..core.platform import STOP_SIGNALS
+
 _CHILD_DIED = getattr(signal, "SIGCHLD", None)  # None: Windows
 
 
@@ -47,5 +46,5 @@ worker_deaths = WorkerDeaths()
 
 def ignore_signals() -> None:
     """Let a process survive a signal to its group: a data worker, which main ends, or a process that has finished."""
-    for number in SIGNALS:
+    for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -19,16 +19,12 @@ from accelerate.utils import (
     DistributedDataParallelKwargs,
     DistributedType,
     GradScalerKwargs,
-    convert_outputs_to_fp32,
     patch_environment,
 )
 from accelerate.utils import FullyShardedDataParallelPlugin as FsdpPlugin
-from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ..core.config import AT_LEAST_ONE, POSITIVE, Range
 from ..core.errors import ConfigError
-from ..core.tensor_memory import make_dense, tied_by_memory
 from .accelerate_settings import (
     accelerates_errors,
     forget_earlier_accelerators,
@@ -37,11 +33,9 @@ from .accelerate_settings import (
     reject_unsupported,
 )
 from .determinism import allow_tf32, choose_kernels, prepare_cuda
-from .fsdp import is_sharded, make_shardable
 from .launch_env import MAX_THREADS, count_local_processes, given_num_threads, setup_launch_env
-from .machine import available_cpus, peak_resident_bytes
+from .machine import available_cpus
 from .process_group import init_process_group
-from .sync_batch_norm import convert_sync_batch_norm
 
 _THREADS = Range(f"to 1 to {MAX_THREADS}", lambda number: 1 <= number <= MAX_THREADS)
 _Precision = Literal["no", "bf16", "fp16"]
@@ -195,57 +189,6 @@ def _keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
-def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfig) -> nn.Module:
-    """Move `model` to its device, and apply memory layout and synchronised norms.
-
-    The module keeps its class and its parameters' names: the trainer wraps it for several processes later. Parameters
-    that are views of larger tensors get memory of their own.
-
-    Raises:
-        ConfigError: a parameter has no shape yet or sparse gradients, or a sharded model is to be wrapped by a class
-            that it has not.
-    """
-    _refuse_untrainable(model)
-    ties = tied_by_memory(model)
-    make_dense(model)
-    model = model.to(accelerator.device)
-    if config.channels_last and not is_sharded(accelerator):  # shards must be contiguous (torch 2.13)
-        # `model.to(memory_format=...)` fails on the weights of 3-d convolutions (torch 2.13).
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.ndim == 4:
-                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
-    for parameter, other in ties:
-        parameter.data = other.data
-    if config.sync_batch_norm and accelerator.num_processes > 1:
-        model = convert_sync_batch_norm(model, device=accelerator.device)
-    if is_sharded(accelerator):
-        if ties:
-            (tied,) = (name for name, parameter in model.named_parameters() if parameter is ties[0][0])
-            fix = "let both modules have one parameter, as in b.weight = a.weight"
-            raise ConfigError("FSDP", f"{tied} shares its memory with another parameter, which shards cannot: {fix}")
-        make_shardable(model)
-        plugin = accelerator.state.fsdp_plugin
-        try:
-            plugin.set_auto_wrap_policy(model)
-        except ValueError as error:
-            raise ConfigError("LAUNCH", f"fsdp_transformer_layer_cls_to_wrap does not fit: {error}") from error
-        if accelerator.native_amp:
-            # accelerate 1.15 would cast the weights instead, and those of norms then do not fit their buffers.
-            plugin.mixed_precision_policy = None
-            model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))
-    return model
-
-
-def _refuse_untrainable(model: nn.Module) -> None:
-    """Raise ConfigError for a parameter that has no shape yet, or sparse gradients."""
-    if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
-        raise ConfigError("MODEL", f"{lazy} has no shape yet: call the model with a batch before you pass it on")
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
-            fact = f"{name or type(module).__name__} has sparse gradients, which cannot be checked for NaN"
-            raise ConfigError("MODEL", f"{fact}: set sparse=False")
-
-
 def describe_machine(accelerator: Accelerator) -> str:
     """Return the hardware and precision in one line."""
     device = accelerator.device
@@ -270,11 +213,3 @@ def _own_version() -> str:
         return metadata.version("accel-trainer")
     except metadata.PackageNotFoundError:  # the sources on PYTHONPATH
         return "not installed"
-
-
-def peak_memory_bytes(accelerator: Accelerator) -> int:
-    """Return the most memory that this process has used: of the device if it counts its own, else resident."""
-    device = torch.get_device_module(accelerator.device)
-    if hasattr(device, "max_memory_allocated"):
-        return int(device.max_memory_allocated(accelerator.device))
-    return peak_resident_bytes()

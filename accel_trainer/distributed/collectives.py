@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import zip_longest
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..core import errors
 from ..core.errors import UserError
+from ..core.pairwise import sum_rows
 from .launch_env import check_not_alone
 
 _TEXT_BYTES = 200
@@ -90,24 +91,25 @@ def scatter(rows: Tensor, accelerator: Accelerator, *, from_process: int = 0) ->
 # --- for this package: sums in a fixed order, bytes, rows, and the results of one process ---
 
 
-def sum_pairwise(values: Tensor, accelerator: Accelerator) -> None:
-    """Replace `values` [N] by their sum over the processes, a power of two, added up in pairs. **Collective.**
+def sum_pairwise(values: Tensor, accelerator: Accelerator) -> Tensor:
+    """Replace `values` [N] by their sum over the processes, added up in pairs, and return them. **Collective.**
 
-    The sums of the first and the second half of the processes are one addition each, and so on down: bit for bit what
-    one process gets that adds up in the same pairs. Each process adds up a slice, and sends as many bytes as in a ring.
+    Their number is a power of two. The sums of the first and the second half of the processes are one addition each,
+    and so on down: bit for bit what one process gets that adds up in the same pairs. Each process adds up a slice, and
+    sends as many bytes as in a ring.
     """
     num_processes, rank = accelerator.num_processes, accelerator.process_index
     if num_processes == 1:
-        return
+        return values
     if num_processes * len(values) <= _MAX_GATHERED:
-        values.copy_(sum_rows(all_gather(values, accelerator)))
-        return
+        return values.copy_(sum_rows(all_gather(values, accelerator)))
     slices = values.tensor_split(num_processes)
     rows = values.new_empty(num_processes, len(slices[rank]))
     rows[rank] = slices[rank]
     _exchange(slices, rows, rank)
     slices[rank].copy_(sum_rows(rows))
     _exchange([slices[rank]] * num_processes, slices, rank)
+    return values
 
 
 def _exchange(sent: Sequence[Tensor], received: Sequence[Tensor] | Tensor, rank: int) -> None:
@@ -118,13 +120,6 @@ def _exchange(sent: Sequence[Tensor], received: Sequence[Tensor] | Tensor, rank:
             operations += [dist.P2POp(dist.isend, sent[other], other), dist.P2POp(dist.irecv, received[other], other)]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
-
-
-def sum_rows(rows: Tensor) -> Tensor:
-    """Return the sum [...] of `rows` [N, ...], added up in pairs; N is a power of two."""
-    while len(rows) > 1:
-        rows = rows[0::2] + rows[1::2]
-    return rows[0]
 
 
 def exchange_together(tensors: Sequence[Tensor], exchange: Callable[[Tensor], Tensor]) -> None:
@@ -200,13 +195,12 @@ def gather_rows(rows: Tensor, accelerator: Accelerator) -> Tensor:
     return rows[rows[:, 0] >= 0].cpu()
 
 
-def differing_processes(values: Mapping[str, str], accelerator: Accelerator) -> dict[str, list[int]]:
-    """Return by name the processes whose value differs from the main process's. **Collective. Host sync.**"""
-    digests = torch.tensor([list(hashlib.sha256(value.encode()).digest()) for value in values.values()])
-    gathered = accelerator.gather(digests[None].to(accelerator.device))  # [processes, names, 32]
-    differs = (gathered != gathered[0]).any(-1).T
-    found = {name: row.nonzero().flatten().tolist() for name, row in zip(values, differs, strict=True)}
-    return {name: processes for name, processes in found.items() if processes}
+def differing_lines(text: str, accelerator: Accelerator) -> list[str]:
+    """Return for each process its first line that is another on the main process. **Collective. Host sync.**"""
+    theirs = broadcast_bytes(text.encode(), accelerator).decode().splitlines()
+    pairs = zip_longest(text.splitlines(), theirs, fillvalue="nothing")
+    found = next((f"{mine}; process 0: {other}" for mine, other in pairs if mine != other), "")
+    return gather_texts(found, accelerator)
 
 
 def gather_texts(text: str, accelerator: Accelerator) -> list[str]:

@@ -10,70 +10,62 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any
 
 import torch.distributed as dist
 from accelerate import Accelerator
-from accelerate.utils import DistributedType, convert_outputs_to_fp32, fsdp2_prepare_model, fsdp_utils
-from torch import Tensor, nn
+from accelerate.utils import convert_outputs_to_fp32, fsdp2_prepare_model, fsdp_utils
+from torch import nn
 from torch.optim import Optimizer
 
 from ..core.errors import ConfigError
-from ..core.tensor_memory import copy_model
+from ..core.shards import is_shard
+from ..core.tensor_memory import copy_model, tied_by_memory
 
 _FIX = "launch with multi_gpu.yaml"
 # torch uses the weights of their parts without calling these: `out_proj`, or in evaluation all.
 _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-
-
-def is_sharded(accelerator: Accelerator) -> bool:
-    """Whether the prepared model's weights are shards."""
-    return bool(accelerator.distributed_type == DistributedType.FSDP)
+_EMBEDDINGS = ("get_input_embeddings", "get_output_embeddings")
 
 
 def saves_shards(accelerator: Accelerator) -> bool:
     """Whether each process writes its shards to a checkpoint: `fsdp_state_dict_type` is SHARDED_STATE_DICT."""
-    return is_sharded(accelerator) and accelerator.state.fsdp_plugin.state_dict_type.name == "SHARDED_STATE_DICT"
+    return bool(accelerator.state.fsdp_plugin.state_dict_type.name == "SHARDED_STATE_DICT")
 
 
-def sharded_copy(model: nn.Module, accelerator: Accelerator) -> nn.Module | None:
-    """Return a copy of a placed `model`, sharded as `prepare` will shard the model; None if it does not."""
-    if not is_sharded(accelerator):
-        return None
+def sharded_copy(model: nn.Module, accelerator: Accelerator) -> nn.Module:
+    """Return a copy of a placed `model`, sharded as `prepare` will shard the model. **Collective.**"""
     copied = copy_model(model)
     if accelerator.native_amp:  # `place_model` has set the `forward` of the original
         del copied.forward
         copied.forward = convert_outputs_to_fp32(accelerator.autocast()(copied.forward))
-    with own_units():
+    with own_units(copied):
         return fsdp2_prepare_model(accelerator, copied)  # type: ignore[no-any-return]  # accelerate is untyped
 
 
 @contextmanager
-def own_units() -> Iterator[None]:
+def own_units(model: nn.Module) -> Iterator[None]:
     """Let accelerate shard by itself only a module that is called, and that has all uses of its weights.
 
     accelerate 1.15 takes every module of enough weights: lists of modules too, which torch refuses as they have no
-    forward, parts of attention, whose weights are used without a call, and weights that other modules use as well.
-
-    Raises ConfigError where accelerate's own choice, as of embeddings, still divides tied weights.
+    forward, parts of attention, whose weights are used without a call, and weights that other modules use as well. Of
+    models of transformers it also takes embeddings and the last norm, which another unit may have already.
     """
-    choose = fsdp_utils.fsdp2_prepare_auto_wrap_policy
+    choose, find_norm = fsdp_utils.fsdp2_prepare_auto_wrap_policy, fsdp_utils._find_final_norm
 
     def choose_called(plugin: Any, model: nn.Module) -> Callable[[nn.Module], bool] | None:
         is_chosen, called = choose(plugin, model), called_modules(model)
         return None if is_chosen is None else lambda module: module in called and is_chosen(module)
 
     fsdp_utils.fsdp2_prepare_auto_wrap_policy = choose_called
+    fsdp_utils._find_final_norm = lambda model: None
+    vars(model).update(dict.fromkeys(_EMBEDDINGS, lambda: None))
     try:
         yield
-    except ValueError as error:
-        reason = " ".join(str(error).split())[:120]
-        raise ConfigError("FSDP", f"the weights cannot be sharded ({reason}): {_FIX}") from error
     finally:
-        fsdp_utils.fsdp2_prepare_auto_wrap_policy = choose
+        fsdp_utils.fsdp2_prepare_auto_wrap_policy, fsdp_utils._find_final_norm = choose, find_norm
+        for name in _EMBEDDINGS:
+            del vars(model)[name]
 
 
 def called_modules(model: nn.Module) -> set[nn.Module]:
@@ -88,7 +80,7 @@ def _count_uses(model: nn.Module) -> Counter[nn.Parameter]:
     return Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
 
 
-def reject_optimizer_with_fsdp(optimizer: Optimizer) -> None:
+def reject_optimizer(optimizer: Optimizer) -> None:
     """Raise ConfigError for an optimizer that cannot step shards."""
     name = type(optimizer).__name__
     # Adafactor and Rprop: "in-place operations that require placement changes are not supported" (torch 2.13).
@@ -97,19 +89,29 @@ def reject_optimizer_with_fsdp(optimizer: Optimizer) -> None:
         raise ConfigError("FSDP", f"{name} {why}, and does not work with FSDP: use another optimizer, or {_FIX}")
 
 
-def make_shardable(model: nn.Module) -> None:
-    """Let the parameters be contiguous. Raises ConfigError for one that cannot be sharded."""
+def make_shardable(model: nn.Module, accelerator: Accelerator) -> None:
+    """Let the parameters of a placed `model` be contiguous, and settle how accelerate divides it.
+
+    Raises:
+        ConfigError: a parameter cannot be sharded, or the model is to be divided by a class that it has not.
+    """
+    if ties := tied_by_memory(model):
+        (tied,) = (name for name, parameter in model.named_parameters() if parameter is ties[0][0])
+        fix = "let both modules have one parameter, as in b.weight = a.weight"
+        raise ConfigError("FSDP", f"{tied} shares its memory with another parameter, which shards cannot: {fix}")
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
             raise ConfigError("FSDP", f"{name} has no dimension, and cannot be sharded: give it the shape [1]")
         parameter.data = parameter.data.contiguous()
-
-
-def reject_options_with_fsdp(accelerator: Accelerator, options: Mapping[str, object]) -> None:
-    """Raise ConfigError for the first of `options`, by flag, that is on and needs whole weights."""
-    for flag, value in options.items() if is_sharded(accelerator) else ():
-        if value:
-            raise ConfigError("FSDP", f"{flag} does not work with FSDP: leave it out, or {_FIX}")
+    plugin = accelerator.state.fsdp_plugin
+    try:
+        plugin.set_auto_wrap_policy(model)
+    except ValueError as error:
+        raise ConfigError("LAUNCH", f"fsdp_transformer_layer_cls_to_wrap does not fit: {error}") from error
+    if accelerator.native_amp:
+        # accelerate 1.15 would cast the weights instead, and those of norms then do not fit their buffers.
+        plugin.mixed_precision_policy = None
+        model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))
 
 
 def gather_shards(state: Any) -> Any:
@@ -125,27 +127,8 @@ def gather_shards(state: Any) -> Any:
     return whole.cpu() if dist.get_rank() == 0 else state
 
 
-def is_shard(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether `tensor` is a part of a whole."""
-    return hasattr(tensor, "full_tensor")  # importing DTensor takes 0.5 s
-
-
-def place_in_whole(shard: DTensor) -> tuple[list[int], list[int]]:
-    """Return where this process's shard begins in the whole, and its shape."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offsets = compute_local_shape_and_global_offset(shard.shape, shard.device_mesh, shard.placements)
-    return list(offsets), list(shape)
-
-
-def as_shard(mine: DTensor, local: Tensor) -> Tensor:
-    """Return `local`, this process's part of a whole, as a shard placed as `mine`."""
-    from torch.distributed.tensor import DTensor
-
-    mesh, placements, local = mine.device_mesh, mine.placements, local.to(mine.device)
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=mine.shape, stride=mine.stride())
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return the part of `tensor` on this process."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def reject_options(options: Mapping[str, object]) -> None:
+    """Raise ConfigError for the first of `options`, by flag, that is on and needs whole weights."""
+    for flag, value in options.items():
+        if value:
+            raise ConfigError("FSDP", f"{flag} does not work with FSDP: leave it out, or {_FIX}")

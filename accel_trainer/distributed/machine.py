@@ -8,6 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import torch
+from accelerate import Accelerator
 
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -31,6 +33,14 @@ def peak_resident_bytes() -> int:
         return int(getattr(memory, "peak_wset", memory.rss))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def peak_memory_bytes(accelerator: Accelerator) -> int:
+    """Return the most memory that this process has used: of the device if it counts its own, else resident."""
+    device = torch.get_device_module(accelerator.device)
+    if hasattr(device, "max_memory_allocated"):
+        return int(device.max_memory_allocated(accelerator.device))
+    return peak_resident_bytes()
 
 
 def free_memory_bytes() -> int:

@@ -16,6 +16,7 @@ import psutil
 
 from ..checkpoint.format import list_checkpoints
 from ..core import filesystem
+from ..core.activity import Activity
 from ..core.errors import ExitCode, ProcessError, UserError
 from ..core.guards import check_place
 from ..core.run_dir import writes_to
@@ -49,7 +50,9 @@ class Failure:
 
 
 @contextmanager
-def failures_reported(folder: Path, watchdog: Watchdog, *, rank: int, num_processes: int) -> Iterator[None]:
+def failures_reported(
+    folder: Path, activity: Activity, watchdog: Watchdog, *, rank: int, num_processes: int
+) -> Iterator[None]:
     """Keep `status.json` while the block runs; on an error, name the process that failed first.
 
     Raises:
@@ -57,14 +60,14 @@ def failures_reported(folder: Path, watchdog: Watchdog, *, rank: int, num_proces
     """
 
     def describe(error: str, exit_code: int) -> Failure:
-        return Failure(rank, watchdog.phase, watchdog.position.optimizer_step, int(exit_code), error)
+        return Failure(rank, activity.phase, activity.position.optimizer_step, int(exit_code), error)
 
     def write_status(state: str, exit_code: int | None = None, error: str | None = None) -> None:
         if rank > 0:
             return
         checkpoints = list_checkpoints(folder / "checkpoints")
         status = {
-            "state": state, "exit_code": exit_code, "optimizer_step": watchdog.position.optimizer_step,
+            "state": state, "exit_code": exit_code, "optimizer_step": activity.position.optimizer_step,
             "last_commit": checkpoints[-1].name if checkpoints else None, "error": error, "pid": os.getpid(),
             "host": platform.node(),
         }  # fmt: skip
@@ -89,10 +92,10 @@ def failures_reported(folder: Path, watchdog: Watchdog, *, rank: int, num_proces
     write_status("running")
     try:
         yield
-        write_status(watchdog.phase, _EXIT_CODES.get(watchdog.phase))
+        write_status(activity.phase, _EXIT_CODES.get(activity.phase))
     except BaseException as error:
         mine = first = describe(describe_error(error), exit_code_of(error))
-        watchdog.phase = "end"  # no longer watched
+        activity.phase = "end"  # no longer watched
         is_unexpected = isinstance(error, Exception) and not isinstance(error, UserError)
         if is_unexpected and any(word in str(error).lower() for word in _LOST_PEER):
             check_place(folder)  # nobody finds there why the others ended

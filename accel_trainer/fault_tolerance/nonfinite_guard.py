@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from accelerate import Accelerator
@@ -18,14 +17,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core import filesystem
-from ..core.buffers import BufferCopy, buffer_places
+from ..core.buffers import BufferHistory
 from ..core.errors import DivergedError
 from ..core.train_state import TrainState
+from ..core.training_mode import set_training_mode
 from ..core.types import Batch, StepBatch, Task
 from ..distributed.collectives import gather_rows
-from ..distributed.fsdp import is_sharded, local_part
 from ..distributed.streams import arrival, has_streams
-from ..optim.parameter_groups import set_training_mode
 
 _logger = logging.getLogger(__name__)
 
@@ -40,6 +38,19 @@ class PendingUpdate(NamedTuple):
     losses: Sequence[Tensor]
 
 
+class Gradients(Protocol):
+    """What a strategy knows of the gradients of a step."""
+
+    accelerator: Accelerator
+    has_collective_forward: bool
+
+    def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return what this process has of each."""
+
+    def is_found_anywhere(self, flag: Tensor) -> Tensor:
+        """Return a flag [] that is 1 on all processes if `flag` is on one. **Collective** with shards."""
+
+
 class NonfiniteGuard:
     """Skips an update whose gradient is NaN or inf, and reports which samples caused it.
 
@@ -52,31 +63,34 @@ class NonfiniteGuard:
     """
 
     def __init__(
-        self, *, may_skip: bool, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, task: Task,
-        seed: int, folder: Path,
-    ) -> None:  # fmt: skip
+        self,
+        strategy: Gradients,
+        *,
+        may_skip: bool,
+        model: nn.Module,
+        optimizer: Optimizer,
+        buffers: BufferHistory,
+        task: Task,
+        seed: int,
+        folder: Path,
+    ) -> None:
         self.skipped_steps: list[int] = []
+        self._strategy = strategy
+        self._accelerator = accelerator = strategy.accelerator
+        self._may_skip = may_skip
+        self._model = model
+        self._optimizer = optimizer
         self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._may_skip, self._accelerator, self._model, self._optimizer = may_skip, accelerator, model, optimizer
-        self._task, self._seed, self._folder = task, seed, folder
+        self._buffers = buffers
+        self._task = task
+        self._seed = seed
+        self._folder = folder
         self._found = torch.zeros((), dtype=torch.float32, device=accelerator.device)
         self._one = torch.ones_like(self._found)
-        self._is_sharded = is_sharded(accelerator)
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
-        self._may_defer = has_streams(accelerator.device) and is_fused and not (may_skip or self._is_sharded)
-        # Two copies, the newer first: a step may be checked when the next has begun.
-        places = list(buffer_places(model).values())
-        self._copies = deque([BufferCopy(places), BufferCopy(places)])
+        can_defer = has_streams(accelerator.device) and is_fused and not strategy.has_collective_forward
+        self._may_defer = can_defer and not may_skip
         self._pending: tuple[PendingUpdate, Tensor, Callable[[], None]] | None = None
-
-    def save_buffers(self) -> None:
-        """Save the running statistics before the forwards of a step change them."""
-        self._copies.rotate()
-        self._copies[0].take()
-
-    def restore_buffers(self, *, steps_ago: int = 0) -> None:
-        """Restore the running statistics: a skipped step leaves no trace."""
-        self._copies[steps_ago].put_back()
 
     def should_skip(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
         """Return whether to skip the update. **Host sync**, unless the check is deferred.
@@ -102,10 +116,9 @@ class NonfiniteGuard:
             gradients = [gradient for p in self._parameters if (gradient := p.grad) is not None]
         else:
             gradients = [grad_norm]
-        if self._is_sharded:
-            gradients = [local_part(gradient) for gradient in gradients]
+        gradients = self._strategy.local_parts(gradients)
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
-        return self._accelerator.reduce(self._found) if self._is_sharded else self._found
+        return self._strategy.is_found_anywhere(self._found)
 
     def defer_finite_check(self, update: PendingUpdate) -> None:
         """Start to copy the flag of an update to the host, and read that of the update before."""
@@ -127,7 +140,7 @@ class NonfiniteGuard:
 
         `must_stop`: even if the run may skip. `steps_ago`: 1 if the next step has begun.
         """
-        self.restore_buffers(steps_ago=steps_ago)
+        self._buffers.restore(steps_ago=steps_ago)
         record = self._describe(update)
         step, ids = record["optimizer_step"], record["nonfinite_sample_ids"]
         path = self._folder / f"nonfinite-step-{step:010d}.json"
@@ -166,7 +179,7 @@ class NonfiniteGuard:
 
     def _are_suspect(self, batch: Batch) -> Tensor:
         """Return which samples [B] cause the loss of a micro-batch to be NaN or inf."""
-        if self._is_sharded:  # a forward through shards is collective
+        if self._strategy.has_collective_forward:
             return torch.zeros_like(batch.sample_ids)
         self._model.eval()  # so that no norm layer mixes the samples
         with torch.no_grad(), self._accelerator.autocast():

@@ -1,24 +1,19 @@
-"""Out of memory: a one-line error that says what would fit, or with `--fit-batch` a run that continues with it."""
+"""Out of memory: a one-line error that says what would fit."""
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
 from accelerate.utils.memory import should_reduce_batch_size
 
-from ..core.batch_plan import BatchConfig, BatchPlan
-from ..core.errors import OutOfMemoryError, Preempted
-from ..distributed.accelerator import peak_memory_bytes
-from .watchdog import Watchdog
-
-_logger = logging.getLogger(__name__)
+from ..core.activity import Activity
+from ..core.batch_plan import BatchConfig
+from ..core.errors import OutOfMemoryError
+from ..distributed.machine import peak_memory_bytes
 
 _FRAGMENTED_FRACTION = 0.2  # of what torch reserved on a GPU and could not use
 _NEEDS_LESS = "use a smaller model or images, --mixed-precision bf16, or shard the weights (docs/fsdp.md)"
@@ -46,53 +41,31 @@ def describe_peak(used_bytes: int, reserved_bytes: int) -> str:
     return f"{used} of {reserved_bytes / 2**30:.2f} GiB reserved, the rest in fragments: {fix}"
 
 
-def needs_restart(accelerator: Accelerator) -> bool:
-    """Return whether a step that was out of memory takes a restart: other processes wait in its collective."""
-    return bool(accelerator.distributed_type != DistributedType.NO)
-
-
-def halve_micro_batch(
-    plan: BatchPlan, *, accelerator: Accelerator, step: int, remember: Callable[[int], None] | None
-) -> BatchPlan:
-    """Return `plan` with half the samples in a forward, and more forwards.
-
-    A single process retries the step with it. Of several, the one that is out of memory never reaches the collective
-    in which the others wait: they end, and the same command, started again, continues with the size that `remember`
-    got (None: the user has not asked for it).
-
-    Raises:
-        OutOfMemoryError: a forward has a single sample, or the user has not asked for it.
-        Preempted: it takes a restart.
-    """
-    size = plan.per_device_batch_size
-    fact = f"out of memory at step {step} with {size} per device ({_peak(accelerator)})"
-    if size == 1:
-        raise OutOfMemoryError("OUT_OF_MEMORY", f"{fact}: {_NEEDS_LESS}")
-    if plan.reduce == "exact":
-        fix = "with --reduce exact another --batch-size changes the result: start a new run with half of it"
-        raise OutOfMemoryError("OUT_OF_MEMORY", f"{fact}: {fix}")
-    finer = replace(plan, per_device_batch_size=math.ceil(size / 2))
-    if remember is None:
-        flags = f"--global-batch-size {plan.global_batch_size} --accumulate {finer.accumulation_steps}"
-        fix = f"start again with --fit-batch, or with {flags}, which keeps the global batch"
-        raise OutOfMemoryError("OUT_OF_MEMORY", f"{fact}: {fix}")
-    split = f"{finer.per_device_batch_size} x {finer.accumulation_steps}"
-    if needs_restart(accelerator):
-        remember(finer.per_device_batch_size)
-        raise Preempted("OUT_OF_MEMORY", f"{fact}: the same command, started again, continues with {split}")
-    _logger.warning("%s: continuing with %s", fact, split)
-    return finer
-
-
 @contextmanager
-def explain_out_of_memory(config: BatchConfig, watchdog: Watchdog, accelerator: Accelerator) -> Iterator[None]:
-    """Turn an out-of-memory error that no retry handled into an OutOfMemoryError that says what to do."""
+def explain_out_of_memory(config: BatchConfig, activity: Activity, accelerator: Accelerator) -> Iterator[None]:
+    """Raise an OutOfMemoryError that says what to do for an error of the block that says that memory is full."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        step, size = watchdog.position.optimizer_step, config.eval_batch_size
-        fix = f"set --batch.eval-batch-size below {size}" if watchdog.phase == "evaluation" else _NEEDS_LESS
-        fact = f"out of memory after step {step}, phase {watchdog.phase} ({_peak(accelerator)})"
-        raise OutOfMemoryError("OUT_OF_MEMORY", f"{fact}: {fix}") from error
+        fact = f"after step {activity.position.optimizer_step}, phase {activity.phase} ({_peak(accelerator)})"
+        fix = _NEEDS_LESS
+        if activity.phase == "evaluation":
+            fix = f"set --batch.eval-batch-size below {config.eval_batch_size}"
+        elif activity.phase == "training":
+            fix = _smaller_forwards(config, accelerator.num_processes)
+        raise OutOfMemoryError("OUT_OF_MEMORY", f"out of memory {fact}: {fix}") from error
+
+
+def _smaller_forwards(config: BatchConfig, num_processes: int) -> str:
+    """Return how to train the same global batch in forwards of half the size."""
+    size = config.resolved_per_device_batch_size(num_processes)
+    if size == 1:
+        return _NEEDS_LESS
+    if config.reduce == "exact":
+        return "with --reduce exact another --batch-size changes the result: start a new run with half of it"
+    global_batch_size = config.resolved_global_batch_size(num_processes)
+    num_micro_batches = math.ceil(global_batch_size / num_processes / math.ceil(size / 2))
+    flags = f"--global-batch-size {global_batch_size} --accumulate {num_micro_batches}"
+    return f"start again with {flags}, which trains the same in forwards of half the size"

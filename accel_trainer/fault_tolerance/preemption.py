@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ..core.errors import Preempted
-from ..data.signals import SIGNALS
+from ..core.platform import STOP_SIGNALS
 from ..distributed.process_group import find_cpu_group
 
 TIME_LIMIT = 100  # above every signal number
@@ -128,7 +128,7 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
             name = signal.Signals(number).name
             raise Preempted("PREEMPTED", f"{name} before training began; nothing is lost: run the same command again")
 
-    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     try:
         previous = {number: signal.signal(number, handle) for number in handled}
     except ValueError:

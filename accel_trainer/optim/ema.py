@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from ..core.buffers import NOTHING, are_same, buffer_places, buffers_at
-from ..core.tensor_memory import copy_model
-from ..distributed.fsdp import is_shard, local_part
+from ..core.shards import is_shard, local_part
 
 
 class Ema:
@@ -16,12 +15,12 @@ class Ema:
     The decay is (1 + step) / (10 + step) until that reaches `decay`: the random initial weights fade, as in
     Tensorflow's ExponentialMovingAverage. torch's AveragedModel would sync the host in each update.
 
-    Shards cannot be copied: `copied` is then a copy that was sharded likewise.
+    `copied` is a copy of `source`, whose weights may be sharded in the same way.
     """
 
-    def __init__(self, source: nn.Module, *, decay: float, copied: nn.Module | None = None) -> None:
+    def __init__(self, source: nn.Module, copied: nn.Module, *, decay: float) -> None:
         self.decay = decay
-        self.model = (copied or copy_model(source)).eval().requires_grad_(False)
+        self.model = copied.eval().requires_grad_(False)
         self._parameters = list(zip(self.model.parameters(), source.parameters(), strict=True))
         self._has_shards = any(is_shard(average) for average, _ in self._parameters)
         averaged, sources = (list(buffer_places(each).values()) for each in (self.model, source))

@@ -17,9 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..core.config import FRACTION, INSIDE_ONE, NOT_NEGATIVE
 from ..core.errors import ConfigError
-
-Schedule = Callable[[int], float]
-"""Maps the completed optimizer steps (0 before the first) to the learning rate of the next one."""
+from ..core.learning_rate import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)

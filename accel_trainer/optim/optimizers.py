@@ -14,6 +14,7 @@ from ..core.errors import ConfigError
 from ..core.tensor_memory import is_dense
 from ..distributed.streams import has_streams
 from .config import UNSUITABLE, OptimizerConfig, optimizer_class_of
+from .evaluation_weights import has_evaluation_weights
 from .parameter_groups import parameter_groups
 
 
@@ -60,13 +61,22 @@ def why_not_fused(optimizer_class: type[Optimizer], parameter: Tensor) -> str | 
     return None if is_dense(parameter) else "is a view with gaps"
 
 
+def make_ready(optimizer: Optimizer) -> None:
+    """Let a prepared `optimizer` take its first step, or the first one after a resume."""
+    if has_evaluation_weights(optimizer):
+        optimizer.train()  # type: ignore[attr-defined]  # it has, see above
+    if isinstance(optimizer, SGD):
+        fill_momentum(optimizer)
+        optimizer.register_load_state_dict_post_hook(fill_momentum)
+
+
 def fill_momentum(optimizer: Optimizer) -> None:
     """Let SGD's fused kernel find a momentum for every parameter before the first step, and after a resume.
 
     Without one, a first gradient after the first step is a TypeError, and a first step that a NaN skips leaves
     uninitialised memory (torch 2.13). It is -0.0, so that the first step has the bits that it has without one.
     """
-    groups = [group for group in optimizer.param_groups if isinstance(optimizer, SGD) and group["fused"]]
+    groups = [group for group in optimizer.param_groups if group["fused"]]
     for parameter in (parameter for group in groups if group["momentum"] for parameter in group["params"]):
         if optimizer.state[parameter].get("momentum_buffer") is None:
             optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, -0.0)
@@ -88,7 +98,7 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
     if reason := UNSUITABLE.get(type(optimizer).__name__):
         raise ConfigError("CONFIG", f"the recipe's optimizer is {type(optimizer).__name__}, but {reason}: use another")
     try:
-        inspect.signature(optimizer.step).bind()
+        inspect.signature(type(optimizer).step).bind(optimizer)  # a scheduler replaces that of the instance
     except TypeError as error:
         fact = f"{type(optimizer).__name__}.step cannot be called without arguments ({error})"
         raise ConfigError("CONFIG", f"{fact}: a step is one forward and backward, so use another optimizer") from error
@@ -127,13 +137,3 @@ def _check_fused(optimizer: Optimizer, model: nn.Module) -> None:
         if wrong:
             fact = f"the recipe's optimizer is fused, and torch's kernel does not support {wrong[0]}"
             raise ConfigError("CONFIG", f"{fact}: pass fused=False")
-
-
-def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of every group, times its `learning_rate_scale` if it has one; a tensor is set in place."""
-    for group in optimizer.param_groups:
-        value = learning_rate * group.get("learning_rate_scale", 1.0)
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(value)
-        else:
-            group["lr"] = value

@@ -100,17 +100,3 @@ def describe_parameters(model: nn.Module) -> str:
     total = sum(p.numel() for p in model.parameters())
     frozen = total - sum(p.numel() for p in model.parameters() if p.requires_grad)
     return f"{total:,} parameters" + f", {frozen:,} of them frozen" * (frozen > 0)
-
-
-def set_training_mode(model: nn.Module) -> None:
-    """Put `model` into training mode, except for norms in a frozen part: they keep their statistics.
-
-    These are norms whose parameters are all frozen, or, of those without parameters, the ones of the module before.
-    """
-    model.train()
-    is_frozen = False
-    for module in model.modules():
-        if parameters := list(module.parameters(recurse=False)):
-            is_frozen = not any(p.requires_grad for p in parameters)
-        if is_frozen and hasattr(module, "running_mean"):
-            module.eval()

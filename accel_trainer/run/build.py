@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -20,41 +20,54 @@ from ..callbacks.profiler import Profile
 from ..callbacks.progress_bar import ProgressBar
 from ..callbacks.result import ResultWriter
 from ..callbacks.trackers import Trackers
-from ..checkpoint.format import LoadedCheckpoint
 from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
 from ..core.config import config_to_dict, diff_config
-from ..core.errors import CheckpointError, ConfigError
+from ..core.errors import ConfigError
 from ..core.guards import kept_in_place
+from ..core.learning_rate import Schedule
 from ..core.tensor_memory import copy_model
+from ..core.timing import Stopwatch
 from ..core.types import EvalLoader, Loader, Metric, Task
-from ..data.fingerprint import describe_fingerprint, is_same_data, join_fingerprints
-from ..distributed.accelerator import describe_machine, library_versions, place_model
-from ..distributed.collectives import ALONE, join_peers, run_on_main
-from ..distributed.fsdp import reject_options_with_fsdp, saves_shards
+from ..data.fingerprint import describe_fingerprint, join_fingerprints
+from ..distributed.accelerator import describe_machine, library_versions
+from ..distributed.collectives import run_on_main
 from ..optim.config import OptimizerConfig
-from ..optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, checked_schedule, scale_learning_rate
+from ..optim.lr_scheduler import ScheduleConfig, build_schedule, checked_schedule, scale_learning_rate
 from ..optim.optimizers import build_optimizer, build_own_optimizer
 from ..optim.parameter_groups import describe_parameters, freeze
-from ..training.compile import Compiler, Stopwatch
+from ..training.assembly import assemble_trainer
+from ..training.compile import Compiler
 from ..training.evaluator import Evaluator
+from ..training.strategy import choose_strategy
+from ..training.strategy.plain import PlainStrategy
 from ..training.trainer import Trainer
 from .config import RecipeConfig, identity_sha256, with_defaults
 from .dry_run import UnseenRecorder, limit_evaluation
 from .parts import check_parts
+from .restore import restore_checkpoint
 from .session import Run, check_same_everywhere
 
 _logger = logging.getLogger(__name__)
 
 
 def build_trainer(
-    run: Run, *, model: nn.Module, task: Task, loader: Loader, eval_loader: EvalLoader, metrics: Sequence[Metric],
-    data_fingerprint: str | None = None, export_config: Mapping[str, Any] | None = None,
-    optimizer: Callable[[nn.Module], Optimizer] | None = None, schedule: Schedule | None = None,
-    callbacks: Sequence[Callback] = (), trainer_class: type[Trainer] = Trainer,
-) -> Trainer:  # fmt: skip
+    run: Run,
+    *,
+    model: nn.Module,
+    task: Task,
+    loader: Loader,
+    eval_loader: EvalLoader,
+    metrics: Sequence[Metric],
+    data_fingerprint: str | None = None,
+    export_config: Mapping[str, Any] | None = None,
+    optimizer: Callable[[nn.Module], Optimizer] | None = None,
+    schedule: Schedule | None = None,
+    callbacks: Sequence[Callback] = (),
+    trainer_class: type[Trainer] = Trainer,
+) -> Trainer:
     """Assemble a trainer for `run`, and restore the checkpoint that the run continues from. **Collective.**
 
     `model` is plain, on the CPU. `data_fingerprint` identifies the content of the data: a run does not continue on
@@ -63,125 +76,288 @@ def build_trainer(
     learning rate at each step; None: both follow the config. `trainer_class` is for a subclass that overrides
     `train_step`.
 
+    The order matters:
+
+    1. Parts and data are checked first: nothing has been changed yet.
+    2. Initial weights are loaded and parameters frozen where the model lies, on the CPU; ONNX copies it there.
+    3. The model is placed on its device and compiled: what comes later holds the tensors that are placed.
+    4. The optimizer is built of the placed parameters, and the learning rate of every step is known.
+    5. What all processes must have alike is compared before any of them waits for the others in training.
+    6. The checkpointer and the callbacks of the run are built; what they open is closed with the run.
+    7. The trainer is assembled, which wraps the model.
+    8. A checkpoint has room on the disk, and can be stored.
+    9. The checkpoint that the run continues from is restored last, into objects that are complete.
+
     Raises:
         ConfigError: a part is not what its name says, some processes have other data than the main process, or a
             setting has no effect.
         CheckpointError: the checkpoint to continue from does not fit, or a checkpoint has no room.
     """
     check_parts(model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics, callbacks=callbacks)
-    config, accelerator, is_main = run.config, run.accelerator, run.accelerator.is_main_process
-    options = {
-        "--compile": config.runtime.compile,
-        "--optimizer.name muon": config.optimizer.name == "muon",
-        "--mixed-precision fp16": accelerator.scaler,
-    }
-    reject_options_with_fsdp(accelerator, options)
     _refuse_wrapped(model)
-    fingerprint = _fingerprint(loader, eval_loader) if data_fingerprint is None else data_fingerprint
-    num_samples = [loader.plan.num_samples, eval_loader.num_samples]
-    task_fingerprint = task.fingerprint() if hasattr(task, "fingerprint") else ""
-    check_same_everywhere({"data": f"{fingerprint}, {num_samples} samples"}, accelerator)
-    origin = _load_origin(run, model)
-    if config.optimizer.freeze is not None:
-        freeze(model, config.optimizer.freeze)
-        origin += [f"{describe_parameters(model)}: {config.optimizer.freeze}"] * (run.checkpoint is None)
-    onnx = OnnxExport(copy_model(model), task, eval_loader) if config.run.onnx and is_main else None
+    strategy = _choose_strategy(run, loader.plan)
+    data = _identify_data(run, loader, eval_loader, data_fingerprint)
+    origin = _load_weights(run, model)
+    onnx = _copy_for_onnx(run, model, task, eval_loader)
     preparation = Stopwatch()
-    model = place_model(model, accelerator, config.runtime)
-    compiled = _compile(run, model, preparation) if config.runtime.compile else None
-    _refuse_unused(config, optimizer=optimizer is not None, schedule=schedule is not None)
-    if optimizer is None:
-        chosen = build_optimizer(model, config.optimizer)
-    else:
-        chosen = build_own_optimizer(optimizer, model)
-        config = replace(config, optimizer=OptimizerConfig(learning_rate=float(chosen.param_groups[0]["lr"])))
-    peak_learning_rate, learning_rate_at = plan_learning_rate(config, loader.plan)
-    num_steps = _count_steps(config, loader.plan)
-    rate = f"peak learning rate {peak_learning_rate:g}"
-    if schedule is not None:
-        learning_rate_at, rate = checked_schedule(schedule, num_steps=num_steps), "the recipe's learning rates"
-    check_same_everywhere(
-        {
-            "model": _describe_model(model),
-            "optimizer": _describe_optimizer(chosen),
-            "metrics": "\n".join(["metrics", *(type(metric).__qualname__ for metric in metrics)]),
-            "task": f"{type(task).__qualname__}\n{task_fingerprint}",
-            "schedule": "\n".join(f"step {at}: {learning_rate_at(at)}" for at in (0, num_steps // 2, num_steps - 1)),
-        },
-        accelerator,
-    )
-    banner = (
-        f"{describe_machine(accelerator)}\n{loader.plan.describe()}, {_describe_length(config, loader.plan)}\n"
-        f"{rate}, {describe_parameters(model)}, reduce: {loader.plan.reduce}\n"
-        f"{num_samples[0]} + {num_samples[1]} samples; a resume checks {describe_fingerprint(fingerprint)}\n"
-        f"run folder {run.folder}"
-    )
-    progress = ProgressBar(config.trainer, banner=banner, is_quiet=config.run.quiet or not is_main)
-    history = run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl"))) if is_main else None
-    has_trackers = is_main and config.run.track
-    trackers = [Trackers(config.run.track, run=run.folder, config=config_to_dict(run.config))] if has_trackers else []
-    phase_s, patience, max_time_s = run.watchdog.phase_s, config.trainer.patience, config.trainer.max_time_s
-    log = MetricLogger(
-        accelerator, history=history, every_n_steps=config.trainer.log_every_n_steps, preparation=preparation,
-        phase_s=phase_s, sinks=[progress.show, *(each.show for each in trackers)],
-    )  # fmt: skip
-    result = ResultWriter(
-        run.folder,
-        log=log,
-        num_eval_samples=eval_loader.num_samples,
-        phase_s=phase_s,
-        nondeterministic=run.nondeterministic,
-    )
+    model = strategy.place(model, run.config.runtime)
+    is_compiled = _compile(run, model, preparation)
+    descent = _plan_descent(run.config, model, loader.plan, optimizer, schedule)
+    _check_same_parts(run, model, descent, task, metrics)
     metadata = {
-        "config_sha256": identity_sha256(run.config), "data_fingerprint": fingerprint,
-        "task_fingerprint": task_fingerprint, "origin": origin, "num_samples": num_samples,
-        "num_processes": accelerator.num_processes, "reduce": loader.plan.reduce, "compiled": compiled,
-        "global_batch_size": loader.plan.global_batch_size, "versions": library_versions(),
-    }  # fmt: skip
-    checkpointer = Checkpointer(
-        run.folder / "checkpoints", config=config.checkpoint, metadata=metadata,
-        before_commit=history.sync if history is not None else lambda: None,
-        peers=join_peers(accelerator, timeout_s=config.runtime.timeout_s) if saves_shards(accelerator) else ALONE,
-    )  # fmt: skip
-    run.resources.callback(checkpointer.close)
+        **data.metadata(),
+        "config_sha256": identity_sha256(run.config),
+        "task_fingerprint": _fingerprint(task),
+        "origin": origin,
+        "num_processes": run.accelerator.num_processes,
+        "reduce": loader.plan.reduce,
+        "compiled": is_compiled,
+        "global_batch_size": loader.plan.global_batch_size,
+        "versions": library_versions(),
+    }
+    history = _open_history(run)
+    checkpointer = _build_checkpointer(run, strategy, metadata, history)
     num_parts = loader.plan.num_parts if loader.plan.reduce == "exact" else None
-    if config.run.dry_run:
-        eval_loader = limit_evaluation(eval_loader, num_parts=num_parts, accelerator=accelerator)
-        parts = {"model": model, "optimizer": chosen, "task": task}
+    if run.config.run.dry_run:
+        eval_loader = limit_evaluation(eval_loader, num_parts=num_parts, accelerator=run.accelerator)
+        parts = {"model": model, "optimizer": descent.optimizer, "task": task}
         callbacks = [*callbacks, UnseenRecorder(run.folder, parts, model=model)]
-    trainer = trainer_class(
-        config.trainer, accelerator=accelerator, model=model, optimizer=chosen,
-        learning_rate_at=learning_rate_at, task=task, loader=loader,
+    trainer = assemble_trainer(
+        run.config.trainer,
+        strategy=strategy,
+        model=model,
+        optimizer=descent.optimizer,
+        schedule=descent.schedule,
+        task=task,
+        loader=loader,
         evaluator=Evaluator(
-            eval_loader, task=task, metrics=metrics, accelerator=accelerator,
-            num_parts=num_parts, seed=config.seed,
+            eval_loader,
+            task=task,
+            metrics=metrics,
+            accelerator=run.accelerator,
+            num_parts=num_parts,
+            seed=run.config.seed,
+            has_collective_forward=strategy.has_collective_forward,
         ),
-        checkpointer=checkpointer, seed=config.seed, watchdog=run.watchdog,
-        on_micro_batch_halved=run.save_micro_batch if config.batch.fit_batch else None,
+        checkpointer=checkpointer,
+        seed=run.config.seed,
+        stop_flag=run.stop_flag,
+        activity=run.activity,
         callbacks=[
-            *([] if patience is None else [EarlyStopping(patience=patience)]),
-            *([] if max_time_s is None else [TimeLimit(run.watchdog.stop_flag, max_seconds=max_time_s)]),
-            log,
-            progress,
-            Exporter(run.folder, weights="model" if config.trainer.ema_decay is None else "ema",
-                     config=export_config or {}, onnx=onnx),
-            *([result] if is_main else []),
-            *([Profile(run.folder / "profile", show=progress.write)] if config.run.profile else []),
-            *trackers,
+            *_callbacks(
+                run,
+                banner=_banner(run, loader.plan, model, descent, data),
+                history=history,
+                preparation=preparation,
+                num_eval_samples=eval_loader.num_samples,
+                export_config=export_config or {},
+                onnx=onnx,
+            ),
             *callbacks,
         ],
-    )  # fmt: skip
+        trainer_class=trainer_class,
+    )
     prepare_checkpoints(trainer, checkpointer)
-    if is_main:
+    if run.accelerator.is_main_process:
         run.resources.enter_context(kept_in_place(checkpointer.directory))
     if run.checkpoint is not None:
-        data_changes = _data_changes(run.checkpoint.manifest, metadata, config.run.allow_change)
-        _check_task(run.checkpoint, task_fingerprint)
-        _warn_of_changes(run.checkpoint, metadata)
-        _restore(trainer, run.checkpoint, [*run.changes, *data_changes])
+        restore_checkpoint(
+            trainer,
+            run.checkpoint,
+            metadata=metadata,
+            changes=run.changes,
+            allowed=run.config.run.allow_change,
+        )
     elif history is not None:
         history.truncate(0)  # rows of an attempt that died before its first checkpoint
     return trainer
+
+
+# --- 1. parts and data ---
+
+
+def _choose_strategy(run: Run, plan: BatchPlan) -> PlainStrategy:
+    """Return how the processes train together. Raises ConfigError for settings that it does not support."""
+    strategy = choose_strategy(plan, run.accelerator, seed=run.config.seed)
+    options = {
+        "--compile": run.config.runtime.compile,
+        "--optimizer.name muon": run.config.optimizer.name == "muon",
+        "--mixed-precision fp16": run.accelerator.scaler,
+    }
+    strategy.refuse(options)
+    return strategy
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    """Raise ConfigError for a model that another wrapper spreads over devices."""
+    for module in model.modules():
+        if isinstance(module, nn.DataParallel | DistributedDataParallel):
+            fact = f"the model is, or has, a {type(module).__name__}"
+            raise ConfigError("MODEL", f"{fact}: give the plain module, and start a process for each device")
+
+
+@dataclass(frozen=True)
+class _Data:
+    """What identifies the samples of a run: a hash, and their numbers for training and evaluation."""
+
+    fingerprint: str
+    num_samples: tuple[int, int]
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what a checkpoint's manifest has of it."""
+        return {"data_fingerprint": self.fingerprint, "num_samples": list(self.num_samples)}
+
+
+def _identify_data(run: Run, loader: Loader, eval_loader: EvalLoader, fingerprint: str | None) -> _Data:
+    """Return the identity of the data. **Collective.** Raises ConfigError if processes have different data."""
+    if fingerprint is None:
+        fingerprint = join_fingerprints([_fingerprint(loader), _fingerprint(eval_loader)])
+    data = _Data(fingerprint, (loader.plan.num_samples, eval_loader.num_samples))
+    check_same_everywhere({"data": f"{fingerprint}, {list(data.num_samples)} samples"}, run.accelerator)
+    return data
+
+
+def _fingerprint(part: Any) -> str:
+    """Return the hash that identifies the content of a part; empty if it has none."""
+    return str(part.fingerprint()) if hasattr(part, "fingerprint") else ""
+
+
+# --- 2. weights ---
+
+
+def _load_weights(run: Run, model: nn.Module) -> list[str]:
+    """Load the initial weights of a new run and freeze what is not trained; return in lines where weights come from.
+
+    Later starts repeat the lines.
+    """
+    origin = _load_origin(run, model)
+    pattern = run.config.optimizer.freeze
+    if pattern is not None:
+        freeze(model, pattern)
+        if run.checkpoint is None:
+            origin.append(f"{describe_parameters(model)}: {pattern}")
+    return origin
+
+
+def _load_origin(run: Run, model: nn.Module) -> list[str]:
+    if run.checkpoint is not None:
+        return list(run.checkpoint.manifest.get("origin", []))
+    origin = [str(model.weights_origin)] if hasattr(model, "weights_origin") else []
+    path = run.config.run.init_from
+    if path is not None:
+        origin.append(load_initial_weights(model, path, skip=run.config.run.init_skip))
+        if run.accelerator.is_main_process:
+            _logger.info("%s", origin[-1])
+    return origin
+
+
+def _copy_for_onnx(run: Run, model: nn.Module, task: Task, eval_loader: EvalLoader) -> OnnxExport | None:
+    if run.config.run.onnx and run.accelerator.is_main_process:
+        return OnnxExport(copy_model(model), task, eval_loader)
+    return None
+
+
+# --- 3. compilation ---
+
+
+def _compile(run: Run, model: nn.Module, preparation: Stopwatch) -> bool | None:
+    """Compile `model` if the config asks for it; return whether, None if it does not ask. **Collective.**"""
+    if not run.config.runtime.compile:
+        return None
+    compiler = Compiler(preparation)
+    stored = {} if run.checkpoint is None else run.checkpoint.manifest
+    is_compiled = compiler.decide(run.accelerator, decided=stored.get("compiled"))
+    if is_compiled:
+        compiler.compile(model)
+    return is_compiled
+
+
+# --- 4. the optimizer and its learning rates ---
+
+
+@dataclass(frozen=True)
+class _Descent:
+    """The optimizer, the learning rate of every step, how it is described, and the number of steps."""
+
+    optimizer: Optimizer
+    schedule: Schedule
+    description: str
+    num_steps: int
+
+
+def _plan_descent(
+    config: RecipeConfig,
+    model: nn.Module,
+    plan: BatchPlan,
+    build_own: Callable[[nn.Module], Optimizer] | None,
+    schedule: Schedule | None,
+) -> _Descent:
+    """Return the recipe's optimizer and schedule, or those of the config. Raises ConfigError."""
+    _refuse_unused(config, optimizer=build_own is not None, schedule=schedule is not None)
+    num_steps = _count_steps(config, plan)
+    if build_own is None:
+        optimizer = build_optimizer(model, config.optimizer)
+    else:
+        optimizer = build_own_optimizer(build_own, model)
+        config = replace(config, optimizer=OptimizerConfig(learning_rate=float(optimizer.param_groups[0]["lr"])))
+    if schedule is not None:
+        checked = checked_schedule(schedule, num_steps=num_steps)
+        return _Descent(optimizer, checked, "the recipe's learning rates", num_steps)
+    peak_learning_rate, schedule = plan_learning_rate(config, plan)
+    return _Descent(optimizer, schedule, f"peak learning rate {peak_learning_rate:g}", num_steps)
+
+
+def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
+    """Raise ConfigError for settings of an optimizer or a schedule that the recipe builds itself."""
+    default = config if not optimizer else replace(config, optimizer=OptimizerConfig(freeze=config.optimizer.freeze))
+    if schedule:
+        rates = replace(default.optimizer, learning_rate=None, learning_rate_scaling="none")
+        default = replace(default, optimizer=rates, schedule=ScheduleConfig())
+    if unused := diff_config(config_to_dict(with_defaults(default)), config_to_dict(config)):
+        fact = f"{unused[0][0]} has no effect: the recipe sets {'the optimizer' if optimizer else 'a schedule'} itself"
+        raise ConfigError("CONFIG", f"{fact}: leave it out, or change the recipe")
+
+
+def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
+    """Return the peak learning rate, scaled to the global batch, and the learning rate of every step."""
+    optimizer, steps_per_epoch = config.optimizer.with_learning_rate(), plan.steps_per_epoch
+    assert optimizer.learning_rate is not None
+    peak_learning_rate = scale_learning_rate(
+        optimizer.learning_rate, rule=optimizer.learning_rate_scaling,
+        global_batch_size=plan.global_batch_size, base_batch_size=optimizer.base_batch_size,
+    )  # fmt: skip
+    return peak_learning_rate, build_schedule(
+        config.schedule, peak_learning_rate=peak_learning_rate,
+        total_steps=config.trainer.num_epochs * steps_per_epoch, steps_per_epoch=steps_per_epoch,
+    )  # fmt: skip
+
+
+def _count_steps(config: RecipeConfig, plan: BatchPlan) -> int:
+    """Return the number of steps of the whole run, up to `max_steps`."""
+    num_steps, max_steps = config.trainer.num_epochs * plan.steps_per_epoch, config.trainer.max_steps
+    return num_steps if max_steps is None else min(num_steps, max_steps)
+
+
+def _describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
+    num_epochs, num_steps = config.trainer.num_epochs, _count_steps(config, plan)
+    is_limited = num_steps < num_epochs * plan.steps_per_epoch
+    return f"{num_epochs} epochs, {num_steps} steps" + " (--max-steps)" * is_limited
+
+
+# --- 5. what is the same on all processes ---
+
+
+def _check_same_parts(run: Run, model: nn.Module, descent: _Descent, task: Task, metrics: Sequence[Metric]) -> None:
+    """Raise ConfigError if some process has another model, optimizer, task, schedule or metrics. **Collective.**"""
+    steps = (0, descent.num_steps // 2, descent.num_steps - 1)
+    parts = {
+        "model": _describe_model(model),
+        "optimizer": _describe_optimizer(descent.optimizer),
+        "metrics": "\n".join(["metrics", *(type(metric).__qualname__ for metric in metrics)]),
+        "task": f"{type(task).__qualname__}\n{_fingerprint(task)}",
+        "schedule": "\n".join(f"step {at}: {descent.schedule(at)}" for at in steps),
+    }
+    check_same_everywhere(parts, run.accelerator)
 
 
 def _describe_model(model: nn.Module) -> str:
@@ -200,56 +376,29 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
     return "\n".join(lines)
 
 
-def _load_origin(run: Run, model: nn.Module) -> list[str]:
-    """Load the initial weights of a new run, and return in lines where weights come from; later starts repeat them."""
-    if run.checkpoint is not None:
-        return list(run.checkpoint.manifest.get("origin", []))
-    origin, path = [str(model.weights_origin)] if hasattr(model, "weights_origin") else [], run.config.run.init_from
-    if path is not None:
-        origin.append(load_initial_weights(model, path, skip=run.config.run.init_skip))
-        if run.accelerator.is_main_process:
-            _logger.info("%s", origin[-1])
-    return origin
+# --- 6. checkpoints and callbacks ---
 
 
-def _compile(run: Run, model: nn.Module, preparation: Stopwatch) -> bool:
-    """Compile `model` if the run does; return whether. **Collective.**"""
-    compiler, stored = Compiler(preparation), {} if run.checkpoint is None else run.checkpoint.manifest
-    decided = compiler.decide(run.accelerator, decided=stored.get("compiled"))
-    if decided:
-        compiler.compile(model)
-    return decided
+def _open_history(run: Run) -> MetricsFile | None:
+    """Return the rows of the run, on the main process."""
+    if not run.accelerator.is_main_process:
+        return None
+    return run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl")))
 
 
-def _refuse_wrapped(model: nn.Module) -> None:
-    """Raise ConfigError for a model that another wrapper spreads over devices."""
-    for module in model.modules():
-        if isinstance(module, nn.DataParallel | DistributedDataParallel):
-            fact = f"the model is, or has, a {type(module).__name__}"
-            raise ConfigError("MODEL", f"{fact}: give the plain module, and start a process for each device")
-
-
-def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
-    """Raise ConfigError for settings of an optimizer or a schedule that the recipe builds itself."""
-    default = config if not optimizer else replace(config, optimizer=OptimizerConfig(freeze=config.optimizer.freeze))
-    if schedule:
-        rates = replace(default.optimizer, learning_rate=None, learning_rate_scaling="none")
-        default = replace(default, optimizer=rates, schedule=ScheduleConfig())
-    if unused := diff_config(config_to_dict(with_defaults(default)), config_to_dict(config)):
-        fact = f"{unused[0][0]} has no effect: the recipe sets {'the optimizer' if optimizer else 'a schedule'} itself"
-        raise ConfigError("CONFIG", f"{fact}: leave it out, or change the recipe")
-
-
-def _count_steps(config: RecipeConfig, plan: BatchPlan) -> int:
-    """Return the number of steps of the whole run, up to `max_steps`."""
-    num_steps, max_steps = config.trainer.num_epochs * plan.steps_per_epoch, config.trainer.max_steps
-    return num_steps if max_steps is None else min(num_steps, max_steps)
-
-
-def _describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
-    num_epochs, num_steps = config.trainer.num_epochs, _count_steps(config, plan)
-    is_limited = num_steps < num_epochs * plan.steps_per_epoch
-    return f"{num_epochs} epochs, {num_steps} steps" + " (--max-steps)" * is_limited
+def _build_checkpointer(
+    run: Run, strategy: PlainStrategy, metadata: Mapping[str, Any], history: MetricsFile | None
+) -> Checkpointer:
+    """Return the checkpointer, which is closed with the run. **Collective.**"""
+    checkpointer = Checkpointer(
+        run.folder / "checkpoints",
+        config=run.config.checkpoint,
+        metadata=metadata,
+        before_commit=history.sync if history is not None else lambda: None,
+        peers=strategy.checkpoint_peers(timeout_s=run.config.runtime.timeout_s),
+    )
+    run.resources.callback(checkpointer.close)
+    return checkpointer
 
 
 def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
@@ -259,65 +408,62 @@ def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     checkpointer.check_shared_disk()
 
 
-def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
-    """Return the peak learning rate, scaled to the global batch, and the learning rate of every step."""
-    optimizer, steps_per_epoch = config.optimizer.with_learning_rate(), plan.steps_per_epoch
-    assert optimizer.learning_rate is not None
-    peak_learning_rate = scale_learning_rate(
-        optimizer.learning_rate, rule=optimizer.learning_rate_scaling,
-        global_batch_size=plan.global_batch_size, base_batch_size=optimizer.base_batch_size,
-    )  # fmt: skip
-    return peak_learning_rate, build_schedule(
-        config.schedule, peak_learning_rate=peak_learning_rate,
-        total_steps=config.trainer.num_epochs * steps_per_epoch, steps_per_epoch=steps_per_epoch,
-    )  # fmt: skip
-
-
-def _fingerprint(loader: Loader, eval_loader: EvalLoader) -> str:
-    """Return a hash that identifies the data of both loaders; empty if one of them has none."""
-    parts = [each.fingerprint() if hasattr(each, "fingerprint") else "" for each in (loader, eval_loader)]
-    return join_fingerprints(parts)
-
-
-def _data_changes(stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
-    """Return `["data"]` if the data differs from the checkpoint's, and that is allowed; else nothing."""
-    before, after = stored.get("num_samples", now["num_samples"]), now["num_samples"]
-    old, new = stored.get("data_fingerprint", ""), now["data_fingerprint"]
-    if before == after and is_same_data(old, new):
-        return []
-    if "data" in allowed:
-        return ["data"]
-    change = f"{tuple(before)} -> {tuple(after)} samples" if before != after else f"{old[:16]} -> {new[:16]}"
-    fix = "restore it, choose another --output-dir, or continue on purpose with --allow-change data"
-    raise CheckpointError("DATA_CHANGED", f"the data is not what this run was trained on ({change}): {fix}")
-
-
-def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
-    if checkpoint.manifest.get("task_fingerprint", fingerprint) != fingerprint:
-        fact = "the task is not what this run was trained with, such as its class weights or its teacher"
-        raise CheckpointError("TASK_CHANGED", f"{fact}: restore it, or choose another --output-dir")
-
-
-def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) -> None:
-    """Warn of other libraries or processes than the checkpoint's: the last bits may differ."""
-    before, now = (
-        {**(each.get("versions") or {}), "num_processes": each["num_processes"]}
-        for each in (checkpoint.manifest, metadata)
+def _banner(run: Run, plan: BatchPlan, model: nn.Module, descent: _Descent, data: _Data) -> str:
+    """Return what a run says of itself at its start."""
+    num_train, num_eval = data.num_samples
+    checked = describe_fingerprint(data.fingerprint)
+    return (
+        f"{describe_machine(run.accelerator)}\n{plan.describe()}, {_describe_length(run.config, plan)}\n"
+        f"{descent.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
+        f"{num_train} + {num_eval} samples; a resume checks {checked}\nrun folder {run.folder}"
     )
-    if metadata["reduce"] == "exact":
-        del before["num_processes"]
-    if changed := [f"{name} {old} -> {now.get(name)}" for name, old in before.items() if old != now.get(name)]:
-        text = "changed since %s was saved: %s; the results may differ in the last bits"
-        _logger.warning(text, checkpoint.name, ", ".join(changed))
 
 
-def _restore(trainer: Trainer, checkpoint: LoadedCheckpoint, changes: Sequence[str]) -> None:
-    """Restore the checkpoint. Raises CheckpointError, also for content that no run has saved."""
-    try:
-        trainer.restore(checkpoint.pieces, changes=changes)
-        for stored in checkpoint.slices:
-            stored.kept = None  # verified here, and read on another process
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-        message = f"{checkpoint.name} contains state that this run cannot load ({reason}): use another checkpoint"
-        raise CheckpointError("CKPT_STATE", message) from error
+def _callbacks(
+    run: Run,
+    *,
+    banner: str,
+    history: MetricsFile | None,
+    preparation: Stopwatch,
+    num_eval_samples: int,
+    export_config: Mapping[str, Any],
+    onnx: OnnxExport | None,
+) -> list[Callback]:
+    """Return the callbacks that the config asks for, in the order in which they are called."""
+    config = run.config.trainer
+    is_main = run.accelerator.is_main_process
+    progress = ProgressBar(config, banner=banner, is_quiet=run.config.run.quiet or not is_main)
+    trackers = []
+    if is_main and run.config.run.track:
+        trackers = [Trackers(run.config.run.track, run=run.folder, config=config_to_dict(run.config))]
+    log = MetricLogger(
+        run.accelerator,
+        history=history,
+        every_n_steps=config.log_every_n_steps,
+        preparation=preparation,
+        phase_s=run.activity.phase_s,
+        sinks=[progress.show, *(each.show for each in trackers)],
+    )
+    callbacks: list[Callback] = []
+    if config.patience is not None:
+        callbacks.append(EarlyStopping(patience=config.patience))
+    if config.max_time_s is not None:
+        callbacks.append(TimeLimit(run.stop_flag, max_seconds=config.max_time_s))
+    callbacks += [
+        log,
+        progress,
+        Exporter(run.folder, weights="model" if config.ema_decay is None else "ema", config=export_config, onnx=onnx),
+    ]
+    if is_main:
+        callbacks.append(
+            ResultWriter(
+                run.folder,
+                log=log,
+                num_eval_samples=num_eval_samples,
+                phase_s=run.activity.phase_s,
+                nondeterministic=run.nondeterministic,
+            )
+        )
+    if run.config.run.profile:
+        callbacks.append(Profile(run.folder / "profile", show=progress.write))
+    return [*callbacks, *trackers]

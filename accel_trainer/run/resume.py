@@ -88,17 +88,10 @@ def read_stored_config(run: Path) -> dict[str, Any]:
 
 
 def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: int) -> R:
-    """Return `config` with its global batch: as given, else that of the run that continues, else the computed one.
-
-    If both have `fit_batch`, also with the micro-batch that fitted into memory, if it is the smaller one.
-    """
+    """Return `config` with its global batch: as given, else that of the run that continues, else the computed one."""
     batch, kept = config.batch, (stored or {}).get("batch", {})
     given = batch.global_batch_size or kept.get("global_batch_size")
     batch = replace(batch, global_batch_size=given or batch.resolved_global_batch_size(num_processes))
-    if batch.fit_batch and kept.get("fit_batch") and kept.get("accumulation_steps") == 1:
-        wanted = batch.resolved_per_device_batch_size(num_processes)
-        fitted = min(wanted, kept.get("per_device_batch_size") or wanted)
-        batch = replace(batch, per_device_batch_size=fitted, accumulation_steps=1)
     return replace(config, batch=batch)
 
 

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from accelerate import Accelerator
 from ..callbacks.trackers import check_trackers
 from ..checkpoint.format import LoadedCheckpoint
 from ..core import filesystem
+from ..core.activity import Activity
 from ..core.errors import (
     CheckpointError,
     ConfigError,
@@ -38,19 +38,14 @@ from ..core.run_dir import (
     writes_to,
 )
 from ..distributed.accelerator import library_versions, start_accelerator
-from ..distributed.collectives import (
-    broadcast_bytes,
-    differing_processes,
-    gather_texts,
-    run_on_main,
-    shutdown,
-)
+from ..distributed.collectives import differing_lines, run_on_main, shutdown
 from ..distributed.determinism import nondeterminism_named
 from ..distributed.launch_env import find_launcher
 from ..fault_tolerance.failure_report import failures_reported
 from ..fault_tolerance.out_of_memory import explain_out_of_memory
 from ..fault_tolerance.preemption import StopFlag, stop_on_signals
 from ..fault_tolerance.watchdog import Watchdog
+from ..training.compile import compile_errors_explained
 from .config import RecipeConfig, check_allowed_changes, describe_shared, with_defaults
 from .parser import save_config
 from .preflight import LaunchContext, log_warnings, refuse_errors
@@ -62,8 +57,7 @@ from .resume import check_changes, choose_folder, find_source, read_checkpoint, 
 class Run:
     """A started run: its processes, its folder and the checkpoint it continues from, on every process.
 
-    `config` has the global batch size filled in, which stays the same after a change of hardware, and with `fit_batch`
-    the micro-batch that fits into memory.
+    `config` has the global batch size filled in, which stays the same after a change of hardware.
     """
 
     config: RecipeConfig
@@ -74,16 +68,10 @@ class Run:
     """Settings that decide the training and were changed on purpose since the checkpoint."""
     nondeterministic: set[str]
     """Operations without a deterministic kernel that this process has used so far."""
-    watchdog: Watchdog
+    activity: Activity
+    stop_flag: StopFlag
     resources: ExitStack
     """Closed when the run ends, in whatever way."""
-
-    def save_micro_batch(self, per_device_batch_size: int) -> None:
-        """Store the samples of a forward with which the next start continues, with `fit_batch`."""
-        batch = replace(self.config.batch, per_device_batch_size=per_device_batch_size, accumulation_steps=1)
-        text = save_config(replace(self.config, batch=batch))
-        with writes_to(self.folder):
-            filesystem.write_file_atomic(self.folder / "config.yaml", text.encode())
 
 
 @contextmanager
@@ -107,7 +95,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     stop_flag = StopFlag(num_processes=num_processes, timeout_s=config.runtime.timeout_s)
     others_wait_s = config.runtime.timeout_s if num_processes > 1 else math.inf
     timeout_s = config.runtime.stuck_timeout_s or others_wait_s
-    watchdog = Watchdog(stop_flag, timeout_s=timeout_s, launcher_pid=find_launcher())
+    activity = Activity()
+    watchdog = Watchdog(activity, stop_flag, timeout_s=timeout_s, launcher_pid=find_launcher())
     with ExitStack() as lock, stop_on_signals(stop_flag), watchdog:
         stop_flag.may_leave = True  # until there is something to save
         path, source, batch, changes = run_on_main(
@@ -118,13 +107,21 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             lock.enter_context(kept_in_place(folder))
         if accelerator.is_main_process:
             log_warnings(replace(launch, config=resolved))
-        with failures_reported(folder, watchdog, rank=rank, num_processes=num_processes):
-            with explain_out_of_memory(resolved.batch, watchdog, accelerator):
+        with failures_reported(folder, activity, watchdog, rank=rank, num_processes=num_processes):
+            with explain_out_of_memory(resolved.batch, activity, accelerator), compile_errors_explained():
                 checkpoint = read_checkpoint(source, accelerator, timeout_s=config.runtime.timeout_s)
                 operations: set[str] = set()
                 with nondeterminism_named(operations, says_it=accelerator.is_main_process), ExitStack() as resources:
                     yield Run(
-                        resolved, accelerator, folder, checkpoint, tuple(changes), operations, watchdog, resources
+                        config=resolved,
+                        accelerator=accelerator,
+                        folder=folder,
+                        checkpoint=checkpoint,
+                        changes=tuple(changes),
+                        nondeterministic=operations,
+                        activity=activity,
+                        stop_flag=stop_flag,
+                        resources=resources,
                     )
             shutdown(accelerator)
 
@@ -209,21 +206,14 @@ def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -
     Of a value of several lines, the first that differs is shown.
     """
     listed = []
-    for name, who in differing_processes(values, accelerator).items():
-        listed.append(f"{name} on {', '.join(map(str, who))}")
-        if "\n" in values[name]:
-            listed[-1] += f" ({_first_difference(values[name], accelerator)[who[0]]})"
+    for name, value in values.items():
+        lines = {process: line for process, line in enumerate(differing_lines(value, accelerator)) if line}
+        if lines:
+            shown = f" ({next(iter(lines.values()))})" if "\n" in value else ""
+            listed.append(f"{name} on {', '.join(map(str, lines))}{shown}")
     if listed:
         fix = (
             "Install the same software, copy the same code and data to every machine, start all in the same way, and "
             "let no part of the recipe depend on the process"
         )
         raise ConfigError("PROCESSES_DIFFER", f"not the same as on process 0: {'; '.join(listed)}. {fix}")
-
-
-def _first_difference(text: str, accelerator: Accelerator) -> list[str]:
-    """Return for each process its first line that the main process does not have there. **Collective.**"""
-    theirs = broadcast_bytes(text.encode(), accelerator).decode().splitlines()
-    pairs = zip_longest(text.splitlines(), theirs, fillvalue="nothing")
-    found = next((f"{mine}; there {other}" for mine, other in pairs if mine != other), "")
-    return gather_texts(found, accelerator)

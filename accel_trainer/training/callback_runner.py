@@ -6,12 +6,14 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..checkpoint.manager import Checkpointer
 from ..core.callback import Callback, TrainerView
 from ..core.errors import UserError
 from ..core.user_code import PartFailed
+
+if TYPE_CHECKING:
+    from ..checkpoint.manager import Checkpointer
 
 _logger = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +12,7 @@ from accelerate import Accelerator
 from torch import Tensor, fx, nn
 
 from ..core.errors import ConfigError
+from ..core.timing import Stopwatch
 
 _logger = logging.getLogger(__name__)
 MAX_VARIANTS = 128  # of one forward: torch's own 8 are few for batches that are cut to their longest sample
@@ -101,19 +101,3 @@ def _reason(error: Exception) -> str:
     """Return the first line of an error, or of the one that torch.compile wraps."""
     inner = getattr(error, "inner_exception", error)
     return f"{type(inner).__name__}: {inner}".splitlines()[0]
-
-
-class Stopwatch:
-    """Counts `seconds` of one-time work, which the throughput leaves out."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count the time of the block."""
-        start_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - start_s

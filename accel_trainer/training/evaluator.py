@@ -18,15 +18,13 @@ from torch import Tensor, nn
 from ..core.batch_plan import own_parts
 from ..core.buffers import BufferCopy, buffer_places, buffers_at
 from ..core.errors import ConfigError, DataError, UserError
+from ..core.pairwise import PairwiseSum
 from ..core.rng import preserved_generators, seed_evaluation
+from ..core.training_mode import set_training_mode
 from ..core.types import Batch, EvalLoader, Metric, Task
 from ..core.user_code import PartFailed
 from ..distributed.collectives import copy_from_main, sum_pairwise
-from ..distributed.fsdp import is_sharded
 from ..fault_tolerance.preemption import StopFlag
-from ..optim.parameter_groups import set_training_mode
-from ..optim.reduction import PairwiseSum
-from .metric_adapters import WholeSetMetric
 from .metrics import describe_tensor, is_number, plain_values, sums_device
 from .task_output import check_eval_output
 from .trial import set_aside
@@ -57,18 +55,22 @@ class Evaluator:
     """
 
     def __init__(
-        self, loader: EvalLoader, *, task: Task, metrics: Sequence[Metric], accelerator: Accelerator,
-        num_parts: int | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        loader: EvalLoader,
+        *,
+        task: Task,
+        metrics: Sequence[Metric],
+        accelerator: Accelerator,
+        num_parts: int | None = None,
+        seed: int = 0,
+        has_collective_forward: bool = False,
+    ) -> None:
         if loader.num_samples < 1:
             raise DataError("DATA_TOO_SMALL", "there are no samples to evaluate on: add some")
         for metric in metrics:
             if not hasattr(metric, "higher_is_better"):
                 fix = 'say which of its numbers can select the best checkpoint, as in {"loss": False}, or {} for none'
                 raise ConfigError("METRIC", f"metric {type(metric).__name__} has no higher_is_better: {fix}")
-            if isinstance(metric, WholeSetMetric) and metric.num_samples != loader.num_samples:
-                fact = f"{type(metric).__name__} has num_samples={metric.num_samples}"
-                raise ConfigError("METRIC", f"{fact}, but the evaluation has {loader.num_samples}: set it to that")
         metrics = [
             metric.for_samples(loader.num_samples) if hasattr(metric, "for_samples") else metric for metric in metrics
         ]
@@ -77,7 +79,10 @@ class Evaluator:
             fix = "remove one, or rename its numbers"
             raise ConfigError("METRIC", f"two metrics report numbers named {', '.join(repeated)}: {fix}")
         self.loader, self.task, self.metrics, self.accelerator = loader, task, metrics, accelerator
-        self._sums_device, self._num_parts, self._seed = sums_device(accelerator.device), num_parts, seed
+        self._sums_device = sums_device(accelerator.device)
+        self._num_parts = num_parts
+        self._seed = seed
+        self._has_collective_forward = has_collective_forward
 
     def run(self, model: nn.Module, *, stop_flag: StopFlag | None = None) -> dict[str, Any]:
         """Return the metrics of the unwrapped `model` over all samples. **Collective. Host sync** (one).
@@ -148,9 +153,9 @@ class Evaluator:
         ):
             try:
                 _, failure = self._update(model, task, parts, islice(self.loader.batches(), 1))
+            except UserError:
+                raise
             except Exception as error:
-                if isinstance(error, UserError):
-                    raise
                 failure = error
             own = [float(isinstance(failure, MetricFailed)), float(failure is not None)]
             flags, *merged = self._merge(
@@ -210,14 +215,13 @@ class Evaluator:
         """Add `batches` to the metrics' sums; return the sample ids, and the first failure of a metric."""
         seen: list[Tensor] = []
         failure: MetricFailed | None = None
-        sharded = is_sharded(self.accelerator)
         position = self._parts()[0].start
-        # Weights that FSDP gathers in inference mode cannot be trained afterwards (torch 2.13).
-        with torch.no_grad() if sharded else torch.inference_mode(), self.accelerator.autocast():
+        # Not inference mode: what a forward caches there, or FSDP gathers, cannot be trained on (torch 2.13).
+        with torch.no_grad(), self.accelerator.autocast():
             for batch in batches:
                 self._seed_batch(position)
                 position += len(batch)
-                if len(batch) > 0 or sharded:  # a forward through shards is collective
+                if len(batch) > 0 or self._has_collective_forward:
                     output = task.eval_step(model, batch)
                     check_eval_output(output)
                 if len(batch) == 0:

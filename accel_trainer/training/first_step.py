@@ -23,44 +23,51 @@ _COMBINED = ("Mul", "Add", "Sub", "Neg", "Sum")  # the last operation of a loss 
 
 
 class FirstStep:
-    """A task for the forwards of the first step: it keeps what the model returned to the real one.
+    """A task for the forwards of the first step: it checks what the real one returns.
 
-    `check` compares the loss with what `eval_step` computes of the same outputs of the model, which is not called
-    again: no running statistic and no generator moves.
+    `check_loss_is_sum` compares the loss with what `eval_step` computes of the same outputs of the model, which is not
+    called again: no running statistic and no generator moves.
     """
 
     def __init__(self, task: Task, model: nn.Module, accelerator: Accelerator) -> None:
-        self._task, self._model, self._accelerator = task, model, accelerator
+        self._task = task
+        self._model = model
+        self._accelerator = accelerator
         self._outputs: list[Any] = []
-        self._is_checked = False
+        self._seen: tuple[Batch, StepOutput] | None = None
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Return what the task returns. **Host sync.** Raises ConfigError for a number of items that is no count."""
+        output = self._task.train_step(model, batch) if self._seen is not None else self._observe(model, batch)
+        count = getattr(output, "num_items", None)
+        if isinstance(count, Tensor) and count.numel() == 1 and not (num_items := float(count.detach())) >= 0:  # or NaN
+            raise ConfigError("NUM_ITEMS", f"train_step returned {num_items} as num_items: return a count")
+        if self._seen is None and self._outputs and len(batch) > 0:
+            self._seen = batch, output
+        return output
+
+    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         """Return what the task returns."""
+        return self._task.eval_step(model, batch)
+
+    def _observe(self, model: nn.Module, batch: Batch) -> StepOutput:
+        """Run the task, and keep what the model returns."""
+        if getattr(self._model, "_compiled_call_impl", None) is not None:
+            return self._task.train_step(model, batch)  # a hook would change what is compiled
         self._outputs = []
         record: Callable[..., None] = lambda module, inputs, output: self._outputs.append(_detached(output))  # noqa: E731
-        # A hook would change what is compiled.
-        is_compiled = getattr(self._model, "_compiled_call_impl", None) is not None
-        handle = None if self._is_checked or is_compiled else self._model.register_forward_hook(record)
-        try:
+        with self._model.register_forward_hook(record):
             return self._task.train_step(model, batch)
-        finally:
-            if handle is not None:
-                handle.remove()
 
-    def check(self, batch: Batch, output: StepOutput) -> None:
-        """Check what the last `train_step` returned; call it after the backward. **Host sync.**
+    def check_loss_is_sum(self) -> None:
+        """Raise ConfigError if the loss of the first batch with samples is its mean. Call it after the step.
 
         Nothing is said of a task that uses the model in another way in `eval_step`, or measures something else there.
-
-        Raises:
-            ConfigError: the loss of the first batch with samples is a mean, or a number of items is negative or NaN.
         """
-        items = None if output.num_items is None else float(output.num_items.detach())
-        if items is not None and not items >= 0:  # or NaN
-            raise ConfigError("NUM_ITEMS", f"train_step returned {items} as num_items: return a count")
-        if self._is_checked or len(self._outputs) == 0 or len(batch) == 0:
+        if self._seen is None:
             return
-        self._is_checked = True
+        batch, output = self._seen
+        items = None if output.num_items is None else float(output.num_items.detach())
         try:
             widths = _widths(self._outputs)
             losses, _, num_items = self._evaluate(batch)

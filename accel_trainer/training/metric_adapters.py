@@ -100,6 +100,13 @@ class WholeSetMetric:
     num_targets: int = 1
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)
 
+    def for_samples(self, num_samples: int) -> WholeSetMetric:
+        """Return the metric, if the evaluation has the number of samples that it expects. Raises ConfigError."""
+        if self.num_samples != num_samples:
+            fact = f"{type(self).__name__} has num_samples={self.num_samples}"
+            raise ConfigError("METRIC", f"{fact}, but the evaluation has {num_samples}: set it to that")
+        return self
+
     def empty(self, device: torch.device) -> Tensor:
         """Return [N, K + T + 1]: outputs, targets, and whether these are integers."""
         size = self.num_samples, self.num_outputs + self.num_targets + 1

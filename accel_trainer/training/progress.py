@@ -71,7 +71,7 @@ class Progress:
         reason = stop.reason
         if self.end_reason is not None and self.is_evaluated:
             state, reason = "done", self.end_reason
-        return RunResult(state, reason or "", replace(self.position), self.metrics, self.best)
+        return RunResult(state, reason or "left by the program", replace(self.position), self.metrics, self.best)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import copy
 import logging
+import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..checkpoint.manager import Checkpointer
 from ..checkpoint.serialization import decode, encode
 from ..checkpoint.state_dict import EXTRA_STATE, equal_bits, fitted_optimizer_state
 from ..core.errors import CheckpointError
-from ..distributed.collectives import run_on_main
-from ..distributed.fsdp import is_shard
+from ..core.shards import is_shard, local_part
+from ..core.types import Task
+from ..distributed.collectives import differing_lines, run_on_main
+from .first_step import FirstStep
 from .metrics import describe_tensor
-from .unseen_state import Marks, listed, mark_unseen
+from .unseen_state import listed, mark_tensor, mark_unseen
+
+if TYPE_CHECKING:
+    from ..checkpoint.manager import Checkpointer
 
 _logger = logging.getLogger(__name__)
 
@@ -53,6 +58,7 @@ class Rehearsal:
         checkpointer: Checkpointer,
     ) -> None:
         self.num_steps_left = 2
+        self._first: FirstStep | None = None
         self._model, self._optimizer = model, optimizer
         self._accelerator, self._checkpointer = accelerator, checkpointer
         self._parts = {"model": model, "optimizer": optimizer, **parts}
@@ -61,26 +67,44 @@ class Rehearsal:
         self._marks = [mark_unseen(self._parts, model=model)]
         self._restored: set[str] = set()
 
+    def first_task(self, task: Task) -> Task:
+        """Return `task` for the first step, which checks what it returns."""
+        self._first = FirstStep(task, self._model, self._accelerator)
+        return self._first
+
     def after_step(self, read_state: Callable[[], Mapping[str, Any]]) -> None:
         """Check the state that a checkpoint would hold, perhaps with shards of this process. **Collective.**
 
         Raises:
-            CheckpointError: a resume could not load the checkpoint, or would have something else than what is live, or
-                a checkpoint has no room.
+            CheckpointError: a resume could not load the checkpoint, or would have something else than what is live on
+                some process, or a checkpoint has no room.
         """
         self.num_steps_left -= 1
+        if self._first is not None:
+            self._first.check_loss_is_sum()
+            self._first = None
         self.check_tensors()
-        state = read_state() if self.num_steps_left else {}
-        run_on_main(lambda: self._check(state), self._accelerator)
+        if not self.num_steps_left:
+            run_on_main(self._warn_of_unseen, self._accelerator)
+            return
+        state = read_state()
+        self._check_same_everywhere({"optimizer": state["optimizer"]})
+        if self._fresh_optimizer is not None:  # on each process: what users load of shards may be collective
+            self._check_optimizer(self._fresh_optimizer, state["optimizer"])
+            self._fresh_optimizer = None
+        run_on_main(lambda: self._check_room(state), self._accelerator)
+        self._marks.append(mark_unseen(self._parts, model=self._model))
 
     def check_tensors(self) -> None:
         """Check that the model has the tensors of a new one; user code can replace them at any time. **Collective.**
 
         Raises:
-            CheckpointError: a resume could not load the model, or the optimizer steps parameters that it no longer has.
+            CheckpointError: a resume could not load the model, or the optimizer steps parameters that it no longer has,
+                or processes have other values of a parameter.
         """
         now = _identify(self._model)
         run_on_main(lambda: self._compare(now), self._accelerator)
+        self._check_same_everywhere({"model": dict(self._model.named_parameters())})
 
     def _compare(self, now: Identities) -> None:
         for name in sorted(self._before.keys() | now.keys()):
@@ -92,23 +116,25 @@ class Rehearsal:
                 fact = f"training replaced the parameter {name}, and the optimizer still updates the old one"
                 raise _inexact(f"{fact}: change it in place, by copy_ under torch.no_grad()")
 
-    def _check(self, state: Mapping[str, Any]) -> None:
-        self._marks.append(mark_unseen(self._parts, model=self._model))
-        if not state:
-            self._warn_of_unseen(*self._marks)
-            self._marks = []
+    def _check_same_everywhere(self, state: Mapping[str, Any]) -> None:
+        """Check that the processes have the same state, which a checkpoint stores once. **Collective.**"""
+        if self._accelerator.num_processes == 1:
             return
-        encoded = {name: encode(piece, name=name) for name, piece in state.items()}
-        if self._fresh_optimizer is not None:
-            piece = decode(encoded["optimizer"].skeleton, encoded["optimizer"].tensors)
-            self._check_optimizer(self._fresh_optimizer, piece)
-            self._fresh_optimizer = None
-        self._checkpointer.check_room(
-            sum(tensor.nbytes for each in encoded.values() for tensor in each.tensors.values())
-        )
+        lines = [f"{path} {_describe(leaf)}" for path, leaf in flatten(state).items() if not is_shard(leaf)]
+        for process, found in enumerate(differing_lines("\n".join(lines), self._accelerator)):
+            if found:
+                fact = f"processes differ after a step (process {process}: {found}), and a checkpoint has one value"
+                fix = "compute it from what all processes have, reduce it over them, or make it a buffer of the model"
+                raise _inexact(f"{fact}: {fix}")
 
-    def _check_optimizer(self, fresh: Optimizer, piece: Mapping[str, Any]) -> None:
-        """Load `piece` into an optimizer as a resume builds it, and compare that with the live one."""
+    def _check_room(self, pieces: Mapping[str, Any]) -> None:
+        encoded = [encode(piece, name=name) for name, piece in pieces.items()]
+        self._checkpointer.check_room(sum(tensor.nbytes for each in encoded for tensor in each.tensors.values()))
+
+    def _check_optimizer(self, fresh: Optimizer, state: Mapping[str, Any]) -> None:
+        """Load `state` into an optimizer as a resume builds it, and compare that with the live one."""
+        encoded = encode(state, name="optimizer")
+        piece = decode(encoded.skeleton, encoded.tensors)
         name = type(fresh).__name__
         parameters = [parameter for group in fresh.param_groups for parameter in group["params"]]
         before = [parameter.detach().clone() for parameter in parameters]
@@ -131,8 +157,10 @@ class Rehearsal:
         live, loaded = (mark_unseen({"optimizer": each}, model=self._model) for each in (self._optimizer, fresh))
         self._restored = {key for key, mark in live.items() if loaded.get(key) == mark}
 
-    def _warn_of_unseen(self, first: Marks, second: Marks, third: Marks) -> None:
+    def _warn_of_unseen(self) -> None:
         """Warn of values that each of two steps changed: something set up in the first step changes only there."""
+        first, second, third = [*self._marks, mark_unseen(self._parts, model=self._model)]
+        self._marks = []
         unseen = [
             name
             for name in first.keys() & second.keys() & third.keys() - self._restored
@@ -170,9 +198,9 @@ def _identify(model: nn.Module) -> Identities:
 
 
 def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
-    """Return a copy of a user's optimizer over the same parameters; None for torch's own, shards, or a failure."""
+    """Return a copy of a user's optimizer over the same parameters; None for torch's own, or a failure."""
     shared = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
-    if type(optimizer).__module__.partition(".")[0] in _BUILT_IN or any(map(is_shard, shared.values())):
+    if type(optimizer).__module__.partition(".")[0] in _BUILT_IN:
         return None
     copied = object.__new__(type(optimizer))
     try:
@@ -182,18 +210,30 @@ def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
     return copied
 
 
-def first_difference(one: Any, other: Any, path: str = "") -> str | None:
+def _describe(leaf: Any) -> str:
+    """Return a line for a plain value, or for the bits of a tensor."""
+    return f"bits {zlib.crc32(repr(mark_tensor(leaf)).encode()):08x}" if isinstance(leaf, Tensor) else repr(leaf)
+
+
+def first_difference(one: Any, other: Any) -> str | None:
     """Return the path to the first difference of two states, such as `state[0].exp_avg`; None if there is none."""
+    mine, theirs = flatten(one), flatten(other)
+    paths = dict.fromkeys([*mine, *theirs])
+    return next((p for p in paths if p not in mine or p not in theirs or not _is_same(mine[p], theirs[p])), None)
+
+
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """Return what `value` holds by its path, such as `state[0].exp_avg`; an empty container is a value."""
+    parts = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+    if not isinstance(parts, Mapping) or not parts:
+        return {path: value}
+    found: dict[str, Any] = {}
+    for key, part in parts.items():
+        found |= flatten(part, f"{path}{'.' * bool(path)}{key}" if isinstance(key, str) else f"{path}[{key!r}]")
+    return found
+
+
+def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return None if one is other or equal_bits(one, other.to(one.device)) else path
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        one, other = dict(enumerate(one)), dict(enumerate(other))
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in dict.fromkeys([*one, *other]):
-            where = f"{path}{'.' * bool(path)}{key}" if isinstance(key, str) else f"{path}[{key!r}]"
-            if key not in one or key not in other:
-                return where
-            if found := first_difference(one[key], other[key], where):
-                return found
-        return None
-    return None if type(one) is type(other) and repr(one) == repr(other) else path
+        return one is other or equal_bits(local_part(one), local_part(other).to(one.device))
+    return type(one) is type(other) and repr(one) == repr(other)

@@ -3,167 +3,163 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
-from traceback import clear_frames
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from accelerate import Accelerator
-from accelerate.utils import release_memory
 from torch import nn
-from torch.optim import Optimizer
 
-from ..checkpoint.format import checkpoint_name
-from ..checkpoint.manager import Checkpointer
-from ..checkpoint.state_dict import StateDicts, TrainingState
+from ..core.activity import Activity
 from ..core.callback import Callback, RunResult
-from ..core.train_state import BestCheckpoint, TrainState
-from ..core.types import Loader, StepBatch, StepOutput, StepReport, Task
-from ..data.dataloader import WaitClock
-from ..distributed.accelerate_settings import reject_unsupported
-from ..distributed.fsdp import sharded_copy
-from ..fault_tolerance.nonfinite_guard import NonfiniteGuard
-from ..fault_tolerance.out_of_memory import halve_micro_batch, is_out_of_memory, needs_restart
+from ..core.learning_rate import Schedule, set_learning_rate
+from ..core.timing import WaitClock
+from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
+from ..core.training_mode import set_training_mode
+from ..core.types import Loader, StepBatch, StepReport, Task
 from ..fault_tolerance.preemption import StopFlag, stop_on_signals
-from ..fault_tolerance.watchdog import Watchdog
-from ..optim.ema import Ema
 from ..optim.evaluation_weights import evaluation_weights
-from ..optim.lr_scheduler import Schedule
-from ..optim.optimizers import set_learning_rate
-from ..optim.parameter_groups import set_training_mode
-from ..optim.reduction import build_reduction
 from .callback_runner import CallbackRunner
-from .compile import compile_errors_explained
 from .config import TrainerConfig
 from .evaluation_file import read_details, write_details
 from .evaluator import EvaluationStopped, Evaluator, MetricFailed, nonfinite_loss
-from .first_step import FirstStep
-from .optimizer_step import OptimizerStep, StepResult
 from .progress import Progress
-from .rehearsal import Rehearsal
-from .task_output import check_step_output
+
+if TYPE_CHECKING:
+    from ..checkpoint.manager import Checkpointer
+    from ..core.registry import Registry
+    from ..optim.ema import Ema
+    from .rehearsal import Rehearsal
+    from .step import OptimizerStep
 
 _logger = logging.getLogger(__name__)
-_AS_IT_IS = nullcontext()
 
 
 class Trainer:
-    """Trains `model` on the step batches of `loader`: one optimizer step per step batch, exact and resumable.
+    """Trains on the step batches of `loader`: one optimizer step per step batch, exact and resumable.
 
-    `model` is the plain module on the accelerator's device and `optimizer` its plain optimizer; the trainer prepares
-    both. Everything that varies is a collaborator; to change the algorithm itself, override `train_step`.
+    `model` is the plain module that `step` trains, and `states` what a checkpoint holds of it. Everything that varies
+    is a collaborator; to change the algorithm itself, override `train_step`.
     """
 
     def __init__(
-        self, config: TrainerConfig, *, accelerator: Accelerator, model: nn.Module, optimizer: Optimizer,
-        learning_rate_at: Schedule, task: Task, loader: Loader, evaluator: Evaluator, checkpointer: Checkpointer,
-        seed: int, watchdog: Watchdog | None = None, on_micro_batch_halved: Callable[[int], None] | None = None,
+        self,
+        config: TrainerConfig,
+        *,
+        model: nn.Module,
+        task: Task,
+        loader: Loader,
+        evaluator: Evaluator,
+        step: OptimizerStep,
+        schedule: Schedule,
+        states: Registry,
+        checkpointer: Checkpointer,
+        average: Ema | None = None,
+        rehearsal: Rehearsal | None = None,
+        stop_flag: StopFlag | None = None,
+        activity: Activity | None = None,
         callbacks: Sequence[Callback] = (),
-    ) -> None:  # fmt: skip
-        reject_unsupported(accelerator)
-        self.accelerator, self.loader, self.learning_rate_at = accelerator, loader, learning_rate_at
-        self._config, self._task, self._evaluator, self._checkpointer = config, task, evaluator, checkpointer
-        self._reduction = build_reduction(loader.plan, accelerator, seed=seed)
+    ) -> None:
+        self.accelerator = step.strategy.accelerator
+        self.loader = loader
+        self.learning_rate_at = schedule
+        self.model = model
+        self._optimizer = step.optimizer
+        self._config = config
+        self._task = task
+        self._evaluator = evaluator
+        self._step = step
+        self._states = states
+        self._checkpointer = checkpointer
+        self._average = average
+        self._rehearsal = rehearsal
         self._run_folder = checkpointer.directory.parent
         self._progress = Progress(config, evaluator.metrics)
         self.state = self._progress.position
-        self._watchdog = watchdog or Watchdog(StopFlag(num_processes=accelerator.num_processes))
-        self._watchdog.position, self._stop_flag = self.state, self._watchdog.stop_flag
-        self._data_wait, self._on_micro_batch_halved = WaitClock(), on_micro_batch_halved
+        self._stop_flag = stop_flag or StopFlag(num_processes=self.accelerator.num_processes)
+        self._activity = activity or Activity()
+        self._activity.position = self.state
+        self._data_wait = WaitClock()
         self._callback_runner = CallbackRunner(callbacks)
-        self.raw_model, self.optimizer = model, optimizer
-        copied = None if config.ema_decay is None else sharded_copy(model, accelerator)
-        self._model, prepared_optimizer = self._reduction.prepare(model, optimizer)
-        self._ema = None if config.ema_decay is None else Ema(model, decay=config.ema_decay, copied=copied)
-        self._guard = NonfiniteGuard(
-            may_skip=config.on_nonfinite == "skip", accelerator=accelerator, model=model, optimizer=optimizer,
-            task=task, seed=seed, folder=self._run_folder,
-        )  # fmt: skip
-        self._update = OptimizerStep(
-            accelerator=accelerator, model=self._model, optimizer=optimizer, prepared_optimizer=prepared_optimizer,
-            reduction=self._reduction, guard=self._guard, max_grad_norm=config.max_grad_norm,
-        )  # fmt: skip
-        average, gathers = None if self._ema is None else self._ema.model, checkpointer.peers.group is None
-        self._training_state = TrainingState(model, optimizer, average, accelerator.scaler, gathers=gathers)
-        self._rehearsal = Rehearsal(
-            model=model, optimizer=optimizer, parts={"task": task}, accelerator=accelerator, checkpointer=checkpointer
-        )
+        self.result: RunResult | None = None
+        """How the run ended; None while it runs."""
 
     def fit(self) -> RunResult:
         """Train from `self.state` to the end; from a restored state this is an exact resume. **Collective.**"""
-        observed = self._callback_runner.errors_observed(self, self._checkpointer)
-        with stop_on_signals(self._stop_flag), observed, compile_errors_explained():
-            self._start()
-            while not self._stop_flag.agreed.is_preemption:
-                if self._is_epoch_end:
-                    self._end_epoch()
-                elif self.is_finished or self._stop_flag.agreed:
-                    break
-                else:
-                    self._train_epoch()
-            return self._finish()
+        with self.running() as reports:
+            for _ in reports:
+                pass
+        assert self.result is not None
+        return self.result
 
-    def _train_epoch(self) -> None:
+    @contextmanager
+    def running(self) -> Iterator[Iterator[StepReport]]:
+        """Let the block own the loop: it gets an iterator that trains a step for each report. **Collective.**
+
+        Leaving the block early saves a checkpoint, as the end of the run does; every process must leave after the same
+        step. Afterwards `result` says how the run ended.
+        """
+        observed = self._callback_runner.errors_observed(self, self._checkpointer)
+        with stop_on_signals(self._stop_flag), observed:
+            self._start()
+            with closing(self._steps()) as steps:
+                yield steps
+            self.result = self._finish()
+
+    def _steps(self) -> Generator[StepReport]:
+        """Train, evaluate and save until nothing is left or something stops the run."""
+        while not self._stop_flag.agreed.is_preemption:
+            if self._is_epoch_end:
+                self._end_epoch()
+            elif self.is_finished or self._stop_flag.agreed:
+                break
+            else:
+                yield from self._train_epoch()
+
+    def _train_epoch(self) -> Generator[StepReport]:
         """Train on what is left of the epoch, until something stops the run."""
-        set_training_mode(self._model)
-        try:
-            for step_batch in self._data_wait.around(self._step_batches()):
-                report = self.train_step(step_batch)
-                self._notify("on_step_end", report)
-                if self._rehearsal.num_steps_left and not report.was_skipped:
-                    # Before training goes on: a run that cannot resume exactly ends here.
-                    self._rehearsal.after_step(self._local_state)
-                if self._stop_flag.poll() or self._progress.requested_stop:
-                    break
-                if self._checkpointer.config.is_due(self.state) and not self._is_epoch_end:
-                    self._save()
-        except (RuntimeError, MemoryError) as error:
-            if not (self._update.is_open and is_out_of_memory(error)):
-                raise
-            self._halve_micro_batch(error)
+        set_training_mode(self._step.model)
+        for step_batch in self._data_wait.around(self._step_batches()):
+            report = self.train_step(step_batch)
+            self._notify("on_step_end", report)
+            if self._rehearsal is not None and self._rehearsal.num_steps_left and not report.was_skipped:
+                # Before training goes on: a run that cannot resume exactly ends here.
+                self._rehearsal.after_step(self._local_state)
+            yield report
+            if self._stop_flag.poll() or self._progress.requested_stop:
+                break
+            if self._checkpointer.config.is_due(self.state) and not self._is_epoch_end:
+                self._save()
 
     def train_step(self, step_batch: StepBatch) -> StepReport:
         """Take one optimizer step by the mean loss over all samples of the step batch, on all processes."""
         state = self.state
+        step = self._step
         learning_rate = self.learning_rate_at(state.optimizer_step)
-        set_learning_rate(self._update.optimizer, learning_rate)
-        output, update = self._compute(step_batch)
+        set_learning_rate(self._optimizer, learning_rate)
+        task = self._task
+        if state.optimizer_step == 0 and self._rehearsal is not None:
+            task = self._rehearsal.first_task(task)
+        step.begin(state, step_batch)
+        for batch in self._data_wait.around(step_batch.micro_batches):
+            self._activity.num_forwards += 1
+            step.accumulate(task, batch)
+        result = step.finish()
         state.advance(step_batch.num_samples)
-        if self._ema is not None and not update.was_skipped:
-            self._ema.update(optimizer_step=state.optimizer_step)
+        if self._average is not None and not result.was_skipped:
+            self._average.update(optimizer_step=state.optimizer_step)
         return StepReport(
-            state.optimizer_step, state.epoch, learning_rate, output.loss_sum, output.sums, step_batch.num_samples,
-            update.grad_norm, update.was_skipped, output.num_items,
-        )  # fmt: skip
-
-    def _compute(self, step_batch: StepBatch) -> tuple[StepOutput, StepResult]:
-        """Run forward, backward and update; return the losses and sums, and the result of the update."""
-        accelerator, reduction = self.accelerator, self._reduction
-        scale = reduction.loss_scale / step_batch.num_samples
-        losses, sums, counts = [], [], []
-        first = FirstStep(self._task, self.raw_model, accelerator) if self.state.optimizer_step == 0 else None
-        task = first or self._task
-        self._update.begin()
-        for index, batch in enumerate(self._data_wait.around(step_batch.micro_batches)):
-            self._watchdog.num_forwards += 1
-            reduction.begin_forward(self.state.optimizer_step, index)
-            is_last = index == len(step_batch.micro_batches) - 1
-            with _AS_IT_IS if is_last else accelerator.no_sync(self._model):
-                with accelerator.autocast() if accelerator.native_amp else _AS_IT_IS:
-                    output = task.train_step(self._model, batch)
-                check_step_output(output)
-                self._update.backward(output.loss_sum, scale)
-            if first is not None:
-                first.check(batch, output)
-            reduction.end_backward(len(batch))
-            losses.append(output.loss_sum.detach())
-            sums.append(output.sums)
-            if output.num_items is not None:
-                counts.append(output.num_items)
-        output = self._update.reduce(losses, sums, counts, num_samples=step_batch.num_samples)
-        return output, self._update.apply(self.state, step_batch, losses)
+            optimizer_step=state.optimizer_step,
+            epoch=state.epoch,
+            learning_rate=learning_rate,
+            loss_sum=result.output.loss_sum,
+            sums=result.output.sums,
+            num_samples=step_batch.num_samples,
+            grad_norm=result.grad_norm,
+            was_skipped=result.was_skipped,
+            num_items=result.output.num_items,
+        )
 
     def evaluate(self) -> dict[str, Any]:
         """Return the metrics of the model as `eval/...` and of its EMA as `eval_ema/...`. **Collective. Host sync.**
@@ -171,9 +167,9 @@ class Trainer:
         Raises:
             EvaluationStopped: some process got a signal.
         """
-        models = {"eval": self.raw_model} | ({} if self._ema is None else {"eval_ema": self._ema.model})
+        models = {"eval": self.model} | ({} if self._average is None else {"eval_ema": self._average.model})
         metrics: dict[str, Any] = {}
-        with self._watchdog.during("evaluation"), evaluation_weights(self.optimizer):
+        with self._activity.during("evaluation"), evaluation_weights(self._optimizer):
             for group, model in models.items():
                 values = self._evaluator.run(model, stop_flag=self._stop_flag)
                 metrics |= {f"{group}/{name}": value for name, value in values.items()}
@@ -185,17 +181,18 @@ class Trainer:
 
     def _save(self) -> None:
         """Pass a checkpoint of the current position to the writer. **Collective.**"""
-        self._guard.flush()
-        with self._watchdog.during("disk"):
+        self._step.settle()
+        with self._activity.during("disk"):
             self._checkpointer.wait()
-        with self._watchdog.during("save"):
-            self._rehearsal.check_tensors()
+        with self._activity.during("save"):
+            if self._rehearsal is not None:
+                self._rehearsal.check_tensors()
             pieces = self.state_dict()
             if self.accelerator.is_main_process or self._checkpointer.peers.group is not None:
                 self._checkpointer.save(self.state, pieces, best=self.best)
         self._notify("on_checkpoint", checkpoint_name(self.state))
 
-    def restore(self, pieces: StateDicts, *, changes: Collection[str] = ()) -> None:
+    def restore(self, pieces: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:
         """Restore a checkpoint's `pieces`, the same on every process.
 
         `changes` are the settings that were changed on purpose: callbacks then decide again whether to stop, and if
@@ -204,13 +201,13 @@ class Trainer:
         Raises:
             CheckpointError: they do not fit this run; nothing is changed then.
         """
-        self._training_state.restore(pieces)
+        self._states.load_state_dict(pieces, changes=changes)
         progress = pieces["trainer"]
         self._progress.load_state_dict(progress, changes=changes)
+        self._step.load_state_dict(progress)
+        self._callback_runner.load_state_dict(progress["callbacks"])
         if self.accelerator.is_main_process:
             self._restore_details()
-        self._guard.skipped_steps = progress["skipped_steps"]
-        self._callback_runner.load_state_dict(progress["callbacks"])
 
     def _restore_details(self) -> None:
         """Let the metrics of the last evaluation have its details again, if their file is of that evaluation."""
@@ -221,18 +218,16 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the run, as references to live tensors. **Collective.**"""
-        return {**self._training_state.pieces(), "trainer": self._own_state()}
+        return self._step.strategy.gather(self._local_state())
 
     def _local_state(self) -> dict[str, Any]:
         """Return the state with the shards of this process. **Collective** if that of a callback is."""
-        return {**self._training_state.local_pieces(), "trainer": self._own_state()}
-
-    def _own_state(self) -> dict[str, Any]:
-        return {
+        progress = {
             **self._progress.state_dict(),
-            "skipped_steps": self._guard.skipped_steps,
+            **self._step.state_dict(),
             "callbacks": self._callback_runner.state_dict(),
         }
+        return {**self._states.state_dict(), "trainer": progress}
 
     @property
     def best(self) -> BestCheckpoint | None:
@@ -257,12 +252,10 @@ class Trainer:
         self._notify("on_fit_start")
         self._stop_flag.may_leave = False
         self._stop_flag.agree()  # a signal may have reached a single process during the start
-        self._watchdog.phase = "training"
+        self._activity.phase = "training"
         if self.state.optimizer_step == 0 and not self.is_finished:
-            with self._watchdog.during("evaluation"):
-                self._evaluator.rehearse(self.raw_model, monitored=self._progress.monitored)
-        if self._on_micro_batch_halved and needs_restart(self.accelerator) and self.state.optimizer_step == 0:
-            self._save()  # or there would be nothing to restart from
+            with self._activity.during("evaluation"):
+                self._evaluator.rehearse(self.model, monitored=self._progress.monitored)
 
     def _step_batches(self) -> Iterator[StepBatch]:
         """Yield the step batches left of this epoch, or up to `max_steps`."""
@@ -270,29 +263,10 @@ class Trainer:
         left = None if max_steps is None else max_steps - self.state.optimizer_step
         return islice(self.loader.step_batches(self.state.epoch, self.state.step_in_epoch), left)
 
-    def _halve_micro_batch(self, error: BaseException) -> None:
-        """Undo the step that was out of memory; the next step batches begin with it, in forwards of half the size.
-
-        Raises:
-            OutOfMemoryError: the user has not asked for that, or a forward has a single sample.
-            Preempted: it takes a restart.
-        """
-        plan = halve_micro_batch(
-            self.loader.plan, accelerator=self.accelerator, step=self.state.optimizer_step + 1,
-            remember=self._on_micro_batch_halved,
-        )  # fmt: skip
-        clear_frames(error.__traceback__)  # they hold the activations of the forwards
-        self._update.undo()
-        release_memory()
-        self._save()  # where the size changes, so that a run killed after this has the same bits
-        self._checkpointer.wait(must_succeed=True)
-        if self._on_micro_batch_halved is not None:
-            self._on_micro_batch_halved(plan.per_device_batch_size)
-        self.loader.plan = plan
-
     def _end_epoch(self) -> None:
         """Evaluate if due, and move to the next epoch unless a signal ends the evaluation."""
-        best_before, next_epoch = self.best, replace(self.state, epoch=self.state.epoch + 1, step_in_epoch=0)
+        best_before = self.best
+        next_epoch = replace(self.state, epoch=self.state.epoch + 1, step_in_epoch=0)
         if self._config.evaluates_after(next_epoch.epoch) and not self._evaluate_at(next_epoch):
             return  # saved as not yet evaluated: a resume evaluates again
         self.state.finish_epoch()
@@ -327,7 +301,7 @@ class Trainer:
         """
         self._stop_flag.drain()
         self._save()  # a position that is already saved is not saved again
-        with self._watchdog.during("disk"):
+        with self._activity.during("disk"):
             self._checkpointer.wait(must_succeed=True)
         if not self._progress.is_evaluated and not self._stop_flag.agreed.is_preemption:
             self._evaluate_at(self.state)
@@ -335,7 +309,7 @@ class Trainer:
                 self._checkpointer.record_best(self.best)
         result = self._progress.result(self._stop_flag.agreed)
         is_diverged = result.state != "preempted" and nonfinite_loss(result.metrics) is not None
-        self._watchdog.phase = "diverged" if is_diverged else result.state
+        self._activity.phase = "diverged" if is_diverged else result.state
         self._notify("on_fit_end", result)
         return result
 

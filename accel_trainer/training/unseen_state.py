@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from ..core.shards import local_part
 from ..core.user_code import LIBRARIES
-from ..distributed.fsdp import local_part
 
 _LISTED = 5
 _MAX_ITEMS = 1000
 _MAX_BYTES = 2**16
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 _REDUCED = (itertools.count, random.Random, np.random.Generator)
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -106,11 +107,11 @@ class _Walk:
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
         if isinstance(value, Tensor):
-            return self._mark_tensor(value)
+            return None if id(value) in self._seen or value.grad_fn is not None else mark_tensor(value)
         if isinstance(value, _PLAIN):
             return type(value), repr(value)
         if isinstance(value, _REDUCED):
-            return type(value), repr(value.__reduce__())
+            return type(value), repr(getattr(value, "bit_generator", value).__reduce__())
         if not isinstance(value, list | tuple | set | frozenset | deque | Mapping):
             return None
         if len(value) > _MAX_ITEMS:
@@ -118,15 +119,14 @@ class _Walk:
         items = value.items() if isinstance(value, Mapping) else value
         return type(value), [self._mark(item) for item in items]
 
-    def _mark_tensor(self, tensor: Tensor) -> Mark | None:
-        """Mark a tensor by its bytes; a large one by its sum and a sample, so that a large teacher costs little."""
-        if id(tensor) in self._seen or tensor.grad_fn is not None:
-            return None
-        flat = local_part(tensor.detach()).reshape(-1)
-        total = flat.sum(dtype=torch.float64 if flat.is_floating_point() else None)
-        sample = flat[:: flat.nbytes // _MAX_BYTES + 1]
-        content = [each.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for each in (total, sample)]
-        return (Tensor, tensor.dtype, tensor.shape), content
+
+def mark_tensor(tensor: Tensor) -> Mark:
+    """Mark a tensor by its bytes; a large one by their sum and a sample, so that a large teacher costs little."""
+    flat = local_part(tensor.detach()).reshape(-1).contiguous()
+    # A sum of integers is the same with any number of threads.
+    total = flat.view(_INTEGERS.get(flat.itemsize, torch.int64)).sum()
+    sample = flat[:: flat.nbytes // _MAX_BYTES + 1].cpu().contiguous()
+    return (Tensor, tensor.dtype, tensor.shape), (int(total), sample.view(torch.uint8).numpy().tobytes())
 
 
 @cache

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from accel_trainer.callbacks.metric_logger import Meters
+from accel_trainer.core.timing import WaitClock
 from accel_trainer.core.types import StepReport
-from accel_trainer.data.dataloader import WaitClock
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
 
 from .. import processes
@@ -164,7 +164,7 @@ def test_a_clock_counts_the_waiting_and_not_what_is_done_with_the_items(
             now_s += 1.0
             yield item
 
-    monkeypatch.setattr("accel_trainer.data.dataloader.time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr("accel_trainer.core.timing.time", SimpleNamespace(perf_counter=lambda: now_s))
     clock, seen = WaitClock(), []
     for item in clock.around(items()):
         now_s += 100.0

@@ -33,8 +33,8 @@ class ComparesResume(Callback):
         loaded = load_checkpoint(trainer._checkpointer.directory)
         if loaded is None:
             return
-        live = {"model": trainer.raw_model.state_dict(), "optimizer": trainer.optimizer.state_dict()["state"]}
-        live["ema"] = trainer._ema.model.state_dict()
+        live = {"model": trainer.model.state_dict(), "optimizer": trainer._optimizer.state_dict()["state"]}
+        live["ema"] = trainer._average.model.state_dict()
         stored = {name: loaded.pieces[name] for name in live}
         stored["optimizer"] = stored["optimizer"]["state"]
         assert loaded.position == trainer.state

@@ -11,13 +11,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from accel_trainer.checkpoint.format import checkpoint_name, list_checkpoints
+from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.checkpoint.serialization import encode
 from accel_trainer.checkpoint.staging import Snapshot
 from accel_trainer.core.errors import CheckpointError, ConfigError, DivergedError
-from accel_trainer.core.train_state import TrainState
+from accel_trainer.core.train_state import TrainState, checkpoint_name
 from tests import processes
 from tests.faults.disks import InterceptedDisk, installed
 from tests.faults.tiny_run import METADATA, damage, is_state_at, make, name_at, names, pieces_at, position_at, save

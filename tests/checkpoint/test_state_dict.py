@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from accel_trainer.checkpoint.state_dict import TrainingState, check_weights
+from accel_trainer.checkpoint.state_dict import check_weights, training_state
 from accel_trainer.core.errors import CheckpointError, ExitCode
+from accel_trainer.core.registry import Registry
 from accel_trainer.optim.config import OptimizerConfig
 from accel_trainer.optim.ema import Ema
 from accel_trainer.optim.optimizers import build_optimizer
@@ -19,12 +22,30 @@ from ..workload import SmallNet
 Change = Callable[[dict[str, Any]], object]
 
 
-def trained(seed: int, *, name: str = "sgd") -> TrainingState:
+@dataclass
+class Trained:
+    """What was trained, and the registry of its state."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    state: Registry
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state.state_dict()
+
+    def load_state_dict(self, pieces: dict[str, Any]) -> None:
+        self.state.load_state_dict(pieces)
+
+    def started_anew(self) -> Trained:
+        return Trained(self.model, self.optimizer, training_state(self.model, self.optimizer))
+
+
+def trained(seed: int, *, name: str = "sgd") -> Trained:
     """A run after two steps, everything in it different for each `seed`."""
     torch.manual_seed(seed)
     model = SmallNet(norm="batch")
     optimizer = build_optimizer(model, OptimizerConfig(name=name, learning_rate=0.1))
-    ema = Ema(model, decay=0.9)
+    ema = Ema(model, copy.deepcopy(model), decay=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (seed + 3))
     scaler.scale(torch.ones(()))
     for step in (1, 2):
@@ -32,11 +53,11 @@ def trained(seed: int, *, name: str = "sgd") -> TrainingState:
         optimizer.step()
         optimizer.zero_grad()
         ema.update(optimizer_step=step)
-    return TrainingState(model, optimizer, ema.model, scaler)
+    return Trained(model, optimizer, training_state(model, optimizer, ema.model, scaler))
 
 
-def stored(state: TrainingState) -> dict[str, Any]:
-    return copy.deepcopy(state.pieces())
+def stored(state: Trained) -> dict[str, Any]:
+    return copy.deepcopy(state.state_dict())
 
 
 def same(one: Any, other: Any) -> bool:
@@ -54,7 +75,7 @@ def test_restored_objects_have_the_state_that_was_taken(name: str) -> None:
     source, target = trained(0, name=name), trained(1, name=name)
     pieces = stored(source)
     assert not same(stored(target), pieces)
-    target.restore(pieces)
+    target.load_state_dict(pieces)
     assert same(stored(target), pieces)
 
 
@@ -62,21 +83,19 @@ def test_a_setting_that_was_changed_is_this_runs_and_what_the_steps_changed_is_t
     source, target = trained(0), trained(1)
     for group in source.optimizer.param_groups:
         group["num_restarts"] = 7  # as an optimizer may count
-    for state in (source, target):
-        state.__init__(state.model, state.optimizer, None, None)  # type: ignore[misc]
+    source = source.started_anew()
     for group in source.optimizer.param_groups:
         group["num_restarts"] = 9
     for group in target.optimizer.param_groups:
         group.update(num_restarts=7, weight_decay=0.5)
-    target.__init__(target.model, target.optimizer, None, None)  # type: ignore[misc]
-    target.restore(stored(source))
+    target.started_anew().load_state_dict(stored(source))
     for group in target.optimizer.param_groups:
         assert (group["num_restarts"], group["weight_decay"]) == (9, 0.5)
 
 
 def test_pieces_are_the_live_tensors() -> None:
     state = trained(0)
-    pieces = state.pieces()
+    pieces = state.state_dict()
     with torch.no_grad():
         state.model.layers[0].weight.zero_()
     assert pieces["model"]["layers.0.weight"].abs().sum() == 0
@@ -86,21 +105,20 @@ def test_restoring_shares_no_memory_with_what_was_restored() -> None:
     source, target = trained(0), trained(1)
     pieces = stored(source)
     before = copy.deepcopy(pieces)
-    target.restore(pieces)
+    target.load_state_dict(pieces)
     target.model(torch.randn(4, 3, 8, 8)).sum().backward()
     target.optimizer.step()
     assert same(pieces, before)
 
 
 def test_a_run_without_average_and_scaler_has_no_pieces_of_them() -> None:
-    state = trained(0)
-    bare = TrainingState(state.model, state.optimizer, None, None)
-    assert sorted(bare.pieces()) == ["model", "optimizer"]
-    bare.restore(stored(trained(1)))  # what the checkpoint has besides is not needed
+    bare = trained(0).started_anew()
+    assert sorted(bare.state_dict()) == ["model", "optimizer"]
+    bare.load_state_dict(stored(trained(1)))  # what the checkpoint has besides is not needed
 
 
 def test_the_optimizer_knows_its_class_and_the_names_of_its_parameters() -> None:
-    piece = trained(0).pieces()["optimizer"]
+    piece = trained(0).state_dict()["optimizer"]
     assert piece["class"] == "SGD"
     names = [name for group in piece["param_groups"] for name in group["param_names"]]
     assert sorted(names) == sorted(name for name, _ in SmallNet(norm="batch").named_parameters())
@@ -187,7 +205,7 @@ def test_what_does_not_fit_is_named_in_one_line_and_nothing_has_changed(name: st
     before = stored(state)
     change(pieces)
     with pytest.raises(CheckpointError, match=message) as caught:
-        state.restore(pieces)
+        state.load_state_dict(pieces)
     assert caught.value.code == code
     assert caught.value.exit_code == ExitCode.CHECKPOINT
     assert "\n" not in str(caught.value)
@@ -196,7 +214,7 @@ def test_what_does_not_fit_is_named_in_one_line_and_nothing_has_changed(name: st
 
 def test_a_checkpoint_of_another_optimizer_is_refused_with_the_way_out() -> None:
     with pytest.raises(CheckpointError, match="optimizer is AdamW, this run's is SGD: .* --init-from"):
-        trained(0).restore(stored(trained(1, name="adamw")))
+        trained(0).load_state_dict(stored(trained(1, name="adamw")))
 
 
 def test_many_differences_are_shown_as_five_and_a_count() -> None:

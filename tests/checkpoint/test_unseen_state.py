@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from accel_trainer.checkpoint.serialization import decode, encode
-from accel_trainer.checkpoint.state_dict import TrainingState
+from accel_trainer.checkpoint.state_dict import training_state
+
+from .test_state_dict import Trained
 
 
 class Counting(SGD):
@@ -79,14 +81,15 @@ class Cached(nn.Module):
         return outputs
 
 
-def make(model: Callable[[], nn.Module], optimizer: Callable[[Any], Optimizer]) -> TrainingState:
+def make(model: Callable[[], nn.Module], optimizer: Callable[[Any], Optimizer]) -> Trained:
     torch.manual_seed(0)
     built = model()
-    return TrainingState(built, optimizer(built.parameters()), None, None)
+    stepped = optimizer(built.parameters())
+    return Trained(built, stepped, training_state(built, stepped))
 
 
-def saved(state: TrainingState) -> dict[str, Any]:
-    encoded = {name: encode(piece, name=name) for name, piece in copy.deepcopy(state.pieces()).items()}
+def saved(state: Trained) -> dict[str, Any]:
+    encoded = {name: encode(piece, name=name) for name, piece in copy.deepcopy(state.state_dict()).items()}
     return {name: decode(each.skeleton, each.tensors) for name, each in encoded.items()}
 
 
@@ -103,13 +106,13 @@ def test_state_that_torchs_own_parts_do_not_have_is_restored(model: Any, optimiz
     whole, before, after = (make(model, optimizer) for _ in range(3))
     steps(whole, 0, 6)
     steps(before, 0, 3)
-    after.restore(saved(before))
+    after.load_state_dict(saved(before))
     steps(after, 3, 6)
     expected, found = (dict(state.model.named_parameters()) for state in (whole, after))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def steps(state: TrainingState, first: int, end: int) -> None:
+def steps(state: Trained, first: int, end: int) -> None:
     for step in range(first, end):
         inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
         state.model(inputs).square().mean().backward()
@@ -119,6 +122,6 @@ def steps(state: TrainingState, first: int, end: int) -> None:
 
 def test_buffers_that_training_leaves_alone_are_not_stored() -> None:
     state = make(Cached, lambda parameters: SGD(parameters, lr=0.1))
-    assert "buffers" not in state.pieces()
+    assert "buffers" not in state.state_dict()
     steps(state, 0, 1)
-    assert sorted(state.pieces()["buffers"]["model"]) == ["centre", "table"]
+    assert sorted(state.state_dict()["buffers"]["model"]) == ["centre", "table"]

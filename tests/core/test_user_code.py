@@ -101,6 +101,15 @@ def test_a_bug_keeps_all_its_frames(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.count('  File "') == 3
 
 
+def test_a_part_that_takes_other_arguments_is_the_users() -> None:
+    error = raised_through(
+        USERS, OURS, error=TypeError("Mine.on_step_end() takes 2 positional arguments but 3 were given")
+    )
+    assert describe_error(error).endswith("but 3 were given, as accel_trainer calls it")
+    assert exit_code_of(error) == ExitCode.USER_CODE
+    assert exit_code_of(raised_through(OURS, error=TypeError("unsupported operand type(s) for +"))) == ExitCode.INTERNAL
+
+
 def test_a_part_that_failed_is_judged_by_its_error() -> None:
     failed = PartFailed("metric F1 failed (ZeroDivisionError: by zero)")
     failed.__cause__ = raised_through(OURS, USERS)

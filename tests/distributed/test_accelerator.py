@@ -15,15 +15,16 @@ from accelerate import PartialState
 from torch import nn
 
 from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.timing import Stopwatch
 from accel_trainer.distributed.accelerator import (
     RuntimeConfig,
     describe_machine,
-    peak_memory_bytes,
-    place_model,
     start_accelerator,
 )
 from accel_trainer.distributed.collectives import shutdown
-from accel_trainer.training.compile import Compiler, Stopwatch
+from accel_trainer.distributed.machine import peak_memory_bytes
+from accel_trainer.distributed.placement import place_model
+from accel_trainer.training.compile import Compiler
 
 from .. import processes, workload
 from ..joined import joined_processes

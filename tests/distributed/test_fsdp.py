@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from accel_trainer import BatchConfig, Callback, OptimizerConfig, RuntimeConfig, Trainer, TrainerConfig
 from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.collectives import shutdown
-from accel_trainer.distributed.fsdp import is_sharded
 from tests import processes, workload
 from tests.checkpoint.sharded_run import newest, stored_bytes
 from tests.fault_tolerance.test_nonfinite_guard import BAD, Poisoned
@@ -208,7 +207,7 @@ def test_the_preset_shards_on_cpu_processes(tmp_path: Path) -> None:
 
 def main() -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
-    kind = "shards" if is_sharded(accelerator) else "whole weights"
+    kind = "shards" if accelerator.distributed_type == "FSDP" else "whole weights"
     line = f"{accelerator.num_processes} x {accelerator.device.type}, {accelerator.mixed_precision}, {kind}\n"
     os.write(1, line.encode())  # one write per process, so that lines do not mix
     shutdown(accelerator)
@@ -222,8 +221,8 @@ class Resharding(Callback):
     """Notes, after each evaluation, whether weights are sharded again after a forward."""
 
     def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
-        parts = [module for module in trainer.raw_model.modules() if hasattr(module, "unshard")]
-        groups = [part._get_fsdp_state()._fsdp_param_group for part in parts if part is not trainer.raw_model]
+        parts = [module for module in trainer.model.modules() if hasattr(module, "unshard")]
+        groups = [part._get_fsdp_state()._fsdp_param_group for part in parts if part is not trainer.model]
         print("reshards", {group.post_forward_mesh_info is not None for group in groups if group is not None})
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from accel_trainer import BatchConfig, OptimizerConfig, TrainerConfig
@@ -19,6 +20,7 @@ from tests import processes, workload
 from tests.changing_net import ChangingNet
 from tests.checkpoint.sharded_run import newest, stored_bytes
 from tests.joined import FSDP
+from tests.variants import slow_but
 from tests.workload import NUM_CLASSES
 
 
@@ -82,6 +84,31 @@ def vit() -> nn.Module:
     return Logits(net)
 
 
+def language_model(kind: str) -> nn.Module:
+    """Return a small model of transformers that reads images as words, itself: accelerate asks for its embeddings."""
+    import transformers
+
+    size = {"vocab_size": 32, "tie_word_embeddings": kind != "Llama"}
+    bert = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+    make, config = {
+        "BERT": (transformers.BertForMaskedLM, transformers.BertConfig(**size, **bert)),
+        "T5": (
+            transformers.T5ForConditionalGeneration,
+            transformers.T5Config(**size, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2),
+        ),
+        "Llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig(**size, **bert, **special)),
+    }[kind]
+
+    class OfImages(make):
+        def forward(self, images: Tensor) -> Tensor:
+            words = (images.flatten(1)[:, :16] * 8).long().clamp(0, 15)
+            decoded = {"decoder_input_ids": words[:, :2]} if kind == "T5" else {}
+            return super().forward(input_ids=words, **decoded).logits[:, 0, :NUM_CLASSES]
+
+    return OfImages(config)
+
+
 class Logits(nn.Module):
     """Returns the logits of a model of transformers."""
 
@@ -121,6 +148,9 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "not contiguous": lambda: Wrapped(Odd()),
     "without a dimension": lambda: Wrapped(Scaled()),
     "the same memory": lambda: Wrapped(SameMemory()),
+    "BERT": lambda: language_model("BERT"),
+    "T5": lambda: language_model("T5"),
+    "Llama": lambda: language_model("Llama"),
     "changing buffers": lambda: ChangingNet("usage"),
 }
 
@@ -135,8 +165,10 @@ def config_of(folder: Path, name: str = "sgd", max_steps: int | None = 2) -> Any
     return replace(config, runtime=replace(config.runtime, sync_batch_norm=False))
 
 
-def train(folder: Path, net: str, name: str = "sgd", max_steps: int | None = 2) -> None:
-    os.environ.update(FSDP)
+def train(
+    folder: Path, net: str, name: str = "sgd", max_steps: int | None = 2, changes: Mapping[str, str] = FSDP
+) -> None:
+    os.environ.update(changes)
     torch.manual_seed(0)
     workload.train(config_of(folder, name, max_steps), net=NETS[net], num_train=72)
 
@@ -146,6 +178,14 @@ def train(folder: Path, net: str, name: str = "sgd", max_steps: int | None = 2) 
 )
 def test_a_model_with_containers_attention_or_tied_weights_is_sharded(tmp_path: Path, net: str) -> None:
     processes.run(train, tmp_path / "run", net, num_processes=2, folder=tmp_path / "logs")
+
+
+@pytest.mark.parametrize("net", slow_but(["T5"], ["BERT", "T5", "Llama"]))
+def test_a_language_model_is_sharded_whether_or_not_its_embeddings_are_tied(tmp_path: Path, net: str) -> None:
+    processes.run(train, tmp_path / "run", net, num_processes=2, folder=tmp_path / "logs")
+    processes.run(train, tmp_path / "whole", net, "sgd", 2, {}, num_processes=2, folder=tmp_path / "logs-whole")
+    sharded, whole = (load_file(newest(tmp_path / name) / "model.safetensors") for name in ("run", "whole"))
+    assert all(torch.allclose(sharded[name], whole[name], atol=1e-5) for name in whole)
 
 
 @pytest.mark.parametrize(
@@ -198,11 +238,14 @@ def test_a_sharded_run_whose_forward_changes_buffers_resumes_to_the_same_bytes(t
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reshard", ["true", "false"])
 @pytest.mark.parametrize("net", ["a transformer", "a vit of transformers"])
-def test_the_rehearsal_of_a_resume_says_nothing_of_sharded_models(tmp_path: Path, net: str) -> None:
+def test_the_rehearsal_of_a_resume_says_nothing_of_sharded_models(tmp_path: Path, net: str, reshard: str) -> None:
+    settings = FSDP | {"FSDP_RESHARD_AFTER_FORWARD": reshard}
     for name, attempts in (("whole", (None,)), ("resumed", (2, 7, None))):
         for number, max_steps in enumerate(attempts):
             logs = tmp_path / f"logs-{name}-{number}"
-            job = processes.run(train, tmp_path / name, net, "adamw", max_steps, num_processes=2, folder=logs)
+            arguments = (tmp_path / name, net, "adamw", max_steps, settings)
+            job = processes.run(train, *arguments, num_processes=2, folder=logs)
             assert not re.search("UNSEEN_STATE|CKPT_INEXACT", job.output(0) + job.output(1))
     assert stored_bytes(newest(tmp_path / "whole")) == stored_bytes(newest(tmp_path / "resumed"))

@@ -89,7 +89,7 @@ class Watcher(Callback):
 
 
 def tensors(trainer: Trainer) -> dict[str, Tensor]:
-    pieces = trainer._training_state.pieces()
+    pieces = trainer._states.state_dict()
     return {
         f"{name}.{key}": tensor.clone()
         for name, piece in pieces.items()
@@ -165,11 +165,11 @@ class Poison(Callback):
             return
         group, _, name = self.what.partition(" ")
         if group == "optimizer":
-            momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
+            momenta = [state["momentum_buffer"] for state in trainer._optimizer.state.values()]
             momenta[0][0] = float("nan")
             return
-        assert trainer._ema is not None
-        model = trainer.raw_model if group == "model" else trainer._ema.model
+        assert trainer._average is not None
+        model = trainer.model if group == "model" else trainer._average.model
         with torch.no_grad():
             model.state_dict()[name][0] = float("inf")
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from accel_trainer.core.errors import Preempted
-from accel_trainer.data.signals import SIGNALS
+from accel_trainer.core.platform import STOP_SIGNALS
 from accel_trainer.fault_tolerance.preemption import TIME_LIMIT, Stop, StopFlag, stop_on_signals
 
 from .. import processes
@@ -19,7 +19,7 @@ from ..joined import joined_processes
 pytestmark = pytest.mark.signal
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_raises_the_flag_and_the_next_poll_stops(number: int) -> None:
     flag = StopFlag()
     with stop_on_signals(flag):
@@ -36,21 +36,21 @@ def test_handlers_are_restored_however_the_block_ends() -> None:
     def handle(number: int, frame: object) -> None:
         raise AssertionError
 
-    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    before = {number: signal.signal(number, handle) for number in STOP_SIGNALS}
     try:
         with stop_on_signals(StopFlag()):
-            assert all(signal.getsignal(number) is not handle for number in SIGNALS)
-        assert all(signal.getsignal(number) is handle for number in SIGNALS)
+            assert all(signal.getsignal(number) is not handle for number in STOP_SIGNALS)
+        assert all(signal.getsignal(number) is handle for number in STOP_SIGNALS)
         with pytest.raises(KeyError), stop_on_signals(StopFlag()):
             raise KeyError
-        assert all(signal.getsignal(number) is handle for number in SIGNALS)
+        assert all(signal.getsignal(number) is handle for number in STOP_SIGNALS)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def test_outside_the_main_thread_the_block_runs_without_handlers() -> None:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     ran: list[bool] = []
 
     def work() -> None:
@@ -62,7 +62,7 @@ def test_outside_the_main_thread_the_block_runs_without_handlers() -> None:
     thread.start()
     thread.join()
     assert ran == [True]
-    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+    assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
 
 
 def test_an_error_outside_the_main_thread_comes_through() -> None:
@@ -192,7 +192,7 @@ def ignore_all() -> None:
     from accel_trainer.data.signals import ignore_signals
 
     ignore_signals()
-    for number in SIGNALS:
+    for number in STOP_SIGNALS:
         os.kill(os.getpid(), number)
 
 

@@ -150,7 +150,7 @@ def test_processes_with_other_versions_are_named_before_anything_is_written(tmp_
     for rank in range(3):
         said = job.output(rank)
         assert "PROCESSES_DIFFER]: not the same as on process 0: torch on 2; code on 1; config on 1, 2" in said
-        assert "(seed: 1; there seed: 0). Install" in said
+        assert "(seed: 1; process 0: seed: 0). Install" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -177,11 +177,11 @@ def train_on_other_data(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "difference"),
     [
-        ("model", "model on 1 (layers.1.running_mean [8] torch.float32; there nothing)"),
-        ("optimizer", "optimizer on 1 (Adam; there SGD)"),
-        ("metrics", "metrics on 1 (MeanLoss; there TopKAccuracy)"),
-        ("schedule", "schedule on 1 (step 0: 0.1; there step 0: 0.2)"),
-        ("max_steps", "config on 1 (trainer.max_steps: 4; there trainer.max_steps: None)"),
+        ("model", "model on 1 (layers.1.running_mean [8] torch.float32; process 0: nothing)"),
+        ("optimizer", "optimizer on 1 (Adam; process 0: SGD)"),
+        ("metrics", "metrics on 1 (MeanLoss; process 0: TopKAccuracy)"),
+        ("schedule", "schedule on 1 (step 0: 0.1; process 0: step 0: 0.2)"),
+        ("max_steps", "config on 1 (trainer.max_steps: 4; process 0: trainer.max_steps: None)"),
     ],
 )
 def test_processes_that_build_other_parts_are_named_before_the_first_step(
@@ -238,9 +238,9 @@ def test_a_new_run_starts_with_the_weights_of_another_and_nothing_else_of_it(
     class Look(Callback):
         def on_fit_start(self, trainer: Trainer) -> None:
             assert (trainer.state.optimizer_step, trainer.best) == (0, None)
-            momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
+            momenta = [state["momentum_buffer"] for state in trainer._optimizer.state.values()]
             assert not any(momentum.any() for momentum in momenta)
-            started.append({name: value.clone() for name, value in trainer.raw_model.state_dict().items()})
+            started.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
 
     config = workload.make_config(tmp_path / "second")
     config = replace(config, run=replace(config.run, init_from=source))

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from accel_trainer.checkpoint.format import checkpoint_name, decode_files, list_checkpoints, read_checkpoint
+from accel_trainer.checkpoint.format import decode_files, list_checkpoints, read_checkpoint
 from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.checkpoint.serialization import encode
 from accel_trainer.checkpoint.sharded import load_whole
 from accel_trainer.core.errors import CheckpointError
 from accel_trainer.core.filesystem import AppendFile
-from accel_trainer.core.train_state import BestCheckpoint, TrainState
+from accel_trainer.core.train_state import BestCheckpoint, TrainState, checkpoint_name
 
 METADATA = {"config_sha256": "0" * 64, "data_fingerprint": "1" * 64, "num_processes": 1}
 BEST_STEP = 1

@@ -4,9 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from accel_trainer.core.tensor_memory import copy_model
 from accel_trainer.optim.ema import Ema
 
 from ..workload import SmallNet
+
+
+def average_of(source: nn.Module, *, decay: float) -> Ema:
+    return Ema(source, copy_model(source), decay=decay)
 
 
 def drift(model: nn.Module, step: int) -> None:
@@ -23,7 +28,7 @@ def drift(model: nn.Module, step: int) -> None:
 @pytest.mark.parametrize("decay", [0.5, 0.9, 0.999])
 def test_the_average_is_the_formula_with_a_ramped_decay(decay: float) -> None:
     source = SmallNet(norm="batch").double()
-    ema = Ema(source, decay=decay)
+    ema = average_of(source, decay=decay)
     expected = {name: tensor.clone() for name, tensor in source.state_dict().items()}
     for step in range(1, 31):
         drift(source, step)
@@ -41,7 +46,7 @@ def test_the_average_is_the_formula_with_a_ramped_decay(decay: float) -> None:
 def test_the_ramp_reaches_the_decay_and_stays_there() -> None:
     source = nn.Linear(1, 1, bias=False).double()
     nn.init.zeros_(source.weight)
-    ema = Ema(source, decay=0.9)
+    ema = average_of(source, decay=0.9)
     nn.init.ones_(source.weight)
     for step, share_kept in ((1, 2 / 11), (8, 0.5), (80, 0.9), (81, 0.9), (10**9, 0.9)):
         nn.init.zeros_(ema.model.weight)
@@ -51,7 +56,7 @@ def test_the_ramp_reaches_the_decay_and_stays_there() -> None:
 
 def test_integer_buffers_are_copied() -> None:
     source = SmallNet(norm="batch")
-    ema = Ema(source, decay=0.9)
+    ema = average_of(source, decay=0.9)
     drift(source, 1)
     ema.update(optimizer_step=1)
     assert ema.model.layers[1].num_batches_tracked.item() == 3
@@ -71,7 +76,7 @@ class Centred(nn.Module):
 
 def test_a_buffer_that_the_model_assigns_is_averaged() -> None:
     source = Centred()
-    ema, plain = Ema(source, decay=0.5), torch.zeros(2, dtype=torch.float64)
+    ema, plain = average_of(source, decay=0.5), torch.zeros(2, dtype=torch.float64)
     for step in range(1, 12):
         source.center = source.center + step
         source.head.num_batches_tracked = source.head.num_batches_tracked + 2
@@ -84,7 +89,7 @@ def test_a_buffer_that_the_model_assigns_is_averaged() -> None:
 
 def test_a_buffer_that_two_modules_share_is_averaged_once_a_step() -> None:
     source = Centred()
-    ema = Ema(source, decay=0.5)
+    ema = average_of(source, decay=0.5)
     source.center += 1
     ema.update(optimizer_step=100)
     assert ema.model.center.tolist() == ema.model.head.running_mean.tolist() == [0.5, 0.5]
@@ -92,7 +97,7 @@ def test_a_buffer_that_two_modules_share_is_averaged_once_a_step() -> None:
 
 def test_a_buffer_that_grows_is_copied_and_one_that_is_gone_is_not_averaged() -> None:
     source = Centred()
-    ema = Ema(source, decay=0.5)
+    ema = average_of(source, decay=0.5)
     source.center = torch.arange(3.0).double()
     ema.update(optimizer_step=100)
     assert ema.model.center.tolist() == [0, 1, 2]
@@ -107,7 +112,7 @@ def test_a_buffer_that_grows_is_copied_and_one_that_is_gone_is_not_averaged() ->
 def test_the_average_is_a_model_of_its_own_in_evaluation_mode() -> None:
     source = SmallNet(norm="batch").train()
     before = {name: tensor.clone() for name, tensor in source.state_dict().items()}
-    ema = Ema(source, decay=0.9)
+    ema = average_of(source, decay=0.9)
     assert not any(module.training for module in ema.model.modules())
     assert not any(parameter.requires_grad for parameter in ema.model.parameters())
     drift(ema.model, 1)
@@ -118,7 +123,7 @@ def test_the_average_is_a_model_of_its_own_in_evaluation_mode() -> None:
 
 def test_layout_and_dtype_of_the_source_are_kept() -> None:
     source = SmallNet(norm="batch").bfloat16().to(memory_format=torch.channels_last)
-    ema = Ema(source, decay=0.9)
+    ema = average_of(source, decay=0.9)
     drift(source, 1)
     ema.update(optimizer_step=1)
     theirs = source.state_dict()
@@ -128,7 +133,7 @@ def test_layout_and_dtype_of_the_source_are_kept() -> None:
 
 def test_the_average_continues_after_its_weights_were_loaded() -> None:
     source = SmallNet(norm="batch")
-    ema, resumed = Ema(source, decay=0.9), Ema(source, decay=0.9)
+    ema, resumed = average_of(source, decay=0.9), average_of(source, decay=0.9)
     for step in (1, 2, 3):
         drift(source, step)
         ema.update(optimizer_step=step)

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from accel_trainer.checkpoint.state_dict import TrainingState
+from accel_trainer.checkpoint.state_dict import training_state
 from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.learning_rate import set_learning_rate
 from accel_trainer.optim.config import OptimizerConfig
-from accel_trainer.optim.optimizers import build_optimizer, set_learning_rate
+from accel_trainer.optim.optimizers import build_optimizer
 from accel_trainer.optim.parameter_groups import parameter_groups
 
 from ..workload import SmallNet
@@ -143,11 +144,11 @@ def test_state_returns_to_the_layout_of_the_parameters_and_the_steps_continue_bi
 
     model, optimizer = fresh()
     train(model, optimizer, range(3))
-    stored = as_stored(TrainingState(model, optimizer, None, None).pieces())
+    stored = as_stored(training_state(model, optimizer, None, None).state_dict())
     train(model, optimizer, range(3, 6))
 
     resumed, resumed_optimizer = fresh()
-    TrainingState(resumed, resumed_optimizer, None, None).restore(stored)
+    training_state(resumed, resumed_optimizer, None, None).load_state_dict(stored)
     for parameter, state in resumed_optimizer.state.items():
         tensors = [value for value in state.values() if value.ndim]
         assert tensors

@@ -30,10 +30,11 @@ from accel_trainer import (
     StepOutput,
 )
 from accel_trainer.core.batch_plan import BatchPlan
-from accel_trainer.core.errors import OutOfMemoryError
+from accel_trainer.core.buffers import BufferHistory
+from accel_trainer.core.pairwise import PairwiseSum
 from accel_trainer.distributed.collectives import sum_pairwise
-from accel_trainer.fault_tolerance.out_of_memory import halve_micro_batch
-from accel_trainer.optim.reduction import ExactReduction, FloatReduction, PairwiseSum
+from accel_trainer.training.strategy.exact import ExactStrategy
+from accel_trainer.training.strategy.plain import PlainStrategy
 
 from .. import processes, workload
 from ..changing_net import NETS, ChangingNet
@@ -93,7 +94,7 @@ def reduce_filters() -> None:
     with joined_processes() as accelerator:
         net = nn.Sequential(nn.Conv2d(8, 16, 3, groups=8), nn.Conv2d(16, 4, 1))
         strides = [tensor.stride() for tensor in net.parameters()]
-        model, _ = FloatReduction(accelerator, seed=0).prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        model, _ = PlainStrategy(accelerator, seed=0).prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
         images = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
         model(images).square().sum().backward()
         assert [tensor.grad.stride() for tensor in net.parameters()] == strides
@@ -264,7 +265,7 @@ def test_numbers_that_are_not_powers_of_two_are_refused(sizes: dict[str, int], w
         BatchPlan(num_samples=100, reduce="exact", **sizes)
 
 
-@pytest.mark.parametrize("option", [{"accumulation_steps": 2}, {"fit_batch": True}])
+@pytest.mark.parametrize("option", [{"accumulation_steps": 2}])
 def test_what_changes_the_micro_batches_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="changes the micro-batches: leave it out"):
         BatchConfig(reduce="exact", **option)
@@ -284,9 +285,9 @@ def test_fp16_with_loss_scaling_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_normalises_over_processes_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
-    reduction = ExactReduction(Accelerator(cpu=True), seed=0, num_parts=2)
+    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=2)
     with pytest.raises(ConfigError, match="the model has a SyncBatchNorm: use BatchNorm instead"):
-        reduction.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_an_integer_buffer_that_depends_on_the_data_is_refused_by_name_on_all_processes(tmp_path: Path) -> None:
@@ -316,15 +317,18 @@ class Pointing(nn.Module):
 
 def test_a_pointer_moves_once_a_step_and_a_flag_is_kept() -> None:
     model = Pointing()
-    reduction = ExactReduction(Accelerator(cpu=True), seed=0, num_parts=4)
-    model, _ = reduction.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=4)
+    model, _ = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    buffers = BufferHistory(model)
     for pointer, flag in ((1, True), (4, True), (7, True), (2, True)):
-        reduction.begin()
+        saved = buffers.begin_step()
+        strategy.begin(saved)
+        saved.take()
         for index in range(4):
-            reduction.begin_forward(0, index)
+            strategy.begin_forward(0, index)
             model(torch.ones(3, 2)).sum().backward()
-            reduction.end_backward(3)
-        reduction.finish([torch.zeros(())] * 4, [{}] * 4, [])
+            strategy.end_backward(3)
+        strategy.finish([torch.zeros(())] * 4, [{}] * 4, [])
         assert (model.pointer.tolist(), model.is_full.tolist()) == ([pointer], [flag])
 
 
@@ -342,38 +346,33 @@ class Growing(nn.Module):
 
 
 def test_a_buffer_that_grows_is_refused_by_name() -> None:
-    reduction = ExactReduction(Accelerator(cpu=True), seed=0, num_parts=2)
+    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=2)
     model = Growing()
-    model, _ = reduction.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    reduction.begin()
+    model, _ = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    saved = BufferHistory(model).begin_step()
+    strategy.begin(saved)
     for index in (0, 1):
-        reduction.begin_forward(0, index)
+        strategy.begin_forward(0, index)
         model(torch.ones(3, 2)).sum().backward()
-        reduction.end_backward(3)
+        strategy.end_backward(3)
     with pytest.raises(ConfigError, match=r"the shape of the buffer means from \[1\] to \[2\]: let it keep its shape"):
-        reduction.finish([torch.zeros(())] * 2, [{}] * 2, [])
+        strategy.finish([torch.zeros(())] * 2, [{}] * 2, [])
 
 
 @pytest.mark.parametrize("name", ["used", "center"])
 def test_a_name_that_is_no_integer_buffer_cannot_be_summed(name: str) -> None:
     model = ChangingNet("usage")
     model.summed_buffers = (name,)
-    reduction = ExactReduction(Accelerator(cpu=True), seed=0, num_parts=2)
+    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=2)
     with pytest.raises(ConfigError, match=f"summed_buffers has {name}, no integer buffer: name some of .*usage"):
-        reduction.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_compressed_gradients_are_refused() -> None:
     compression = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
     accelerator = Accelerator(cpu=True, kwargs_handlers=[compression])
     with pytest.raises(ConfigError, match="does not work with --runtime.gradient-compression"):
-        ExactReduction(accelerator, seed=0, num_parts=2)
-
-
-def test_out_of_memory_does_not_advise_smaller_micro_batches_for_the_same_run() -> None:
-    plan = BatchPlan(num_samples=64, global_batch_size=64, per_device_batch_size=16, reduce="exact")
-    with pytest.raises(OutOfMemoryError, match="with --reduce exact another --batch-size changes the result"):
-        halve_micro_batch(plan, accelerator=Accelerator(cpu=True), step=1, remember=None)
+        ExactStrategy(accelerator, seed=0, num_parts=2)
 
 
 def test_fsdp_is_refused(tmp_path: Path) -> None:
@@ -403,3 +402,53 @@ def test_a_run_is_not_continued_with_what_gives_other_bits(tmp_path: Path, chang
     runtime = replace(config.runtime, num_threads=change.get("num_threads"))
     with pytest.raises(ConfigError, match=words):
         workload.train(replace(config, batch=batch, runtime=runtime), num_train=NUM_TRAIN)
+
+
+class Teacher(nn.Linear):
+    """Follows its own weights with a copy, in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+        self.follower = nn.Linear(5, 3).requires_grad_(False)
+        self.follower.load_state_dict(self.state_dict(), strict=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.follower.weight.lerp_(self.weight, 0.1)
+        return super().forward(input)
+
+
+class Counted(nn.Linear):
+    """Keeps the number of its forwards as extra state."""
+
+    number = 0
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.number)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.number += 1
+        return super().forward(input)
+
+
+def take_steps(strategy: ExactStrategy, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    buffers = BufferHistory(model)
+    for step in range(2):
+        saved = buffers.begin_step()
+        strategy.begin(saved)
+        saved.take()
+        strategy.begin_forward(step, 0)
+        loss = model(torch.ones(2, 5)).sum()
+        loss.backward()
+        strategy.end_backward(2)
+        strategy.finish([loss.detach()], [{}], [])
+        optimizer.step()
+
+
+@pytest.mark.parametrize(("model", "name"), [(Teacher(), "follower.weight"), (Counted(5, 3), "_extra_state")])
+def test_what_a_forward_changes_besides_buffers_is_refused_by_name(model: nn.Module, name: str) -> None:
+    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, _ = strategy.prepare(model, optimizer)
+    with pytest.raises(ConfigError, match=f"a forward changes {name}, which is no buffer"):
+        take_steps(strategy, model, optimizer)

@@ -28,9 +28,10 @@ from accel_trainer import (
     schedule_from_torch,
 )
 from accel_trainer.core.errors import CheckpointError
-from accel_trainer.distributed.accelerator import place_model
+from accel_trainer.core.training_mode import set_training_mode
+from accel_trainer.distributed.placement import place_model
 from accel_trainer.optim.optimizers import build_optimizer
-from accel_trainer.optim.parameter_groups import freeze, layer_depths, parameter_groups, set_training_mode
+from accel_trainer.optim.parameter_groups import freeze, layer_depths, parameter_groups
 
 from .. import processes, workload
 from ..variants import slow_but

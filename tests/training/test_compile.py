@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch._inductor import config as inductor
 
 from accel_trainer import Batch, BatchConfig, ClassificationTask, ConfigError, RuntimeConfig, StepOutput
+from accel_trainer.core.timing import Stopwatch
 from accel_trainer.training import compile as compile_module
-from accel_trainer.training.compile import Compiler, Stopwatch, compile_errors_explained
+from accel_trainer.training.compile import Compiler, compile_errors_explained
 
 from .. import processes, workload
 from .test_exactness import final_files

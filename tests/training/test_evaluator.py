@@ -255,7 +255,27 @@ def test_buffers_that_a_forward_changes_are_the_same_after_an_evaluation() -> No
     first, second = (evaluate(model, shared(Samples(20), 7, accelerator), accelerator) for _ in range(2))
     assert first == second
     assert (int(model.calls), model.center.tolist()) == (0, [0] * NUM_CLASSES)
-    model(torch.ones(2, 5, dtype=torch.float64)).sum().backward()  # a tensor of inference mode could not
+    model(torch.ones(2, 5, dtype=torch.float64)).sum().backward()
+
+
+class Lazy(nn.Module):
+    """Computes its positions when it first needs them, and keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.positions = nn.Linear(5, NUM_CLASSES).double(), None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.positions is None:
+            self.positions = torch.arange(5.0).double()
+        return self.layer(inputs * self.positions.to(inputs.device))
+
+
+def test_a_tensor_that_a_model_caches_in_an_evaluation_can_be_trained_on() -> None:
+    accelerator, model = Accelerator(cpu=True), Lazy()
+    evaluate(model, shared(Samples(20), 7, accelerator), accelerator)
+    inputs = torch.ones(2, 5, dtype=torch.float64, requires_grad=True)
+    model(inputs).sum().backward()
 
 
 def test_integer_buffers_are_the_main_process_s_too(tmp_path: Path) -> None:

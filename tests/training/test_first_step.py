@@ -23,7 +23,7 @@ from accel_trainer import (
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.types import Batch, EvalOutput
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
-from accel_trainer.training import trainer as trainer_module
+from accel_trainer.training import rehearsal
 from accel_trainer.training.first_step import FirstStep
 
 from .. import workload
@@ -63,7 +63,7 @@ def first_step(task: Any, model: nn.Module, batch: Batch) -> None:
     step = FirstStep(task, model, start_accelerator(RuntimeConfig(num_threads=1)))
     output = step.train_step(model, batch)
     output.loss_sum.backward()
-    step.check(batch, output)
+    step.check_loss_is_sum()
 
 
 # --- per token, as language models ---
@@ -289,12 +289,12 @@ def test_the_check_of_the_first_step_changes_no_bit(tmp_path: Path, monkeypatch:
         def __init__(self, task: Any, *unused: object) -> None:
             self.train_step = task.train_step
 
-        def check(self, *unused: object) -> None:
+        def check_loss_is_sum(self) -> None:
             pass
 
     for name in ("checked", "unchecked"):
         if name == "unchecked":
-            monkeypatch.setattr(trainer_module, "FirstStep", Unchecked)
+            monkeypatch.setattr(rehearsal, "FirstStep", Unchecked)
         workload.train(workload.make_config(tmp_path / name), dropout=0.3, norm="batch")
     files = [(tmp_path / name / "export" / "model.safetensors").read_bytes() for name in ("checked", "unchecked")]
     assert files[0] == files[1]

@@ -65,9 +65,9 @@ class Watcher(Callback):
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         self.task.optimizer_step = report.optimizer_step
         self.reports.append(report)
-        self.weights.append(flat(trainer.raw_model))
-        assert trainer._ema is not None
-        self.averages.append(flat(trainer._ema.model))
+        self.weights.append(flat(trainer.model))
+        assert trainer._average is not None
+        self.averages.append(flat(trainer._average.model))
 
 
 def run(folder: Path, *, max_steps: int | None = None, watcher: Watcher | None = None) -> RunResult:
@@ -143,8 +143,8 @@ class Dtypes(Callback):
         def look(layer: nn.Conv2d, inputs: object, output: torch.Tensor) -> None:
             self.seen.add((layer.training, output.dtype, layer.weight.dtype))
 
-        trainer.raw_model.layers[0].register_forward_hook(look)
-        trainer.raw_model.register_forward_hook(lambda net, inputs, output: self.returned.add(output.dtype))
+        trainer.model.layers[0].register_forward_hook(look)
+        trainer.model.register_forward_hook(lambda net, inputs, output: self.returned.add(output.dtype))
 
 
 @pytest.mark.parametrize(("num_processes", "shards"), [(1, False), (2, False), (2, True)])

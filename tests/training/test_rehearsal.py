@@ -14,11 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.optim import SGD, AdamW
+from torch.optim import SGD, AdamW, Optimizer
 
 from accel_trainer import Callback, CheckpointError, OptimizerConfig, RunResult, StepOutput
 from accel_trainer.core.types import Batch
 
+from .. import processes
 from ..checkpoint.test_unseen_state import Cached, Counting, Lookahead
 from .planted import Net, PlainTask, make_config, train
 
@@ -171,16 +172,16 @@ def test_state_that_a_resume_would_lose_ends_the_run_with_its_first_step(tmp_pat
 
 
 def assign(trainer: Any) -> None:
-    weights = {name: tensor.clone() for name, tensor in trainer.raw_model.state_dict().items()}
-    trainer.raw_model.load_state_dict(weights, assign=True)
+    weights = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    trainer.model.load_state_dict(weights, assign=True)
 
 
 def replace_bias(trainer: Any) -> None:
-    trainer.raw_model.linear.bias = nn.Parameter(torch.zeros(3))
+    trainer.model.linear.bias = nn.Parameter(torch.zeros(3))
 
 
 def add_buffer(trainer: Any) -> None:
-    trainer.raw_model.register_buffer("centre", torch.zeros(3))
+    trainer.model.register_buffer("centre", torch.zeros(3))
 
 
 class AfterStep(Callback):
@@ -281,6 +282,17 @@ class OwnGenerator(PlainTask):
         return super().train_step(model, Batch(batch.inputs + noise, batch.targets, batch.sample_ids))
 
 
+class NumpyGenerator(PlainTask):
+    """Draws from a generator of its own, numpy's."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(0)
+
+    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
+        noise = float(self.generator.normal())
+        return super().train_step(model, Batch(batch.inputs + noise, batch.targets, batch.sample_ids))
+
+
 class HiddenCounter(SGD):
     """Its rate depends on a counter that no state dict has."""
 
@@ -300,6 +312,7 @@ NAMED: dict[str, tuple[dict[str, Any], str]] = {
     "task": ({"task": Centred}, "task.centre"),
     "teacher": ({"task": Taught}, "task.teacher.linear.bias"),
     "own generator": ({"task": OwnGenerator}, "task.generator"),
+    "generator of numpy": ({"task": NumpyGenerator}, "task.generator"),
     "optimizer attribute": (of(HiddenCounter), "optimizer.k"),
 }
 
@@ -336,6 +349,42 @@ def test_state_that_its_class_lists_in_unsaved_attributes_is_not_named(
     lines = [record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()]
     assert len(lines) == (not confirmed)
     assert confirmed or "training changes Logged.total, model.calls" in lines[0]
+
+
+class OwnCentre(Net):
+    """Moves a frozen parameter by the samples of its process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centre = nn.Parameter(torch.zeros(6), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.centre.data.lerp_(inputs.mean(0), 0.1)
+        return super().forward(inputs - self.centre)
+
+
+class Langevin(SGD):
+    """Adds noise of torch's generator, which differs between processes."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for parameter in (each for group in self.param_groups for each in group["params"]):
+            parameter.add_(torch.randn_like(parameter), alpha=0.01)
+
+
+def check_processes_differ(folder: Path) -> None:
+    for name, parts, said in (
+        ("model", {"model": OwnCentre}, "centre"),
+        ("optimizer", of(lambda parameters: Langevin(parameters, lr=0.1)), "linear.weight"),
+    ):
+        with pytest.raises(CheckpointError, match=rf"processes differ after a step \(process 1: model\.{said}"):
+            run(folder / name, **parts)
+
+
+def test_a_parameter_that_processes_change_differently_ends_the_run_with_its_first_step(tmp_path: Path) -> None:
+    processes.run(check_processes_differ, tmp_path, num_processes=2, folder=tmp_path / "logs")
 
 
 # --- honest parts ---
@@ -497,6 +546,24 @@ class OfTransformers(nn.Module):
         return self.net(input_ids=(inputs > 0).long()).logits
 
 
+class Wrapper(Optimizer):
+    """Steps another optimizer, as wrappers do that do not call `Optimizer.__init__`."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.wrapped = SGD(parameters, lr=0.1, momentum=0.9)
+        self.param_groups, self.state, self.defaults = self.wrapped.param_groups, self.wrapped.state, {}
+
+    def step(self, closure: Any = None) -> None:
+        self.wrapped.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.wrapped.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.wrapped.load_state_dict(state)
+        self.param_groups, self.state = self.wrapped.param_groups, self.wrapped.state
+
+
 class Logging(AdamW):
     """Keeps the norm of the last step, and has defaults of its own."""
 
@@ -531,6 +598,7 @@ HONEST: dict[str, dict[str, Any]] = {
     "optimizer that counts": of(Counting),
     "lookahead": of(Lookahead),
     "optimizer that logs": of(Logging),
+    "wrapper of an optimizer": of(Wrapper),
 }
 SHOWN = ["caches", "gan", "growing extra state", "old spectral norm", "optimizer that logs"]
 

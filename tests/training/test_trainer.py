@@ -356,7 +356,7 @@ class Steps(ClassificationTask, Callback):
         return super().train_step(model, batch)
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        self.weights.append({name: value.clone() for name, value in trainer.raw_model.state_dict().items()})
+        self.weights.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         self.on_fit_start(trainer)

@@ -18,10 +18,11 @@ from accel_trainer import (
     ClassificationTask,
     Evaluator,
     StepBatch,
-    Trainer,
     TrainerConfig,
 )
 from accel_trainer.checkpoint.manager import Checkpointer
+from accel_trainer.training.assembly import assemble_trainer
+from accel_trainer.training.strategy.plain import PlainStrategy
 
 BATCH_SIZE = 16
 
@@ -84,22 +85,23 @@ def train(
         accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model = make_model(dropout=dropout)
     task, loader = ClassificationTask(), Batches(num_steps, accumulation=accumulation)
-    trainer = Trainer(
+    trainer = assemble_trainer(
         TrainerConfig(num_epochs=1, evaluate_every_n_epochs=2, max_grad_norm=max_grad_norm),
-        accelerator=accelerator,
+        strategy=PlainStrategy(accelerator, seed=5),
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9, weight_decay=1e-3),
-        learning_rate_at=learning_rate_at,
+        schedule=learning_rate_at,
         task=task,
         loader=loader,
         evaluator=Evaluator(loader, task=task, metrics=[], accelerator=accelerator),
         checkpointer=Checkpointer(folder, config=CheckpointConfig(), metadata={}),
         seed=5,
     )
-    update = trainer._update
-    assert update.bypass_accelerate == (way != "with a scaler")
+    step = trainer._step
+    assert step.bypass_accelerate == (way != "with a scaler")
     if way == "long":
-        update.bypass_accelerate, update.optimizer = False, accelerator.prepare_optimizer(update.optimizer)
+        step.bypass_accelerate = False
+        step._stepped = accelerator.prepare_optimizer(step.optimizer)
     model.train()
     for step_batch in loader.step_batches(0, 0):
         trainer.train_step(step_batch)

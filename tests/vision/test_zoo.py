@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
-from accel_trainer.checkpoint.state_dict import TrainingState, load_weights
+from accel_trainer.checkpoint.state_dict import load_weights, training_state
 from accel_trainer.core.errors import ConfigError
+from accel_trainer.core.registry import Registry
 from accel_trainer.optim.optimizers import OptimizerConfig, build_optimizer
 from accel_trainer.vision import MODEL_NAMES, ModelConfig, build_model
 
@@ -274,26 +276,28 @@ def test_weights_with_the_names_of_version_0_1_0_are_loaded(name: str) -> None:
 
 
 def test_a_checkpoint_with_the_names_of_version_0_1_0_is_restored_with_its_optimizer() -> None:
-    def build(seed: int) -> TrainingState:
+    def build(seed: int) -> tuple[nn.Module, nn.Module, Optimizer, Registry]:
         torch.manual_seed(seed)
         model = build_model(ModelConfig(name="resnet18", width=4), in_channels=3, num_classes=10)
-        state = TrainingState(model, build_optimizer(model, OptimizerConfig()), copy.deepcopy(model), None)
+        optimizer = build_optimizer(model, OptimizerConfig())
+        average = copy.deepcopy(model)
+        state = training_state(model, optimizer, average)
         model(torch.randn(4, 3, 16, 16)).sum().backward()
-        state.optimizer.step()
-        return state
+        optimizer.step()
+        return model, average, optimizer, state
 
-    old, new = build(0), build(1)
-    pieces = old.pieces()
-    names = dict(zip(old.model.state_dict(), former_weights(old.model), strict=True))  # in the same order
+    model, average, optimizer, old = build(0)
+    _, _, new_optimizer, new = build(1)
+    pieces = old.state_dict()
+    names = dict(zip(model.state_dict(), former_weights(model), strict=True))  # in the same order
     for group in pieces["optimizer"]["param_groups"]:
         group["param_names"] = [names[name] for name in group["param_names"]]
     assert any(name.startswith("blocks.7.residual.3") for name in pieces["optimizer"]["param_groups"][0]["param_names"])
-    assert old.ema is not None
-    new.restore({**pieces, "model": former_weights(old.model), "ema": former_weights(old.ema)})
+    new.load_state_dict({**pieces, "model": former_weights(model), "ema": former_weights(average)})
     for name in ("model", "ema"):
-        theirs = new.pieces()[name]
-        assert all(torch.equal(tensor, theirs[key]) for key, tensor in old.pieces()[name].items())
-    names_now = [group["param_names"] for group in new.optimizer.param_groups]
-    assert names_now == [group["param_names"] for group in old.optimizer.param_groups]
-    moments = [state.optimizer.state_dict()["state"] for state in (old, new)]
+        theirs = new.state_dict()[name]
+        assert all(torch.equal(tensor, theirs[key]) for key, tensor in old.state_dict()[name].items())
+    names_now = [group["param_names"] for group in new_optimizer.param_groups]
+    assert names_now == [group["param_names"] for group in optimizer.param_groups]
+    moments = [each.state_dict()["state"] for each in (optimizer, new_optimizer)]
     assert all(torch.equal(moments[0][at]["momentum_buffer"], moments[1][at]["momentum_buffer"]) for at in moments[0])

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from ...core.errors import ConfigError
 from ...core.run_dir import expand_home
 from ...core.types import Metric
-from ...distributed.accelerator import RuntimeConfig, place_model, start_accelerator
+from ...distributed.accelerator import RuntimeConfig, start_accelerator
 from ...distributed.machine import available_cpus
+from ...distributed.placement import place_model
 from ...training.evaluator import Evaluator
 from ...training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
 from ...training.tasks import ClassificationConfig, ClassificationTask

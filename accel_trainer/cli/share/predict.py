@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from ...core.errors import ConfigError, DataError, ExitCode
-from ...distributed.accelerator import RuntimeConfig, place_model, start_accelerator
+from ...distributed.accelerator import RuntimeConfig, start_accelerator
 from ...distributed.machine import available_cpus
+from ...distributed.placement import place_model
 from ...vision.data.photo_decode import opened_image, photo_suffixes, read_photo
 from ...vision.pretrained import ExportConfig, from_pretrained, read_export_config, read_export_content
 from ..parser import CommandParser

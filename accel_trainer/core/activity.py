@@ -1,0 +1,44 @@
+"""What a process is doing: its phase, the position of its run, and how far it has come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .train_state import TrainState
+
+
+class Activity:
+    """What a process is doing, for those who watch it: a thread, and the reports of errors.
+
+    The trainer sets `position` once, and counts `num_forwards`. `phase_s` are the seconds spent in each phase that has
+    ended.
+    """
+
+    def __init__(self) -> None:
+        self.position = TrainState()
+        self.num_forwards = 0
+        self.phase_s: dict[str, float] = {}
+        self._phase = "start"
+        self._phase_start_s = time.monotonic()
+
+    @property
+    def phase(self) -> str:
+        """`start`, `training`, `evaluation`, `save`, `disk`, or how the run ended."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        now_s = time.monotonic()
+        self.phase_s[self._phase] = self.phase_s.get(self._phase, 0.0) + now_s - self._phase_start_s
+        self._phase = phase
+        self._phase_start_s = now_s
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Set the phase for the block. After an error it stays: that is where the error happened."""
+        before = self._phase
+        self.phase = phase
+        yield
+        self.phase = before

@@ -1,0 +1,52 @@
+"""A model on its device: memory layout, and norms that are synchronised over the processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ..core.errors import ConfigError
+from ..core.tensor_memory import make_dense, tied_by_memory
+from .sync_batch_norm import convert_sync_batch_norm
+
+if TYPE_CHECKING:
+    from .accelerator import RuntimeConfig
+
+
+def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfig) -> nn.Module:
+    """Move `model` to its device, and apply memory layout and synchronised norms.
+
+    The module keeps its class and its parameters' names: it is wrapped for several processes later. Parameters that
+    are views of larger tensors get memory of their own.
+
+    Raises:
+        ConfigError: a parameter has no shape yet or sparse gradients.
+    """
+    _refuse_untrainable(model)
+    ties = tied_by_memory(model)
+    make_dense(model)
+    model = model.to(accelerator.device)
+    if config.channels_last:
+        # `model.to(memory_format=...)` fails on the weights of 3-d convolutions (torch 2.13).
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.ndim == 4:
+                tensor.data = tensor.data.contiguous(memory_format=torch.channels_last)
+    for parameter, other in ties:
+        parameter.data = other.data
+    if config.sync_batch_norm and accelerator.num_processes > 1:
+        model = convert_sync_batch_norm(model, device=accelerator.device)
+    return model
+
+
+def _refuse_untrainable(model: nn.Module) -> None:
+    """Raise ConfigError for a parameter that has no shape yet, or sparse gradients."""
+    if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
+        raise ConfigError("MODEL", f"{lazy} has no shape yet: call the model with a batch before you pass it on")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            fact = f"{name or type(module).__name__} has sparse gradients, which cannot be checked for NaN"
+            raise ConfigError("MODEL", f"{fact}: set sparse=False")

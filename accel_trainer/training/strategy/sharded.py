@@ -1,0 +1,74 @@
+"""Every process has a shard of each weight (FSDP2): a forward gathers them, and so waits for the other processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...core.buffers import BufferCopy, buffer_places, buffers_at
+from ...core.shards import local_part
+from ...distributed import fsdp
+from ...distributed.collectives import ALONE, Peers, copy_from_main, join_peers
+from ...distributed.placement import place_model
+from .plain import PlainStrategy
+
+if TYPE_CHECKING:
+    from ...distributed.accelerator import RuntimeConfig
+
+
+class ShardedStrategy(PlainStrategy):
+    """Lets FSDP average the gradients, as shards, over the processes."""
+
+    has_collective_forward = True
+
+    def refuse(self, options: Mapping[str, object]) -> None:
+        """Raise ConfigError for the first of `options`, by flag, that is on and needs whole weights."""
+        fsdp.reject_options(options)
+
+    def place(self, model: nn.Module, config: RuntimeConfig) -> nn.Module:
+        """Return `model` on the device, ready to be sharded. Raises ConfigError for what cannot be."""
+        # Shards must be contiguous (torch 2.13).
+        model = place_model(model, self.accelerator, replace(config, channels_last=False))
+        fsdp.make_shardable(model, self.accelerator)
+        return model
+
+    def copy(self, model: nn.Module) -> nn.Module:
+        """Return a copy, sharded as `prepare` will shard the model. **Collective.**"""
+        return fsdp.sharded_copy(model, self.accelerator)
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Return both, sharded by accelerate. **Collective.** Raises ConfigError for what cannot be sharded."""
+        fsdp.reject_optimizer(optimizer)
+        self._places = list(buffer_places(model).values())
+        with fsdp.own_units(model):
+            prepared = self.accelerator.prepare(model, optimizer)
+        # "_fused_sgd_ does not have a sharding strategy" (torch 2.13).
+        for group in optimizer.param_groups:
+            group["fused"] = False
+        return prepared  # type: ignore[no-any-return]  # accelerate is untyped
+
+    def gather(self, pieces: Mapping[str, Any]) -> dict[str, Any]:
+        """Return whole tensors on the main process, or the shards if each process stores them. **Collective.**"""
+        if fsdp.saves_shards(self.accelerator):
+            return dict(pieces)
+        return {name: fsdp.gather_shards(piece) for name, piece in pieces.items()}
+
+    def checkpoint_peers(self, *, timeout_s: float) -> Peers:
+        """Return all processes if each stores its shards. **Collective.**"""
+        return join_peers(self.accelerator, timeout_s=timeout_s) if fsdp.saves_shards(self.accelerator) else ALONE
+
+    def begin(self, saved: BufferCopy) -> None:
+        """Let all processes have the main process's buffers, which a checkpoint holds. **Collective.**"""
+        copy_from_main(buffers_at(self._places), self.accelerator)  # DDP sends them before a step's first forward
+
+    def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return the shards of this process."""
+        return [local_part(gradient) for gradient in gradients]
+
+    def is_found_anywhere(self, flag: Tensor) -> Tensor:
+        """Return a flag [] that is 1 on all processes if `flag` is on one. **Collective.**"""
+        return self.accelerator.reduce(flag)  # type: ignore[no-any-return]  # accelerate is untyped

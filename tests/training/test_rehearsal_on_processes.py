@@ -1,0 +1,126 @@
+"""State that differs by process, or that shards hide: named after the first step, and honest parts are left alone."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from accel_trainer import OptimizerConfig
+
+from .. import processes
+from ..checkpoint.sharded_run import KINDS, newest, stored_bytes
+from ..checkpoint.test_unseen_state import Counting
+from ..variants import slow_but
+from . import planted
+from .test_rehearsal import ForgetfulCounter
+
+
+class Plain(SGD):
+    """SGD with momentum, for those that keep something beside it."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+
+    @property
+    def weight(self) -> Tensor:
+        return self.param_groups[0]["params"][0]
+
+
+class OwnNorm(Plain):
+    """Keeps the norm of its part of a gradient as a number."""
+
+    def step(self, closure: Any = None) -> None:
+        gradient = self.weight.grad
+        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        super().step()
+        self.state[self.weight]["norm"] = float(local.norm())
+
+
+class OwnRank(Plain):
+    """Keeps in a group what differs by process."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.param_groups[0]["rank"] = int(os.environ["RANK"])
+
+
+class Noisy(Plain):
+    """Adds noise to the weights, which each process draws for itself."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.weight.add_(torch.randn(self.weight.shape), alpha=0.01)
+
+
+class ShardedNorm(Plain):
+    """Keeps a norm of shards as torch returns it."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.state[self.weight]["norm"] = self.weight.grad.norm()
+
+
+class SettingOfTraining(Plain):
+    """Adds a setting to its groups as it trains."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+
+
+OPTIMIZERS: dict[str, Any] = {
+    each.__name__: each
+    for each in (OwnNorm, OwnRank, Noisy, ShardedNorm, SettingOfTraining, Counting, ForgetfulCounter)
+}
+REFUSED = {
+    ("gathered", "OwnNorm"): "processes differ after a step (process 1: optimizer.state[0].norm ",
+    ("whole", "Noisy"): "processes differ after a step (process 1: model.linear.weight bits ",
+    ("gathered", "ForgetfulCounter"): "ForgetfulCounter.load_state_dict does not restore the optimizer's k: a resumed",
+    ("whole", "OwnRank"): "(process 1: optimizer.param_groups[0].rank 1; process 0: optimizer.param_groups[0].rank 0)",
+    ("sharded", "OwnRank"): "(process 1: optimizer.param_groups[0].rank 1; process 0: ",
+    ("sharded", "ShardedNorm"): "ShardedNorm.load_state_dict does not restore the optimizer's state[0].norm: ",
+    ("sharded", "ForgetfulCounter"): "ForgetfulCounter.load_state_dict does not restore the optimizer's k: a resumed",
+}
+
+
+def train(folder: Path, kind: str, name: str, max_steps: int = 3) -> None:
+    os.environ.update(KINDS[kind])
+    config = replace(planted.make_config(folder, max_steps=max_steps), optimizer=OptimizerConfig())
+    planted.train(config, optimizer=lambda model: OPTIMIZERS[name](model.parameters()))
+
+
+@pytest.mark.parametrize(("kind", "name"), slow_but([*REFUSED][:3], [*REFUSED]))
+def test_an_optimizer_that_differs_by_process_or_hides_in_shards_is_named(tmp_path: Path, kind: str, name: str) -> None:
+    job = processes.start(train, tmp_path / "run", kind, name, num_processes=2, folder=tmp_path / "logs")
+    assert job.wait() == [1, 1]
+    for rank in (0, 1):
+        assert REFUSED[kind, name] in job.output(rank)
+    assert not list(tmp_path.glob("run/checkpoints/step-*"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    slow_but(
+        [("sharded", "SettingOfTraining")],
+        [("gathered", "Counting"), ("sharded", "SettingOfTraining"), ("whole", "Counting")],
+    ),
+)
+def test_nothing_is_said_of_an_honest_optimizer_and_it_resumes_to_the_same_bytes(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    for folder, attempts in (("whole", (5,)), ("parts", (3, 5))):
+        for stop in attempts:
+            logs = tmp_path / f"logs-{folder}-{stop}"
+            job = processes.run(train, tmp_path / folder, kind, name, stop, num_processes=2, folder=logs)
+            assert not re.search("UNSEEN_STATE|CKPT_INEXACT", job.output(0) + job.output(1))
+    assert stored_bytes(newest(tmp_path / "parts")) == stored_bytes(newest(tmp_path / "whole"))
