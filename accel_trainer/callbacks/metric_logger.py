@@ -83,7 +83,7 @@ class MetricLogger(Callback):
             values["optim/loss_scale"] = trainer.accelerator.scaler.get_scale()
         if self._timed_samples:  # none if this attempt only evaluates what an earlier one trained
             self._total_s, self._total_samples = self._total_s + training_s, self._total_samples + self._timed_samples
-            values["perf/images_per_s"] = self._timed_samples / training_s
+            values["perf/samples_per_s"] = self._timed_samples / training_s
             values["perf/data_wait_fraction"] = spent_s["data"] / training_s
             self._warn_of_data_wait(trainer, values["perf/data_wait_fraction"])
         values["perf/peak_memory_gib"] = peak_memory_bytes(trainer.accelerator) / 2**30

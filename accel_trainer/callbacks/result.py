@@ -61,7 +61,7 @@ class ResultWriter(Callback):
         if known == known | json.loads(json.dumps(outcome)):
             return  # it has the times of the attempt that trained
         measured = {
-            "images_per_s": self._log.samples_per_s,
+            "samples_per_s": self._log.samples_per_s,
             "wall_s": time.perf_counter() - self._start_s,
             "peak_memory_bytes": peak_memory_bytes(trainer.accelerator),
         }

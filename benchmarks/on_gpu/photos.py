@@ -45,7 +45,7 @@ def _train(page: Page, setting: Setting, workers: int) -> None:
               "--mixed-precision", precision, recipe="images")  # fmt: skip
         found, speeds, waits = (
             result(folder),
-            rows(folder, "perf/images_per_s"),
+            rows(folder, "perf/samples_per_s"),
             rows(folder, "perf/data_wait_fraction"),
         )
     row = {

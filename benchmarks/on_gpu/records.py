@@ -33,8 +33,8 @@ def _train(page: Page, setting: Setting, config: str, flags: tuple[str, ...], se
     accuracy = 100 * record["metrics"]["eval/accuracy"]
     row = {
         "training": " ".join((config, *flags)), "seed": seed, "accuracy %": accuracy,
-        "training s": record["samples_seen"] / record["images_per_s"], "start to end s": record["process_s"],
-        "images/s": record["images_per_s"], "memory GiB": record["peak_memory_bytes"] / 2**30,
+        "training s": record["samples_seen"] / record["samples_per_s"], "start to end s": record["process_s"],
+        "images/s": record["samples_per_s"], "memory GiB": record["peak_memory_bytes"] / 2**30,
     }  # fmt: skip
     page.add(f"Whole trainings on {setting.described}", row)
     if setting.are_real and not setting.is_tiny:

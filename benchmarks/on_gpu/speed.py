@@ -76,7 +76,7 @@ def _compare_with_data_on_device(page: Page, setting: Setting) -> None:
         folder = Path(name) / "run"
         train(setting, folder, *RESNET18, "--model", net, *batch, "--mixed-precision", "bf16", "--compile",
               "--trainer.log-every-n-steps", "1" if setting.is_tiny else "50", *few)  # fmt: skip
-        speeds = rows(folder, "perf/images_per_s")
+        speeds = rows(folder, "perf/samples_per_s")
     found = {"net": net, "images/s": speeds[-1], "on the device": limit, "of it %": 100 * speeds[-1] / limit}
     page.add("Images beside the same loop with its batches on the device, bf16, compiled", found)
 
@@ -90,7 +90,7 @@ def _train_epoch(page: Page, setting: Setting, precision: str, *flags: str) -> N
         found = result(folder)
         waited = rows(folder, "perf/data_wait_fraction")
     row = {
-        "precision": " ".join((precision, *flags)), "images/s": found["images_per_s"], "wall s": found["wall_s"],
+        "precision": " ".join((precision, *flags)), "images/s": found["samples_per_s"], "wall s": found["wall_s"],
         "waiting for data %": 100 * sum(waited) / len(waited) if waited else None,
         "memory GiB": found["peak_memory_bytes"] / 2**30, "accuracy %": 100 * found["metrics"]["eval/accuracy"],
     }  # fmt: skip

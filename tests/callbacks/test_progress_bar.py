@@ -53,7 +53,9 @@ def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> Non
     found = [match.groups() for match in steps if match]
     assert found == [("1", "2"), ("1", "4"), ("1", "5"), ("2", "6"), ("2", "8"), ("2", "10")]
     (last,) = (line for line in lines if "step 10/10  loss" in line)
-    assert re.search(r"  learning rate \S+  images/s [\d,]+  data wait \S+%  peak memory \d\.\d GiB  00:00 left$", last)
+    assert re.search(
+        r"  learning rate \S+  samples/s [\d,]+  data wait \S+%  peak memory \d\.\d GiB  00:00 left$", last
+    )
     assert "\r" not in job.output(0)
     assert job.output(1) == "WARNING: a word of warning\n", "what process 0 shows is shown once"
 

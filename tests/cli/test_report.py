@@ -161,7 +161,7 @@ def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
     parsed = Page(page)
     headings = [re.sub(r"error [\d.]+%", "error", heading) for heading in parsed.headings]
     assert headings == [
-        "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Gradient norm", "Learning rate", "Images per second",
+        "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Gradient norm", "Learning rate", "Samples per second",
         "Time waiting for data", "Peak memory (GiB)", "Where the time went", "Classes", "Confusion",
         "Accuracy by class", "Calibration: expected error", "Most confident mistakes",
         "Training images, as the model saw them", "Settings", "Settings that differ from the defaults", "Environment",

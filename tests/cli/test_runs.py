@@ -24,7 +24,7 @@ def test_runs_are_a_table_with_the_best_marked(runs: Path, capsys: pytest.Captur
         "metric",
         "best",
         "last",
-        "images/s",
+        "samples/s",
         "wall",
     ]
     assert fast.split()[:6] == ["*", "fast", "digits", "done", "46", "2"]

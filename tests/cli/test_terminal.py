@@ -46,7 +46,7 @@ def test_a_table_that_does_not_fit_continues_each_row_indented(runs: Path) -> No
     lines = terminal.run_python(door("runs", runs), columns=60).splitlines()
     assert len(lines) == 3 * 2
     assert lines[0].split() == ["name", "data", "state", "step", "epoch", "metric"]
-    assert lines[1].split() == ["best", "last", "images/s", "wall"]
+    assert lines[1].split() == ["best", "last", "samples/s", "wall"]
     assert lines[1].startswith("    ")
     assert lines[3].index("%") == lines[5].index("%"), "columns stay aligned"
 

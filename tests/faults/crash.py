@@ -31,7 +31,7 @@ from tests.faults.disks import InterceptedDisk, When, installed
 
 KEEP_LAST_N = 2
 WHENS: tuple[When, ...] = ("before", "half", "after")
-TIMES_AND_SIZES = {"images_per_s", "wall_s", "peak_memory_bytes"}
+TIMES_AND_SIZES = {"samples_per_s", "wall_s", "peak_memory_bytes"}
 # As a launcher does, the campaign ends a rank that outlives its peer: in the rendezvous none can notice.
 SURVIVOR_TIMEOUT_S = 5.0
 

@@ -48,7 +48,7 @@ def test_a_compiled_run_resumes_with_the_same_bits_and_counts_compiling_apart(tm
     assert first["perf/compile_s"] > 0
     assert "perf/compile_s" not in second
     assert third["perf/compile_s"] > 0, "the last step has a shape of its own"
-    assert 16 / first["perf/images_per_s"] > 0
+    assert 16 / first["perf/samples_per_s"] > 0
 
 
 def test_without_a_compiler_the_model_runs_in_eager_mode_and_says_so_once(tmp_path: Path) -> None:

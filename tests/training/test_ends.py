@@ -26,7 +26,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     best = folder / "checkpoints" / "best.json"
     return {
-        "result": {k: v for k, v in result.items() if k not in ("images_per_s", "wall_s", "peak_memory_bytes")},
+        "result": {k: v for k, v in result.items() if k not in ("samples_per_s", "wall_s", "peak_memory_bytes")},
         "rows": [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows],
         "export": {path.name: path.read_bytes() for path in sorted((folder / "export").iterdir())},
         "best": best.read_text() if best.exists() else None,
@@ -124,7 +124,7 @@ def test_a_run_that_stops_inside_an_epoch_shows_its_last_steps_and_evaluation_ev
     ]
     assert left["rows"][1]["eval/accuracy"] == left["result"]["metrics"]["eval/accuracy"]
     assert json.loads(left["best"])["name"] == result.best.name
-    assert json.loads((tmp_path / "result.json").read_text())["images_per_s"] > 0
+    assert json.loads((tmp_path / "result.json").read_text())["samples_per_s"] > 0
 
 
 def test_a_record_that_is_missing_or_old_is_made_by_the_next_start(tmp_path: Path) -> None:

@@ -131,8 +131,8 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
     epochs = (run.config.get("trainer") or {}).get("num_epochs")
     if result.get("optimizer_step") is not None:
         shown.append(("steps", f"{result['optimizer_step']:,}", f"{result.get('epoch')} of {epochs} epochs"))
-    if images_per_s := result.get("images_per_s"):
-        shown.append(("images per second", f"{images_per_s:,.0f}", f"{result.get('samples_seen') or 0:,} seen"))
+    if samples_per_s := result.get("samples_per_s"):
+        shown.append(("samples per second", f"{samples_per_s:,.0f}", f"{result.get('samples_seen') or 0:,} seen"))
     if result.get("wall_s") is not None:
         memory = (result.get("peak_memory_bytes") or 0) / 2**30
         seconds = sum(run.phase_s.values()) or result["wall_s"]

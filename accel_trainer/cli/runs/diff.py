@@ -17,7 +17,7 @@ _EVERY_RUN_ITS_OWN = (
     "run.", "cache_dir", "started", "command", "config_origins", "variables.MASTER_", "variables.TORCHELASTIC_",
     "variables.SLURM_", "variables.ACCELERATE_USE_CPU",
 )  # fmt: skip
-_RESULTS = ("optimizer_step", "images_per_s", "wall_s")
+_RESULTS = ("optimizer_step", "samples_per_s", "wall_s")
 _EXAMPLE = "example: accel-trainer diff runs/first runs/second"
 
 Change = tuple[str, Any, Any]

@@ -23,7 +23,7 @@ _GROUPS = ("augment", "batch", "model", "optimizer", "run", "runtime", "schedule
 _CONFIG = dict.fromkeys(_GROUPS, dict) | {"dataset": str, "seed": int}
 _RESULT = {
     "state": str, "stop_reason": str, "optimizer_step": int, "epoch": int, "samples_seen": int, "metrics": dict,
-    "best": dict, "images_per_s": int | float, "wall_s": int | float, "peak_memory_bytes": int | float,
+    "best": dict, "samples_per_s": int | float, "wall_s": int | float, "peak_memory_bytes": int | float,
 }  # fmt: skip
 
 
@@ -97,9 +97,9 @@ class RunReader:
         if not isinstance(samples_per_step, int | float):
             return None
         steps, seconds = [0], [0.0]
-        for step, images_per_s in zip(*self.series("perf/images_per_s"), strict=True):
-            if step > steps[-1] and images_per_s > 0:
-                seconds.append(seconds[-1] + (step - steps[-1]) * samples_per_step / images_per_s)
+        for step, samples_per_s in zip(*self.series("perf/samples_per_s"), strict=True):
+            if step > steps[-1] and samples_per_s > 0:
+                seconds.append(seconds[-1] + (step - steps[-1]) * samples_per_step / samples_per_s)
                 steps.append(step)
         return (steps, seconds) if len(steps) > 1 else None
 

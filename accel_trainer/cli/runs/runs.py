@@ -11,7 +11,7 @@ from ..parser import CommandParser
 from .run_reader import RunReader, read_run
 from .tables import format_duration, format_number, format_table, tell
 
-_COLUMNS = ("name", "data", "state", "step", "epoch", "metric", "best", "last", "images/s", "wall")
+_COLUMNS = ("name", "data", "state", "step", "epoch", "metric", "best", "last", "samples/s", "wall")
 _EXAMPLE = "example: accel-trainer runs runs --sort best"
 
 
@@ -53,7 +53,7 @@ def _row(run: RunReader) -> dict[str, Any]:
         "epoch": run.result.get("epoch", last.get("epoch")), "metric": metric,
         "best": run.best_evaluation().get(metric) if metric else None,
         "last": evaluations[-1].get(metric) if metric and evaluations else None,
-        "images/s": run.result.get("images_per_s"), "wall": run.result.get("wall_s"),
+        "samples/s": run.result.get("samples_per_s"), "wall": run.result.get("wall_s"),
         "is_lower_better": metric is not None and run.is_lower_better(metric),
     }  # fmt: skip
 
@@ -84,6 +84,6 @@ def _show(column: str, row: Mapping[str, Any]) -> str:
         return ""
     if column == "wall":
         return format_duration(value)
-    if column == "images/s":
+    if column == "samples/s":
         return f"{value:,.0f}"
     return format_number(row["metric"], value) if column in ("best", "last") else str(value)

@@ -8,7 +8,7 @@ from typing import TextIO
 from ...callbacks.console import fold, printable, terminal_columns
 
 _INDENT = "    "
-_NUMERIC = {"step", "epoch", "best", "last", "images/s", "wall", "bytes"}
+_NUMERIC = {"step", "epoch", "best", "last", "samples/s", "wall", "bytes"}
 
 
 def format_number(metric: str, value: float) -> str:
