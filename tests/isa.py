@@ -24,7 +24,7 @@ NUMERIC = (
     *("tests/distributed/test_elastic.py", "tests/fault_tolerance/test_out_of_memory.py"),
     *("tests/fault_tolerance/test_nonfinite_guard.py", "tests/test_own_recipes.py", "tests/test_recipes.py"),
 )
-FEW = ("tests/vision/test_photo_recipe.py", "tests/optim/test_muon.py", "tests/optim/test_reduction.py")
+FEW = ("tests/vision/test_photo_recipe.py", "tests/optim/test_muon.py", "tests/training/strategy/test_exact.py")
 LOWEST = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
 # Waiting threads sleep, for the tests together have more than there are cores.
 TWO_THREADS = {"TEST_THREADS": "2", "OMP_WAIT_POLICY": "passive"}

@@ -31,7 +31,7 @@ class Mutant:
     tests: tuple[str, ...]
 
 
-EXACT = "tests/optim/test_reduction.py::test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes"
+EXACT = "tests/training/strategy/test_exact.py::test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes"
 EXACT_EVALUATION = (
     "tests/training/test_evaluator.py"
     "::test_in_a_fixed_number_of_parts_the_metrics_are_the_same_bits_on_any_number_of_processes"
