@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, get_worker_info
 
-from ..core.errors import DataError
+from ..core.errors import ConfigError, DataError
 from ..core.rng import fold_in
 from ..core.types import Batch
 from ..core.user_code import describe_error
@@ -76,7 +76,7 @@ class SampleReader:
         `key` seeds the samples. The next `read` ends one that has not been read to its end.
         """
         self._order.key, self._order.ids = key, [batch for batch in ids if len(batch)]
-        filled: Iterator[Batch] = iter(self._loader)
+        filled = self._start_workers()
         worker_deaths.defer()
         for batch_ids in ids:
             try:
@@ -89,6 +89,16 @@ class SampleReader:
                     raise
                 raise explained from error
             yield batch
+
+    def _start_workers(self) -> Iterator[Batch]:
+        """Begin to read; raises ConfigError if the workers are processes that cannot be given the dataset."""
+        try:
+            return iter(self._loader)
+        except Exception as error:  # pickle raises many kinds
+            if "pickle" not in str(error):
+                raise
+            fix = "define it at the top level of a file, without lambdas and open files, or use --batch.num-workers 0"
+            raise ConfigError("DATASET", f"data workers cannot be given the dataset ({error}): {fix}") from error
 
     def fingerprint(self) -> str:
         """Return a hash of some samples."""

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -51,6 +52,8 @@ from .parser import save_config
 from .preflight import LaunchContext, log_warnings, refuse_errors
 from .provenance import describe_environment, find_origins
 from .resume import check_changes, choose_folder, find_source, read_checkpoint, read_stored_config, with_batch
+
+_NUM_REMOVALS, _REMOVAL_S = 5, 0.1
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,11 @@ def _undone_if_refused(folder: Path, stop_flag: StopFlag, *, is_new: bool) -> It
             if stored is not None and set(checkpoints.glob("step-*")) <= before:
                 filesystem.write_file_atomic(path, stored)
             elif stored is None and is_new and stop_flag.may_leave:
-                remove_new_folder(folder)
+                for _ in range(_NUM_REMOVALS):
+                    remove_new_folder(folder)
+                    if not folder.exists():
+                        break
+                    time.sleep(_REMOVAL_S)  # another process may be reporting its error there
         raise
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from accel_trainer.core.batch_plan import BatchPlan
-from accel_trainer.core.errors import DataError
+from accel_trainer.core.errors import ConfigError, DataError
 from accel_trainer.core.types import Batch
 from accel_trainer.data.dataloader import DatasetEvalLoader, DatasetLoader
 from accel_trainer.data.workers import SampleReader
@@ -116,6 +116,15 @@ def test_seeking_gives_the_rest_of_the_epoch_bit_by_bit(num_workers: int, first_
         assert torch.equal(mine.inputs, theirs.inputs)
         assert torch.equal(mine.targets, theirs.targets)
         assert torch.equal(mine.sample_ids, theirs.sample_ids)
+
+
+def test_a_dataset_that_no_worker_can_be_given_is_one_line() -> None:
+    dataset = Noisy()
+    dataset.change = lambda value: value  # type: ignore[attr-defined]
+    reader = SampleReader(dataset, CPU, num_workers=1)
+    reader._loader.multiprocessing_context = "spawn"  # as on macOS and Windows
+    with pytest.raises(ConfigError, match="data workers cannot be given the dataset .*pickle.*: define it at the top"):
+        list(reader.read([torch.tensor([0])], key=0))
 
 
 def test_inputs_targets_and_ids_of_a_batch_belong_together() -> None:
