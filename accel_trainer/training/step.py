@@ -123,7 +123,7 @@ class OptimizerStep:
             DivergedError: the gradients are NaN or inf, and so the run must end.
         """
         output = self._reduce()
-        grad_norm = self._clip()
+        grad_norm = None if self._max_grad_norm is None else self._clip(self._max_grad_norm)
         update = PendingUpdate(self._position, self._step_batch, self._losses)
         if self._accelerator.scaler is not None:
             was_skipped = self._step_scaled(update, self._accelerator.scaler)
@@ -182,11 +182,9 @@ class OptimizerStep:
             fact = "train_step returned num_items for some micro-batches only"
             raise ConfigError("NUM_ITEMS", f"{fact}: return them for all, 0 where there are none")
 
-    def _clip(self) -> Tensor | None:
-        """Clip the gradients, and return their norm [] before; None if nothing asks for it."""
-        if self._max_grad_norm is None:
-            return None
-        norm = self._accelerator.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
+    def _clip(self, max_grad_norm: float) -> Tensor:
+        """Clip the gradients, and return their norm [] before."""
+        norm = self._accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm)
         return self.strategy.local_parts([norm])[0]
 
     def _step_scaled(self, update: PendingUpdate, scaler: GradScaler) -> bool:
