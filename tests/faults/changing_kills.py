@@ -207,7 +207,7 @@ def survive(folder: Path, case: Case, draw: random.Random) -> tuple[str, int]:
 
 def campaign(folder: Path, number: int, cases: list[Case], first: int = 0) -> tuple[list[str], Counter[str]]:
     """Deliver at least `number` kills, one run of each case by turns; return what differs, and the kills by case."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
     kills: Counter[str] = Counter()
     hashes: dict[Case, str] = {}
