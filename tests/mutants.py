@@ -157,7 +157,7 @@ MUTANTS = [
     Mutant(
         "exact: running statistics are updated in the order of arrival",
         "accel_trainer/training/strategy/exact.py",
-        "        self._saved.put_back()\n        part = ",
+        "        self._history.restore()\n        part = ",
         "        part = ",
         (EXACT,),
     ),

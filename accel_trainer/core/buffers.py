@@ -71,16 +71,21 @@ class BufferCopy:
 
 
 class BufferHistory:
-    """The buffers of `model` before the forwards of this step, and of the one before: that may be found bad later."""
+    """Copies of the buffers of `model` from before this step and the one before, which may yet turn out to be bad."""
 
     def __init__(self, model: nn.Module) -> None:
         places = list(buffer_places(model).values())
         self._copies = deque([BufferCopy(places), BufferCopy(places)])  # the newer first
 
-    def begin_step(self) -> BufferCopy:
-        """Return the copy that this step will have; its `take` is the caller's."""
+    @property
+    def saved(self) -> list[Tensor]:
+        """The copies from before this step."""
+        return self._copies[0].tensors
+
+    def save(self) -> None:
+        """Copy the buffers before the forwards of a step."""
         self._copies.rotate()
-        return self._copies[0]
+        self._copies[0].take()
 
     def restore(self, *, steps_ago: int = 0) -> None:
         """Let the buffers be as before this step, or before the one before: a skipped step leaves no trace."""

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from .errors import CheckpointError
 
 
-class Stateful(Protocol):
-    """A part of a run with state: the model, the optimizer, a callback, ..."""
-
-    def state_dict(self) -> Mapping[str, Any]:
-        """Return what a resumed run needs, as references to live tensors; nothing: it is not stored."""
-
-    def load_state_dict(self, state: Any) -> None:
-        """Restore what `state_dict` returned."""
-
-
 class Part:
-    """A part that a `Registry` restores as a whole with the others: each is checked before any of them changes."""
+    """A part of a run with state, such as the model. Each is checked before any of them is restored."""
 
     is_optional = False
     """Whether a checkpoint may lack it: it then stays as it is."""

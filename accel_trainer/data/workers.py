@@ -206,7 +206,7 @@ def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:
     try:
         # The signal of a worker's death may come after a timeout, or after the reset of its connection.
         with worker_deaths.raised():
-            time.sleep(_WORKER_CHECK_S)
+            time.sleep(_WORKER_CHECK_S)  # for that signal
     except RuntimeError as death:
         said = [str(death)]
     if not said:

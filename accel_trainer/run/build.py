@@ -105,7 +105,7 @@ def build_trainer(
     descent = _plan_descent(run.config, model, loader.plan, optimizer, schedule)
     _check_same_parts(run, model, descent, task, metrics)
     metadata = {
-        **data.metadata(),
+        **data,
         "config_sha256": identity_sha256(run.config),
         "task_fingerprint": _fingerprint(task),
         "origin": origin,
@@ -196,25 +196,16 @@ def _refuse_wrapped(model: nn.Module) -> None:
             raise ConfigError("MODEL", f"{fact}: give the plain module, and start a process for each device")
 
 
-@dataclass(frozen=True)
-class _Data:
-    """What identifies the samples of a run: a hash, and their numbers for training and evaluation."""
+def _identify_data(run: Run, loader: Loader, eval_loader: EvalLoader, fingerprint: str | None) -> dict[str, Any]:
+    """Return what identifies the samples of training and evaluation, for the manifest. **Collective.**
 
-    fingerprint: str
-    num_samples: tuple[int, int]
-
-    def metadata(self) -> dict[str, Any]:
-        """Return what a checkpoint's manifest has of it."""
-        return {"data_fingerprint": self.fingerprint, "num_samples": list(self.num_samples)}
-
-
-def _identify_data(run: Run, loader: Loader, eval_loader: EvalLoader, fingerprint: str | None) -> _Data:
-    """Return the identity of the data. **Collective.** Raises ConfigError if processes have different data."""
+    Raises ConfigError if processes have different data.
+    """
     if fingerprint is None:
         fingerprint = join_fingerprints([_fingerprint(loader), _fingerprint(eval_loader)])
-    data = _Data(fingerprint, (loader.plan.num_samples, eval_loader.num_samples))
-    check_same_everywhere({"data": f"{fingerprint}, {list(data.num_samples)} samples"}, run.accelerator)
-    return data
+    num_samples = [loader.plan.num_samples, eval_loader.num_samples]
+    check_same_everywhere({"data": f"{fingerprint}, {num_samples} samples"}, run.accelerator)
+    return {"data_fingerprint": fingerprint, "num_samples": num_samples}
 
 
 def _fingerprint(part: Any) -> str:
@@ -408,10 +399,10 @@ def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     checkpointer.check_shared_disk()
 
 
-def _banner(run: Run, plan: BatchPlan, model: nn.Module, descent: _Descent, data: _Data) -> str:
+def _banner(run: Run, plan: BatchPlan, model: nn.Module, descent: _Descent, data: Mapping[str, Any]) -> str:
     """Return what a run says of itself at its start."""
-    num_train, num_eval = data.num_samples
-    checked = describe_fingerprint(data.fingerprint)
+    num_train, num_eval = data["num_samples"]
+    checked = describe_fingerprint(data["data_fingerprint"])
     return (
         f"{describe_machine(run.accelerator)}\n{plan.describe()}, {_describe_length(run.config, plan)}\n"
         f"{descent.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"

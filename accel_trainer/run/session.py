@@ -192,12 +192,18 @@ def _undone_if_refused(folder: Path, stop_flag: StopFlag, *, is_new: bool) -> It
             if stored is not None and set(checkpoints.glob("step-*")) <= before:
                 filesystem.write_file_atomic(path, stored)
             elif stored is None and is_new and stop_flag.may_leave:
-                for _ in range(_NUM_REMOVALS):
-                    remove_new_folder(folder)
-                    if not folder.exists():
-                        break
-                    time.sleep(_REMOVAL_S)  # another process may be reporting its error there
+                _remove_refused(folder)
         raise
+
+
+def _remove_refused(folder: Path) -> None:
+    """Remove a new folder, in which other processes may be reporting their errors at this moment."""
+    for _ in range(_NUM_REMOVALS):
+        with suppress(OSError):  # a report came between the look and the removal
+            remove_new_folder(folder)
+        if not folder.exists():
+            return
+        time.sleep(_REMOVAL_S)  # until the others have reported
 
 
 def describe_identity(config: RecipeConfig) -> dict[str, str]:

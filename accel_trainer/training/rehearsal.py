@@ -25,7 +25,7 @@ from ..core.types import Task
 from ..distributed.collectives import differing_lines, run_on_main
 from .first_step import FirstStep
 from .metrics import describe_tensor
-from .unseen_state import listed, mark_tensor, mark_unseen
+from .unseen_state import listed, mark_tensor, mark_unseen, sum_of_bits
 
 if TYPE_CHECKING:
     from ..checkpoint.manager import Checkpointer
@@ -88,7 +88,10 @@ class Rehearsal:
             run_on_main(self._warn_of_unseen, self._accelerator)
             return
         state = read_state()
-        self._check_same_everywhere({"optimizer": state["optimizer"]})
+        if self._accelerator.num_processes > 1:
+            leaves = flatten({"optimizer": state["optimizer"]})
+            lines = [f"{path} {_describe(leaf)}" for path, leaf in leaves.items() if not is_shard(leaf)]
+            self._check_same_everywhere(lines)
         if self._fresh_optimizer is not None:  # on each process: what users load of shards may be collective
             self._check_optimizer(self._fresh_optimizer, state["optimizer"])
             self._fresh_optimizer = None
@@ -104,7 +107,10 @@ class Rehearsal:
         """
         now = _identify(self._model)
         run_on_main(lambda: self._compare(now), self._accelerator)
-        self._check_same_everywhere({"model": dict(self._model.named_parameters())})
+        weights = {name: each for name, each in self._model.named_parameters() if not is_shard(each)}
+        if self._accelerator.num_processes > 1 and weights:
+            sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")  # one host sync
+            self._check_same_everywhere([f"model.{name} bits {each}" for name, each in zip(weights, sums, strict=True)])
 
     def _compare(self, now: Identities) -> None:
         for name in sorted(self._before.keys() | now.keys()):
@@ -116,11 +122,8 @@ class Rehearsal:
                 fact = f"training replaced the parameter {name}, and the optimizer still updates the old one"
                 raise _inexact(f"{fact}: change it in place, by copy_ under torch.no_grad()")
 
-    def _check_same_everywhere(self, state: Mapping[str, Any]) -> None:
-        """Check that the processes have the same state, which a checkpoint stores once. **Collective.**"""
-        if self._accelerator.num_processes == 1:
-            return
-        lines = [f"{path} {_describe(leaf)}" for path, leaf in flatten(state).items() if not is_shard(leaf)]
+    def _check_same_everywhere(self, lines: list[str]) -> None:
+        """Check that the processes have the same `lines` of what a checkpoint stores once. **Collective.**"""
         for process, found in enumerate(differing_lines("\n".join(lines), self._accelerator)):
             if found:
                 fact = f"processes differ after a step (process {process}: {found}), and a checkpoint has one value"

@@ -77,9 +77,8 @@ class OptimizerStep:
         self._losses: list[Tensor] = []
         self._sums: list[Mapping[str, Tensor]] = []
         self._counts: list[Tensor] = []
-        saved = self._buffers.begin_step()
-        self.strategy.begin(saved)
-        saved.take()
+        self.strategy.begin(self._buffers)
+        self._buffers.save()
 
     def accumulate(self, task: Task, batch: Batch) -> None:
         """Run the forward and the backward of the next micro-batch. **Collective** in the last.

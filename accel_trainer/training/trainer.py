@@ -124,7 +124,7 @@ class Trainer:
             report = self.train_step(step_batch)
             self._notify("on_step_end", report)
             if self._rehearsal is not None and self._rehearsal.num_steps_left and not report.was_skipped:
-                # Before training goes on: a run that cannot resume exactly ends here.
+                # Before the next step, so that a run that cannot resume exactly loses no work.
                 self._rehearsal.after_step(self._local_state)
             yield report
             if self._stop_flag.poll() or self._progress.requested_stop:

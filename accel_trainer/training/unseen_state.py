@@ -123,10 +123,14 @@ class _Walk:
 def mark_tensor(tensor: Tensor) -> Mark:
     """Mark a tensor by its bytes; a large one by their sum and a sample, so that a large teacher costs little."""
     flat = local_part(tensor.detach()).reshape(-1).contiguous()
-    # A sum of integers is the same with any number of threads.
-    total = flat.view(_INTEGERS.get(flat.itemsize, torch.int64)).sum()
     sample = flat[:: flat.nbytes // _MAX_BYTES + 1].cpu().contiguous()
-    return (Tensor, tensor.dtype, tensor.shape), (int(total), sample.view(torch.uint8).numpy().tobytes())
+    return (Tensor, tensor.dtype, tensor.shape), (int(sum_of_bits(flat)), sample.view(torch.uint8).numpy().tobytes())
+
+
+def sum_of_bits(tensor: Tensor) -> Tensor:
+    """Return the sum [] int64 of the elements, their bits read as integers: the same on any number of threads."""
+    flat = tensor.detach().reshape(-1)
+    return flat.view(_INTEGERS.get(flat.itemsize, torch.int64)).sum()
 
 
 @cache

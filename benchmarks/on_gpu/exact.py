@@ -92,7 +92,7 @@ def _save_in_training(page: Page, setting: Setting, folder: Path, num_steps: int
     going_on, at_rest = hashes(folder / "going-on", step=num_steps // 2), hashes(folder / "at-rest")
     row = {"step": num_steps // 2, "files": len(at_rest), "equal": going_on == at_rest}
     page.add("A checkpoint of a run that trains on, and of one that ended", row)
-    page.judge("a checkpoint has the same bytes while training goes on", holds=going_on == at_rest)
+    page.judge("a checkpoint saved during training has the bytes of one saved at rest", holds=going_on == at_rest)
 
 
 def _split(page: Page, setting: Setting, folder: Path, num_steps: int) -> None:

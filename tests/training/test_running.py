@@ -75,7 +75,7 @@ def train_two(folder: Path, leave_after: int | None) -> None:
     workload.train(config_of(folder), fit=partial(loop, leave_after=leave_after))
 
 
-class Told(Callback):
+class ErrorKeeper(Callback):
     """Keeps the error that ended the run."""
 
     error: BaseException | None = None
@@ -84,11 +84,11 @@ class Told(Callback):
         self.error = error
 
 
-def test_an_error_in_the_loop_is_told_to_callbacks_and_raised(tmp_path: Path, whole: Path) -> None:
-    told = Told()
+def test_an_error_in_the_loop_reaches_callbacks_and_is_raised(tmp_path: Path, whole: Path) -> None:
+    keeper = ErrorKeeper()
     with pytest.raises(KeyError, match="mine"):
-        workload.train(config_of(tmp_path), fit=partial(loop, leave_after=7, fails=True), callbacks=(told,))
-    assert isinstance(told.error, KeyError)
+        workload.train(config_of(tmp_path), fit=partial(loop, leave_after=7, fails=True), callbacks=(keeper,))
+    assert isinstance(keeper.error, KeyError)
     workload.train(config_of(tmp_path))
     assert final_files(tmp_path) == final_files(whole)
 

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...core.buffers import BufferCopy, buffer_places, buffers_at
+from ...core.buffers import BufferHistory, buffer_places, buffers_at
 from ...core.errors import ConfigError
 from ...core.pairwise import PairwiseSum, sum_rows
 from ...core.rng import fold_in, seed_forward
@@ -74,16 +74,16 @@ class ExactStrategy(PlainStrategy):
         copy_from_main([*buffers.values()], self.accelerator)
         return model, self.accelerator.prepare_optimizer(optimizer)
 
-    def begin(self, saved: BufferCopy) -> None:
-        """Begin a step; `saved` will have the buffers as they are before its forwards."""
-        self._saved = saved
+    def begin(self, buffers: BufferHistory) -> None:
+        """Begin a step, just before `buffers` are saved."""
+        self._history = buffers
         self._tree = PairwiseSum()
         self._changes: list[Tensor] = []
         self._before = self._unmerged()
 
     def begin_forward(self, optimizer_step: int, index: int) -> None:
         """Restore the buffers, and seed by step and the micro-batch's place in it."""
-        self._saved.put_back()
+        self._history.restore()
         part = self._first_part + index
         seed_forward(self._key, optimizer_step=optimizer_step, micro_batch=part, device=self.accelerator.device)
 
@@ -91,7 +91,7 @@ class ExactStrategy(PlainStrategy):
     def end_backward(self, num_samples: int) -> None:
         """Move gradients and statistics to the tree; without samples, zeros and the statistics of the beginning."""
         is_empty = num_samples == 0
-        before = self._buffers(self._saved.tensors)
+        before = self._buffers(self._history.saved)
         now = self._buffers(buffers_at([*self._places.values()]))
         gradients = [torch.zeros_like(p) if is_empty or p.grad is None else p.grad for p in self._parameters]
         self._tree.add([*gradients, *((before if is_empty else now)[name].clone() for name in self._statistics)])
@@ -122,7 +122,7 @@ class ExactStrategy(PlainStrategy):
         num_parameters = len(self._parameters)
         for parameter, gradient in zip(self._parameters, totals[:num_parameters], strict=True):
             parameter.grad = gradient
-        self._saved.put_back()
+        self._history.restore()
         buffers = self._buffers(buffers_at([*self._places.values()]))
         self._merge_statistics(buffers, totals[num_parameters:])
         self._merge_counters(buffers)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ...core.buffers import BufferCopy
+from ...core.buffers import BufferHistory
 from ...core.errors import ConfigError
 from ...core.rng import fold_in, seed_forward
 from ...core.tensor_memory import copy_model
@@ -79,8 +79,8 @@ class PlainStrategy:
 
     # --- a step ---
 
-    def begin(self, saved: BufferCopy) -> None:
-        """Begin a step; `saved` will have the buffers as they are before its forwards. **Collective** with shards."""
+    def begin(self, buffers: BufferHistory) -> None:
+        """Begin a step, just before `buffers` are saved. **Collective** with shards."""
 
     def begin_forward(self, optimizer_step: int, index: int) -> None:
         """Seed what is random in the forward of micro-batch `index` of this process."""

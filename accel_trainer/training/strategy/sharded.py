@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...core.buffers import BufferCopy, buffer_places, buffers_at
+from ...core.buffers import BufferHistory, buffer_places, buffers_at
 from ...core.shards import local_part
 from ...distributed import fsdp
 from ...distributed.collectives import ALONE, Peers, copy_from_main, join_peers
@@ -61,7 +61,7 @@ class ShardedStrategy(PlainStrategy):
         """Return all processes if each stores its shards. **Collective.**"""
         return join_peers(self.accelerator, timeout_s=timeout_s) if fsdp.saves_shards(self.accelerator) else ALONE
 
-    def begin(self, saved: BufferCopy) -> None:
+    def begin(self, buffers: BufferHistory) -> None:
         """Let all processes have the main process's buffers, which a checkpoint holds. **Collective.**"""
         copy_from_main(buffers_at(self._places), self.accelerator)  # DDP sends them before a step's first forward
 

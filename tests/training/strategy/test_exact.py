@@ -321,9 +321,8 @@ def test_a_pointer_moves_once_a_step_and_a_flag_is_kept() -> None:
     model, _ = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     buffers = BufferHistory(model)
     for pointer, flag in ((1, True), (4, True), (7, True), (2, True)):
-        saved = buffers.begin_step()
-        strategy.begin(saved)
-        saved.take()
+        strategy.begin(buffers)
+        buffers.save()
         for index in range(4):
             strategy.begin_forward(0, index)
             model(torch.ones(3, 2)).sum().backward()
@@ -349,8 +348,7 @@ def test_a_buffer_that_grows_is_refused_by_name() -> None:
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=2)
     model = Growing()
     model, _ = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    saved = BufferHistory(model).begin_step()
-    strategy.begin(saved)
+    strategy.begin(BufferHistory(model))
     for index in (0, 1):
         strategy.begin_forward(0, index)
         model(torch.ones(3, 2)).sum().backward()
@@ -434,9 +432,8 @@ class Counted(nn.Linear):
 def take_steps(strategy: ExactStrategy, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     buffers = BufferHistory(model)
     for step in range(2):
-        saved = buffers.begin_step()
-        strategy.begin(saved)
-        saved.take()
+        strategy.begin(buffers)
+        buffers.save()
         strategy.begin_forward(step, 0)
         loss = model(torch.ones(2, 5)).sum()
         loss.backward()
