@@ -11,7 +11,6 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from accel_trainer.checkpoint.state_dict import training_state
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.core.learning_rate import set_learning_rate
 from accel_trainer.optim.config import OptimizerConfig
 from accel_trainer.optim.optimizers import build_optimizer
 from accel_trainer.optim.parameter_groups import parameter_groups
@@ -118,17 +117,6 @@ def test_the_fused_optimizer_equals_the_plain_loop_of_torch(name: str) -> None:
     theirs = weights(twin)
     for key, mine in weights(model).items():
         torch.testing.assert_close(mine, theirs[key], rtol=1e-10, atol=1e-12)
-
-
-def test_every_group_gets_the_learning_rate_times_its_own_scale() -> None:
-    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
-    optimizer = SGD(
-        [{"params": first.parameters()}, {"params": second.parameters(), "learning_rate_scale": 0.1}], lr=1.0
-    )
-    set_learning_rate(optimizer, 0.5)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.05]
-    set_learning_rate(optimizer, 0.2)  # the scale applies to the new value, not to the old one
-    assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.2 * 0.1]
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])

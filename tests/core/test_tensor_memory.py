@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from accel_trainer.core.tensor_memory import copy_model, is_dense, make_dense, tied_by_memory
+
+WHOLE = torch.arange(24.0).reshape(4, 6)
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda: WHOLE[:3], True),
+        (lambda: WHOLE.t(), True),
+        (lambda: torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last), True),
+        (lambda: WHOLE[:3, 1:5], False),
+        (lambda: WHOLE[:1].expand(3, 6), False),
+        (lambda: WHOLE[::2], False),
+    ],
+)
+def test_memory_is_dense_if_it_has_each_element_once(make: Callable[[], Tensor], expected: bool) -> None:
+    assert is_dense(make()) is expected
+
+
+def test_parameters_get_dense_memory_and_keep_their_values() -> None:
+    model = nn.ParameterDict({"slice": nn.Parameter(WHOLE[:3, 1:5]), "dense": nn.Parameter(WHOLE.clone())})
+    place = model["dense"].data_ptr()
+    make_dense(model)
+    assert all(is_dense(parameter) for parameter in model.parameters())
+    assert torch.equal(model["slice"], WHOLE[:3, 1:5])
+    assert model["dense"].data_ptr() == place
+
+
+def test_of_buffers_only_expanded_ones_get_dense_memory() -> None:
+    model = nn.Module()
+    model.register_buffer("part", WHOLE[:, 1:3])
+    model.register_buffer("expanded", torch.ones(1).expand(3))
+    make_dense(model)
+    assert model.part.data_ptr() == WHOLE[:, 1:3].data_ptr()
+    assert model.expanded.stride() == (1,)
+
+
+def test_parameters_that_share_memory_are_named_as_tied() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    model[2].weight.data = model[0].weight.data
+    assert [(a is model[2].weight, b is model[0].weight) for a, b in tied_by_memory(model)] == [(True, True)]
+
+
+def test_a_model_with_a_computed_weight_is_copied() -> None:
+    model = nn.Linear(2, 2)
+    model.scaled = model.weight * 2  # torch's deepcopy refuses it
+    copied = copy_model(model)
+    assert torch.equal(copied.scaled, model.scaled)
+    copied.weight.data.zero_()
+    assert model.weight.abs().sum() > 0
