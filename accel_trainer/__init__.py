@@ -50,7 +50,6 @@ from .training.tasks import (
     DistillationTask,
     MultiLabelTask,
     RegressionTask,
-    SegmentationTask,
 )
 from .training.trainer import Trainer
 
@@ -60,7 +59,7 @@ __all__ = [
     "DatasetEvalLoader", "DatasetLoader", "DistillationTask", "DivergedError", "EvalLoader", "EvalOutput",
     "EvaluateMetric", "Evaluator", "ExitCode", "Loader", "MeanLoss", "Metric", "MultiLabelTask",
     "OptimizerConfig", "OutputError", "ProcessError", "RecipeConfig", "RegressionTask", "Run", "RunConfig",
-    "RunResult", "RuntimeConfig", "SampleReader", "Schedule", "ScheduleConfig", "SegmentationTask",
+    "RunResult", "RuntimeConfig", "SampleReader", "Schedule", "ScheduleConfig",
     "StepBatch", "StepOutput", "StepReport", "StreamEvalLoader", "StreamLoader", "Task", "TopKAccuracy",
     "TorchMetric", "TrainState", "Trainer", "TrainerConfig", "UserError", "WholeSetMetric", "all_gather",
     "all_reduce", "barrier", "broadcast", "build_dataset_loaders", "build_optimizer", "build_schedule",

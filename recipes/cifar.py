@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 
 from accel_trainer import (
-    ClassificationConfig,
-    ClassificationTask,
     ConfusionMatrix,
     MeanLoss,
     RecipeConfig,
@@ -24,6 +22,8 @@ from accel_trainer import (
 from accel_trainer.vision import (
     AugmentConfig,
     BadImageConfig,
+    ImageClassificationConfig,
+    ImageClassificationTask,
     ModelConfig,
     WorstMistakes,
     build_image_loaders,
@@ -42,7 +42,7 @@ class Config(RecipeConfig):
     bad_images: BadImageConfig = field(default_factory=BadImageConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    task: ClassificationConfig = field(default_factory=ClassificationConfig)
+    task: ImageClassificationConfig = field(default_factory=ImageClassificationConfig)
 
 
 def train(config: Config) -> RunResult:
@@ -59,7 +59,7 @@ def train(config: Config) -> RunResult:
         trainer = build_trainer(
             run,
             model=whiten(model, images),
-            task=ClassificationTask(config.task),
+            task=ImageClassificationTask(config.task),
             loader=loader,
             eval_loader=eval_loader,
             metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(images.num_classes), mistakes],

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 
 from accel_trainer import (
-    ClassificationConfig,
-    ClassificationTask,
     ConfusionMatrix,
     MeanLoss,
     RecipeConfig,
@@ -21,6 +19,8 @@ from accel_trainer import (
     start_run,
 )
 from accel_trainer.vision import (
+    ImageClassificationConfig,
+    ImageClassificationTask,
     ModelConfig,
     PhotoAugmentConfig,
     PhotoConfig,
@@ -40,7 +40,7 @@ class Config(RecipeConfig):
     photos: PhotoConfig = field(default_factory=PhotoConfig)
     model: ModelConfig = field(default_factory=lambda: ModelConfig(name="resnet18"))
     augment: PhotoAugmentConfig = field(default_factory=PhotoAugmentConfig)
-    task: ClassificationConfig = field(default_factory=ClassificationConfig)
+    task: ImageClassificationConfig = field(default_factory=ImageClassificationConfig)
 
 
 def train(config: Config) -> RunResult:
@@ -62,7 +62,7 @@ def train(config: Config) -> RunResult:
         )  # fmt: skip
         mistakes = WorstMistakes(run.folder, eval_loader, photos.class_names)
         return build_trainer(
-            run, model=model, task=ClassificationTask(config.task), loader=loader, eval_loader=eval_loader,
+            run, model=model, task=ImageClassificationTask(config.task), loader=loader, eval_loader=eval_loader,
             metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(photos.num_classes), mistakes],
             callbacks=[mistakes], data_fingerprint=photos.fingerprint,
             export_config={

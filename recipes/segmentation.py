@@ -13,13 +13,13 @@ from accel_trainer import (
     MeanLoss,
     RecipeConfig,
     RunResult,
-    SegmentationTask,
     TorchMetric,
     build_dataset_loaders,
     build_trainer,
     main,
     start_run,
 )
+from accel_trainer.vision import SegmentationTask
 
 NUM_CLASSES, BACKGROUND, UNLABELLED = 11, 10, 255
 

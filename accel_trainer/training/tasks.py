@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-import tyro
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,14 +20,12 @@ from .metrics import check_logits, describe_tensor
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationConfig:
-    """The loss of a classifier and the views of an image that an evaluation averages."""
+    """The loss of a classifier."""
 
     label_smoothing: float = 0.0
     """Fraction of the target spread evenly over all classes (0..1), in training only."""
     train_accuracy: bool = False
     """Whether to report the accuracy on the (augmented) training batches as `train/accuracy`."""
-    tta: Annotated[Literal["none", "flip", "flip_crop"], tyro.conf.arg(aliases=["--tta"])] = "none"
-    """Test-time augmentation: `flip` averages logits over the mirror image, `flip_crop` also over two shifts."""
 
     def __post_init__(self) -> None:
         BELOW_ONE.check(self, "task", "label_smoothing")
@@ -41,7 +38,8 @@ class ClassificationTask:
     """
 
     def __init__(self, config: ClassificationConfig | None = None, *, class_weights: Tensor | None = None) -> None:
-        self.config, self._class_weights = config or ClassificationConfig(), class_weights
+        self.config = config or ClassificationConfig()
+        self._class_weights = class_weights
 
     def fingerprint(self) -> str:
         """Return a hash of the class weights; empty without any."""
@@ -49,7 +47,7 @@ class ClassificationTask:
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the cross-entropy summed over the batch, with label smoothing. Raises ConfigError for other shapes."""
-        return self.loss(_forward(model, batch), batch)
+        return self.loss(call_model(model, batch), batch)
 
     def loss(self, logits: Tensor, batch: Batch) -> StepOutput:
         """Return the training loss of logits [B, K]. Raises ConfigError for other shapes."""
@@ -66,15 +64,9 @@ class ClassificationTask:
         return StepOutput(loss_sum, {"accuracy": (logits.detach().argmax(1) == labels).sum()})
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
-        """Return the cross-entropies [B] and the logits [B, K], averaged over the views of `tta`.
-
-        Raises ConfigError for other shapes.
-        """
-        if batch.targets is None:
-            raise _no_labels(batch)
-        of_views = [model(view) for view in _views(batch.inputs, self.config.tta)]
-        check_logits(of_views[0], batch.targets, in_loss=True)
-        logits = torch.stack([logits.float() for logits in of_views]).mean(0) if len(of_views) > 1 else of_views[0]
+        """Return the cross-entropies [B] and the logits [B, K]. Raises ConfigError for other shapes."""
+        logits = call_model(model, batch)
+        check_logits(logits, batch.targets, in_loss=True)
         return EvalOutput(_cross_entropy(logits, batch.targets, "none"), logits)
 
 
@@ -87,7 +79,7 @@ class RegressionTask:
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         """Return the errors [B] and the predictions. Raises ConfigError for other shapes."""
-        predictions = _forward(model, batch)
+        predictions = call_model(model, batch)
         return EvalOutput(_mean_losses(F.mse_loss, predictions, batch.targets), predictions)
 
 
@@ -100,55 +92,34 @@ class MultiLabelTask:
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         """Return the means over the classes [B] and the logits [B, K]. Raises ConfigError for other shapes."""
-        logits = _forward(model, batch)
+        logits = call_model(model, batch)
         return EvalOutput(_mean_losses(F.binary_cross_entropy_with_logits, logits, batch.targets), logits)
-
-
-class SegmentationTask:
-    """Cross-entropy per labelled pixel of logits [B, K, H, W] against class ids int64 [B, H, W].
-
-    Pixels of the class `ignored` have no label; the loss is the mean over all others of the whole step.
-    """
-
-    def __init__(self, *, ignored: int = 255) -> None:
-        self._ignored = ignored
-
-    def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the losses and the labelled pixels, summed over the batch. Raises ConfigError for other shapes."""
-        losses, _, num_items = self.eval_step(model, batch)
-        assert num_items is not None
-        return StepOutput(losses.sum(), num_items=num_items.sum())
-
-    def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
-        """Return the loss sums and the labelled pixels of each sample [B], and the logits.
-
-        Raises ConfigError for other shapes.
-        """
-        logits = _forward(model, batch)
-        if logits.ndim != 4 or logits[:, 0].shape != batch.targets.shape:
-            fact = f"the model returns {describe_tensor(logits)} for targets {describe_tensor(batch.targets)}"
-            raise ConfigError("SHAPES", f"{fact}: segmentation needs logits [B, K, H, W] and class ids [B, H, W]")
-        losses = F.cross_entropy(logits, batch.targets, ignore_index=self._ignored, reduction="none")
-        return EvalOutput(losses.sum((1, 2)), logits, (batch.targets != self._ignored).sum((1, 2)))
 
 
 class DistillationTask:
     """Classification that also learns from the logits of a `teacher` (Hinton et al. 2015, arXiv 1503.02531).
 
-    The loss is (1 - weight) * cross-entropy + weight * T**2 * KL(teacher || student) at temperature T. The teacher is
-    moved to the device at the first batch, and its hash is stored with the checkpoints. Raises ConfigError for a
-    weight outside 0..1, a temperature that is not positive, and a teacher of other classes.
+    The loss is (1 - weight) * cross-entropy + weight * T**2 * KL(teacher || student) at temperature T. `labels` has
+    the cross-entropy, and evaluates. The teacher is moved to the device at the first batch, and its hash is stored
+    with the checkpoints. Raises ConfigError for a weight outside 0..1, a temperature that is not positive, and a
+    teacher of other classes.
     """
 
     def __init__(
-        self, teacher: nn.Module, *, weight: float = 0.5, temperature: float = 4.0,
-        config: ClassificationConfig | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        teacher: nn.Module,
+        *,
+        weight: float = 0.5,
+        temperature: float = 4.0,
+        labels: ClassificationTask | None = None,
+    ) -> None:
         if not (0 <= weight <= 1 and 0 < temperature < math.inf):
             fact = f"DistillationTask has weight={weight} and temperature={temperature}"
             raise ConfigError("CONFIG", f"{fact}: give a weight from 0 to 1 and a temperature above 0")
-        self._teacher, self._weight, self._temperature = teacher.eval().requires_grad_(False), weight, temperature
-        self._labels = ClassificationTask(config)
+        self._teacher = teacher.eval().requires_grad_(False)
+        self._weight = weight
+        self._temperature = temperature
+        self._labels = labels or ClassificationTask()
         self.eval_step = self._labels.eval_step
 
     def fingerprint(self) -> str:
@@ -157,7 +128,7 @@ class DistillationTask:
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return both losses summed over the batch. Raises ConfigError for other shapes."""
-        logits = _forward(model, batch)
+        logits = call_model(model, batch)
         labels = self._labels.loss(logits, batch)
         with torch.no_grad():
             taught = self._teacher.to(batch.sample_ids.device)(batch.inputs)
@@ -169,16 +140,13 @@ class DistillationTask:
         return StepOutput((1 - self._weight) * labels.loss_sum + self._weight * imitation, labels.sums)
 
 
-def _forward(model: nn.Module, batch: Batch) -> Any:
+def call_model(model: nn.Module, batch: Batch) -> Any:
     """Return what the model makes of the inputs. Raises ConfigError if the samples have no targets."""
     if batch.targets is None:
-        raise _no_labels(batch)
+        fix = 'name the columns of inputs and targets, as in build_dataset_loaders(columns=("image", "label"))'
+        fact = f"the samples are {describe_tensor(batch.inputs)}, without labels"
+        raise ConfigError("DATASET", f"{fact}: {fix}")
     return model(batch.inputs)
-
-
-def _no_labels(batch: Batch) -> ConfigError:
-    fix = 'name the columns of inputs and targets, as in build_dataset_loaders(columns=("image", "label"))'
-    return ConfigError("DATASET", f"the samples are {describe_tensor(batch.inputs)}, without labels: {fix}")
 
 
 def _cross_entropy(
@@ -198,22 +166,3 @@ def _mean_losses(loss: Callable[..., Tensor], outputs: Tensor, targets: Tensor) 
         fact = f"the model returns {describe_tensor(outputs)} for targets {describe_tensor(targets)}"
         raise ConfigError("SHAPES", f"{fact}: both must have the same shape")
     return loss(outputs, targets.to(outputs.dtype), reduction="none").reshape(len(outputs), -1).mean(1)
-
-
-def _views(images: Tensor, tta: str) -> list[Tensor]:
-    """Return the views of images [B, C, H, W] that an evaluation averages.
-
-    `flip_crop` is the six-view scheme of K. Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU"
-    (arXiv 2404.00498), with equal weights.
-    """
-    if tta == "none":
-        return [images]
-    if not isinstance(images, Tensor) or images.ndim != 4:
-        shown = describe_tensor(images)
-        raise ConfigError("SHAPES", f"--tta {tta} mirrors images [B, C, H, W], the inputs are {shown}: set it to none")
-    views = [images]
-    if tta == "flip_crop":
-        padded = F.pad(images, (1, 1, 1, 1), mode="reflect")
-        height, width = images.shape[-2:]
-        views += [padded[..., 0:height, 0:width], padded[..., 2 : height + 2, 2 : width + 2]]
-    return [view for image in views for view in (image, image.flip(-1))]

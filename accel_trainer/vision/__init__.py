@@ -1,4 +1,4 @@
-"""Images: datasets, augmentation, loaders and models. The engine never imports this package."""
+"""Images: datasets, augmentation, loaders, models and tasks. The engine never imports this package."""
 
 from .augment.batch import AugmentConfig
 from .augment.photo import PhotoAugmentConfig
@@ -13,10 +13,35 @@ from .models.whitening import whiten
 from .models.zoo import MODEL_NAMES, ModelConfig, build_model
 from .sources.find import DATASET_NAMES
 from .sources.photos import PhotoConfig, Photos, PhotoSplit, load_photos
+from .tasks import ImageClassificationConfig, ImageClassificationTask, SegmentationTask
 
 __all__ = [
-    "DATASET_NAMES", "MODEL_NAMES", "AugmentConfig", "BadImageConfig", "EvalTransform", "ImageDataset",
-    "ImageEvalLoader", "ImageLoader", "ImageSplit", "ModelConfig", "Normalization", "PhotoAugmentConfig",
-    "PhotoConfig", "PhotoDataset", "PhotoEvalLoader", "PhotoLoader", "PhotoSplit", "Photos", "WorstMistakes",
-    "build_image_loaders", "build_model", "build_photo_loaders", "load_images", "load_photos", "whiten",
-]  # fmt: skip
+    "DATASET_NAMES",
+    "MODEL_NAMES",
+    "AugmentConfig",
+    "BadImageConfig",
+    "EvalTransform",
+    "ImageClassificationConfig",
+    "ImageClassificationTask",
+    "ImageDataset",
+    "ImageEvalLoader",
+    "ImageLoader",
+    "ImageSplit",
+    "ModelConfig",
+    "Normalization",
+    "PhotoAugmentConfig",
+    "PhotoConfig",
+    "PhotoDataset",
+    "PhotoEvalLoader",
+    "PhotoLoader",
+    "PhotoSplit",
+    "Photos",
+    "SegmentationTask",
+    "WorstMistakes",
+    "build_image_loaders",
+    "build_model",
+    "build_photo_loaders",
+    "load_images",
+    "load_photos",
+    "whiten",
+]

@@ -15,8 +15,8 @@ from accel_trainer.training.tasks import (
     DistillationTask,
     MultiLabelTask,
     RegressionTask,
-    SegmentationTask,
 )
+from accel_trainer.vision import ImageClassificationConfig, ImageClassificationTask, SegmentationTask
 
 from ..workload import NUM_CLASSES, SmallNet
 
@@ -83,37 +83,8 @@ def test_evaluation_is_the_plain_cross_entropy_of_each_sample() -> None:
     np.testing.assert_allclose(output.losses.detach(), cross_entropy(output.outputs, batch.targets), rtol=1e-12)
 
 
-def reference_views(images: np.ndarray, tta: str) -> list[np.ndarray]:
-    """The views by numpy: shifts by one pixel to either corner with mirrored borders; then all of them mirrored."""
-    views = [images]
-    if tta == "flip_crop":
-        padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect")
-        views += [padded[:, :, :-2, :-2], padded[:, :, 2:, 2:]]
-    return views + [view[..., ::-1].copy() for view in views]
-
-
-@pytest.mark.parametrize(("tta", "num_views"), [("flip", 2), ("flip_crop", 6)])
-def test_augmented_evaluation_averages_the_logits_of_its_views(tta: str, num_views: int) -> None:
-    model, batch = make_model().float(), make_batch()
-    batch = Batch(batch.inputs.float(), batch.targets, batch.sample_ids)
-    output = ClassificationTask(ClassificationConfig(tta=tta)).eval_step(model, batch)
-    views = reference_views(batch.inputs.numpy(), tta)
-    assert len(views) == num_views
-    expected = torch.stack([model(torch.from_numpy(view)) for view in views]).double().mean(0)
-    torch.testing.assert_close(output.outputs.double(), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(output.losses.detach(), cross_entropy(output.outputs, batch.targets), rtol=1e-5)
-
-
-def test_flipped_evaluation_does_not_tell_an_image_from_its_mirror_image() -> None:
-    model, batch = make_model(), make_batch()
-    mirrored = Batch(batch.inputs.flip(-1), batch.targets, batch.sample_ids)
-    task = ClassificationTask(ClassificationConfig(tta="flip"))
-    one, other = task.eval_step(model, batch), task.eval_step(model, mirrored)
-    torch.testing.assert_close(one.outputs, other.outputs, rtol=1e-6, atol=1e-6)
-
-
 def test_the_default_task_is_plain() -> None:
-    assert ClassificationTask().config == ClassificationConfig(label_smoothing=0.0, train_accuracy=False, tta="none")
+    assert ClassificationTask().config == ClassificationConfig(label_smoothing=0.0, train_accuracy=False)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
@@ -155,23 +126,15 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("output", "targets", "said"), WRONG.values(), ids=WRONG)
-@pytest.mark.parametrize("tta", ["none", "flip"])
+@pytest.mark.parametrize("task", [ClassificationTask(), ImageClassificationTask(ImageClassificationConfig(tta="flip"))])
 def test_shapes_that_do_not_fit_are_named_in_one_line_with_the_fix(
-    output: Any, targets: Any, said: str, tta: str
+    output: Any, targets: Any, said: str, task: ClassificationTask
 ) -> None:
     model, batch = Gives(output), Batch(torch.zeros(4, 3, 8, 8), targets, torch.arange(4))
-    task = ClassificationTask(ClassificationConfig(tta=tta))  # type: ignore[arg-type]
     for step in (task.train_step, task.eval_step):
         with pytest.raises(ConfigError, match=said) as caught:
             step(model, batch)
         assert "\n" not in str(caught.value)
-
-
-def test_only_images_have_a_mirror_image() -> None:
-    batch = Batch(torch.zeros(4, 8), LABELS, torch.arange(4))
-    task = ClassificationTask(ClassificationConfig(tta="flip"))
-    with pytest.raises(ConfigError, match=r"--tta flip mirrors images \[B, C, H, W\], the inputs are float32 \[4, 8\]"):
-        task.eval_step(Gives(LOGITS), batch)
 
 
 def test_class_weights_are_factors_on_the_losses_of_their_classes() -> None:
@@ -212,22 +175,6 @@ def test_multi_label_is_the_binary_cross_entropy_over_the_classes() -> None:
     p = logits.sigmoid()
     expected = -(targets * p.log() + (1 - targets) * (1 - p).log()).mean(1)
     assert torch.allclose(result.losses, expected, atol=1e-6)
-
-
-def test_segmentation_counts_the_labelled_pixels_only() -> None:
-    logits, targets = torch.randn(3, 4, 5, 6), torch.randint(0, 4, (3, 5, 6))
-    targets[0, :2] = 255
-    targets[2] = 255
-    result = SegmentationTask().eval_step(of(logits), batch_of(targets))
-    assert result.num_items is not None
-    assert result.num_items.tolist() == [18, 30, 0]
-    total = 0.0
-    for b, y, x in (targets != 255).nonzero().tolist():
-        total -= float(logits[b, :, y, x].log_softmax(0)[targets[b, y, x]])
-    output = SegmentationTask().train_step(of(logits), batch_of(targets))
-    assert output.loss_sum.item() == pytest.approx(total, rel=1e-5)
-    assert output.num_items is not None
-    assert int(output.num_items) == 48
 
 
 def test_distillation_adds_the_divergence_from_the_teacher() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 from ...core.config import config_to_dict, diff_config
 from ...optim.config import OptimizerConfig
 from ...run.config import RecipeConfig, with_defaults
-from ...training.tasks import ClassificationConfig
-from ...vision import AugmentConfig, BadImageConfig, ModelConfig
+from ...vision import AugmentConfig, BadImageConfig, ImageClassificationConfig, ModelConfig
 from .run_reader import RunReader
 
 # Folders and checkpoints do not affect what is trained.
@@ -26,7 +25,7 @@ def changed_settings(run: RunReader) -> list[tuple[str, Any, Any]]:
     parts = {
         "model": ModelConfig(),
         "augment": AugmentConfig(),
-        "task": ClassificationConfig(),
+        "task": ImageClassificationConfig(),
         "bad_images": BadImageConfig(),
     }
     optimizer = OptimizerConfig(name=run.config.get("optimizer", {}).get("name", OptimizerConfig.name))

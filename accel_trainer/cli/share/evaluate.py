@@ -22,8 +22,8 @@ from ...distributed.machine import available_cpus
 from ...distributed.placement import place_model
 from ...training.evaluator import Evaluator
 from ...training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
-from ...training.tasks import ClassificationConfig, ClassificationTask
 from ...vision.pretrained import ExportConfig, from_pretrained, read_export_config, read_export_content
+from ...vision.tasks import ImageClassificationConfig, ImageClassificationTask
 from ..parser import CommandParser
 from ..runs.confusion import read_confusion
 from ..runs.run_reader import RunReader, read_run
@@ -118,7 +118,7 @@ def evaluate(
     model = place_model(stored.model, accelerator, runtime)
     num_classes = len(stored.config.class_names)
     metrics: list[Metric] = [MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(num_classes)]
-    task = ClassificationTask(ClassificationConfig(tta=tta))
+    task = ImageClassificationTask(ImageClassificationConfig(tta=tta))
     evaluator = Evaluator(data.loader, task=task, metrics=metrics, accelerator=accelerator, seed=_seed(stored))
     results = evaluator.run(model)
     return results, {"dataset": choice.dataset, "split": data.split, "num_samples": data.loader.num_samples}
