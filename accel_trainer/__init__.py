@@ -2,6 +2,7 @@
 
 from .callbacks.metrics_file import read_history
 from .checkpoint.manager import CheckpointConfig
+from .cli.recipe.main import main
 from .core.batch_plan import BatchConfig, BatchPlan
 from .core.callback import Callback, RunResult
 from .core.errors import (
@@ -37,7 +38,6 @@ from .optim.lr_scheduler import ScheduleConfig, build_schedule, schedule_from_to
 from .optim.optimizers import build_optimizer
 from .run.build import build_trainer
 from .run.config import RecipeConfig, RunConfig
-from .run.main import main
 from .run.parser import load_config, parse_config, save_config
 from .run.session import Run, start_run
 from .training.config import TrainerConfig

@@ -1,133 +1,28 @@
-"""`--dry-run`: a trial of a run and of its resume in a new process, and a comparison of all that they leave."""
+"""What `--dry-run` changes in a run: fewer samples in an evaluation, and a record of what no checkpoint holds."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
-import multiprocessing
-import os
 import random
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
 from torch import nn
 
-from ..callbacks.console import say
-from ..callbacks.metrics_file import read_history
-from ..checkpoint.format import list_checkpoints
-from ..checkpoint.retention import load_checkpoint
-from ..checkpoint.serialization import read_json_object
-from ..checkpoint.state_dict import load_all
 from ..core import filesystem
-from ..core.callback import Callback, RunResult, TrainerView
-from ..core.errors import CheckpointError, ConfigError
+from ..core.callback import Callback, TrainerView
 from ..core.types import Batch, EvalLoader, StepReport
-from ..distributed.accelerator import uses_cpu
-from ..training.rehearsal import first_difference
-from ..training.unseen_state import listed, mark_unseen
-from .config import RecipeConfig
-
-C = TypeVar("C", bound=RecipeConfig)
-Ending = Callable[[Callable[[], RunResult], bool], NoReturn]
-"""Runs, reports an error, with a traceback if the second argument says so, and ends the process."""
-
-_logger = logging.getLogger(__name__)
+from ..training.unseen_state import mark_unseen
 
 NUM_STEPS = 3  # before the resume, and again after it
 MAX_EVAL_SAMPLES = 512
-_UNSEEN_FILE = "unseen.json"
-_MAX_PATH = 60
-_GENERATORS: dict[str, Callable[[], Any]] = {"Python's random": random.getstate, "numpy.random": np.random.get_state}
-
-
-def dry_run(train: Callable[[C], RunResult], config: C, *, exit_with: Ending) -> RunResult:
-    """Train 6 steps at once, and 3 + 3 with a resume in between, in a temporary folder, and compare what is left.
-
-    Every part runs in a process of its own, as after an interruption: on the processes of the launch, with at most
-    `MAX_EVAL_SAMPLES` samples in an evaluation, and ended by `exit_with`. It cannot see state that changes only later.
-
-    Raises:
-        CheckpointError: the run does not repeat itself, or its resume is not exact.
-        SystemExit: a part failed, and has said why.
-    """
-    start_s = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
-        whole, parts = Path(folder, "whole"), Path(folder, "parts")
-        longest = _trial(config, whole, 2 * NUM_STEPS)
-        result = _train_apart(train, longest, exit_with, is_first=True)
-        num_before = min(NUM_STEPS, result.position.optimizer_step // 2)
-        for max_steps in (num_before, 2 * NUM_STEPS):
-            if max_steps and result.state == "done":
-                result = _train_apart(train, _trial(config, parts, max_steps), exit_with, is_first=False)
-        if result.state == "done" and num_before and os.environ.get("RANK", "0") == "0":
-            compared = _compare(whole, parts, num_before)
-            seconds = time.perf_counter() - start_s
-            say(f"dry run ok in {seconds:.1f} s: {compared}; no files are left")
-    return result
-
-
-def _trial(config: C, folder: Path, max_steps: int) -> C:
-    """Return the config of a part: all else as in the run itself."""
-    given = config.trainer.max_steps
-    saves = replace(config.checkpoint, every_n_steps=NUM_STEPS, keep_every_n_steps=NUM_STEPS)
-    return replace(
-        config,
-        run=replace(config.run, output_dir=folder, resume="auto", track=(), quiet=True, dry_run=True),
-        trainer=replace(config.trainer, max_steps=max_steps if given is None else min(given, max_steps)),
-        checkpoint=saves,
-    )
-
-
-# --- a part, in a process of its own ---
-
-
-def _train_apart(train: Callable[[C], RunResult], config: C, exit_with: Ending, *, is_first: bool) -> RunResult:
-    """Return the result of `train(config)` in a new process."""
-    # Forking takes a tenth of the time, but a fork cannot use a GPU, and takes a socket, whose path must be short.
-    can_fork = os.name == "posix" and uses_cpu() and len(tempfile.gettempdir()) < _MAX_PATH
-    context = multiprocessing.get_context("forkserver" if can_fork else "spawn")
-    if hasattr(context, "set_forkserver_preload"):
-        context.set_forkserver_preload(["accel_trainer.run.build"])
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(  # type: ignore[attr-defined]  # missing in its stubs
-        target=_run_part, args=(train, config, exit_with, sender, dict(os.environ), is_first)
-    )
-    try:
-        process.start()
-    except (AttributeError, TypeError, ValueError) as error:  # cannot be pickled
-        fact = f"--dry-run starts train in a new process, which cannot import it ({error})"
-        raise ConfigError("DRY_RUN", f"{fact}: define train at the top level of its file") from error
-    sender.close()
-    try:
-        return receiver.recv()  # type: ignore[no-any-return]  # what the process sent
-    except EOFError:
-        process.join()
-        raise SystemExit(process.exitcode if process.exitcode and process.exitcode > 0 else 1) from None
-    finally:
-        process.join()
-
-
-def _run_part(
-    train: Callable[[C], RunResult], config: C, exit_with: Ending, sender: Connection, environment: dict[str, str],
-    is_first: bool,
-) -> None:  # fmt: skip
-    os.environ.update(environment, ACCEL_TRAINER_LAUNCHER="1")  # it ends with the process that waits for it
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING if is_first else logging.ERROR)
-
-    def run() -> RunResult:
-        result = train(config)
-        sender.send(result)
-        return result
-
-    exit_with(run, config.run.debug)
+UNSEEN_FILE = "unseen.json"
+GENERATORS: dict[str, Callable[[], Any]] = {"Python's random": random.getstate, "numpy.random": np.random.get_state}
 
 
 class FewSamples:
@@ -177,72 +72,6 @@ class UnseenRecorder(Callback):
     def _record(self, trainer: TrainerView) -> None:
         if trainer.accelerator.is_main_process:
             marks = mark_unseen(self._parts, model=self._model)
-            seen = {**marks, **{name: state() for name, state in _GENERATORS.items()}}
+            seen = {**marks, **{name: state() for name, state in GENERATORS.items()}}
             hashes = {name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in seen.items()}
-            filesystem.write_file_atomic(self._folder / _UNSEEN_FILE, json.dumps(hashes).encode())
-
-
-# --- the comparison ---
-
-
-def _compare(whole: Path, parts: Path, num_before: int) -> str:
-    """Return what is equal. Raises CheckpointError that names the first difference."""
-    saved, again = (list_checkpoints(folder / "checkpoints") for folder in (whole, parts))
-    # A run in one go has none after few steps.
-    before = [each for each in saved if each.name.startswith(f"step-{num_before:010d}-")]
-    pairs = [(_state(one), _state(other)) for one in before for other in again if one.name == other.name]
-    if pairs and (path := first_difference(*pairs[-1])):
-        _refuse_unrepeatable(path, num_before, whole)
-        return f"trained, evaluated, saved, loaded and resumed, but the run does not repeat itself ({path})"
-    last = _state(saved[-1])
-    path = first_difference(last, _state(again[-1]))
-    if path is None and (row := first_difference(_rows(whole), _rows(parts))):
-        path = f"metrics.jsonl{row}"
-    if path is not None:
-        fact = f"a run that is stopped after {num_before} steps and resumed in a new process differs in {path}"
-        raise CheckpointError("CKPT_INEXACT", f"{fact} from one that is not: {_cause(path, whole, parts)}")
-    num_tensors = sum(len(piece) for name, piece in last.items() if name in ("model", "ema"))
-    return (
-        f"{last['trainer']['position']['optimizer_step']} steps at once, and {num_before} steps and a resume in a new "
-        f"process, gave the same {num_tensors} tensors, optimizer state, rows and evaluation"
-    )
-
-
-def _state(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint holds, without the state of callbacks, which may hold times."""
-    loaded = load_checkpoint(path.parent, path.name)
-    assert loaded is not None
-    pieces: dict[str, Any] = load_all(loaded.pieces)
-    del pieces["trainer"]["callbacks"]
-    return pieces
-
-
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows, without speeds and memory."""
-    return [{name: row[name] for name in row if not name.startswith("perf/")} for row in read_history(folder)]
-
-
-def _refuse_unrepeatable(path: str, num_steps: int, run: Path) -> None:
-    """Raise CheckpointError on the CPU, where torch's kernels are deterministic; else warn."""
-    fact = f"two runs of {num_steps} steps from the same start differ in {path}"
-    if operations := read_json_object(run / "result.json").get("nondeterministic_operations"):
-        fact += f"; torch has no deterministic kernel for {', '.join(operations)}"
-    fix = "draw random numbers with torch's generator, in a forward or a sample, and read no clock"
-    if not uses_cpu():
-        _logger.warning("[NOT_REPEATABLE] %s, so a resume cannot be compared: %s", fact, fix)
-        return
-    raise CheckpointError("NOT_REPEATABLE", f"{fact}, so no resume is exact: {fix}")
-
-
-def _cause(path: str, whole: Path, parts: Path) -> str:
-    """Return what a resume began with that was not as it was left, or else the usual cause."""
-    if path.startswith("metrics.jsonl"):
-        return "the usual cause is an evaluation that draws random numbers, or depends on an earlier one"
-    left, found = (read_json_object(folder / _UNSEEN_FILE) for folder in (whole, parts))
-    lost = sorted(name for name in left if left[name] != found.get(name))
-    if objects := [name for name in lost if name not in _GENERATORS]:
-        fix = "keep it in a buffer of the model, or in the optimizer's state_dict; draw with torch's generator"
-        return f"the resume began with another {listed(objects)}, which no checkpoint holds: {fix}"
-    # Reading a sample seeds these generators, too: they need not be the cause.
-    drawn = f", or numbers drawn from {' or '.join(lost)}" * bool(lost)
-    return f"the usual cause is state that no checkpoint holds, such as a variable of a closure{drawn}"
+            filesystem.write_file_atomic(self._folder / UNSEEN_FILE, json.dumps(hashes).encode())

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from accel_trainer import BatchConfig
+from accel_trainer.cli.recipe.main import main as run_main
 from accel_trainer.core.errors import ExitCode
 from accel_trainer.run.config import RecipeConfig
-from accel_trainer.run.main import main as run_main
 from tests import processes, workload
 from tests.faults.campaign import Result, run_campaign
 

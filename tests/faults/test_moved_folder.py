@@ -13,9 +13,9 @@ import pytest
 
 from accel_trainer import Callback, CheckpointConfig, CheckpointError, OutputError, StepReport, Trainer
 from accel_trainer.checkpoint.format import list_checkpoints
+from accel_trainer.cli.recipe.main import main
 from accel_trainer.core.errors import DataError, ExitCode
 from accel_trainer.run.config import RecipeConfig
-from accel_trainer.run.main import main
 from tests import processes, workload
 from tests.faults.tiny_run import make, name_at, save
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from accel_trainer import Callback, CheckpointError, OptimizerConfig, ScheduleConfig, StepReport, Trainer
+from accel_trainer.cli.recipe.main import main
 from accel_trainer.core.errors import ExitCode
 from accel_trainer.run.config import RecipeConfig
-from accel_trainer.run.main import main
 from tests import processes, workload
 from tests.faults.crash import NamingDisk, Operation, outcome
 from tests.faults.disks import installed

@@ -27,17 +27,18 @@ from accel_trainer import (
     StepOutput,
     main,
 )
+from accel_trainer.cli.recipe.dry_run import dry_run
+from accel_trainer.cli.recipe.main import exit_with
 from accel_trainer.core.errors import CheckpointError, ExitCode
 from accel_trainer.core.types import Batch, EvalOutput
 from accel_trainer.data.dataloader import DatasetEvalLoader
 from accel_trainer.data.workers import SampleReader
-from accel_trainer.run.dry_run import dry_run, limit_evaluation
-from accel_trainer.run.main import exit_with
+from accel_trainer.run.dry_run import limit_evaluation
 from recipes import cifar
 from tests import processes, workload
 
-from ..training import planted, test_rehearsal
-from ..variants import slow
+from ...training import planted, test_rehearsal
+from ...variants import slow
 
 
 @pytest.fixture(autouse=True)

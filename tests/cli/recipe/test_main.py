@@ -15,10 +15,10 @@ from accel_trainer import ClassificationTask, RecipeConfig, RunResult, RuntimeCo
 from accel_trainer.core.types import Batch, EvalOutput
 from accel_trainer.distributed.accelerator import start_accelerator
 
-from .. import processes, workload
-from ..variants import slow
+from ... import processes, workload
+from ...variants import slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_process_that_fails_before_it_has_connected_reports_its_own_error(tmp_path: Path) -> None:

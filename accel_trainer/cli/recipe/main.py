@@ -15,17 +15,17 @@ from typing import NoReturn, TypeVar
 
 import torch.distributed as dist
 
-from ..callbacks import console
-from ..core.callback import RunResult
-from ..core.errors import ConfigError, DivergedError, ExitCode, ProcessError, UserError
-from ..core.user_code import describe_error, exit_code_of, print_error
-from ..data.signals import ignore_signals
-from ..distributed.launch_env import setup_launch_env
-from ..training.evaluator import nonfinite_loss
-from .config import RecipeConfig
+from ...callbacks import console
+from ...core.callback import RunResult
+from ...core.errors import ConfigError, DivergedError, ExitCode, ProcessError, UserError
+from ...core.user_code import describe_error, exit_code_of, print_error
+from ...data.signals import ignore_signals
+from ...distributed.launch_env import setup_launch_env
+from ...run.config import RecipeConfig
+from ...run.parser import parse_config
+from ...run.short_help import short_help
+from ...training.evaluator import nonfinite_loss
 from .dry_run import dry_run
-from .parser import parse_config
-from .short_help import short_help
 
 C = TypeVar("C", bound=RecipeConfig)
 

@@ -1,0 +1,1 @@
+"""The command line of a recipe: from flags to an exit code."""
