@@ -14,8 +14,6 @@ import torch
 from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
-from accel_trainer.checkpoint.serialization import encode
-from accel_trainer.checkpoint.staging import Snapshot
 from accel_trainer.core.errors import CheckpointError, ConfigError, DivergedError
 from accel_trainer.core.train_state import TrainState, checkpoint_name
 from tests import processes
@@ -82,12 +80,6 @@ def test_a_save_waits_for_the_one_before(directory: Path) -> None:
         checkpointer.wait(must_succeed=True)
     assert [path.name for path in list_checkpoints(directory)] == [name_at(2), name_at(3)]
     assert checkpointer.last_committed == name_at(3)
-
-
-def test_the_host_memory_of_a_copy_is_reused() -> None:
-    snapshot = Snapshot()
-    (first, _), (second, _) = (snapshot.take({"m": encode({"w": torch.ones(3)}, name="m")}) for _ in range(2))
-    assert first["m"].tensors["w"] is second["m"].tensors["w"]
 
 
 def test_what_must_not_be_older_than_a_checkpoint_is_synced_before_its_commit(directory: Path) -> None:

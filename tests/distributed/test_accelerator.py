@@ -214,14 +214,6 @@ def test_a_placed_model_is_the_same_module_with_the_same_names(compiled: bool) -
     assert not any("forward" in vars(module) for module in placed.modules())
 
 
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_filters_are_laid_out_as_configured(channels_last: bool) -> None:
-    accelerator = start_accelerator(ONE_THREAD)
-    placed = place_model(SmallNet(norm="batch"), accelerator, RuntimeConfig(channels_last=channels_last))
-    filters = placed.layers[3].weight
-    assert filters.is_contiguous(memory_format=torch.channels_last) == channels_last
-
-
 def test_norms_span_several_processes_by_default(tmp_path: Path) -> None:
     processes.run(check_norms, num_processes=2, folder=tmp_path)
 

@@ -37,34 +37,6 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
-def test_matrices_and_filters_decay_and_vectors_do_not() -> None:
-    model = small_net()
-    groups = parameter_groups(model, OptimizerConfig(weight_decay=0.1))
-    named = {group["weight_decay"]: group["param_names"] for group in groups}
-    assert named == {
-        0.1: ["layers.0.weight", "layers.3.weight", "layers.9.weight"],
-        0.0: ["layers.1.weight", "layers.1.bias", "layers.4.weight", "layers.4.bias", "layers.9.bias"],
-    }
-    own = dict(model.named_parameters())
-    for group in groups:
-        assert [id(p) for p in group["params"]] == [id(own[name]) for name in group["param_names"]]
-
-
-@pytest.mark.parametrize(("weight_decay", "decay_all"), [(0.1, True), (0.0, False)])
-def test_parameters_with_one_decay_are_one_group(weight_decay: float, decay_all: bool) -> None:
-    model = small_net()
-    (group,) = parameter_groups(model, OptimizerConfig(weight_decay=weight_decay, decay_norms_and_biases=decay_all))
-    assert group["weight_decay"] == weight_decay
-    assert group["param_names"] == [name for name, _ in model.named_parameters()]
-
-
-def test_frozen_parameters_are_left_out() -> None:
-    model = small_net()
-    model.layers[0].requires_grad_(False)
-    groups = parameter_groups(model, OptimizerConfig(weight_decay=0.1))
-    assert "layers.0.weight" not in [name for group in groups for name in group["param_names"]]
-
-
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_weight_decay_alone_shrinks_filters_and_leaves_vectors(name: str) -> None:
     model = small_net()

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,15 +22,11 @@ from accel_trainer import (
     ConfigError,
     DistillationTask,
     OptimizerConfig,
-    RuntimeConfig,
     ScheduleConfig,
     schedule_from_torch,
 )
 from accel_trainer.core.errors import CheckpointError
-from accel_trainer.core.training_mode import set_training_mode
-from accel_trainer.distributed.placement import place_model
 from accel_trainer.optim.optimizers import build_optimizer
-from accel_trainer.optim.parameter_groups import freeze, layer_depths, parameter_groups
 
 from .. import processes, workload
 from ..variants import slow_but
@@ -238,56 +233,6 @@ def test_frozen_parts_keep_their_weights_statistics_and_have_no_state(tmp_path: 
     assert len(state) == len([name for name, _ in workload.SmallNet(norm="batch").named_parameters()]) - 3
 
 
-@pytest.mark.parametrize("is_affine", [True, False])
-def test_norms_in_a_frozen_part_keep_their_statistics_with_and_without_parameters(is_affine: bool) -> None:
-    parts = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, affine=is_affine)) for _ in range(2)]
-    model = nn.Sequential(*parts)
-    freeze(model, r"^0\.")
-    set_training_mode(model)
-    assert [part[1].training for part in parts] == [False, True]
-
-
-def test_layer_decay_gives_each_block_its_learning_rate() -> None:
-    model = workload.SmallNet(norm="batch")
-    names = [name for name, _ in model.named_parameters()]
-    assert layer_depths(["stem.weight", "blocks.0.norm1.weight", "blocks.11.fc.bias", "head.bias"]) == {
-        "stem.weight": 0,
-        "blocks.0.norm1.weight": 1,
-        "blocks.11.fc.bias": 2,
-        "head.bias": 3,
-    }
-    groups = parameter_groups(model, OptimizerConfig(layer_decay=0.5))
-    scales = {name: group["learning_rate_scale"] for group in groups for name in group["param_names"]}
-    assert sorted(scales) == sorted(names)
-    blocks = sorted({int(name.split(".")[1]) for name in names})
-    for name in names:
-        deeper = len([block for block in blocks if block > int(name.split(".")[1])])
-        assert math.isclose(scales[name], 0.5**deeper)
-
-
-def test_a_pattern_sets_the_learning_rate_and_the_decay_of_the_parameters_that_it_finds() -> None:
-    model = workload.SmallNet(norm="batch")
-    scales, decays = (r"^layers\.9\.=10", r"^layers\.9\.bias=0.5"), ("bias=0.25",)
-    config = OptimizerConfig(weight_decay=0.1, learning_rate_scales=scales, weight_decays=decays)
-    groups = parameter_groups(model, config)
-    found = {n: (g["learning_rate_scale"], g["weight_decay"]) for g in groups for n in g["param_names"]}
-    assert found["layers.9.weight"] == (10, 0.1)
-    assert found["layers.9.bias"] == (0.5, 0.25), "the last pattern counts"
-    assert found["layers.0.weight"] == (1, 0.1)
-    assert found["layers.1.bias"] == (1, 0.25)
-    assert found["layers.1.weight"] == (1, 0)
-
-
-@pytest.mark.parametrize(("patterns", "frozen"), [(("head=10",), None), ((r"^layers\.0=10",), r"^layers\.0")])
-def test_a_pattern_that_finds_no_trained_parameter_is_refused(patterns: tuple[str, ...], frozen: str | None) -> None:
-    model = workload.SmallNet(norm="batch")
-    if frozen is not None:
-        freeze(model, frozen)
-    with pytest.raises(ConfigError, match="which matches no trained parameter") as refused:
-        parameter_groups(model, OptimizerConfig(learning_rate_scales=patterns))
-    assert "\n" not in str(refused.value)
-
-
 # --- weights from elsewhere ---
 
 
@@ -352,12 +297,3 @@ def test_an_optimizer_whose_step_needs_a_closure_is_refused_before_training(buil
     config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig())
     with pytest.raises(ConfigError, match=r"TwoForwards.step .*'closure'|LBFGS, but it needs several forwards"):
         workload.train(config, optimizer=lambda model: build(model.parameters(), lr=0.1))
-
-
-@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_an_embedding_with_sparse_gradients_is_refused_before_training(kind: Any) -> None:
-    model = nn.ModuleDict({"words": kind(4, 2, sparse=True)})
-    with pytest.raises(ConfigError, match="words has sparse gradients, .*: set sparse=False"):
-        place_model(model, Accelerator(cpu=True), RuntimeConfig())
-    model.requires_grad_(False)
-    place_model(model, Accelerator(cpu=True), RuntimeConfig())

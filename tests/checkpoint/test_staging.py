@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from accel_trainer.checkpoint.serialization import Encoded, encode
+from accel_trainer.checkpoint.staging import Snapshot
+
+
+def pieces_of(weight: Tensor) -> dict[str, Encoded]:
+    return {"model": encode({"weight": weight}, name="model"), "trainer": encode({"step": 3}, name="trainer")}
+
+
+def test_a_snapshot_does_not_follow_what_training_does_to_the_weights() -> None:
+    weight = torch.ones(3)
+    copied, wait = Snapshot().take(pieces_of(weight))
+    weight.zero_()
+    wait()
+    assert copied["model"].tensors["weight"].tolist() == [1, 1, 1]
+    assert copied["trainer"].skeleton == pieces_of(weight)["trainer"].skeleton
+
+
+def test_a_snapshot_reuses_its_host_memory() -> None:
+    snapshot = Snapshot()
+    first, _ = snapshot.take(pieces_of(torch.ones(3)))
+    second, _ = snapshot.take(pieces_of(torch.zeros(3)))
+    assert second["model"].tensors["weight"] is first["model"].tensors["weight"]
+    assert second["model"].tensors["weight"].tolist() == [0, 0, 0]
+
+
+def test_a_snapshot_of_another_shape_or_dtype_has_new_host_memory() -> None:
+    snapshot = Snapshot()
+    for weight in (torch.ones(3), torch.ones(2, 2), torch.ones(2, 2, dtype=torch.float64)):
+        copied, _ = snapshot.take(pieces_of(weight))
+        found = copied["model"].tensors["weight"]
+        assert (found.shape, found.dtype, found.device.type) == (weight.shape, weight.dtype, "cpu")

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.optim import SGD
+
+from accel_trainer.core.errors import ConfigError
+from accel_trainer.optim.config import OptimizerConfig, optimizer_class_of, pattern_values
+from accel_trainer.optim.muon import Muon
+
+
+@pytest.mark.parametrize(
+    ("name", "learning_rate"), [("sgd", 0.1), ("muon", 0.1), ("adamw", 1e-3), ("RMSprop", 0.01), ("Adadelta", 1.0)]
+)
+def test_each_optimizer_has_a_default_learning_rate(name: str, learning_rate: float) -> None:
+    assert OptimizerConfig(name=name).with_learning_rate().learning_rate == learning_rate
+
+
+def test_a_learning_rate_that_is_given_is_kept() -> None:
+    assert OptimizerConfig(name="adamw", learning_rate=0.5).with_learning_rate().learning_rate == 0.5
+
+
+def test_an_optimizer_is_found_by_name_here_or_in_torch() -> None:
+    found = [optimizer_class_of(name) for name in ("sgd", "muon", "RMSprop")]
+    assert found == [SGD, Muon, torch.optim.RMSprop]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("adamW", "did you mean adamw[?]"),
+        ("rmsprop", "did you mean RMSprop[?]"),
+        ("os.system", "which does not exist: it is sgd, adamw, muon or a class of torch.optim"),
+        ("Optimizer", "which does not exist"),
+        ("LBFGS", "it needs several forwards for a step: choose another"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_used_is_refused_with_a_hint(name: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"--optimizer.name is {name}, .*{said}"):
+        OptimizerConfig(name=name)
+
+
+def test_a_pattern_may_itself_contain_an_equals_sign() -> None:
+    config = OptimizerConfig(weight_decays=("norm|bias=0", "a=b=0.5"))
+    assert pattern_values(config, "weight_decays") == {"norm|bias": 0, "a=b": 0.5}
+
+
+@pytest.mark.parametrize("text", ["head", "head=", "head=-1", "head=nan", "(=1"])
+def test_a_pattern_without_a_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="optimizer.learning_rate_scales has .*: write PATTERN=NUMBER"):
+        OptimizerConfig(learning_rate_scales=(text,))
