@@ -22,16 +22,6 @@ from .data.dataloader import DatasetEvalLoader, DatasetLoader, build_dataset_loa
 from .data.stream import StreamEvalLoader, StreamLoader, build_stream_loaders
 from .data.workers import SampleReader
 from .distributed.accelerator import RuntimeConfig
-from .distributed.collectives import (
-    all_gather,
-    all_reduce,
-    barrier,
-    broadcast,
-    main_process_first,
-    reduce_mean,
-    reduce_sum,
-    scatter,
-)
 from .distributed.launch import launch
 from .optim.config import OptimizerConfig
 from .optim.lr_scheduler import ScheduleConfig, build_schedule, schedule_from_torch
@@ -56,14 +46,14 @@ from .training.trainer import Trainer
 __all__ = [
     "Batch", "BatchConfig", "BatchPlan", "Callback", "CheckpointConfig", "CheckpointError",
     "ClassificationConfig", "ClassificationTask", "ConfigError", "ConfusionMatrix", "DataError",
-    "DatasetEvalLoader", "DatasetLoader", "DistillationTask", "DivergedError", "EvalLoader", "EvalOutput",
-    "EvaluateMetric", "Evaluator", "ExitCode", "Loader", "MeanLoss", "Metric", "MultiLabelTask",
-    "OptimizerConfig", "OutputError", "ProcessError", "RecipeConfig", "RegressionTask", "Run", "RunConfig",
-    "RunResult", "RuntimeConfig", "SampleReader", "Schedule", "ScheduleConfig",
-    "StepBatch", "StepOutput", "StepReport", "StreamEvalLoader", "StreamLoader", "Task", "TopKAccuracy",
-    "TorchMetric", "TrainState", "Trainer", "TrainerConfig", "UserError", "WholeSetMetric", "all_gather",
-    "all_reduce", "barrier", "broadcast", "build_dataset_loaders", "build_optimizer", "build_schedule",
-    "build_stream_loaders", "build_trainer", "launch", "load_config", "main", "main_process_first",
-    "parse_config", "read_history", "reduce_mean", "reduce_sum", "save_config", "scatter", "schedule_from_torch",
+    "DatasetEvalLoader", "DatasetLoader", "DistillationTask", "DivergedError", "EvalLoader",
+    "EvalOutput", "EvaluateMetric", "Evaluator", "ExitCode", "Loader", "MeanLoss", "Metric",
+    "MultiLabelTask", "OptimizerConfig", "OutputError", "ProcessError", "RecipeConfig",
+    "RegressionTask", "Run", "RunConfig", "RunResult", "RuntimeConfig", "SampleReader",
+    "Schedule", "ScheduleConfig", "StepBatch", "StepOutput", "StepReport",
+    "StreamEvalLoader", "StreamLoader", "Task", "TopKAccuracy", "TorchMetric", "TrainState",
+    "Trainer", "TrainerConfig", "UserError", "WholeSetMetric", "build_dataset_loaders",
+    "build_optimizer", "build_schedule", "build_stream_loaders", "build_trainer", "launch",
+    "load_config", "main", "parse_config", "read_history", "save_config", "schedule_from_torch",
     "start_run",
 ]  # fmt: skip

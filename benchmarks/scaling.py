@@ -18,7 +18,7 @@ import torch.distributed as dist
 from accel_trainer import BatchConfig, RuntimeConfig, launch
 from accel_trainer.core.buffers import BufferHistory
 from accel_trainer.distributed.accelerator import start_accelerator
-from accel_trainer.distributed.collectives import barrier, shutdown, sum_pairwise
+from accel_trainer.distributed.collectives import shutdown, sum_pairwise
 from accel_trainer.training.strategy.exact import ExactStrategy
 from accel_trainer.vision import AugmentConfig, ImageLoader, ImageSplit, ModelConfig, Normalization, build_model
 
@@ -69,7 +69,7 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
         exact_optimizer.zero_grad()
 
     def timed(action: Callable[[], object]) -> float:
-        barrier(accelerator)
+        accelerator.wait_for_everyone()
         start_s = time.perf_counter()
         action()
         return time.perf_counter() - start_s

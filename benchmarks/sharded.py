@@ -22,7 +22,7 @@ from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint.state_dict import training_state
 from accel_trainer.core.train_state import TrainState
 from accel_trainer.distributed.accelerator import start_accelerator
-from accel_trainer.distributed.collectives import all_reduce, barrier, join_peers, run_on_main, shutdown
+from accel_trainer.distributed.collectives import join_peers, run_on_main, shutdown
 from accel_trainer.distributed.placement import place_model
 from accel_trainer.run.resume import read_checkpoint
 from accel_trainer.vision.models.zoo import ModelConfig, build_model
@@ -64,7 +64,7 @@ class Savers:
     def save(self) -> tuple[float, float]:
         """Return the seconds for which training pauses, and those until the checkpoint is written."""
         self.step += 1
-        barrier(self.accelerator)
+        self.accelerator.wait_for_everyone()
         start_s = time.perf_counter()
         if self.name == "accel_trainer":
             self.checkpointer.save(
@@ -78,7 +78,7 @@ class Savers:
 
     def load(self) -> float:
         """Return the seconds to load into the live model and optimizer."""
-        barrier(self.accelerator)
+        self.accelerator.wait_for_everyone()
         start_s = time.perf_counter()
         if self.name == "accel_trainer":
             loaded = read_checkpoint((str(self.folder), None), self.accelerator, timeout_s=600)
@@ -107,9 +107,9 @@ def measure(name: str, folder: str, repeats: int) -> results.Row:
     save_bytes = savers.peak_growth(savers.save)
     load_bytes = savers.peak_growth(savers.load)
     rows = [[*savers.save(), savers.load()] for _ in range(repeats)]
-    worst = all_reduce(torch.tensor(rows, dtype=torch.float64), accelerator, op="max").T.tolist()
+    worst = accelerator.reduce(torch.tensor(rows, dtype=torch.float64), "max").T.tolist()
     sizes = torch.tensor([save_bytes, load_bytes, savers.shard_bytes])
-    save_bytes, load_bytes, shard_bytes = all_reduce(sizes, accelerator, op="max").tolist()
+    save_bytes, load_bytes, shard_bytes = accelerator.reduce(sizes, "max").tolist()
     savers.checkpointer.close()
     shutdown(accelerator)
     stall_s, save_s, load_s = worst

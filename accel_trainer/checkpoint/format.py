@@ -24,7 +24,7 @@ from typing import Any
 from ..core import filesystem
 from ..core.errors import CheckpointError
 from ..core.train_state import TrainState, checkpoint_name
-from ..distributed.collectives import ALONE, Peers
+from ..distributed.collectives import SINGLE_PROCESS, Peers
 from ..distributed.machine import free_memory_bytes
 from .serialization import (
     MAX_BYTES,
@@ -77,7 +77,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
 
 def write_checkpoint(
     final: Path, pieces: Mapping[str, Encoded], *, header: Mapping[str, object], before_commit: Callable[[], None],
-    peers: Peers = ALONE,
+    peers: Peers = SINGLE_PROCESS,
 ) -> None:  # fmt: skip
     """Write a checkpoint: on return it is complete and durable, and until then it does not exist.
 

@@ -19,7 +19,7 @@ from ..core.config import AT_LEAST_ONE
 from ..core.errors import CheckpointError, ConfigError, DivergedError
 from ..core.run_dir import free_bytes
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
-from ..distributed.collectives import ALONE, Peers
+from ..distributed.collectives import SINGLE_PROCESS, Peers
 from . import retention
 from .format import commit_mark, list_checkpoints, write_checkpoint
 from .serialization import Encoded, encode, first_nonfinite
@@ -72,7 +72,7 @@ class Checkpointer:
 
     def __init__(
         self, directory: Path, *, config: CheckpointConfig, metadata: Mapping[str, object],
-        before_commit: Callable[[], None] = lambda: None, peers: Peers = ALONE,
+        before_commit: Callable[[], None] = lambda: None, peers: Peers = SINGLE_PROCESS,
     ) -> None:  # fmt: skip
         self.directory, self.config, self.peers = directory, config, peers
         self.last_committed: str | None = None

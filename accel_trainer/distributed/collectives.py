@@ -1,94 +1,52 @@
-"""Collectives over all processes: tensors and bytes only, no pickled objects; also valid with one process."""
+"""Collectives over all processes that accelerate does not have: bytes, errors, sums in a fixed order.
+
+Only tensors are sent, no pickled objects. All of them also work with one process.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..core import errors
-from ..core.errors import UserError
+from ..core.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    OutOfMemoryError,
+    OutputError,
+    Preempted,
+    UserError,
+)
 from ..core.pairwise import sum_rows
-from .launch_env import check_not_alone
 
 _TEXT_BYTES = 200
 _MAX_GATHERED = 2**20  # elements from all processes, below which one exchange is faster than two (gloo)
 
-# --- public. P processes; tensors are on the accelerator's device and are not changed ---
-
-
-def barrier(accelerator: Accelerator) -> None:
-    """Wait until every process is here. **Collective.**"""
-    check_not_alone(accelerator.num_processes)
-    accelerator.wait_for_everyone()
-
-
-def main_process_first(accelerator: Accelerator) -> AbstractContextManager[None]:
-    """Let the main process run a block before the others, such as to download once. **Collective.**"""
-    check_not_alone(accelerator.num_processes)
-    return accelerator.main_process_first()  # type: ignore[no-any-return]  # accelerate is untyped
-
-
-def all_reduce(
-    tensor: Tensor, accelerator: Accelerator, *, op: Literal["sum", "mean", "min", "max", "product"] = "sum"
-) -> Tensor:
-    """Return `op` over the tensors [...] of all processes, elementwise; the mean is a float. **Collective.**"""
-    check_not_alone(accelerator.num_processes)
-    total = tensor.clone()
-    if accelerator.num_processes > 1:
-        dist.all_reduce(total, op=getattr(dist.ReduceOp, "SUM" if op == "mean" else op.upper()))
-    return total / accelerator.num_processes if op == "mean" else total
-
-
-def reduce_sum(tensor: Tensor, accelerator: Accelerator) -> Tensor:
-    """Return the sum over the tensors [...] of all processes. **Collective.**"""
-    return all_reduce(tensor, accelerator, op="sum")
-
-
-def reduce_mean(tensor: Tensor, accelerator: Accelerator) -> Tensor:
-    """Return the mean over the tensors [...] of all processes. **Collective.**"""
-    return all_reduce(tensor, accelerator, op="mean")
-
-
-def all_gather(tensor: Tensor, accelerator: Accelerator) -> Tensor:
-    """Return the tensors [...] of all processes, of one shape, in their order: [P, ...]. **Collective.**"""
-    check_not_alone(accelerator.num_processes)
-    return accelerator.gather(tensor[None].clone())  # type: ignore[no-any-return]  # accelerate is untyped
-
-
-def broadcast(tensor: Tensor, accelerator: Accelerator, *, from_process: int = 0) -> Tensor:
-    """Return the tensor [...] of one process on all; the others pass one of its shape and dtype. **Collective.**"""
-    check_not_alone(accelerator.num_processes)
-    sent = tensor.clone(memory_format=torch.contiguous_format)
-    if accelerator.num_processes > 1:
-        dist.broadcast(sent, src=from_process)
-    return sent
-
-
-def scatter(rows: Tensor, accelerator: Accelerator, *, from_process: int = 0) -> Tensor:
-    """Return row p of one process's `rows` [P, ...] on process p: [...]. **Collective.**
-
-    The others pass any tensor of that shape and dtype.
-    """
-    check_not_alone(accelerator.num_processes)
-    if accelerator.num_processes == 1:
-        return rows[0].clone()
-    row = torch.empty_like(rows[0], memory_format=torch.contiguous_format)
-    is_sender = accelerator.process_index == from_process
-    dist.scatter(row, list(rows.contiguous()) if is_sender else None, src=from_process)
-    return row
-
-
-# --- for this package: sums in a fixed order, bytes, rows, and the results of one process ---
+# What is raised on all processes as on one of them. A subclass is raised as its nearest ancestor in this table.
+_ERRORS = {
+    kind.__name__: kind
+    for kind in (
+        CheckpointError,
+        ConfigError,
+        DataError,
+        DivergedError,
+        OSError,
+        OutOfMemoryError,
+        OutputError,
+        Preempted,
+        UserError,
+    )
+}
 
 
 def sum_pairwise(values: Tensor, accelerator: Accelerator) -> Tensor:
@@ -98,11 +56,12 @@ def sum_pairwise(values: Tensor, accelerator: Accelerator) -> Tensor:
     and so on down: bit for bit what one process gets that adds up in the same pairs. Each process adds up a slice, and
     sends as many bytes as in a ring.
     """
-    num_processes, rank = accelerator.num_processes, accelerator.process_index
+    num_processes = accelerator.num_processes
+    rank = accelerator.process_index
     if num_processes == 1:
         return values
     if num_processes * len(values) <= _MAX_GATHERED:
-        return values.copy_(sum_rows(all_gather(values, accelerator)))
+        return values.copy_(sum_rows(accelerator.gather(values[None])))
     slices = values.tensor_split(num_processes)
     rows = values.new_empty(num_processes, len(slices[rank]))
     rows[rank] = slices[rank]
@@ -133,8 +92,13 @@ def exchange_together(tensors: Sequence[Tensor], exchange: Callable[[Tensor], Te
 
 def copy_from_main(tensors: Sequence[Tensor], accelerator: Accelerator) -> None:
     """Let `tensors` of any dtype be the main process's. **Collective.**"""
-    if accelerator.num_processes > 1:  # as bytes: gloo sends neither bool nor int16
-        exchange_together(tensors, lambda flat: broadcast(flat.view(torch.uint8), accelerator).view(flat.dtype))
+    if accelerator.num_processes > 1:
+        exchange_together(tensors, _send_from_main)
+
+
+def _send_from_main(flat: Tensor) -> Tensor:
+    dist.broadcast(flat.view(torch.uint8), src=0)  # as bytes: gloo sends neither bool nor int16
+    return flat
 
 
 def broadcast_bytes(data: bytes | None, accelerator: Accelerator) -> bytes:
@@ -143,10 +107,11 @@ def broadcast_bytes(data: bytes | None, accelerator: Accelerator) -> bytes:
         return data or b""
     # A group from before the run may only have NCCL, which sends from device to device.
     device = torch.device("cpu") if "cpu:" in dist.get_backend_config() else accelerator.device
-    size = int(broadcast(torch.tensor(len(data or b""), device=device), accelerator))
+    size = torch.tensor(len(data or b""), device=device)
+    dist.broadcast(size, src=0)
     if size == 0:
         return b""
-    buffer = bytearray(data if accelerator.is_main_process and data else size)
+    buffer = bytearray(data if accelerator.is_main_process and data else int(size))
     payload = torch.frombuffer(buffer, dtype=torch.uint8).to(device)
     dist.broadcast(payload, src=0)
     return payload.cpu().numpy().tobytes()
@@ -157,22 +122,24 @@ def run_on_main(action: Callable[[], Any], accelerator: Accelerator) -> Any:
 
     Its `UserError` is raised on every process: none is left waiting.
     """
-    answer = _answer(action) if accelerator.is_main_process else []
-    return _result(json.loads(broadcast_bytes(json.dumps(answer).encode(), accelerator)))
+    captured = _capture(action) if accelerator.is_main_process else []
+    return _reraise(json.loads(broadcast_bytes(json.dumps(captured).encode(), accelerator)))
 
 
-def _answer(action: Callable[[], Any]) -> list[Any]:
-    """Return the result of `action`, or what is needed to raise its UserError elsewhere."""
+def _capture(action: Callable[[], Any]) -> list[Any]:
+    """Return the result of `action`, or the name and the arguments of its UserError."""
     try:
         return [action()]
     except UserError as error:
-        return [type(error).__name__, error.code, error.args[0]]
+        name = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS)
+        return [name, error.code, error.args[0]]
 
 
-def _result(answer: list[Any]) -> Any:
-    result, *failure = answer
-    if failure:
-        raise OSError(*failure) if result == "OSError" else getattr(errors, result)(*failure)
+def _reraise(captured: list[Any]) -> Any:
+    """Return the result in what `_capture` returned, or raise its error."""
+    result, *arguments = captured
+    if arguments:
+        raise _ERRORS[result](*arguments)
     return result
 
 
@@ -200,10 +167,10 @@ def differing_lines(text: str, accelerator: Accelerator) -> list[str]:
     theirs = broadcast_bytes(text.encode(), accelerator).decode().splitlines()
     pairs = zip_longest(text.splitlines(), theirs, fillvalue="nothing")
     found = next((f"{mine}; process 0: {other}" for mine, other in pairs if mine != other), "")
-    return gather_texts(found, accelerator)
+    return _gather_texts(found, accelerator)
 
 
-def gather_texts(text: str, accelerator: Accelerator) -> list[str]:
+def _gather_texts(text: str, accelerator: Accelerator) -> list[str]:
     """Return the texts of all processes in their order, each cut to 200 bytes. **Collective. Host sync.**"""
     data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
     rows = torch.frombuffer(bytearray(data), dtype=torch.uint8)[None].to(accelerator.device)
@@ -230,10 +197,10 @@ class Peers:
         if self.group is None:
             return [action()]
         try:
-            answer = _answer(action)
+            captured = _capture(action)
         except OSError as error:
-            answer = ["OSError", error.errno, f"process {self.process_index}: {error.strerror or error}"]
-        return [_result(json.loads(data)) for data in self._all_gather(json.dumps(answer).encode())]
+            captured = ["OSError", error.errno, f"process {self.process_index}: {error.strerror or error}"]
+        return [_reraise(json.loads(data)) for data in self._all_gather(json.dumps(captured).encode())]
 
     def _all_gather(self, data: bytes) -> list[bytes]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_processes)]
@@ -243,13 +210,13 @@ class Peers:
         return [row.numpy().tobytes() for row in rows]  # JSON may end in spaces
 
 
-ALONE = Peers()
+SINGLE_PROCESS = Peers()
 
 
 def join_peers(accelerator: Accelerator, *, timeout_s: float) -> Peers:
     """Return all processes as peers, over a group of their own: training may use the others'. **Collective.**"""
     if accelerator.num_processes == 1:
-        return ALONE
+        return SINGLE_PROCESS
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     return Peers(accelerator.process_index, accelerator.num_processes, group)
 

@@ -1,31 +1,47 @@
 from __future__ import annotations
 
-import time
+import errno
 from pathlib import Path
 
 import pytest
 import torch
 
-from accel_trainer.core.errors import CheckpointError, ConfigError, DataError, DivergedError, OutputError, UserError
+from accel_trainer.core.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    OutOfMemoryError,
+    OutputError,
+    Preempted,
+    UserError,
+)
 from accel_trainer.distributed.collectives import (
-    all_gather,
-    all_reduce,
-    barrier,
-    broadcast,
     broadcast_bytes,
     broadcast_files,
+    copy_from_main,
     gather_rows,
-    main_process_first,
-    reduce_mean,
-    reduce_sum,
+    join_peers,
     run_on_main,
-    scatter,
 )
 
 from .. import processes
 from ..joined import joined_processes
 
-ERRORS = (UserError, ConfigError, DataError, OutputError, CheckpointError, DivergedError)
+ERRORS = (
+    UserError,
+    ConfigError,
+    OutOfMemoryError,
+    DataError,
+    OutputError,
+    CheckpointError,
+    DivergedError,
+    Preempted,
+)
+
+
+class OwnError(DataError):
+    """Of a recipe: no other module knows it."""
 
 
 def contents(num_bytes: int) -> bytes:
@@ -33,52 +49,30 @@ def contents(num_bytes: int) -> bytes:
     return torch.randint(256, (num_bytes,), generator=generator, dtype=torch.uint8).numpy().tobytes()
 
 
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
-def test_tensors_are_reduced_gathered_and_sent(tmp_path: Path, num_processes: int) -> None:
-    processes.run(check_tensors, tmp_path / "order", num_processes=num_processes, folder=tmp_path)
-    assert (tmp_path / "order").read_text().startswith("0")
+@pytest.mark.parametrize("num_processes", [1, 3])
+def test_rows_are_gathered_and_tensors_of_any_kind_are_copied_from_main(tmp_path: Path, num_processes: int) -> None:
+    processes.run(check_tensors, num_processes=num_processes, folder=tmp_path)
 
 
-def check_tensors(order: Path) -> None:
+def check_tensors() -> None:
     with joined_processes() as accelerator:
-        rank, size = accelerator.process_index, accelerator.num_processes
-        everyone = torch.stack([torch.tensor([[one + 1.0, -one], [2.0, 0.5]]) for one in range(size)])
-        mine = everyone[rank].clone()
-        # Also of a tensor that is not contiguous; and what goes in stays as it is.
-        for tensors, tensor in ((everyone, mine), (everyone.transpose(1, 2), mine.T)):
-            assert torch.equal(reduce_sum(tensor, accelerator), tensors.sum(0))
-            assert torch.equal(reduce_mean(tensor, accelerator), tensors.sum(0) / size)
-            assert torch.equal(all_reduce(tensor, accelerator, op="min"), tensors.amin(0))
-            assert torch.equal(all_reduce(tensor, accelerator, op="max"), tensors.amax(0))
-            assert torch.equal(all_reduce(tensor, accelerator, op="product"), tensors.prod(0))
-            assert torch.equal(all_gather(tensor, accelerator), tensors)
-            assert torch.equal(broadcast(tensor, accelerator, from_process=size - 1), tensors[-1])
-            rows = tensors if rank == size - 1 else torch.zeros_like(tensors)
-            assert torch.equal(scatter(rows, accelerator, from_process=size - 1), tensor)
-            assert torch.equal(mine, everyone[rank])
-        assert reduce_mean(torch.tensor(rank), accelerator) == (size - 1) / 2
-        assert all_gather(torch.tensor(rank), accelerator).tolist() == list(range(size))
-        mine = torch.full((rank, 2), float(rank))  # as many rows as the process has its number, so that 0 has none
+        rank = accelerator.process_index
+        size = accelerator.num_processes
+        mine = torch.full((rank, 2), float(rank))  # process 0 has no row, process 1 has one, ...
         assert gather_rows(mine, accelerator)[:, 0].tolist() == [one for one in range(size) for _ in range(one)]
-        barrier(accelerator)
-        with main_process_first(accelerator), order.open("a") as file:
-            file.write(f"{rank}\n")
+
+        of_main = kinds_of_tensors(0)
+        copies = kinds_of_tensors(rank)
+        copy_from_main(copies, accelerator)
+        for copied, expected in zip(copies, of_main, strict=True):
+            assert copied.dtype == expected.dtype
+            assert torch.equal(copied, expected)
 
 
-def test_a_barrier_waits_for_all_processes(tmp_path: Path) -> None:
-    processes.run(meet, tmp_path / "waiting", tmp_path / "arrived", num_processes=2, folder=tmp_path)
-
-
-def meet(waiting: Path, arrived: Path) -> None:
-    with joined_processes() as accelerator:
-        if accelerator.is_main_process:
-            while not waiting.exists():
-                time.sleep(0.01)
-            arrived.touch()
-        else:
-            waiting.touch()
-        barrier(accelerator)
-        assert arrived.exists()
+def kinds_of_tensors(rank: int) -> list[torch.Tensor]:
+    numbers = torch.arange(6).view(2, 3) + rank
+    weight = torch.nn.Parameter(numbers.float())
+    return [numbers.bool(), numbers.to(torch.int16), numbers.double().T, numbers.to(torch.bfloat16), weight]
 
 
 @pytest.mark.parametrize("num_processes", [1, 3])
@@ -134,6 +128,38 @@ def fail() -> None:
             assert str(caught.value) == "error[CODE]: what happened, ü and the fix"
             assert caught.value.exit_code == kind.exit_code
         assert run_on_main(lambda: "and they go on together", accelerator) == "and they go on together"
+
+
+def test_an_error_class_of_a_recipe_is_raised_elsewhere_as_the_class_it_extends(tmp_path: Path) -> None:
+    processes.run(fail_in_own_way, num_processes=2, folder=tmp_path)
+
+
+def fail_in_own_way() -> None:
+    with joined_processes() as accelerator:
+
+        def action() -> None:
+            raise OwnError("CODE", "what happened and the fix")
+
+        with pytest.raises(DataError, match="what happened and the fix"):
+            run_on_main(action, accelerator)
+
+
+def test_a_failed_disk_of_one_process_is_raised_on_all_with_its_number(tmp_path: Path) -> None:
+    processes.run(disagree, num_processes=2, folder=tmp_path)
+
+
+def disagree() -> None:
+    with joined_processes() as accelerator:
+        peers = join_peers(accelerator, timeout_s=60)
+        assert peers.agree(lambda: peers.process_index) == [0, 1]
+
+        def write() -> None:
+            if peers.process_index == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        with pytest.raises(OSError, match="process 1: No space left on device") as caught:
+            peers.agree(write)
+        assert caught.value.errno == errno.ENOSPC
 
 
 def test_an_unexpected_error_ends_the_main_process_and_is_shown(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from accelerate import Accelerator
 
 from accel_trainer import ConfigError, DataError, ProcessError, RunResult, launch
 from accel_trainer.distributed.accelerate_settings import reject_unsupported
-from accel_trainer.distributed.collectives import reduce_sum
 
 from .. import processes, workload
 from ..joined import joined_processes
@@ -52,7 +51,7 @@ def test_functions_and_arguments_may_be_anything_and_processes_know_their_place(
 
     def count(build: object) -> tuple[float, int, str]:
         with joined_processes() as accelerator:
-            total = reduce_sum(torch.tensor(float(build())), accelerator)
+            total = accelerator.reduce(torch.tensor(float(build())), "sum")
             return float(total) + offset, accelerator.num_processes, os.environ["LOCAL_WORLD_SIZE"]
 
     assert launch(count, lambda: 1, num_processes=3) == (43.0, 3, "3")
@@ -60,7 +59,7 @@ def test_functions_and_arguments_may_be_anything_and_processes_know_their_place(
 
 
 def sum_by_accelerate() -> list[float]:
-    return reduce_sum(torch.tensor([1.0, 10.0]), Accelerator()).tolist()
+    return Accelerator().reduce(torch.tensor([1.0, 10.0]), "sum").tolist()
 
 
 def test_an_accelerator_of_the_user_s_own_joins_the_launched_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,19 +68,14 @@ def test_an_accelerator_of_the_user_s_own_joins_the_launched_processes(monkeypat
     assert launch(sum_by_accelerate, num_processes=2) == [2.0, 20.0]
 
 
-def sum_alone(what: str) -> None:
+def train_alone() -> None:
     os.environ.pop("ACCELERATE_USE_CPU", None)
-    accelerator = Accelerator()
-    if what == "sum":
-        reduce_sum(torch.tensor(1.0), accelerator)
-    else:
-        reject_unsupported(accelerator)  # as a Trainer does with the one it is given
+    reject_unsupported(Accelerator())  # as a Trainer does with the one it is given
 
 
-@pytest.mark.parametrize("what", ["sum", "train"])
-def test_an_accelerator_that_is_alone_in_a_launch_of_two_is_refused(what: str) -> None:
+def test_an_accelerator_that_is_alone_in_a_launch_of_two_is_refused() -> None:
     with pytest.raises(ConfigError, match="the launch has 2 processes, and this accelerator is alone: create it by"):
-        launch(sum_alone, what, num_processes=2)
+        launch(train_alone, num_processes=2)
 
 
 @pytest.mark.usefixtures("python_is_forked")

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from accel_trainer import ConfigError
-from accel_trainer.distributed.collectives import reduce_sum
 from accel_trainer.distributed.launch_env import count_local_processes, find_launcher, setup_launch_env
 
 from .. import processes
@@ -133,4 +132,4 @@ def test_ranks_started_by_hand_as_srun_would_find_each_other(tmp_path: Path) -> 
 def add_up() -> None:
     with joined_processes() as accelerator:
         assert accelerator.num_processes == 2
-        assert reduce_sum(torch.tensor(accelerator.process_index + 1), accelerator) == 3
+        assert accelerator.reduce(torch.tensor(accelerator.process_index + 1), "sum") == 3

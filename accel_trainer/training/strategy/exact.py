@@ -14,13 +14,7 @@ from ...core.errors import ConfigError
 from ...core.pairwise import PairwiseSum, sum_rows
 from ...core.rng import fold_in, seed_forward
 from ...core.types import StepOutput
-from ...distributed.collectives import (
-    all_gather,
-    broadcast,
-    copy_from_main,
-    exchange_together,
-    sum_pairwise,
-)
+from ...distributed.collectives import copy_from_main, exchange_together, sum_pairwise
 from .plain import PlainStrategy
 
 
@@ -68,9 +62,8 @@ class ExactStrategy(PlainStrategy):
         self._counters = [name for name, buffer in buffers.items() if is_counter(buffer)]
         self._statistics = [name for name in buffers if name not in self._counters]
         self._summed = _checked_counters(getattr(model, "summed_buffers", ()), self._counters)
-        with torch.no_grad():
-            for tensor in model.parameters():
-                tensor.copy_(broadcast(tensor, self.accelerator))
+        for parameter in model.parameters():  # one at a time: no second copy of the model
+            copy_from_main([parameter], self.accelerator)
         copy_from_main([*buffers.values()], self.accelerator)
         return model, self.accelerator.prepare_optimizer(optimizer)
 
@@ -166,7 +159,7 @@ class ExactStrategy(PlainStrategy):
         """
         if not self._counters:
             return
-        parts = all_gather(torch.stack(self._changes), self.accelerator).flatten(0, 1)
+        parts = self.accelerator.gather(torch.stack(self._changes))
         parts = parts[parts[:, -1] > 0]
         changes = parts[:, :-1].split([buffers[name].numel() for name in self._counters], dim=1)
         for name, change in zip(self._counters, changes, strict=True):

@@ -17,7 +17,7 @@ from ...core.errors import ConfigError
 from ...core.rng import fold_in, seed_forward
 from ...core.tensor_memory import copy_model
 from ...core.types import StepOutput
-from ...distributed.collectives import ALONE, Peers
+from ...distributed.collectives import SINGLE_PROCESS, Peers
 from ...distributed.placement import place_model
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class PlainStrategy:
 
     def checkpoint_peers(self, *, timeout_s: float) -> Peers:
         """Return the processes that write a checkpoint. **Collective.**"""
-        return ALONE
+        return SINGLE_PROCESS
 
     # --- a step ---
 

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ...core.buffers import BufferHistory, buffer_places, buffers_at
 from ...core.shards import local_part
 from ...distributed import fsdp
-from ...distributed.collectives import ALONE, Peers, copy_from_main, join_peers
+from ...distributed.collectives import SINGLE_PROCESS, Peers, copy_from_main, join_peers
 from ...distributed.placement import place_model
 from .plain import PlainStrategy
 
@@ -59,7 +59,9 @@ class ShardedStrategy(PlainStrategy):
 
     def checkpoint_peers(self, *, timeout_s: float) -> Peers:
         """Return all processes if each stores its shards. **Collective.**"""
-        return join_peers(self.accelerator, timeout_s=timeout_s) if fsdp.saves_shards(self.accelerator) else ALONE
+        if not fsdp.saves_shards(self.accelerator):
+            return SINGLE_PROCESS
+        return join_peers(self.accelerator, timeout_s=timeout_s)
 
     def begin(self, buffers: BufferHistory) -> None:
         """Let all processes have the main process's buffers, which a checkpoint holds. **Collective.**"""
