@@ -297,7 +297,8 @@ RULES = {
             "run.provenance",  # the recipe, to hash it
             "distributed.machine",  # what the kernel says
             "core.platform",  # directories, to sync them
-            "run.session",  # the sources, to hash them
+            "run.agreement",  # the sources, to hash them
+            "run.folder",  # the config, to restore it
             "cli.report.card", "cli.report.report",  # their templates
             "cli.share.plain_evaluation",  # a script without this package
             "cli.sweep.sweep",  # logs of its own

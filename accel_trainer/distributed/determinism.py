@@ -57,13 +57,14 @@ def choose_kernels(deterministic: bool | Literal["strict"]) -> None:
 
 
 @contextmanager
-def nondeterminism_named(operations: set[str], *, says_it: bool) -> Iterator[None]:
-    """Add each operation that has no deterministic kernel here to `operations`, and warn once of each if `says_it`.
+def nondeterminism_named(*, says_it: bool) -> Iterator[set[str]]:
+    """Collect the operations that have no deterministic kernel here, and warn once of each if `says_it`.
 
     torch says so in a Python warning when it runs the operation, which would be shown as a warning of its sources.
 
     Raises ConfigError where torch refuses the operation instead, as with `strict`.
     """
+    operations: set[str] = set()
     show = warnings.showwarning
 
     def name_it(message: Any, *where: Any, **more: Any) -> None:
@@ -78,7 +79,7 @@ def nondeterminism_named(operations: set[str], *, says_it: bool) -> Iterator[Non
 
     warnings.showwarning = name_it
     try:
-        yield
+        yield operations
     except RuntimeError as error:
         if (found := _NO_KERNEL.search(str(error))) is None:
             raise

@@ -44,11 +44,12 @@ from ..training.evaluator import Evaluator
 from ..training.strategy import choose_strategy
 from ..training.strategy.plain import PlainStrategy
 from ..training.trainer import Trainer
+from .agreement import check_same_everywhere
 from .config import RecipeConfig, identity_sha256, with_defaults
 from .dry_run import UnseenRecorder, limit_evaluation
 from .parts import check_parts
 from .restore import restore_checkpoint
-from .session import Run, check_same_everywhere
+from .session import Run
 
 _logger = logging.getLogger(__name__)
 

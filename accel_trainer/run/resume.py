@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -24,8 +24,12 @@ from .parser import read_stored_yaml
 R = TypeVar("R", bound=RecipeConfig)
 
 
-Source = tuple[Path, str | None]
-"""The run to continue, and its checkpoint's name; None: the newest valid one."""
+@dataclass(frozen=True)
+class Source:
+    """What a run continues from: a run's folder, and a checkpoint's name; None: the newest valid one."""
+
+    run: str
+    checkpoint: str | None = None
 
 
 def choose_folder(config: RecipeConfig, recipe: str) -> Path:
@@ -62,20 +66,20 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
     if has_checkpoints(folder / "checkpoints"):
         if run.resume == "never":
             raise OutputError("RUN_EXISTS", f"{folder} has checkpoints and --resume is never: choose another folder")
-        return folder, None
+        return Source(str(folder))
     if run.resume in ("auto", "never"):
         return None
     path = expand_home(Path(run.resume)).resolve()
     if CHECKPOINT_NAME.fullmatch(path.name) and path.is_dir():
-        return path.parent.parent, path.name
+        return Source(str(path.parent.parent), path.name)
     if has_checkpoints(path / "checkpoints"):
-        return path, None
+        return Source(str(path))
     raise CheckpointError("CKPT_NOT_FOUND", f"--resume {run.resume} is neither a checkpoint nor a run: check the path")
 
 
-def read_stored_config(run: Path) -> dict[str, Any]:
+def read_stored_config(source: Source) -> dict[str, Any]:
     """Return the stored config of the run to continue. Raises CheckpointError."""
-    path = run / "config.yaml"
+    path = Path(source.run, "config.yaml")
     try:
         stored = read_stored_yaml(path)
         batch = stored.get("batch", {})
@@ -95,25 +99,25 @@ def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: in
     return replace(config, batch=batch)
 
 
-def check_changes(stored: Mapping[str, Any], config: RecipeConfig, allowed: Sequence[str], folder: Path) -> list[str]:
+def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Source) -> list[str]:
     """Return the names of the settings that decide the training and were changed on purpose.
 
     Raises:
         ConfigError: others have changed, too.
     """
-    names = {name.replace("-", "_") for name in allowed}
+    names = {name.replace("-", "_") for name in config.run.allow_change}
     changes = training_changes(stored, config)
     refused = [change for change in changes if change[0] not in names]
     if refused:
         listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
         flags = " ".join(name for name, _, _ in refused)
         fix = f"set it back, choose another --output-dir, or change it on purpose with --allow-change {flags}"
-        raise ConfigError("CONFIG_CHANGED", f"{folder} was made with another config ({listed}): {fix}")
+        raise ConfigError("CONFIG_CHANGED", f"{source.run} was made with another config ({listed}): {fix}")
     return [name for name, _, _ in changes]
 
 
 def read_checkpoint(
-    source: tuple[str, str | None] | None,
+    source: Source | None,
     accelerator: Accelerator,
     *,
     timeout_s: float,
@@ -126,11 +130,11 @@ def read_checkpoint(
     """
     if source is None:
         return None
-    directory = Path(source[0]) / "checkpoints"
+    directory = Path(source.run, "checkpoints")
     found: list[Any] = []
 
     def read() -> str:
-        found[:] = find_checkpoint(directory, source[1], trust_slices=True, known_damaged=known_damaged) or ()
+        found[:] = find_checkpoint(directory, source.checkpoint, trust_slices=True, known_damaged=known_damaged) or ()
         return str(found[1].name)
 
     folder = directory / run_on_main(read, accelerator)
@@ -142,7 +146,7 @@ def read_checkpoint(
         try:
             peers.agree(lambda: keep_slices(loaded.slices, peers.process_index, peers.num_processes))
         except CheckpointError as error:
-            if source[1] is not None or error.code != "CKPT_DAMAGED":
+            if source.checkpoint is not None or error.code != "CKPT_DAMAGED":
                 raise
             known_damaged = {**known_damaged, folder.name: error}
             return read_checkpoint(source, accelerator, timeout_s=timeout_s, known_damaged=known_damaged)

@@ -21,7 +21,7 @@ from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint.retention import has_checkpoints
 from accel_trainer.core.filesystem import AppendFile
 from accel_trainer.distributed.collectives import join_peers, run_on_main
-from accel_trainer.run.resume import read_checkpoint
+from accel_trainer.run.resume import Source, read_checkpoint
 from tests.faults.disks import InterceptedDisk, When
 from tests.faults.power_loss import Change
 from tests.faults.tiny_run import METADATA, ROW_BYTES, best_at, is_state_at, name_at, pieces_at, position_at
@@ -64,7 +64,7 @@ class Run:
         )
         run_on_main(lambda: self.checkpointer.prepare(pieces_at(0)), self.accelerator)
         self.checkpointer.check_shared_disk()
-        source = (str(folder), None) if run_on_main(lambda: has_checkpoints(directory), self.accelerator) else None
+        source = Source(str(folder)) if run_on_main(lambda: has_checkpoints(directory), self.accelerator) else None
         loaded = read_checkpoint(source, self.accelerator, timeout_s=60)
         self.step = 0 if loaded is None else loaded.position.optimizer_step
         assert loaded is None or is_state_at(loaded.pieces, self.step), "another state"

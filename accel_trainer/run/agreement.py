@@ -1,0 +1,47 @@
+"""What must be the same on all processes of a run, or one line that names what is not."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from accelerate import Accelerator
+
+from ..core.errors import ConfigError
+from ..distributed.accelerator import library_versions
+from ..distributed.collectives import differing_lines
+from .config import RecipeConfig, describe_shared
+
+
+def describe_identity(config: RecipeConfig) -> dict[str, str]:
+    """Return versions, sources and config, by name."""
+    sources = [*sorted(Path(__file__).parents[1].rglob("*.py")), Path(sys.argv[0])]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources if path.is_file()))
+    return {
+        **library_versions(),
+        "code": digest.hexdigest(),
+        "config": describe_shared(config),
+    }
+
+
+def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -> None:
+    """Raise on all processes if a named value differs from the main process's. **Collective.**
+
+    Of a value of several lines, the first that differs is shown.
+    """
+    listed = []
+    for name, value in values.items():
+        found = differing_lines(value, accelerator)
+        lines = {process: line for process, line in enumerate(found) if line}
+        if lines:
+            shown = f" ({next(iter(lines.values()))})" if "\n" in value else ""
+            listed.append(f"{name} on {', '.join(map(str, lines))}{shown}")
+    if listed:
+        fix = (
+            "Install the same software, copy the same code and data to every machine, start all "
+            "in the same way, and let no part of the recipe depend on the process"
+        )
+        fact = f"not the same as on process 0: {'; '.join(listed)}"
+        raise ConfigError("PROCESSES_DIFFER", f"{fact}. {fix}")

@@ -1,0 +1,154 @@
+"""The folder of a run: locked, swept and described; restored if the run is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from ..callbacks.trackers import check_trackers
+from ..core import filesystem
+from ..core.errors import (
+    CheckpointError,
+    DivergedError,
+    OutOfMemoryError,
+    Preempted,
+    ProcessError,
+    UserError,
+)
+from ..core.guards import kept_in_place
+from ..core.run_dir import (
+    RunLock,
+    prepare_directory,
+    refuse_strange_entries,
+    remove_new_folder,
+    writes_to,
+)
+from ..fault_tolerance.preemption import StopFlag
+from .config import RecipeConfig
+from .parser import save_config
+from .provenance import describe_environment, find_origins
+from .resume import (
+    Source,
+    check_changes,
+    choose_folder,
+    find_source,
+    read_stored_config,
+    with_batch,
+)
+
+_SWEPT = ("logs", "export", "profile")  # the checkpointer sweeps its own folder
+_NUM_REMOVALS, _REMOVAL_S = 5, 0.1
+
+
+@dataclass(frozen=True)
+class OpenedFolder:
+    """What the main process found, for all processes: plain values, which JSON can hold."""
+
+    path: str
+    source: Source | None
+    """What the run continues from; None: it is new."""
+    batch: dict[str, Any]
+    """The batch settings, with the global batch size filled in."""
+    changes: list[str]
+    """Settings that decide the training and were changed on purpose."""
+
+
+def open_folder(
+    config: RecipeConfig,
+    recipe: str,
+    *,
+    accelerator: Accelerator,
+    stop_flag: StopFlag,
+    lock: ExitStack,
+) -> OpenedFolder:
+    """Lock the run folder and write the config into it. For the main process.
+
+    `lock` holds the lock, and ends the run if another folder takes the path. If the run is refused,
+    it removes a new folder or restores the config of an old one.
+
+    Raises:
+        ConfigError: the config differs from that of the run it would continue.
+        OutputError: the folder cannot be written or is in use.
+        CheckpointError: what the run would continue from cannot be read.
+    """
+    check_trackers(config.run.track)
+    wanted = choose_folder(config, recipe)
+    is_new = not os.path.exists(wanted)
+    folder = prepare_directory(wanted)
+    refuse_strange_entries(folder)
+    run_lock = lock.enter_context(RunLock(folder / "run.lock"))
+    with writes_to(folder):
+        lock.enter_context(kept_in_place(folder))
+    lock.enter_context(_undone_if_refused(folder, stop_flag, is_new=is_new))
+    lock.enter_context(run_lock.in_place())
+    _sweep(folder)
+    source = find_source(folder, config.run)
+    stored = None if source is None else read_stored_config(source)
+    resolved = with_batch(config, stored, num_processes=accelerator.num_processes)
+    resolved.batch.check_reducible(accelerator.num_processes)
+    changes = [] if stored is None or source is None else check_changes(stored, resolved, source)
+    environment = {**describe_environment(accelerator), "config_origins": find_origins(config)}
+    with writes_to(folder):
+        if source is not None and Path(source.run) != folder:
+            _copy_history(Path(source.run), folder)
+        filesystem.write_file_atomic(folder / "config.yaml", save_config(resolved).encode())
+        encoded = json.dumps(environment, indent=1).encode()
+        filesystem.write_file_atomic(folder / "environment.json", encoded)
+    return OpenedFolder(str(folder), source, asdict(resolved.batch), changes)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove the half-written files of killed attempts."""
+    for part in (folder, *(folder / name for name in _SWEPT)):
+        if part.is_dir():
+            filesystem.sweep(part)
+
+
+def _copy_history(run: Path, folder: Path) -> None:
+    """Begin with the rows of the run that this one branches from."""
+    path = run / "metrics.jsonl"
+    if path.is_symlink() or not path.is_file():
+        raise CheckpointError("RUN_HISTORY", f"{path} is not a file: restore it")
+    filesystem.copy_file_atomic(path, folder / "metrics.jsonl")
+
+
+@contextmanager
+def _undone_if_refused(folder: Path, stop_flag: StopFlag, *, is_new: bool) -> Iterator[None]:
+    """If the run is refused before it saves a checkpoint, restore the config of an old folder.
+
+    Of a new folder, what the start has written is removed, but nothing once training has begun.
+    """
+    path = folder / "config.yaml"
+    stored = path.read_bytes() if os.access(path, os.R_OK) else None
+    checkpoints = folder / "checkpoints"
+    before = set(checkpoints.glob("step-*"))
+    try:
+        yield
+    except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
+        raise  # the run was not refused, and the folder says why it ended
+    except UserError:
+        # The folder may be what failed: the error itself matters more.
+        with suppress(OSError, UserError):
+            if stored is not None and set(checkpoints.glob("step-*")) <= before:
+                filesystem.write_file_atomic(path, stored)
+            elif stored is None and is_new and stop_flag.may_leave:
+                _remove_refused(folder)
+        raise
+
+
+def _remove_refused(folder: Path) -> None:
+    """Remove a new folder, in which other processes may be reporting their errors just now."""
+    for _ in range(_NUM_REMOVALS):
+        with suppress(OSError):  # a report came between the look and the removal
+            remove_new_folder(folder)
+        if not folder.exists():
+            return
+        time.sleep(_REMOVAL_S)  # until the others have reported
