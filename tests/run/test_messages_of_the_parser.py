@@ -1,0 +1,242 @@
+"""What a config answers to a wrong command line or file: the whole line, for each."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from accel_trainer.core.errors import ConfigError, ExitCode
+from accel_trainer.run.parser import load_config
+
+from .example_config import Config, parse
+
+LAUNCHER = "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE"
+DEVICE = "GPUs are detected: CUDA_VISIBLE_DEVICES selects one, ACCELERATE_USE_CPU=true uses the CPU"
+LOCAL_RANK = "torch.distributed.launch passes it: start with torchrun instead, or give that --use-env"
+
+# The words of a command line, and the line.
+FLAGS: list[tuple[list[str], str]] = [
+    # names
+    (["--lrr", "1"], "unknown flag --lrr: did you mean --lr?"),
+    (["-lr", "1"], "unknown flag -lr: did you mean --lr?"),
+    (["--SEED", "1"], "unknown flag --SEED: did you mean --seed?"),
+    (["--sead=1"], "unknown flag --sead: did you mean --seed?"),
+    (["--use-ema"], "unknown flag --use-ema: did you mean --trainer.use-ema?"),
+    (["--no-lr"], "unknown flag --no-lr: see --help"),
+    (["--trainer.no-ema"], "unknown flag --trainer.no-ema: did you mean --trainer.no-use-ema?"),
+    (["--trainer.lr", "1"], "unknown flag --trainer.lr: see --help"),
+    (["--trainer", "1"], "unknown flag --trainer: see --help"),
+    (["--confg", "x.yaml"], "unknown flag --confg: did you mean --config?"),
+    (["--zzzzzzzz"], "unknown flag --zzzzzzzz: see --help"),
+    (["-x"], "unknown flag -x: see --help"),
+    (["--lr", "-inf"], "unknown flag -inf: see --help"),
+    (["--tyro-print-completion", "bash"], "unknown flag --tyro-print-completion: see --help"),
+    (["digits", "--lr", "1"], "unexpected 'digits': values follow a flag, see --help"),
+    (["-5", "--lr", "1"], "unexpected '-5': values follow a flag, see --help"),
+    (["--", "--lr", "1"], "unexpected '--': values follow a flag, see --help"),
+    # names of other toolkits; test_familiar_flags.py has more
+    (["--learning_rate", "1"], "unknown flag --learning_rate: did you mean --lr?"),
+    (["--max-epochs", "3"], "unknown flag --max-epochs: did you mean --epochs?"),
+    (["--num_gpus", "2"], f"unknown flag --num_gpus: {LAUNCHER}"),
+    (["--device", "cuda:0"], f"unknown flag --device: {DEVICE}"),
+    (["--local_rank=0"], f"unknown flag --local_rank: {LOCAL_RANK}"),
+    # numbers
+    (["--lr", "abc"], "--lr abc: expected float"),
+    (["--lr", "1,5"], "--lr 1,5: expected float"),
+    (["--lr", "a\nb"], "--lr a b: expected float"),
+    (["--lr="], "--lr : expected float"),
+    (["--lr", "0.1", "0.2"], "--lr 0.1 0.2: expected float"),
+    (["--lr=0.1", "0.2"], "--lr 0.1 0.2: expected float"),
+    (["--seed", "1", "--epochs"], "--epochs: expected int"),
+    (["--seed", "--epochs", "1"], "--seed: expected int"),
+    (["--epochs", "1e3"], "--epochs 1e3: expected int"),
+    (["--trainer.num_epochs", "2.5"], "--trainer.num_epochs 2.5: expected int"),
+    (["--trainer.max-grad-norm", "x"], "--trainer.max-grad-norm x: expected float | None"),
+    (["--trainer.max-grad-norm", "null"], "--trainer.max-grad-norm null: expected float | None"),
+    (["--trainer.betas", "1"], "--trainer.betas 1: expected tuple[float, float]"),
+    (["--trainer.betas", "1", "2", "3"], "--trainer.betas 1 2 3: expected tuple[float, float]"),
+    (["--trainer.betas", "1", "x"], "--trainer.betas 1 x: expected tuple[float, float]"),
+    # choices, switches and paths
+    (
+        ["--trainer.mixed-precision", "fp8"],
+        "--trainer.mixed-precision fp8: expected Literal['no', 'bf16']",
+    ),
+    (["--trainer.mixed_precision"], "--trainer.mixed_precision: expected Literal['no', 'bf16']"),
+    (["--ema", "True"], "--ema True: expected no value, only --ema or --no-ema"),
+    (["--ema=True"], "--ema True: expected no value, only --ema or --no-ema"),
+    (["--no-ema", "1"], "--no-ema 1: expected no value, only --ema or --no-ema"),
+    (
+        ["--trainer.no_use_ema", "1"],
+        "--trainer.no_use_ema 1: expected no value, only --ema or --no-ema",
+    ),
+    (
+        ["--trainer.output-dir", ""],
+        "--trainer.output-dir is empty: give a path, or leave it out",
+    ),
+    (["--trainer.output_dir="], "--trainer.output_dir is empty: give a path, or leave it out"),
+    # files
+    (["--config"], "--config: expected one file"),
+    (["--config", "a", "b"], "--config a b: expected one file"),
+    (["--config="], "--config : not a regular file"),
+    (["--config", "missing.yaml"], "--config missing.yaml: No such file or directory"),
+    (["--config", "."], "--config .: not a regular file"),
+    (["--config", "pipe"], "--config pipe: not a regular file"),
+    (["--config", "/dev/zero"], "--config /dev/zero: not a regular file"),
+    (["--config", "binary"], "--config binary: not a text file"),
+    (["--config", "long"], "--config long: 1200000 bytes, more than 1048576"),
+    (["--config", "wrong", "--lr", "0.5"], "wrong: seed abc: expected int"),
+    (["--config", "wrong", "--lr", "abc"], "wrong: seed abc: expected int"),
+    (["--config", "wrong", "--seed", "abc"], "--seed abc: expected int"),
+    # what a config class refuses
+    (["--epochs", "-1"], "num_epochs is -1: set it to 0 or more"),
+    (["--lr", "1", "--seed", "13"], "seed is 13: set another"),
+]
+
+# The text of a file, and the line after the file's name.
+FILES: list[tuple[str, str]] = [
+    # names
+    ("trainer: {numepochs: 3}", "unknown key trainer.numepochs: did you mean trainer.num_epochs?"),
+    ("sead: 3", "unknown key sead: did you mean seed?"),
+    ("num_epochs: 3", "unknown key num_epochs: did you mean trainer.num_epochs?"),
+    ("seed: {a: 1}", "unknown key seed.a: did you mean seed?"),
+    ("trainer: 3", "unknown key trainer: see --help"),
+    ("trainer: [1]", "unknown key trainer: see --help"),
+    ("trainer: {a: {b: {c: {d: 1}}}}", "unknown key trainer.a.b.c.d: see --help"),
+    ("sead:", "unknown key sead: did you mean seed?"),
+    ("num_classes: 3", "unknown key num_classes: see --help"),
+    ("1: 2", "unknown key 1: see --help"),
+    ("'': 2", "unknown key : see --help"),
+    ("- 1", "expected names with values, got a list"),
+    ("some text", "expected names with values, got a str"),
+    # numbers
+    ("seed: abc", "seed abc: expected int"),
+    ("seed: true", "seed True: expected int"),
+    ("seed: null", "seed None: expected int"),
+    ("seed: '3x'", "seed 3x: expected int"),
+    ("seed: 0o7", "seed 0o7: expected int"),
+    ("seed: 1e3", "seed 1e3: expected int"),
+    ("seed: [1, 2]", "seed [1, 2]: expected int"),
+    ("seed: [[1]]", "seed: expected int, got a nested list"),
+    ("trainer: {num_epochs: 2.0}", "trainer.num_epochs 2.0: expected int"),
+    ("trainer.num-epochs: 2.5", "trainer.num-epochs 2.5: expected int"),
+    ("trainer: {learning_rate: 2020-01-01}", "trainer.learning_rate 2020-01-01: expected float"),
+    ("trainer: {betas: 1}", "trainer.betas 1: expected tuple[float, float]"),
+    ("trainer: {betas: []}", "trainer.betas []: expected tuple[float, float]"),
+    ("trainer: {betas: [1, null]}", "trainer.betas [1, None]: expected tuple[float, float]"),
+    (
+        "trainer: {betas: [1, [2]]}",
+        "trainer.betas: expected tuple[float, float], got a nested list",
+    ),
+    (
+        "trainer: {betas: [1, {a: 2}]}",
+        "trainer.betas: expected tuple[float, float], got a nested list",
+    ),
+    # choices, switches, texts and paths
+    ("trainer: {use_ema: 'yes'}", "trainer.use_ema yes: expected bool"),
+    ("trainer: {use_ema: 1}", "trainer.use_ema 1: expected bool"),
+    ("trainer: {use_ema: null}", "trainer.use_ema None: expected bool"),
+    (
+        "trainer: {mixed_precision: fp8}",
+        "trainer.mixed_precision fp8: expected Literal['no', 'bf16']",
+    ),
+    (
+        "trainer: {mixed_precision: no}",
+        "trainer.mixed_precision False: expected Literal['no', 'bf16']",
+    ),
+    (
+        "trainer: {run_name: 010}",
+        "trainer.run_name: YAML reads 8, not text: put it in quotes",
+    ),
+    (
+        "trainer: {output_dir: 3}",
+        "trainer.output_dir: YAML reads 3, not text: put it in quotes",
+    ),
+    (
+        "trainer: {tags: [a, yes]}",
+        "trainer.tags: YAML reads True, not text: put it in quotes",
+    ),
+    (
+        "trainer: {tags: [[a]]}",
+        "trainer.tags: expected tuple[str, ...], got a nested list",
+    ),
+    ("trainer: {tags: ['--seed', '3']}", "trainer.tags: --seed looks like a flag"),
+    (
+        "trainer: {output_dir: ''}",
+        "trainer.output_dir is empty: give a path, or leave it out",
+    ),
+    # what is not YAML, or more of it than a config needs
+    ("seed: 1\nseed: 2", "cannot be read as YAML: line 2: seed appears twice"),
+    (
+        "trainer: {betas: 1, betas: 2}",
+        "cannot be read as YAML: line 1: betas appears twice",
+    ),
+    (
+        "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]",
+        "cannot be read as YAML: line 2: aliases (& and *) are not supported",
+    ),
+    (
+        "&a [*a]",
+        "cannot be read as YAML: line 1: aliases (& and *) are not supported",
+    ),
+    (
+        "seed: !!python/object/apply:os.system ['true']",
+        "cannot be read as YAML: line 1: could not determine a constructor for the tag "
+        "'tag:yaml.org,2002:python/object/apply:os.system'",
+    ),
+    (
+        "seed: 1\nseed_2: !mine 3",
+        "cannot be read as YAML: line 2: could not determine a constructor for the tag '!mine'",
+    ),
+    ("when: 2020-13-01", "cannot be read as YAML: month must be in 1..12"),
+    ("seed: 3\n  epochs: 4", "cannot be read as YAML: line 2: mapping values are not allowed here"),
+    ("seed: [", "cannot be read as YAML: line 1: expected the node content, but found '<stream end>'"),
+    (
+        "\tseed: 1",
+        "cannot be read as YAML: line 1: found character '\\t' that cannot start any token",
+    ),
+    ("? [a]\n: 1", "cannot be read as YAML: line 1: found unhashable key"),
+    ("--- 1\n--- 2", "cannot be read as YAML: line 2: but found another document"),
+    (
+        "a: \x00",
+        "cannot be read as YAML: unacceptable character #x0000: special characters are not allowed "
+        'in "<unicode string>", position 3',
+    ),
+]
+
+
+@pytest.mark.parametrize(("argv", "line"), FLAGS, ids=[" ".join(argv) for argv, _ in FLAGS])
+def test_a_bad_command_line_is_one_line(
+    argv: list[str],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "long").write_text("# \n" * 400_000)
+    (tmp_path / "wrong").write_text("seed: abc")
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        parse(*argv)
+    assert str(caught.value) == f"error[CONFIG]: {line}"
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("text", "line"), FILES)
+def test_a_bad_file_is_one_line(text: str, line: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(Config, text, source="run.yaml")
+    assert str(caught.value) == f"error[CONFIG]: run.yaml: {line}"
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{" * 100_000, "seed: " + "9" * 5000])
+def test_a_file_that_is_too_deep_or_has_a_huge_number_is_one_line(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(Config, text, source="run.yaml")
+    assert str(caught.value).startswith("error[CONFIG]: run.yaml: cannot be read as YAML: ")
+    assert len(str(caught.value)) < 200
