@@ -32,7 +32,7 @@ from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.types import Batch, EvalOutput
 from accel_trainer.data.dataloader import DatasetEvalLoader
 from accel_trainer.data.workers import SampleReader
-from accel_trainer.training.evaluation_file import EVALUATION_FILE, as_tensor_if_long, read_details
+from accel_trainer.training.evaluation_file import EVALUATION_FILE, read_details
 from accel_trainer.training.evaluator import Evaluator
 from accel_trainer.training.metrics import plain_values
 
@@ -152,21 +152,3 @@ def test_a_label_that_is_no_class_of_a_large_confusion_matrix_is_refused() -> No
     for label in (-100, 300):
         with pytest.raises(ConfigError, match=rf"labels from .*{label}.*the classes are 0 to 299: correct the labels"):
             measured(ConfusionMatrix(300).for_samples(4), torch.zeros(4, 300), torch.tensor([label, 1, 1, 1]))
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([0.5, None] * 3_000, torch.tensor([0.5, float("nan")] * 3_000, dtype=torch.float64)),
-        ([[1, 2]] * 3_000, torch.tensor([[1, 2]] * 3_000)),
-    ],
-)
-def test_many_numbers_of_a_metric_are_stored_as_a_tensor(values: list[Any], expected: Tensor) -> None:
-    found = as_tensor_if_long(values)
-    assert found.dtype == expected.dtype
-    assert torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
-
-
-@pytest.mark.parametrize("values", [[], [1] * 4_096, ["a"] * 5_000, [{"id": 1}] * 5_000, [[1], [1, 2]] * 3_000, "text"])
-def test_what_is_not_many_numbers_is_stored_as_it_is(values: Any) -> None:
-    assert as_tensor_if_long(values) is values

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.types import Batch, EvalOutput, Metric
-from accel_trainer.training.metric_adapters import EvaluateMetric, TorchMetric, WholeSetMetric
+from accel_trainer.training.metric_adapters import EvaluateMetric
 from accel_trainer.training.metrics import (
     ConfusionMatrix,
     MeanLoss,
@@ -22,29 +21,8 @@ from accel_trainer.training.metrics import (
     sums_device,
 )
 
-from .. import processes
-from ..joined import joined_processes
-
 CPU = torch.device("cpu")
 NUM_SAMPLES = 211
-LOCAL_METRIC = '''
-import datasets
-import evaluate
-import numpy as np
-
-
-class MacroRecall(evaluate.Metric):
-    """The mean of the recalls of the classes, and the recalls themselves."""
-
-    def _info(self):
-        features = datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")})
-        return evaluate.MetricInfo(description="recall", citation="", inputs_description="", features=features)
-
-    def _compute(self, predictions, references, percent=False):
-        predictions, references = np.asarray(predictions), np.asarray(references)
-        recalls = np.array([(predictions[references == label] == label).mean() for label in np.unique(references)])
-        return {"macro_recall": recalls.mean() * (100 if percent else 1), "recalls": recalls, "num": len(predictions)}
-'''
 
 
 def make_samples(num_classes: int) -> tuple[Tensor, Tensor]:
@@ -204,148 +182,3 @@ def test_metrics_do_not_depend_on_parts_and_batches(metric: Metric) -> None:
     for num_parts, batch_size in ((1, 1), (2, 7), (4, 100)):
         split = result_of(metric, logits, labels, num_parts=num_parts, batch_size=batch_size)
         assert split == pytest.approx(whole, rel=1e-12) if "loss" in whole else split == whole
-
-
-def macro_recall(logits: Tensor, labels: Tensor) -> dict[str, Any]:
-    predictions, references = logits.argmax(1).numpy(), labels.numpy()
-    recalls = [float((predictions[references == label] == label).mean()) for label in range(4)]
-    return {
-        "macro_recall": pytest.approx(100 * sum(recalls) / 4, rel=1e-12),
-        "recalls": recalls,
-        "num": NUM_SAMPLES,
-    }
-
-
-def load_local_metric(folder: Path) -> EvaluateMetric:
-    import evaluate
-
-    module = evaluate.load(str(folder / "macro_recall.py"), cache_dir=str(folder / "cache"))
-    return EvaluateMetric(module, NUM_SAMPLES, {"percent": True})
-
-
-def test_a_local_metric_of_evaluate_gets_every_prediction_once_and_in_order(tmp_path: Path) -> None:
-    (tmp_path / "macro_recall.py").write_text(LOCAL_METRIC)
-    logits, labels = make_samples(4)
-    result = result_of(load_local_metric(tmp_path), logits, labels)
-    assert result == macro_recall(logits, labels)
-    assert [type(value) for value in result.values()] == [float, list, int]  # what a log can hold
-
-
-def test_a_metric_of_evaluate_is_the_same_on_every_process(tmp_path: Path) -> None:
-    (tmp_path / "macro_recall.py").write_text(LOCAL_METRIC)
-    load_local_metric(tmp_path)  # prepared once: the module is copied into the cache
-    processes.run(compute_local_metric, tmp_path, num_processes=2, folder=tmp_path / "logs")
-
-
-def compute_local_metric(folder: Path) -> None:
-    with joined_processes() as accelerator:
-        metric = load_local_metric(folder)
-        logits, labels = make_samples(4)
-        sums = metric.empty(CPU)
-        ids = torch.arange(NUM_SAMPLES).tensor_split(2)[accelerator.process_index]
-        losses = torch.zeros(len(ids))
-        metric.update(sums, Batch(logits[ids], labels[ids], ids), EvalOutput(losses, logits[ids]))
-        result = plain_values(metric.compute(accelerator.reduce(sums, reduction="sum")))
-        assert result == macro_recall(logits, labels)
-
-
-# --- metrics of torchmetrics, and numbers of the whole evaluation set ---
-
-
-def torchmetrics_of(num_classes: int) -> dict[str, Any]:
-    from torchmetrics import classification
-
-    return {
-        "f1": classification.MulticlassF1Score(num_classes, average="macro"),
-        "iou": classification.MulticlassJaccardIndex(num_classes),
-        "auroc": classification.MulticlassAUROC(num_classes, thresholds=50),
-        "precision": classification.MulticlassAveragePrecision(num_classes, thresholds=50),
-    }
-
-
-@pytest.mark.parametrize("name", ["f1", "iou", "auroc", "precision"])
-def test_a_metric_of_torchmetrics_is_that_of_all_samples(name: str) -> None:
-    logits, labels = make_samples(5)
-    whole = torchmetrics_of(5)[name]
-    whole.update(logits, labels)
-    metric = TorchMetric(name, torchmetrics_of(5)[name])
-    assert result_of(metric, logits, labels) == {name: pytest.approx(whole.compute().item(), abs=1e-7)}
-    assert metric.higher_is_better == {name: True}
-
-
-def test_the_metrics_of_a_collection_are_those_of_all_samples() -> None:
-    from torchmetrics import MetricCollection
-
-    logits, labels = make_samples(5)
-    whole, collection = (MetricCollection(torchmetrics_of(5)) for _ in range(2))
-    whole.update(logits, labels)
-    expected = {f"photos_{name}": pytest.approx(value.item(), abs=1e-7) for name, value in whole.compute().items()}
-    metric = TorchMetric("photos", collection)
-    assert result_of(metric, logits, labels) == expected
-    assert metric.higher_is_better == dict.fromkeys(expected, True)
-
-
-def test_a_metric_of_torchmetrics_adds_up_over_joined_processes(tmp_path: Path) -> None:
-    processes.run(measure_in_parts, num_processes=2, folder=tmp_path)
-
-
-def measure_in_parts() -> None:
-    logits, labels = make_samples(5)
-    metric = TorchMetric("f1", torchmetrics_of(5)["f1"])
-    with joined_processes():
-        ids = torch.arange(len(labels))
-        rank = torch.distributed.get_rank()
-        mine = metric.empty(CPU)
-        part = ids[rank::2]
-        metric.update(mine, Batch(None, labels[part], part), EvalOutput(torch.zeros(len(part)), logits[part]))
-        torch.distributed.all_reduce(mine)
-        whole = torchmetrics_of(5)["f1"]
-        whole.sync_on_compute = False
-        whole.update(logits, labels)
-        assert metric.compute(mine)["f1"].item() == pytest.approx(whole.compute().item(), abs=1e-7)
-
-
-def test_a_metric_that_keeps_every_prediction_is_refused() -> None:
-    from torchmetrics.classification import MulticlassAUROC
-
-    with pytest.raises(ConfigError, match="MulticlassAUROC keeps preds, which is not a sum: pass thresholds=100"):
-        TorchMetric("auroc", MulticlassAUROC(5))
-
-
-def test_numbers_of_the_whole_set_come_from_probabilities_in_the_order_of_the_ids() -> None:
-    from sklearn.metrics import roc_auc_score
-
-    logits, labels = make_samples(5)
-
-    def auroc(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        assert torch.equal(outputs.float(), logits)
-        assert torch.equal(targets, labels)
-        assert targets.dtype == torch.int64
-        return {"auroc": roc_auc_score(targets, outputs.softmax(1), multi_class="ovr")}
-
-    metric = WholeSetMetric(auroc, NUM_SAMPLES, num_outputs=5, higher_is_better={"auroc": True})
-    expected = roc_auc_score(labels, logits.double().softmax(1), multi_class="ovr")
-    assert result_of(metric, logits, labels) == {"auroc": expected}
-
-
-def test_several_targets_of_a_sample_keep_their_values() -> None:
-    outputs, targets = torch.randn(NUM_SAMPLES, 3), torch.randn(NUM_SAMPLES, 3)
-    seen: list[Tensor] = []
-
-    def keep(outputs: Tensor, targets: Tensor) -> dict[str, float]:
-        seen.extend((outputs.float(), targets.float()))
-        return {}
-
-    metric = WholeSetMetric(keep, NUM_SAMPLES, num_outputs=3, num_targets=3)
-    sums = metric.empty(CPU)
-    for ids in torch.randperm(NUM_SAMPLES).split(50):
-        metric.update(sums, Batch(None, targets[ids], ids), EvalOutput(torch.zeros(len(ids)), outputs[ids]))
-    metric.compute(sums)
-    assert torch.equal(seen[0], outputs)
-    assert torch.equal(seen[1], targets)
-
-
-def test_another_number_of_outputs_is_named() -> None:
-    logits, labels = make_samples(5)
-    with pytest.raises(ConfigError, match="set num_outputs=5, num_targets=1"):
-        result_of(WholeSetMetric(lambda outputs, targets: {}, NUM_SAMPLES, num_outputs=4), logits, labels)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from accel_trainer.training.strategy.plain import PlainStrategy, total
+
+
+@pytest.fixture
+def strategy() -> PlainStrategy:
+    return PlainStrategy(Accelerator(cpu=True), seed=3)
+
+
+def draw(strategy: PlainStrategy, step: int, index: int) -> Tensor:
+    strategy.begin_forward(step, index)
+    return torch.rand(4)
+
+
+def test_a_forward_draws_by_its_step_and_its_micro_batch(strategy: PlainStrategy) -> None:
+    first = draw(strategy, 5, 1)
+    draws = [draw(strategy, 5, 0), draw(strategy, 6, 1), draw(PlainStrategy(strategy.accelerator, seed=4), 5, 1)]
+    assert torch.equal(draw(strategy, 5, 1), first)
+    assert not any(torch.equal(other, first) for other in draws)
+
+
+def test_the_numbers_of_micro_batches_are_added_up(strategy: PlainStrategy) -> None:
+    losses = [torch.tensor(1.0), torch.tensor(2.5)]
+    sums = [{"correct": torch.tensor(3.0)}, {"correct": torch.tensor(4.0)}]
+    output, num_items = strategy.finish(losses, sums, [])
+    assert (float(output.loss_sum), float(output.sums["correct"])) == (3.5, 7)
+    assert (output.num_items, num_items) == (None, None)
+
+
+def test_the_items_of_micro_batches_are_added_up_over_all_processes(strategy: PlainStrategy) -> None:
+    loss = torch.tensor(1.0)
+    output, num_items = strategy.finish([loss, loss], [{}, {}], [torch.tensor(3), torch.tensor(4)])
+    assert output.num_items is not None
+    assert num_items is not None
+    assert (int(output.num_items), int(num_items)) == (7, 7)
+
+
+def test_the_total_of_one_tensor_is_itself() -> None:
+    value = torch.ones(3)
+    assert total([value]) is value
+    assert total([value, value, value]).tolist() == [3, 3, 3]
+
+
+def test_a_plain_copy_of_a_model_shares_no_memory(strategy: PlainStrategy) -> None:
+    model = nn.Linear(2, 2)
+    copied = strategy.copy(model)
+    assert torch.equal(copied.weight, model.weight)
+    assert copied.weight.data_ptr() != model.weight.data_ptr()
+
+
+def test_a_plain_strategy_refuses_nothing_and_stores_the_live_state(strategy: PlainStrategy) -> None:
+    strategy.refuse({"--runtime.static-graph": True})
+    pieces = {"model": {"weight": torch.ones(2)}}
+    assert strategy.gather(pieces)["model"]["weight"] is pieces["model"]["weight"]
+    assert strategy.checkpoint_peers(timeout_s=1).process_index == 0
