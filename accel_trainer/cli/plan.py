@@ -13,8 +13,8 @@ from ..core.batch_plan import BatchPlan
 from ..core.errors import ConfigError, UserError
 from ..core.learning_rate import Schedule
 from ..core.train_state import TrainState
-from ..run.build import plan_learning_rate
 from ..run.config import RecipeConfig
+from ..run.descent import plan_learning_rate
 from ..run.parser import parse_config
 from ..vision import BadImageConfig, PhotoConfig, load_photos
 from ..vision.sources.find import find_source

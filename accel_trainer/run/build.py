@@ -5,26 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..callbacks.early_stopping import EarlyStopping, TimeLimit
-from ..callbacks.export import Exporter, OnnxExport
-from ..callbacks.metric_logger import MetricLogger
+from ..callbacks.export import OnnxExport
 from ..callbacks.metrics_file import MetricsFile
-from ..callbacks.profiler import Profile
-from ..callbacks.progress_bar import ProgressBar
-from ..callbacks.result import ResultWriter
-from ..callbacks.trackers import Trackers
 from ..checkpoint.initial_weights import load_initial_weights
 from ..checkpoint.manager import Checkpointer
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
-from ..core.config import config_to_dict, diff_config
 from ..core.errors import ConfigError
 from ..core.guards import kept_in_place
 from ..core.learning_rate import Schedule
@@ -34,9 +26,6 @@ from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.fingerprint import describe_fingerprint, join_fingerprints
 from ..distributed.accelerator import describe_machine, library_versions
 from ..distributed.collectives import run_on_main
-from ..optim.config import OptimizerConfig
-from ..optim.lr_scheduler import ScheduleConfig, build_schedule, checked_schedule, scale_learning_rate
-from ..optim.optimizers import build_optimizer, build_own_optimizer
 from ..optim.parameter_groups import describe_parameters, freeze
 from ..training.assembly import assemble_trainer
 from ..training.compile import Compiler
@@ -45,8 +34,10 @@ from ..training.strategy import choose_strategy
 from ..training.strategy.plain import PlainStrategy
 from ..training.trainer import Trainer
 from .agreement import check_same_everywhere
-from .config import RecipeConfig, identity_sha256, with_defaults
+from .config import identity_sha256
+from .descent import Descent, describe_length, plan_descent
 from .dry_run import UnseenRecorder, limit_evaluation
+from .observers import build_callbacks
 from .parts import check_parts
 from .restore import restore_checkpoint
 from .session import Run
@@ -94,17 +85,28 @@ def build_trainer(
             setting has no effect.
         CheckpointError: the checkpoint to continue from does not fit, or a checkpoint has no room.
     """
-    check_parts(model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics, callbacks=callbacks)
+    check_parts(
+        model=model,
+        task=task,
+        loader=loader,
+        eval_loader=eval_loader,
+        metrics=metrics,
+        callbacks=callbacks,
+    )
     _refuse_wrapped(model)
     strategy = _choose_strategy(run, loader.plan)
     data = _identify_data(run, loader, eval_loader, data_fingerprint)
+
     origin = _load_weights(run, model)
     onnx = _copy_for_onnx(run, model, task, eval_loader)
+
     preparation = Stopwatch()
     model = strategy.place(model, run.config.runtime)
     is_compiled = _compile(run, model, preparation)
-    descent = _plan_descent(run.config, model, loader.plan, optimizer, schedule)
+
+    descent = plan_descent(run.config, model, loader.plan, optimizer, schedule)
     _check_same_parts(run, model, descent, task, metrics)
+
     metadata = {
         **data,
         "config_sha256": identity_sha256(run.config),
@@ -123,6 +125,25 @@ def build_trainer(
         eval_loader = limit_evaluation(eval_loader, num_parts=num_parts, accelerator=run.accelerator)
         parts = {"model": model, "optimizer": descent.optimizer, "task": task}
         callbacks = [*callbacks, UnseenRecorder(run.folder, parts, model=model)]
+    evaluator = Evaluator(
+        eval_loader,
+        task=task,
+        metrics=metrics,
+        accelerator=run.accelerator,
+        num_parts=num_parts,
+        seed=run.config.seed,
+        has_collective_forward=strategy.has_collective_forward,
+    )
+    own_callbacks = build_callbacks(
+        run,
+        banner=_banner(run, loader.plan, model, descent, data),
+        history=history,
+        preparation=preparation,
+        num_eval_samples=eval_loader.num_samples,
+        export_config=export_config or {},
+        onnx=onnx,
+    )
+
     trainer = assemble_trainer(
         run.config.trainer,
         strategy=strategy,
@@ -131,46 +152,18 @@ def build_trainer(
         schedule=descent.schedule,
         task=task,
         loader=loader,
-        evaluator=Evaluator(
-            eval_loader,
-            task=task,
-            metrics=metrics,
-            accelerator=run.accelerator,
-            num_parts=num_parts,
-            seed=run.config.seed,
-            has_collective_forward=strategy.has_collective_forward,
-        ),
+        evaluator=evaluator,
         checkpointer=checkpointer,
         seed=run.config.seed,
         stop_flag=run.stop_flag,
         activity=run.activity,
-        callbacks=[
-            *_callbacks(
-                run,
-                banner=_banner(run, loader.plan, model, descent, data),
-                history=history,
-                preparation=preparation,
-                num_eval_samples=eval_loader.num_samples,
-                export_config=export_config or {},
-                onnx=onnx,
-            ),
-            *callbacks,
-        ],
+        callbacks=[*own_callbacks, *callbacks],
         trainer_class=trainer_class,
     )
     prepare_checkpoints(trainer, checkpointer)
     if run.accelerator.is_main_process:
         run.resources.enter_context(kept_in_place(checkpointer.directory))
-    if run.checkpoint is not None:
-        restore_checkpoint(
-            trainer,
-            run.checkpoint,
-            metadata=metadata,
-            changes=run.changes,
-            allowed=run.config.run.allow_change,
-        )
-    elif history is not None:
-        history.truncate(0)  # rows of an attempt that died before its first checkpoint
+    _restore(run, trainer, metadata, history)
     return trainer
 
 
@@ -264,82 +257,10 @@ def _compile(run: Run, model: nn.Module, preparation: Stopwatch) -> bool | None:
     return is_compiled
 
 
-# --- 4. the optimizer and its learning rates ---
-
-
-@dataclass(frozen=True)
-class _Descent:
-    """The optimizer, the learning rate of every step, how it is described, and the number of steps."""
-
-    optimizer: Optimizer
-    schedule: Schedule
-    description: str
-    num_steps: int
-
-
-def _plan_descent(
-    config: RecipeConfig,
-    model: nn.Module,
-    plan: BatchPlan,
-    build_own: Callable[[nn.Module], Optimizer] | None,
-    schedule: Schedule | None,
-) -> _Descent:
-    """Return the recipe's optimizer and schedule, or those of the config. Raises ConfigError."""
-    _refuse_unused(config, optimizer=build_own is not None, schedule=schedule is not None)
-    num_steps = _count_steps(config, plan)
-    if build_own is None:
-        optimizer = build_optimizer(model, config.optimizer)
-    else:
-        optimizer = build_own_optimizer(build_own, model)
-        config = replace(config, optimizer=OptimizerConfig(learning_rate=float(optimizer.param_groups[0]["lr"])))
-    if schedule is not None:
-        checked = checked_schedule(schedule, num_steps=num_steps)
-        return _Descent(optimizer, checked, "the recipe's learning rates", num_steps)
-    peak_learning_rate, schedule = plan_learning_rate(config, plan)
-    return _Descent(optimizer, schedule, f"peak learning rate {peak_learning_rate:g}", num_steps)
-
-
-def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
-    """Raise ConfigError for settings of an optimizer or a schedule that the recipe builds itself."""
-    default = config if not optimizer else replace(config, optimizer=OptimizerConfig(freeze=config.optimizer.freeze))
-    if schedule:
-        rates = replace(default.optimizer, learning_rate=None, learning_rate_scaling="none")
-        default = replace(default, optimizer=rates, schedule=ScheduleConfig())
-    if unused := diff_config(config_to_dict(with_defaults(default)), config_to_dict(config)):
-        fact = f"{unused[0][0]} has no effect: the recipe sets {'the optimizer' if optimizer else 'a schedule'} itself"
-        raise ConfigError("CONFIG", f"{fact}: leave it out, or change the recipe")
-
-
-def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
-    """Return the peak learning rate, scaled to the global batch, and the learning rate of every step."""
-    optimizer, steps_per_epoch = config.optimizer.with_learning_rate(), plan.steps_per_epoch
-    assert optimizer.learning_rate is not None
-    peak_learning_rate = scale_learning_rate(
-        optimizer.learning_rate, rule=optimizer.learning_rate_scaling,
-        global_batch_size=plan.global_batch_size, base_batch_size=optimizer.base_batch_size,
-    )  # fmt: skip
-    return peak_learning_rate, build_schedule(
-        config.schedule, peak_learning_rate=peak_learning_rate,
-        total_steps=config.trainer.num_epochs * steps_per_epoch, steps_per_epoch=steps_per_epoch,
-    )  # fmt: skip
-
-
-def _count_steps(config: RecipeConfig, plan: BatchPlan) -> int:
-    """Return the number of steps of the whole run, up to `max_steps`."""
-    num_steps, max_steps = config.trainer.num_epochs * plan.steps_per_epoch, config.trainer.max_steps
-    return num_steps if max_steps is None else min(num_steps, max_steps)
-
-
-def _describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
-    num_epochs, num_steps = config.trainer.num_epochs, _count_steps(config, plan)
-    is_limited = num_steps < num_epochs * plan.steps_per_epoch
-    return f"{num_epochs} epochs, {num_steps} steps" + " (--max-steps)" * is_limited
-
-
 # --- 5. what is the same on all processes ---
 
 
-def _check_same_parts(run: Run, model: nn.Module, descent: _Descent, task: Task, metrics: Sequence[Metric]) -> None:
+def _check_same_parts(run: Run, model: nn.Module, descent: Descent, task: Task, metrics: Sequence[Metric]) -> None:
     """Raise ConfigError if some process has another model, optimizer, task, schedule or metrics. **Collective.**"""
     steps = (0, descent.num_steps // 2, descent.num_steps - 1)
     parts = {
@@ -400,62 +321,28 @@ def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     checkpointer.check_shared_disk()
 
 
-def _banner(run: Run, plan: BatchPlan, model: nn.Module, descent: _Descent, data: Mapping[str, Any]) -> str:
+def _banner(run: Run, plan: BatchPlan, model: nn.Module, descent: Descent, data: Mapping[str, Any]) -> str:
     """Return what a run says of itself at its start."""
     num_train, num_eval = data["num_samples"]
     checked = describe_fingerprint(data["data_fingerprint"])
     return (
-        f"{describe_machine(run.accelerator)}\n{plan.describe()}, {_describe_length(run.config, plan)}\n"
+        f"{describe_machine(run.accelerator)}\n{plan.describe()}, {describe_length(run.config, plan)}\n"
         f"{descent.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
         f"{num_train} + {num_eval} samples; a resume checks {checked}\nrun folder {run.folder}"
     )
 
 
-def _callbacks(
-    run: Run,
-    *,
-    banner: str,
-    history: MetricsFile | None,
-    preparation: Stopwatch,
-    num_eval_samples: int,
-    export_config: Mapping[str, Any],
-    onnx: OnnxExport | None,
-) -> list[Callback]:
-    """Return the callbacks that the config asks for, in the order in which they are called."""
-    config = run.config.trainer
-    is_main = run.accelerator.is_main_process
-    progress = ProgressBar(config, banner=banner, is_quiet=run.config.run.quiet or not is_main)
-    trackers = []
-    if is_main and run.config.run.track:
-        trackers = [Trackers(run.config.run.track, run=run.folder, config=config_to_dict(run.config))]
-    log = MetricLogger(
-        run.accelerator,
-        history=history,
-        every_n_steps=config.log_every_n_steps,
-        preparation=preparation,
-        phase_s=run.activity.phase_s,
-        sinks=[progress.show, *(each.show for each in trackers)],
-    )
-    callbacks: list[Callback] = []
-    if config.patience is not None:
-        callbacks.append(EarlyStopping(patience=config.patience))
-    if config.max_time_s is not None:
-        callbacks.append(TimeLimit(run.stop_flag, max_seconds=config.max_time_s))
-    callbacks += [
-        log,
-        progress,
-        Exporter(run.folder, weights="model" if config.ema_decay is None else "ema", config=export_config, onnx=onnx),
-    ]
-    if is_main:
-        callbacks.append(
-            ResultWriter(
-                run.folder,
-                log=log,
-                num_eval_samples=num_eval_samples,
-                phase_s=run.activity.phase_s,
-                nondeterministic=run.nondeterministic,
-            )
+# --- 9. the checkpoint that the run continues from ---
+
+
+def _restore(run: Run, trainer: Trainer, metadata: Mapping[str, Any], history: MetricsFile | None) -> None:
+    if run.checkpoint is not None:
+        restore_checkpoint(
+            trainer,
+            run.checkpoint,
+            metadata=metadata,
+            changes=run.changes,
+            allowed=run.config.run.allow_change,
         )
-    if run.config.run.profile:
-        callbacks.append(Profile(run.folder / "profile", show=progress.write))
-    return [*callbacks, *trackers]
+    elif history is not None:
+        history.truncate(0)  # rows of an attempt that died before its first checkpoint

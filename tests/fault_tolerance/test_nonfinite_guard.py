@@ -215,7 +215,7 @@ def test_a_skipped_step_leaves_no_trace_and_training_goes_on(
 ) -> None:  # fmt: skip
     changes = {"optimizer": OptimizerConfig(name="adamw" if optimizer == "adamw" else "sgd", learning_rate=0.01)}
     if optimizer == "unfused":
-        monkeypatch.setattr("accel_trainer.run.build.build_optimizer", unfused)
+        monkeypatch.setattr("accel_trainer.run.descent.build_optimizer", unfused)
     watcher = Watcher()
     with caplog.at_level(logging.WARNING):
         run(tmp_path, policy="skip", watcher=watcher, max_grad_norm=max_grad_norm, **changes)

@@ -1,0 +1,100 @@
+"""How a run descends: its optimizer, and the learning rate of every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..core.batch_plan import BatchPlan
+from ..core.config import config_to_dict, diff_config
+from ..core.errors import ConfigError
+from ..core.learning_rate import Schedule
+from ..optim.config import OptimizerConfig
+from ..optim.lr_scheduler import (
+    ScheduleConfig,
+    build_schedule,
+    checked_schedule,
+    scale_learning_rate,
+)
+from ..optim.optimizers import build_optimizer, build_own_optimizer
+from .config import RecipeConfig, with_defaults
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The optimizer, the learning rate of every step, how it is described, and the number of steps."""
+
+    optimizer: Optimizer
+    schedule: Schedule
+    description: str
+    num_steps: int
+
+
+def plan_descent(
+    config: RecipeConfig,
+    model: nn.Module,
+    plan: BatchPlan,
+    build_own: Callable[[nn.Module], Optimizer] | None,
+    schedule: Schedule | None,
+) -> Descent:
+    """Return the recipe's optimizer and schedule, or those of the config. Raises ConfigError."""
+    _refuse_unused(config, optimizer=build_own is not None, schedule=schedule is not None)
+    num_steps = count_steps(config, plan)
+    if build_own is None:
+        optimizer = build_optimizer(model, config.optimizer)
+    else:
+        optimizer = build_own_optimizer(build_own, model)
+        config = replace(config, optimizer=OptimizerConfig(learning_rate=float(optimizer.param_groups[0]["lr"])))
+    if schedule is not None:
+        checked = checked_schedule(schedule, num_steps=num_steps)
+        return Descent(optimizer, checked, "the recipe's learning rates", num_steps)
+    peak_learning_rate, schedule = plan_learning_rate(config, plan)
+    return Descent(optimizer, schedule, f"peak learning rate {peak_learning_rate:g}", num_steps)
+
+
+def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
+    """Raise ConfigError for settings of an optimizer or a schedule that the recipe builds itself."""
+    default = config if not optimizer else replace(config, optimizer=OptimizerConfig(freeze=config.optimizer.freeze))
+    if schedule:
+        rates = replace(default.optimizer, learning_rate=None, learning_rate_scaling="none")
+        default = replace(default, optimizer=rates, schedule=ScheduleConfig())
+    if unused := diff_config(config_to_dict(with_defaults(default)), config_to_dict(config)):
+        fact = f"{unused[0][0]} has no effect: the recipe sets {'the optimizer' if optimizer else 'a schedule'} itself"
+        raise ConfigError("CONFIG", f"{fact}: leave it out, or change the recipe")
+
+
+def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
+    """Return the peak learning rate, scaled to the global batch, and the learning rate of every step."""
+    optimizer = config.optimizer.with_learning_rate()
+    assert optimizer.learning_rate is not None
+    peak_learning_rate = scale_learning_rate(
+        optimizer.learning_rate,
+        rule=optimizer.learning_rate_scaling,
+        global_batch_size=plan.global_batch_size,
+        base_batch_size=optimizer.base_batch_size,
+    )
+    schedule = build_schedule(
+        config.schedule,
+        peak_learning_rate=peak_learning_rate,
+        total_steps=config.trainer.num_epochs * plan.steps_per_epoch,
+        steps_per_epoch=plan.steps_per_epoch,
+    )
+    return peak_learning_rate, schedule
+
+
+def count_steps(config: RecipeConfig, plan: BatchPlan) -> int:
+    """Return the number of steps of the whole run, up to `max_steps`."""
+    num_steps = config.trainer.num_epochs * plan.steps_per_epoch
+    max_steps = config.trainer.max_steps
+    return num_steps if max_steps is None else min(num_steps, max_steps)
+
+
+def describe_length(config: RecipeConfig, plan: BatchPlan) -> str:
+    """Return the epochs and steps of the whole run, for its banner."""
+    num_epochs = config.trainer.num_epochs
+    num_steps = count_steps(config, plan)
+    is_limited = num_steps < num_epochs * plan.steps_per_epoch
+    return f"{num_epochs} epochs, {num_steps} steps" + " (--max-steps)" * is_limited

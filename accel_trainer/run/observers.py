@@ -1,0 +1,80 @@
+"""The callbacks that a run's config asks for: what stops it, logs, shows and exports it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..callbacks.early_stopping import EarlyStopping, TimeLimit
+from ..callbacks.export import Exporter, OnnxExport
+from ..callbacks.metric_logger import MetricLogger
+from ..callbacks.metrics_file import MetricsFile
+from ..callbacks.profiler import Profile
+from ..callbacks.progress_bar import ProgressBar
+from ..callbacks.result import ResultWriter
+from ..callbacks.trackers import Trackers
+from ..core.callback import Callback
+from ..core.config import config_to_dict
+from ..core.timing import Stopwatch
+from .session import Run
+
+
+def build_callbacks(
+    run: Run,
+    *,
+    banner: str,
+    history: MetricsFile | None,
+    preparation: Stopwatch,
+    num_eval_samples: int,
+    export_config: Mapping[str, Any],
+    onnx: OnnxExport | None,
+) -> list[Callback]:
+    """Return the callbacks in the order in which they are called."""
+    config = run.config.trainer
+    log, progress, trackers = _build_log(run, banner, history, preparation)
+    callbacks: list[Callback] = []
+    if config.patience is not None:
+        callbacks.append(EarlyStopping(patience=config.patience))
+    if config.max_time_s is not None:
+        callbacks.append(TimeLimit(run.stop_flag, max_seconds=config.max_time_s))
+    exporter = Exporter(
+        run.folder,
+        weights="model" if config.ema_decay is None else "ema",
+        config=export_config,
+        onnx=onnx,
+    )
+    callbacks += [log, progress, exporter]
+    if run.accelerator.is_main_process:
+        result = ResultWriter(
+            run.folder,
+            log=log,
+            num_eval_samples=num_eval_samples,
+            phase_s=run.activity.phase_s,
+            nondeterministic=run.nondeterministic,
+        )
+        callbacks.append(result)
+    if run.config.run.profile:
+        callbacks.append(Profile(run.folder / "profile", show=progress.write))
+    return [*callbacks, *trackers]
+
+
+def _build_log(
+    run: Run, banner: str, history: MetricsFile | None, preparation: Stopwatch
+) -> tuple[MetricLogger, ProgressBar, list[Trackers]]:
+    """Return what writes rows of numbers, and who else gets them."""
+    config = run.config
+    is_main = run.accelerator.is_main_process
+    is_quiet = config.run.quiet or not is_main
+    progress = ProgressBar(config.trainer, banner=banner, is_quiet=is_quiet)
+    trackers = []
+    if is_main and config.run.track:
+        trackers = [Trackers(config.run.track, run=run.folder, config=config_to_dict(config))]
+    log = MetricLogger(
+        run.accelerator,
+        history=history,
+        every_n_steps=config.trainer.log_every_n_steps,
+        preparation=preparation,
+        phase_s=run.activity.phase_s,
+        sinks=[progress.show, *(each.show for each in trackers)],
+    )
+    return log, progress, trackers
