@@ -122,6 +122,9 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
     Raises:
         ConfigError: it fails, or gives something other than a number from 0.
     """
+    if isinstance(schedule, LRScheduler):
+        fact = f"schedule= is torch's {type(schedule).__name__}"
+        raise ConfigError("SCHEDULE", f"{fact}: give schedule_from_torch(lambda optimizer: ..., learning_rate=...)")
     for step in (0, max(0, num_steps - 1)):
         try:
             rate = float(schedule(step))

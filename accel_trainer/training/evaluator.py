@@ -166,8 +166,17 @@ class Evaluator:
             if flags[1]:
                 _logger.info("the evaluation cannot be tried before training (%s)", failure or "on another process")
             else:
+                self._warn_of_unchanged(parts)
                 for metric, sums in zip(self.metrics, merged, strict=True):
                     self._rehearse_compute(metric, sums, monitored)
+
+    def _warn_of_unchanged(self, parts: _PartSums) -> None:
+        """Warn of a metric that writes `sums = sums + x`: it would measure nothing but zeros."""
+        is_empty = len(self._parts()[0]) == 0
+        for metric, sums in zip(self.metrics, parts.sums, strict=True):
+            if sums._version == 0 and not is_empty:
+                fact = f"the update of metric {type(metric).__name__} has not changed its sums"
+                _logger.warning("[METRIC] %s: add to them in place, as sums.add_(x) does", fact)
 
     def _rehearse_compute(self, metric: Metric, sums: Tensor, monitored: str | None) -> None:
         try:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 from accel_trainer import (
     ConfigError,
@@ -162,6 +162,10 @@ def short_cycle(optimizer: Optimizer) -> OneCycleLR:
         ([0.1, 0.1], r"fails at step 0 \(TypeError: 'list' object is not callable\): return a number"),
         (schedule_from_torch(short_cycle, learning_rate=0.1), r"fails at step 9 \(ValueError: Tried to step 9 times"),
         (lambda step: 0.1 - 0.02 * step, "returns -0.08 at step 9: return a learning rate of 0 or more"),
+        (
+            StepLR(torch.optim.SGD([torch.zeros(1)], lr=0.1), 3),
+            r"schedule= is torch's StepLR: give schedule_from_torch\(",
+        ),
         (lambda step: math.nan, "returns nan at step 0: return"),
     ],
 )

@@ -95,6 +95,22 @@ def test_a_metric_that_returns_new_sums_is_refused(tmp_path: Path, monkeypatch: 
     assert "metric NewSums: update returned new sums: add to the given ones in place" in said
 
 
+class LostSums(MeanLoss):
+    """Adds to a copy of its sums, which it forgets."""
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        sums = sums + output.losses.sum()
+
+
+def test_a_metric_whose_update_changes_nothing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workload, "MeanLoss", LostSums)
+    workload.train(workload.make_config(tmp_path / "run"))
+    (line,) = [line for line in caplog.messages if line.startswith("[METRIC]")]
+    assert line.startswith("[METRIC] the update of metric LostSums has not changed its sums: add to them in place")
+
+
 def test_wrappers_of_torchmetrics_that_keep_no_sums_are_refused() -> None:
     wrappers = pytest.importorskip("torchmetrics.wrappers")
     classification = pytest.importorskip("torchmetrics.classification")
