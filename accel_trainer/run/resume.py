@@ -83,8 +83,8 @@ def read_stored_config(source: Source) -> dict[str, Any]:
     try:
         stored = read_stored_yaml(path)
         batch = stored.get("batch", {})
-        sizes = batch.items() if isinstance(batch, dict) else {("batch", batch)}
-        if not all(isinstance(value, int | None) for name, value in sizes if name != "reduce"):
+        is_by_name = isinstance(batch, dict)
+        if not is_by_name or not all(isinstance(batch[name], int | None) for name in batch if name != "reduce"):
             raise ValueError(f"batch is {str(batch)[:80]}, expected whole numbers by name")
         return stored
     except (OSError, ValueError) as error:
