@@ -755,6 +755,62 @@ MUTANTS = [
         "",
         ("tests/training/test_unseen_state.py",),
     ),
+    Mutant(
+        "early stopping forgets what it has counted",
+        "accel_trainer/callbacks/early_stopping.py",
+        '        self.num_bad_evaluations = state["num_bad_evaluations"]\n',
+        "",
+        ("tests/callbacks/test_early_stopping.py",),
+    ),
+    Mutant(
+        "the last weights are exported and not the best",
+        "accel_trainer/callbacks/export.py",
+        "                if not self._export_best(result):\n",
+        "                if True:\n",
+        ("tests/callbacks/test_export.py",),
+    ),
+    Mutant(
+        "a recipe may differ between processes",
+        "accel_trainer/run/agreement.py",
+        'sources = [*sorted(Path(__file__).parents[1].rglob("*.py")), Path(sys.argv[0])]',
+        'sources = [*sorted(Path(__file__).parents[1].rglob("*.py"))]',
+        ("tests/run/test_agreement.py",),
+    ),
+    Mutant(
+        "a setting that may change counts as a change of the training",
+        "accel_trainer/run/config.py",
+        "{name: value for name, value in values if name in pinned or not name.startswith(MUTABLE_ON_RESUME)}",
+        "dict(values)",
+        ("tests/run/test_config.py",),
+    ),
+    Mutant(
+        "a refused run leaves its config in an old folder",
+        "accel_trainer/run/folder.py",
+        "                filesystem.write_file_atomic(path, stored)\n",
+        "                pass\n",
+        ("tests/run/test_folder.py",),
+    ),
+    Mutant(
+        "a class is taken for an instance of a part",
+        "accel_trainer/run/parts.py",
+        "    if isinstance(part, type):\n        raise ConfigError(",
+        "    if False:\n        raise ConfigError(",
+        ("tests/run/test_parts.py",),
+    ),
+    Mutant(
+        "other data of the same size is restored without a word",
+        "accel_trainer/run/restore.py",
+        "    if before == after and is_same_data(old, new):",
+        "    if before == after:",
+        ("tests/run/test_restore.py",),
+    ),
+    Mutant(
+        "a finished run is continued",
+        "accel_trainer/run/resume.py",
+        'return not (result.exists() and read_json_object(result)["state"] == "done")',
+        "return True",
+        ("tests/run/test_resume.py",),
+    ),
 ]  # fmt: skip
 
 

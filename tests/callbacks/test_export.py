@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from accel_trainer.callbacks.export import Exporter, OnnxExport
+from accel_trainer.core.callback import RunResult, TrainerView
+from accel_trainer.core.train_state import BestCheckpoint
+from tests.faults.tiny_run import make, name_at, pieces_at, position_at, save
+
+CONFIG = {"model": "net", "num_classes": 3}
+
+
+def trainer(*, is_main: bool = True) -> TrainerView:
+    return cast(TrainerView, SimpleNamespace(accelerator=SimpleNamespace(is_main_process=is_main)))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a run with checkpoints of steps 1 and 2."""
+    checkpointer = make(tmp_path / "checkpoints")
+    save(checkpointer, 1, 2)
+    checkpointer.close()
+    return tmp_path
+
+
+def exporter(run: Path, **options: Any) -> Exporter:
+    return Exporter(run, weights="model", config=CONFIG, **options)
+
+
+def ended(
+    best_step: int | None, *, group: str = "eval", state: Literal["done", "stopped", "preempted"] = "done"
+) -> RunResult:
+    best = None if best_step is None else BestCheckpoint(name_at(best_step), f"{group}/accuracy", 0.5)
+    return RunResult(state, "max_steps reached", position_at(2), {}, best)
+
+
+def exported(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "export" / "config.json").read_text()))
+
+
+@pytest.mark.parametrize(
+    ("best_step", "exported_step", "source"),
+    [
+        (1, 1, f"model of the best checkpoint {name_at(1)}"),
+        (None, 2, "model after step 2"),
+        (7, 2, "model after step 2"),  # of the run that this one is a branch of
+    ],
+)
+def test_an_export_has_the_best_weights_that_there_are(
+    run: Path, best_step: int | None, exported_step: int, source: str
+) -> None:
+    exporter(run).on_fit_end(trainer(), ended(best_step))
+    weights = load_file(run / "export" / "model.safetensors")
+    expected = cast(dict[str, torch.Tensor], pieces_at(exported_step)["model"])
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    sha256 = hashlib.sha256((run / "export" / "model.safetensors").read_bytes()).hexdigest()
+    assert exported(run) == {**CONFIG, "weights": source, "sha256": sha256}
+
+
+def test_an_export_has_the_average_if_that_was_evaluated_as_the_best(run: Path) -> None:
+    with pytest.raises(KeyError, match="ema"):  # which these checkpoints lack
+        exporter(run).on_fit_end(trainer(), ended(1, group="eval_ema"))
+
+
+def test_an_export_describes_the_model_from_the_start_of_a_run(run: Path) -> None:
+    exporter(run).on_fit_start(trainer())
+    assert exported(run) == CONFIG
+    exporter(run).on_fit_end(trainer(), ended(1))
+    before = exported(run)
+    exporter(run).on_fit_start(trainer())
+    assert exported(run) == before, "a finished run that is started again"
+
+
+@pytest.mark.parametrize(("is_main", "state"), [(False, "done"), (True, "preempted")])
+def test_nothing_is_exported_by_other_processes_nor_before_a_run_continues(
+    run: Path, is_main: bool, state: Literal["done", "preempted"]
+) -> None:
+    exporter(run).on_fit_end(trainer(is_main=is_main), ended(1, state=state))
+    assert not (run / "export").exists()
+
+
+class Unconvertible(OnnxExport):
+    """A model that the exporter of torch cannot convert."""
+
+    def files(self, weights: Any) -> tuple[bytes, bytes]:
+        raise RuntimeError("no such\n operator")
+
+
+class Converted(OnnxExport):
+    """A model that was converted."""
+
+    def files(self, weights: Any) -> tuple[bytes, bytes]:
+        return b"onnx", b"example"
+
+
+def test_an_export_without_onnx_is_a_warning(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        exporter(run, onnx=Unconvertible(None, None, None)).on_fit_end(trainer(), ended(1))  # type: ignore[arg-type]
+    assert "torch cannot convert the model (no such operator)" in caplog.text
+    assert set(exported(run)) == {*CONFIG, "weights", "sha256"}
+
+
+def test_an_export_has_the_hashes_of_its_onnx_files(run: Path) -> None:
+    exporter(run, onnx=Converted(None, None, None)).on_fit_end(trainer(), ended(1))  # type: ignore[arg-type]
+    for file, key in (("model.onnx", "onnx_sha256"), ("example.safetensors", "example_sha256")):
+        assert exported(run)[key] == hashlib.sha256((run / "export" / file).read_bytes()).hexdigest()

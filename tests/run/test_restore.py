@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import pytest
+
+from accel_trainer.checkpoint.format import LoadedCheckpoint
+from accel_trainer.core.errors import CheckpointError
+from accel_trainer.run.restore import restore_checkpoint
+from accel_trainer.training.trainer import Trainer
+
+NOW: Mapping[str, Any] = {
+    "num_samples": [72, 37],
+    "data_fingerprint": "sampled:" + "1" * 64,
+    "task_fingerprint": "task",
+    "versions": {"torch": "2.13.0"},
+    "num_processes": 2,
+    "reduce": "float",
+}
+
+
+class Restored:
+    """What a trainer is given to restore; it may find that it cannot."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.changes: Sequence[str] | None = None
+
+    def restore(self, pieces: Mapping[str, Any], *, changes: Sequence[str]) -> None:
+        if self.error is not None:
+            raise self.error
+        assert pieces == {"model": {}}
+        self.changes = changes
+
+
+def restore(*, error: Exception | None = None, allowed: Sequence[str] = (), **stored: Any) -> Sequence[str] | None:
+    """Restore a checkpoint with the manifest of now, but for what was `stored`; return the changes."""
+    trainer = Restored(error)
+    manifest = {name: value for name, value in {**NOW, **stored}.items() if value is not None}
+    checkpoint = LoadedCheckpoint("step-3", manifest, {"model": {}})
+    restore_checkpoint(cast(Trainer, trainer), checkpoint, metadata=NOW, changes=["seed"], allowed=allowed)
+    return trainer.changes
+
+
+def test_a_checkpoint_of_the_same_data_is_restored_with_the_changes() -> None:
+    assert restore() == ["seed"]
+    assert restore(num_samples=None, data_fingerprint=None, task_fingerprint=None) == ["seed"], "of version 0.1.0"
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        ({"num_samples": [71, 37]}, r"DATA_CHANGED.*\(71, 37\) -> \(72, 37\) samples"),
+        ({"data_fingerprint": "sampled:" + "2" * 64}, "DATA_CHANGED.*sampled:22222222 -> sampled:11111111"),
+    ],
+)
+def test_a_checkpoint_of_other_data_is_restored_only_if_allowed(stored: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        restore(**stored)
+    assert restore(allowed=["data"], **stored) == ["seed", "data"]
+
+
+def test_a_checkpoint_of_another_task_is_not_restored() -> None:
+    with pytest.raises(CheckpointError, match="TASK_CHANGED"):
+        restore(task_fingerprint="other")
+
+
+@pytest.mark.parametrize(
+    ("stored", "warned"),
+    [
+        ({}, ""),
+        ({"num_processes": 1}, "num_processes 1 -> 2"),
+        ({"versions": {"torch": "2.8.0"}, "num_processes": 1}, "torch 2.8.0 -> 2.13.0, num_processes 1 -> 2"),
+    ],
+)
+def test_a_checkpoint_of_other_versions_or_processes_is_restored_with_a_warning(
+    stored: dict[str, Any], warned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        restore(**stored)
+    expected = [f"changed since step-3 was saved: {warned}; the results may differ in the last bits"]
+    assert caplog.messages == (expected if warned else [])
+
+
+@pytest.mark.parametrize("error", [KeyError("momentum"), RuntimeError("mine"), CheckpointError("CKPT_STATE", "named")])
+def test_a_checkpoint_that_cannot_be_restored_is_one_line(error: Exception) -> None:
+    is_content = isinstance(error, KeyError)
+    with pytest.raises(CheckpointError if is_content else type(error)) as caught:
+        restore(error=error)
+    if is_content:
+        said = "step-3 contains state that this run cannot load (KeyError: 'momentum'): use another checkpoint"
+        assert str(caught.value) == f"error[CKPT_STATE]: {said}"
+    else:
+        assert caught.value is error

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from accelerate import Accelerator
+
+from accel_trainer import BatchConfig, RecipeConfig, RunConfig
+from accel_trainer.core.config import config_to_dict
+from accel_trainer.core.errors import CheckpointError, ConfigError, OutputError
+from accel_trainer.run.resume import (
+    Source,
+    check_changes,
+    choose_folder,
+    find_source,
+    read_checkpoint,
+    read_stored_config,
+    with_batch,
+)
+from tests.faults.tiny_run import is_state_at, make, name_at, save
+
+
+def config_in(runs_dir: Path, **changes: Any) -> RecipeConfig:
+    return replace(RecipeConfig(run=RunConfig(runs_dir=runs_dir)), **changes)
+
+
+def make_run(folder: Path, config: RecipeConfig, *, state: str | None = None) -> Path:
+    """Make the folder of a run with a checkpoint, and with a result if it has ended."""
+    (folder / "checkpoints" / name_at(3)).mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
+    if state is not None:
+        (folder / "result.json").write_text(json.dumps({"state": state}))
+    return folder
+
+
+def test_the_folder_of_a_run_is_the_newest_unfinished_one_of_its_config(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    stored = with_batch(config, None, num_processes=1)
+    make_run(tmp_path / "net-1", stored)
+    newest = make_run(tmp_path / "net-2", stored, state="preempted")
+    make_run(tmp_path / "net-3", stored, state="done")
+    make_run(tmp_path / "net-4", replace(stored, seed=7))
+    make_run(tmp_path / "other-5", stored)
+    (tmp_path / "net-6" / "checkpoints").mkdir(parents=True)
+    assert choose_folder(config, "net") == newest
+
+
+def test_the_folder_of_a_run_is_new_if_there_is_none_to_continue(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    make_run(tmp_path / "net-1", with_batch(config, None, num_processes=1))
+    never = replace(config, run=replace(config.run, resume="never"))
+    folder = choose_folder(never, "net")
+    assert re.fullmatch(r"net-\d{8}-\d{6}", folder.name)
+    assert choose_folder(replace(config, seed=1), "net").parent == tmp_path
+    given = replace(config, run=replace(config.run, output_dir=tmp_path / "given"))
+    assert choose_folder(given, "net") == tmp_path / "given"
+
+
+def test_two_folders_of_the_same_second_have_two_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accel_trainer.run.resume.time.strftime", lambda form: "now")
+    names = []
+    for _ in range(3):
+        folder = choose_folder(config_in(tmp_path), "net")
+        folder.mkdir()
+        names.append(folder.name)
+    assert names == ["net-now", "net-now-1", "net-now-2"]
+
+
+def test_a_run_resumes_from_its_own_checkpoints_before_those_of_another(tmp_path: Path) -> None:
+    own = make_run(tmp_path / "own", RecipeConfig())
+    other = make_run(tmp_path / "other", RecipeConfig())
+    assert find_source(own, RunConfig(resume=str(other))) == Source(str(own))
+    assert find_source(tmp_path / "new", RunConfig(resume=str(other))) == Source(str(other))
+    checkpoint = other / "checkpoints" / name_at(3)
+    assert find_source(tmp_path / "new", RunConfig(resume=str(checkpoint))) == Source(str(other), name_at(3))
+    assert find_source(tmp_path / "new", RunConfig()) is None
+
+
+def test_a_run_does_not_resume_if_it_must_not_or_cannot(tmp_path: Path) -> None:
+    own = make_run(tmp_path / "own", RecipeConfig())
+    with pytest.raises(OutputError, match="has checkpoints and --resume is never: choose another folder"):
+        find_source(own, RunConfig(resume="never"))
+    with pytest.raises(CheckpointError, match="--resume .*nothing is neither a checkpoint nor a run"):
+        find_source(tmp_path / "new", RunConfig(resume=str(tmp_path / "nothing")))
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "batch: [1]", "batch: 5", "batch:", "batch: {global_batch_size: many}", "a: b: c", ""]
+)
+def test_a_stored_config_that_cannot_be_read_ends_the_resume(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(CheckpointError, match="config.yaml cannot be read .*: restore it"):
+        read_stored_config(Source(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("given", "stored", "expected"),
+    [
+        ({"global_batch_size": 64}, {"batch": {"global_batch_size": 32}}, 64),
+        ({}, {"batch": {"global_batch_size": 32}}, 32),
+        ({}, {"batch": {"global_batch_size": None}}, 48),
+        ({}, None, 48),
+    ],
+)
+def test_a_resume_has_the_global_batch_that_is_given_or_stored_or_computed(
+    given: dict[str, int], stored: Any, expected: int
+) -> None:
+    config = RecipeConfig(batch=BatchConfig(per_device_batch_size=8, accumulation_steps=2, **given))
+    assert with_batch(config, stored, num_processes=3).batch.global_batch_size == expected
+
+
+def test_changed_settings_end_the_resume_unless_each_is_allowed() -> None:
+    stored = config_to_dict(RecipeConfig())
+    batch = BatchConfig(global_batch_size=64)
+    config = RecipeConfig(seed=4, batch=batch, run=RunConfig(allow_change=("batch.global-batch-size",)))
+    with pytest.raises(ConfigError, match=r"run was made with another config \(seed: 0 -> 4\)") as caught:
+        check_changes(stored, config, Source("run"))
+    assert "--allow-change seed" in str(caught.value)
+    allowed = replace(config, run=RunConfig(allow_change=("seed", "batch.global_batch_size")))
+    assert check_changes(stored, allowed, Source("run")) == ["seed", "batch.global_batch_size"]
+
+
+@pytest.mark.parametrize(("name", "step"), [(None, 2), (name_at(1), 1)])
+def test_the_checkpoint_to_resume_from_is_the_newest_or_the_named_one(
+    tmp_path: Path, name: str | None, step: int
+) -> None:
+    accelerator = Accelerator(cpu=True)
+    assert read_checkpoint(None, accelerator, timeout_s=1) is None
+    checkpointer = make(tmp_path / "checkpoints")
+    save(checkpointer, 1, 2)
+    checkpointer.close()
+    loaded = read_checkpoint(Source(str(tmp_path), name), accelerator, timeout_s=1)
+    assert loaded is not None
+    assert loaded.name == name_at(step)
+    assert is_state_at(loaded.pieces, step)
