@@ -811,6 +811,20 @@ MUTANTS = [
         "return True",
         ("tests/run/test_resume.py",),
     ),
+    Mutant(
+        "the schedule ends at --max-steps",
+        "accel_trainer/run/descent.py",
+        "        total_steps=config.trainer.num_epochs * plan.steps_per_epoch,",
+        "        total_steps=count_steps(config, plan),",
+        ("tests/run/test_descent.py",),
+    ),
+    Mutant(
+        "every process writes the result",
+        "accel_trainer/run/observers.py",
+        "    if run.accelerator.is_main_process:\n        result",
+        "    if True:\n        result",
+        ("tests/run/test_observers.py",),
+    ),
 ]  # fmt: skip
 
 
