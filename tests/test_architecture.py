@@ -135,6 +135,16 @@ def test_every_package_has_a_docstring() -> None:
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
 
 
+def test_the_name_of_a_test_is_shorter_than_70_characters() -> None:
+    names = [
+        node.name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert [name for name in names if len(name) >= 70] == []
+
+
 # --- one room per side effect ---
 
 

@@ -17,7 +17,7 @@ def test_one_process_sends_nothing() -> None:
     assert MODEL.efficiency(1) == 1
 
 
-def test_a_ring_sends_twice_the_gradients_at_most_and_twice_as_many_messages_as_others() -> None:
+def test_the_cost_model_of_a_ring_is_twice_the_gradients_at_most() -> None:
     assert MODEL.all_reduce_s(2) == pytest.approx(0.01 + 2e-5)
     assert MODEL.all_reduce_s(1024) == pytest.approx(0.02 * 1023 / 1024 + 2046e-5)
 

@@ -25,7 +25,7 @@ def look(python: str, *command: str, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_arguments_variables_streams_folder_and_exit_code_are_those_of_python(
+def test_forked_python_has_the_arguments_streams_and_exit_code_of_python(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     (tmp_path / "script.py").write_text(LOOK)

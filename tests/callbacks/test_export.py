@@ -82,7 +82,7 @@ def test_an_export_describes_the_model_from_the_start_of_a_run(run: Path) -> Non
 
 
 @pytest.mark.parametrize(("is_main", "state"), [(False, "done"), (True, "preempted")])
-def test_nothing_is_exported_by_other_processes_nor_before_a_run_continues(
+def test_an_export_is_by_the_main_process_and_not_of_a_run_that_continues(
     run: Path, is_main: bool, state: Literal["done", "preempted"]
 ) -> None:
     exporter(run).on_fit_end(trainer(is_main=is_main), ended(1, state=state))

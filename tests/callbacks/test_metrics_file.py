@@ -53,7 +53,7 @@ def test_numbers_that_json_has_not_are_written_as_strings(tmp_path: Path) -> Non
     assert text == '{"a": "nan", "b": "-inf", "c": 1.5, "d": [1.0, ["inf"]], "e": null}\n'
 
 
-def test_a_file_shorter_than_the_checkpoint_remembers_is_kept_with_a_warning(
+def test_a_metrics_file_that_is_too_short_is_kept_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "metrics.jsonl"
@@ -82,7 +82,7 @@ def test_a_history_is_read_row_by_row_without_one_that_is_still_written(tmp_path
 
 
 @pytest.mark.parametrize("rest", [b"", b'{"optimizer', b'{"optimizer_step": 2}'])
-def test_a_row_that_was_cut_is_dropped_and_the_next_one_does_not_continue_it(tmp_path: Path, rest: bytes) -> None:
+def test_a_row_that_was_cut_is_dropped_and_not_continued_by_the_next(tmp_path: Path, rest: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"optimizer_step": 1}\n' + rest)
     history = MetricsFile(path)

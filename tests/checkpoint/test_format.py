@@ -39,7 +39,7 @@ def test_a_written_checkpoint_is_read_back_with_its_position(directory: Path) ->
     assert is_committed(path)
 
 
-def test_a_checkpoint_has_a_file_for_each_piece_and_each_is_in_the_manifest(directory: Path) -> None:
+def test_each_piece_of_a_checkpoint_is_a_file_and_in_the_manifest(directory: Path) -> None:
     path = write(directory, 3)
     listed = json.loads((path / MANIFEST).read_text())["files"]
     pieces = {"model.safetensors", "optimizer.json", "optimizer.safetensors", "trainer.json", "trainer.safetensors"}

@@ -82,7 +82,7 @@ def test_a_save_waits_for_the_one_before(directory: Path) -> None:
     assert checkpointer.last_committed == name_at(3)
 
 
-def test_what_must_not_be_older_than_a_checkpoint_is_synced_before_its_commit(directory: Path) -> None:
+def test_the_history_is_synced_before_the_commit_of_a_checkpoint(directory: Path) -> None:
     seen: list[list[str]] = []
     checkpointer = Checkpointer(
         directory, config=CheckpointConfig(), metadata={}, before_commit=lambda: seen.append(names(directory))

@@ -89,7 +89,7 @@ def test_checkpoints_after_the_one_resumed_from_are_quarantined(directory: Path)
 # --- damage ---
 
 
-def test_a_damaged_newest_checkpoint_is_reported_skipped_and_quarantined_by_the_next_save(
+def test_a_damaged_newest_checkpoint_is_skipped_and_quarantined_by_a_save(
     directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpointer = make(directory)
@@ -105,7 +105,7 @@ def test_a_damaged_newest_checkpoint_is_reported_skipped_and_quarantined_by_the_
     assert names(directory) == [f"damaged-{name_at(2)}", name_at(1), name_at(2)]
 
 
-def test_if_all_are_damaged_nothing_starts_from_scratch_even_on_a_second_try(directory: Path) -> None:
+def test_if_all_checkpoints_are_damaged_no_try_starts_from_scratch(directory: Path) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1, 2)
     damage(directory, 1)
@@ -126,7 +126,7 @@ def test_a_folder_with_only_a_quarantined_checkpoint_is_not_empty(directory: Pat
         load_checkpoint(checkpointer.directory)
 
 
-def test_a_damaged_checkpoint_given_by_name_is_an_error_and_not_replaced_by_another(directory: Path) -> None:
+def test_a_damaged_checkpoint_given_by_name_is_an_error_without_fallback(directory: Path) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1, 2)
     damage(directory, 2)
@@ -147,7 +147,7 @@ def test_a_copy_under_another_position_is_damaged(directory: Path) -> None:
         load_checkpoint(checkpointer.directory, name_at(5))
 
 
-def test_a_symlink_to_a_checkpoint_is_refused_and_an_extra_file_is_ignored(directory: Path) -> None:
+def test_a_symlink_to_a_checkpoint_is_refused_and_an_extra_file_ignored(directory: Path) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1)
     (directory / name_at(1) / "notes.txt").write_text("mine")
@@ -218,7 +218,7 @@ def test_a_report_shows_each_file_and_which_would_be_used(directory: Path) -> No
     assert "COMMIT: No such file" in str(inspect_checkpoints(directory)[0][1].problem)
 
 
-def test_a_forged_file_that_would_fill_the_memory_is_not_read_and_an_older_checkpoint_is_used(directory: Path) -> None:
+def test_a_forged_checkpoint_that_would_fill_the_memory_is_passed_over(directory: Path) -> None:
     size = 2**40
     save(make(directory), 1, 2)
     folder = directory / name_at(2)

@@ -75,7 +75,7 @@ def test_a_run_interrupted_twice_ends_with_the_same_bytes(tmp_path: Path, name: 
 
 @pytest.mark.crash
 @pytest.mark.parametrize(("victim", "num_changes"), slow([(1, 70), (1, 110), (0, 130), (0, 260)]))
-def test_a_run_of_which_a_process_is_killed_in_a_save_ends_with_the_same_bytes(
+def test_a_kill_of_one_process_in_a_sharded_save_leaves_the_same_bytes(
     tmp_path: Path, victim: int, num_changes: int, undisturbed: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -95,7 +95,7 @@ MIXED_CHAIN = [(1, "whole"), (3, "sharded"), (2, "gathered"), (2, "sharded"), (2
 
 
 @pytest.mark.parametrize("chain", [SHORT_CHAIN, *slow([(SHARDED_CHAIN,), (MIXED_CHAIN,)])])
-def test_every_tensor_is_the_same_on_any_number_of_processes_sharded_or_whole(
+def test_tensors_are_the_same_on_any_number_of_processes_sharded_or_whole(
     tmp_path: Path, chain: list[tuple[int, str]]
 ) -> None:
     for step, (num_processes, kind) in enumerate(chain, start=1):
@@ -211,9 +211,7 @@ def test_files_of_another_number_of_processes_are_ignored_or_refused(stopped: Pa
         read_checkpoint(checkpoint)
 
 
-def test_all_processes_pass_over_a_damaged_slice_and_resume_from_the_checkpoint_before(
-    stopped: Path, undisturbed: Path
-) -> None:
+def test_all_processes_pass_over_a_checkpoint_with_a_damaged_slice(stopped: Path, undisturbed: Path) -> None:
     checkpoint = newest(stopped)
     flip(checkpoint / "optimizer" / "r00001.safetensors", -3)
     output = run(stopped, 2)
@@ -223,7 +221,7 @@ def test_all_processes_pass_over_a_damaged_slice_and_resume_from_the_checkpoint_
     assert stored_bytes(newest(stopped)) == stored_bytes(newest(undisturbed))
 
 
-def test_if_slices_of_every_checkpoint_are_damaged_the_run_ends_and_renames_none(stopped: Path) -> None:
+def test_damaged_slices_in_all_checkpoints_end_the_run_and_rename_none(stopped: Path) -> None:
     checkpoints = sorted((stopped / "checkpoints").glob("step-*"))
     for checkpoint in checkpoints:
         flip(checkpoint / "optimizer" / "r00001.safetensors", -3)
@@ -242,7 +240,7 @@ def test_inspect_lists_the_files_of_all_processes(run_of_two: Path, capsys: Show
 # --- memory ---
 
 
-def test_a_part_of_a_tensor_is_read_from_the_slices_that_hold_it_and_no_others(run_of_two: Path) -> None:
+def test_a_part_of_a_tensor_is_read_only_from_the_slices_that_hold_it(run_of_two: Path) -> None:
     checkpoint = newest(run_of_two)
     stored = decode_files(read_checkpoint(checkpoint), checkpoint).pieces["model"]["layers.3.weight"]
     assert isinstance(stored, StoredTensor)

@@ -79,7 +79,7 @@ def test_restored_objects_have_the_state_that_was_taken(name: str) -> None:
     assert same(stored(target), pieces)
 
 
-def test_a_setting_that_was_changed_is_this_runs_and_what_the_steps_changed_is_the_checkpoints() -> None:
+def test_optimizer_settings_are_of_the_run_and_state_of_the_checkpoint() -> None:
     source, target = trained(0), trained(1)
     for group in source.optimizer.param_groups:
         group["num_restarts"] = 7  # as an optimizer may count

@@ -86,7 +86,7 @@ def write_pictures(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("kind", ["photos", "small images"])
-def test_the_code_of_a_card_gives_the_classes_of_predict_for_every_picture(
+def test_the_code_of_a_card_gives_the_classes_of_predict_for_all_pictures(
     kind: str, photo_run: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, name = (photo_run, "image.jpg") if kind == "photos" else (runs / "fast", "image.png")
@@ -126,7 +126,7 @@ def test_the_file_that_transforms_photos_needs_nothing_of_this_package(monkeypat
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_the_card_of_a_model_of_ones_own_classifies_photos_as_predict_does(
+def test_the_card_of_an_own_model_classifies_photos_as_predict_does(
     photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("onnxruntime")

@@ -50,7 +50,7 @@ def test_a_whole_dataset_is_described(photos: Path, capsys: pytest.CaptureFixtur
     assert "duplicates: none" in out
 
 
-def test_copies_are_found_by_content_first_those_that_leak_into_the_evaluation(
+def test_copies_of_images_are_found_by_content_first_those_that_leak(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copy(photos / "train" / "ant" / "0.jpg", photos / "train" / "ant" / "again.jpg")
@@ -61,7 +61,7 @@ def test_copies_are_found_by_content_first_those_that_leak_into_the_evaluation(
     assert ["leak.jpg" in line for line in listed] == [True, False]
 
 
-def test_broken_photos_are_named_and_the_exit_code_says_that_a_run_would_stop(
+def test_broken_photos_are_named_with_the_exit_code_of_a_run_that_stops(
     photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = photos / "train" / "bee" / "2.jpg"

@@ -102,7 +102,7 @@ def test_an_export_without_its_run_needs_the_data(
     assert len(out.splitlines()) == 1 + 4 + 4
 
 
-def test_images_of_another_size_are_one_line_where_the_model_has_no_transform(
+def test_images_of_another_size_without_a_transform_are_one_line(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_parquet_folder(tmp_path / "small")
@@ -128,7 +128,7 @@ def test_of_a_thousand_classes_the_worst_and_the_best_are_shown() -> None:
 # --- predict and verify, with the transform that is stored with the model ---
 
 
-def test_a_folder_is_predicted_in_order_and_in_batches_as_the_run_evaluates(
+def test_a_folder_is_predicted_in_order_and_batches_as_the_run_evaluates(
     photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     photos = photo_run.parent / "photos"
@@ -146,7 +146,7 @@ def test_a_folder_is_predicted_in_order_and_in_batches_as_the_run_evaluates(
     assert counts == found["metrics"]["confusion_matrix"]
 
 
-def test_an_image_that_cannot_be_read_is_reported_and_the_others_are_predicted(
+def test_an_unreadable_image_is_reported_and_the_others_are_predicted(
     photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(photo_run.parent / "photos" / "ant", tmp_path / "ant")

@@ -147,7 +147,7 @@ def test_the_source_in_an_export_builds_the_same_model(name: str, tmp_path: Path
     assert str(plain) == str(ours)
 
 
-def test_the_source_of_a_timm_model_builds_it_with_timm_and_without_a_download() -> None:
+def test_the_source_of_a_timm_model_builds_it_without_a_download() -> None:
     normalization = Normalization(mean=(0.5,), std=(0.5,))
     described = ExportConfig(ModelConfig(name="timm/resnet18.a1_in1k"), 3, ("a", "b", "c"), normalization, None)
     tree = ast.parse(write_source(described))
@@ -418,7 +418,7 @@ def test_what_is_not_a_picture_or_a_model_is_named(
     assert "has no model.safetensors: give a finished run or an exported model" in err
 
 
-def test_a_users_own_model_has_no_source_to_build_it_and_no_onnx_unless_its_run_wrote_one(
+def test_an_own_model_has_no_source_and_onnx_only_if_its_run_wrote_it(
     runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = copy(runs, model)

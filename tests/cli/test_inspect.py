@@ -35,7 +35,7 @@ def test_a_run_shows_its_checkpoints_and_what_a_resume_would_use(run: Path, caps
         assert expected in lines
 
 
-def test_a_damaged_checkpoint_is_named_with_its_file_and_the_older_one_is_used(run: Path, capsys: Shown) -> None:
+def test_inspect_names_a_damaged_checkpoint_and_the_older_one_is_used(run: Path, capsys: Shown) -> None:
     damage(run / "checkpoints", 2)
     (run / "checkpoints" / ".tmp-step-0000000003-epoch-00000-7-1700000000000000007").mkdir()
     assert main(["inspect", str(run)]) == 0

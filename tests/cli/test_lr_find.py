@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 RATES = [1e-5 * 10 ** (step / 20) for step in range(121)]  # to 10
 
 
-def test_the_steepest_fall_is_suggested_but_at_most_a_tenth_of_where_it_diverges() -> None:
+def test_lr_find_suggests_the_steepest_fall_up_to_a_tenth_of_divergence() -> None:
     falls_at = [2.3 - 1.5 / (1 + (1e-2 / rate) ** 2) for rate in RATES]
     found = judge(RATES, falls_at)
     assert found.divergence is None
@@ -28,7 +28,7 @@ def test_the_steepest_fall_is_suggested_but_at_most_a_tenth_of_where_it_diverges
     assert early.suggestion == early.divergence / 10 < early.steepest
 
 
-def test_a_loss_that_becomes_nan_diverges_there_and_one_that_never_falls_suggests_nothing() -> None:
+def test_lr_find_of_a_nan_loss_diverges_and_of_no_fall_suggests_nothing() -> None:
     found = judge(RATES[:51], [3 - 0.02 * step for step in range(50)] + [math.nan])
     assert found.divergence == RATES[50]
     assert found.suggestion == RATES[50] / 10

@@ -54,7 +54,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_packed_dataset_has_the_splits_classes_names_and_order_of_its_source(source: Path, tmp_path: Path) -> None:
+def test_a_packed_dataset_has_the_splits_classes_and_order_of_its_source(source: Path, tmp_path: Path) -> None:
     assert pack(source, tmp_path / "packed") == 0
     photos, packed = load(source), load(tmp_path / "packed")
     assert packed.class_names == photos.class_names
@@ -92,7 +92,7 @@ def test_the_same_photos_are_set_aside_for_validation_before_and_after(source: P
     assert sides[0] == sides[1] != []
 
 
-def test_a_photo_that_was_changed_on_disk_is_named_when_it_is_read_and_replaced_by_packing_again(
+def test_a_photo_that_changed_after_a_pack_is_named_when_it_is_read(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed = tmp_path / "packed"

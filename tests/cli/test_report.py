@@ -216,7 +216,7 @@ def test_the_worst_mistakes_of_all_test_images_need_nothing_but_the_run(runs: Pa
     assert Page(page).counts["img"] == 16
 
 
-def test_a_run_on_photos_shows_its_mistakes_by_name_and_its_augmented_photos(photo_run: Path, tmp_path: Path) -> None:
+def test_a_report_on_photos_shows_mistakes_by_name_and_augmented_photos(photo_run: Path, tmp_path: Path) -> None:
     stored = json.loads((photo_run / "mistakes.json").read_text())["mistakes"]
     assert stored
     for mistake in stored:
@@ -264,7 +264,7 @@ def test_a_report_of_a_thousand_classes_shows_the_hardest_and_the_easiest(runs: 
     assert len(page) < 1_500_000
 
 
-def test_of_many_classes_the_pairs_that_are_confused_most_are_shown_with_their_counts() -> None:
+def test_a_report_of_many_classes_shows_the_most_confused_pairs() -> None:
     counts = [[0] * 25 for _ in range(25)]
     for label in range(25):
         counts[label][label], counts[label][(label + 1) % 25] = 40, label
@@ -285,7 +285,7 @@ def test_the_expected_calibration_error_weighs_each_range_by_its_samples() -> No
     assert draw_calibration("calibration", bins).title == "Calibration: expected error 5.5%"
 
 
-def test_the_hardest_class_stands_on_top_and_of_many_those_between_are_left_out() -> None:
+def test_a_report_has_the_hardest_class_on_top_and_leaves_out_the_middle() -> None:
     names = [f"class-{number:02}" for number in range(26)]
     accuracies = [(7 * number % 25) / 25 for number in range(25)] + [math.nan]
     svg = draw_class_accuracy("classes", accuracies, names).svg
@@ -345,7 +345,7 @@ def test_runs_of_one_name_have_charts_of_their_own(runs: Path, tmp_path: Path) -
     assert files["fast-confusion.png"] != files["fast-confusion-2.png"]
 
 
-def test_a_report_without_a_dataset_shows_what_the_run_has_and_writes_nothing_where_it_says(
+def test_a_report_without_a_dataset_shows_what_the_run_has(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -57,7 +57,7 @@ def test_a_run_on_digits_comes_out_the_same_again(
     assert before["config_origins"]["dataset"] == "file"
 
 
-def test_a_run_that_does_not_come_out_the_same_is_said_after_what_is_not_as_it_was(
+def test_a_rerun_that_differs_says_so_after_what_is_not_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe, first = tmp_path / "mine.py", tmp_path / "first"
@@ -99,7 +99,7 @@ def say_what_started(run: Path, *, recipe: Path, arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("command", [("rerun",), ("replay", "--step", "3")], ids=lambda command: command[0])
 @pytest.mark.parametrize("place", ["in the folder", *slow(["in the folder by a link", "python's -c"])])
-def test_a_recipe_that_the_run_folder_brings_along_runs_only_if_the_user_names_it(
+def test_a_rerun_uses_the_recipe_of_the_run_folder_only_if_it_is_named(
     command: tuple[str, ...], place: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, ran = shutil.copytree(runs / "fast", tmp_path / "run"), tmp_path / "ran"

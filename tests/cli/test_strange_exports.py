@@ -132,7 +132,7 @@ def test_a_forged_file_of_weights_ends_in_one_line(
 NAMES = ("\x1b[31mred", "\x9b2J", "a\nb", "\u202egnp.exe", "\x07bell", "tab\tis fine", "Bär 猫")
 
 
-def test_the_names_of_a_models_classes_and_of_pictures_cannot_command_a_terminal(
+def test_names_of_classes_and_pictures_cannot_command_a_terminal(
     model: Path, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     content = json.loads((model / "config.json").read_text())

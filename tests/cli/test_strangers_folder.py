@@ -188,7 +188,7 @@ FEW = (
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in TRAPS])
-def test_every_look_at_a_strangers_folder_ends_in_one_line_and_changes_nothing(
+def test_a_look_at_a_strangers_folder_is_one_line_and_changes_nothing(
     name: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"

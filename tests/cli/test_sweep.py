@@ -27,7 +27,7 @@ def plan(folder: Path, *flags: str, values: str | None = None) -> list[Trial]:
     return plan_trials(cifar.Config, flags, values=path, folder=folder)
 
 
-def test_flags_with_several_values_are_swept_and_others_belong_to_every_run(tmp_path: Path) -> None:
+def test_a_sweep_is_over_the_flags_with_several_values(tmp_path: Path) -> None:
     trials = plan(tmp_path, "--seed", "0", "1", "--epochs", "3", "--track", "a", "b", "--lr", "0.1", "0.2")
     assert [(t.config.seed, t.config.optimizer.learning_rate) for t in trials] == [
         (0, 0.1), (0, 0.2), (1, 0.1), (1, 0.2)

@@ -28,7 +28,7 @@ def unfinished(runs: Path, tmp_path: Path) -> Path:
     return run
 
 
-def test_an_unfinished_run_is_evaluated_predicted_with_and_exported_by_its_best_checkpoint_so_far(
+def test_an_unfinished_run_is_used_by_its_best_checkpoint_so_far(
     unfinished: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     Image.new("L", (16, 16)).save(tmp_path / "image.png")

@@ -37,7 +37,7 @@ def test_a_step_batch_has_the_same_samples_for_every_split() -> None:
             assert plan.step_batch_size(step) == last - first, plan
 
 
-def test_an_epoch_has_every_sample_once_and_drop_last_leaves_out_only_the_short_step() -> None:
+def test_an_epoch_has_all_samples_once_but_the_short_step_of_drop_last() -> None:
     for plan in PLANS:
         seen = [p for step in range(plan.steps_per_epoch) for p in positions(plan, step)]
         full = plan.num_samples // plan.global_batch_size * plan.global_batch_size
@@ -55,7 +55,7 @@ def test_all_processes_have_as_many_micro_batches_and_none_is_too_large() -> Non
                 assert all(map(len, micros[:-1])), plan  # only the last may be empty
 
 
-def test_an_exact_plan_has_the_same_micro_batches_on_any_number_of_processes() -> None:
+def test_an_exact_plan_has_the_same_micro_batches_for_any_processes() -> None:
     for num_samples, global_batch, micro in itertools.product((65, 71, 100, 128), (16, 32, 64), (4, 8)):
         plans = [
             BatchPlan(
@@ -87,7 +87,7 @@ def test_accumulation_steps_are_the_micro_batches_of_a_full_step() -> None:
         assert plan.accumulation_steps == len(plan.micro_batches(0, 0)), plan
 
 
-def test_a_short_step_with_fewer_samples_than_processes_leaves_some_without_samples() -> None:
+def test_a_short_step_may_leave_some_processes_without_samples() -> None:
     plan = BatchPlan(num_samples=13, global_batch_size=12, per_device_batch_size=4, num_processes=3)
     assert [plan.micro_batches(1, rank) for rank in range(3)] == [
         [range(12, 13)],

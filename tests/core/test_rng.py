@@ -90,7 +90,7 @@ def test_draws_of_consecutive_samples_are_uniform(stream: int, epoch: int) -> No
         ((KEY, IDS, 0), (KEY, IDS + 65536, 1)),
     ],
 )
-def test_draws_of_different_streams_samples_epochs_and_seeds_are_independent(
+def test_random_draws_of_streams_samples_epochs_and_seeds_are_independent(
     one: tuple[int, Tensor, int], other: tuple[int, Tensor, int]
 ) -> None:
     mine, theirs = random_bits(*one), random_bits(*other)

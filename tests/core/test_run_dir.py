@@ -32,7 +32,7 @@ time.sleep(60)
 """
 
 
-def test_a_second_run_learns_who_holds_the_lock_until_that_process_is_dead(tmp_path: Path) -> None:
+def test_a_second_run_learns_who_holds_the_lock_until_its_process_is_dead(tmp_path: Path) -> None:
     path = tmp_path / "run.lock"
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
@@ -112,7 +112,7 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_a_start_in_a_folder_with_something_else_in_place_of_a_file_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_run_folder_with_something_else_in_place_of_a_file_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "metrics.jsonl"
     {"link": lambda: path.symlink_to("/etc/passwd"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
     with pytest.raises(OutputError, match=f"{path} is not a file"):
@@ -123,7 +123,7 @@ def test_a_start_in_a_folder_with_something_else_in_place_of_a_file_is_refused(t
     assert path.lstat() == before
 
 
-def test_a_start_does_not_write_where_a_link_in_place_of_its_checkpoints_leads(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_checkpoints_of_a_run_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
@@ -132,7 +132,7 @@ def test_a_start_does_not_write_where_a_link_in_place_of_its_checkpoints_leads(t
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_a_branch_copies_the_history_of_its_source_and_nothing_that_a_link_leads_to(tmp_path: Path) -> None:
+def test_a_branch_copies_the_history_of_its_source_and_follows_no_link(tmp_path: Path) -> None:
     train(make_config(tmp_path / "first"))
     history = tmp_path / "first" / "metrics.jsonl"
     config = make_config(tmp_path / "second")

@@ -14,7 +14,7 @@ def test_a_position_advances_by_a_step_and_by_an_epoch() -> None:
     assert position == TrainState(optimizer_step=2, epoch=1, step_in_epoch=0, samples_seen=25)
 
 
-def test_a_position_that_is_stored_is_restored_and_none_of_it_may_be_missing() -> None:
+def test_a_stored_position_is_restored_and_none_of_it_may_be_missing() -> None:
     position = TrainState(optimizer_step=7, epoch=2, step_in_epoch=1, samples_seen=99)
     restored = TrainState()
     restored.load_state_dict(position.state_dict())

@@ -77,7 +77,7 @@ def steps_of(epoch: int = 0, **options: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_every_split_gives_the_same_rows_to_a_step_with_the_same_augmentation(num_workers: int) -> None:
+def test_a_step_has_the_same_rows_and_augmentation_for_every_split(num_workers: int) -> None:
     whole = steps_of()
     assert [len(step) for step in whole] == [12, 12, 7]
     for num_processes, micro in [(3, 64)] if num_workers else itertools.product((1, 2, 3, 4), (1, 3, 64)):
@@ -268,7 +268,7 @@ def test_a_data_worker_that_dies_or_hangs_ends_with_the_sample_it_was_at(
     assert re.search(rf"DATA_WORKER\]: {fact} \(the last samples begun: 17\)", said), said
 
 
-def test_a_data_worker_that_dies_during_computation_is_reported_when_data_is_next_requested() -> None:
+def test_a_data_worker_that_dies_is_reported_when_data_is_next_requested() -> None:
     plan = BatchPlan(num_samples=NUM_SAMPLES, global_batch_size=4, per_device_batch_size=4)
     reader = SampleReader(Faulty(lambda: os.kill(os.getpid(), signal.SIGKILL)), CPU, num_workers=1)
     step_batches = DatasetLoader(reader, plan, seed=0).step_batches(0, 0)

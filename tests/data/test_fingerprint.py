@@ -82,7 +82,7 @@ def test_other_data_is_refused_by_number_and_by_content(tmp_path: Path, other: P
     assert train(tmp_path, Points(96), max_steps=5).state == "done"
 
 
-def test_data_that_is_changed_on_purpose_starts_the_epoch_in_progress_again(tmp_path: Path) -> None:
+def test_data_that_is_changed_on_purpose_starts_the_epoch_again(tmp_path: Path) -> None:
     train(tmp_path, Points(96), max_steps=4)
     result = train(tmp_path, Points(32), allow=("data",))
     assert (result.position.epoch, result.position.optimizer_step) == (2, 4 + 2 * 2)
@@ -205,7 +205,7 @@ class Node:
 
 
 @pytest.mark.parametrize("sample", [lambda: Node(), lambda: threading.Lock()])
-def test_an_object_without_content_leaves_the_number_of_samples_to_compare(
+def test_a_fingerprint_without_content_leaves_the_number_of_samples(
     sample: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert fingerprint_samples(lambda _: sample(), 8) == ""

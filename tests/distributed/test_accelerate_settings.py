@@ -76,7 +76,7 @@ def train_in_blocks(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", DistributedType)
-def test_an_untested_kind_of_processes_is_not_mistaken_for_a_supported_one(kind: DistributedType) -> None:
+def test_an_untested_kind_of_processes_is_not_taken_for_a_supported_one(kind: DistributedType) -> None:
     accelerator = Accelerator(cpu=True)
     accelerator.state.distributed_type = kind
     supported = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}

@@ -92,9 +92,7 @@ def check_broadcasts() -> None:
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_an_action_runs_only_on_the_main_process_and_its_result_is_everywhere(
-    tmp_path: Path, num_processes: int
-) -> None:
+def test_run_on_main_gives_the_result_of_the_main_process_to_all(tmp_path: Path, num_processes: int) -> None:
     processes.run(act, tmp_path / "acted", num_processes=num_processes, folder=tmp_path)
     assert (tmp_path / "acted").read_text() == "once"
 
@@ -130,7 +128,7 @@ def fail() -> None:
         assert run_on_main(lambda: "and they go on together", accelerator) == "and they go on together"
 
 
-def test_an_error_class_of_a_recipe_is_raised_elsewhere_as_the_class_it_extends(tmp_path: Path) -> None:
+def test_an_error_of_a_recipe_is_raised_elsewhere_as_the_class_it_extends(tmp_path: Path) -> None:
     processes.run(fail_in_own_way, num_processes=2, folder=tmp_path)
 
 

@@ -64,7 +64,7 @@ def test_a_link_that_is_back_before_the_timeout_costs_nothing_but_time(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_link_that_is_cut_for_longer_than_the_timeout_is_named_and_the_same_command_resumes_exactly(
+def test_a_link_that_is_cut_is_named_and_the_run_resumes_exactly(
     machines: Machines, whole: dict[str, bytes], phase: str
 ) -> None:
     launches = start_and_cut(machines, phase, timeout_s=8)

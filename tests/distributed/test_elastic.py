@@ -42,7 +42,7 @@ def test_a_worker_killed_several_times_under_torchrun_changes_no_bit(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_job_of_four_processes_that_loses_a_machine_continues_on_two_from_the_last_checkpoint(tmp_path: Path) -> None:
+def test_an_elastic_job_that_loses_a_machine_resumes_on_the_rest(tmp_path: Path) -> None:
     samples = tmp_path / "samples.jsonl"
     recipe = [
         "-m",

@@ -86,9 +86,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_sharded_weights_and_their_average_are_trained_evaluated_and_exported_like_whole_ones(
-    whole: Path, sharded: Path
-) -> None:
+def test_sharded_weights_train_evaluate_and_export_like_whole_ones(whole: Path, sharded: Path) -> None:
     assert_alike(sharded, whole, 1e-9)
 
 
@@ -118,7 +116,7 @@ def assert_alike(sharded: Path, whole: Path, tolerance: float) -> None:
     torch.testing.assert_close(*weights, rtol=0, atol=tolerance)
 
 
-def test_a_sharded_run_saves_whole_tensors_and_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
+def test_a_sharded_run_saves_whole_tensors_and_resumes_on_any_processes(tmp_path: Path) -> None:
     run(tmp_path / "once", num_processes=2, shards=False)
     folder = tmp_path / "moved"
     run(folder, num_processes=2, shards=True, max_steps=1)
@@ -162,7 +160,7 @@ def _evaluate_untrained(folder: Path) -> None:
     workload.train(config, num_train=72, num_test=2)
 
 
-def test_a_gradient_that_is_not_finite_is_found_by_all_and_reported_with_its_samples(tmp_path: Path) -> None:
+def test_a_sharded_gradient_that_is_not_finite_is_found_by_all(tmp_path: Path) -> None:
     job = processes.start(_diverge, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
     assert job.wait() == [1, 1]
     record = json.loads(next((tmp_path / "run").glob("nonfinite-step-*.json")).read_text())

@@ -181,7 +181,7 @@ def test_a_model_with_containers_attention_or_tied_weights_is_sharded(tmp_path: 
 
 
 @pytest.mark.parametrize("net", slow_but(["T5"], ["BERT", "T5", "Llama"]))
-def test_a_language_model_is_sharded_whether_or_not_its_embeddings_are_tied(tmp_path: Path, net: str) -> None:
+def test_a_language_model_is_sharded_with_or_without_tied_embeddings(tmp_path: Path, net: str) -> None:
     processes.run(train, tmp_path / "run", net, num_processes=2, folder=tmp_path / "logs")
     processes.run(train, tmp_path / "whole", net, "sgd", 2, {}, num_processes=2, folder=tmp_path / "logs-whole")
     sharded, whole = (load_file(newest(tmp_path / name) / "model.safetensors") for name in ("run", "whole"))
@@ -229,7 +229,7 @@ def test_sharded_processes_begin_each_step_with_the_same_buffers(tmp_path: Path)
     assert seen[0] == seen[1] != []
 
 
-def test_a_sharded_run_whose_forward_changes_buffers_resumes_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_sharded_run_that_changes_buffers_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     for name, attempts in (("whole", (None,)), ("resumed", (2, 3, None))):
         for number, max_steps in enumerate(attempts):
             arguments = (tmp_path / name, "changing buffers", "sgd", max_steps)

@@ -32,7 +32,7 @@ def train(folder: Path) -> RunResult:
     return workload.train(workload.make_config(folder))
 
 
-def test_a_run_in_two_processes_is_that_of_any_other_launcher_and_hands_back_its_result(
+def test_launch_trains_as_any_other_launcher_and_hands_back_the_result(
     tmp_path: Path,
 ) -> None:
     result = launch(train, tmp_path / "launched", num_processes=2)
@@ -46,7 +46,7 @@ def test_a_run_in_two_processes_is_that_of_any_other_launcher_and_hands_back_its
         assert finished.metrics == result.metrics
 
 
-def test_functions_and_arguments_may_be_anything_and_processes_know_their_place() -> None:
+def test_launch_takes_any_function_and_processes_know_their_place() -> None:
     offset = 40
 
     def count(build: object) -> tuple[float, int, str]:
@@ -79,7 +79,7 @@ def test_an_accelerator_that_is_alone_in_a_launch_of_two_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_a_process_forked_after_torch_has_computed_can_use_several_threads() -> None:
+def test_a_process_that_launch_forks_late_can_use_several_threads() -> None:
     """As in a notebook. GNU's OpenMP would wait for ever for threads that were not forked along."""
     source = """
 import torch

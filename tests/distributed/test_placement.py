@@ -24,7 +24,7 @@ def test_filters_of_a_placed_model_are_laid_out_as_configured(channels_last: boo
     assert filters.is_contiguous(memory_format=torch.channels_last) == channels_last
 
 
-def test_a_placed_model_keeps_its_parameters_and_the_memory_that_two_of_them_share() -> None:
+def test_a_placed_model_keeps_its_parameters_and_ties_by_memory() -> None:
     model = nn.Sequential(nn.Conv2d(3, 3, 3, bias=False), nn.Conv2d(3, 3, 3, bias=False))
     model[1].weight.data = model[0].weight.data
     before = list(model.parameters())
@@ -32,7 +32,7 @@ def test_a_placed_model_keeps_its_parameters_and_the_memory_that_two_of_them_sha
     assert model[1].weight.data_ptr() == model[0].weight.data_ptr()
 
 
-def test_a_placed_model_has_no_parameter_that_is_a_slice_of_another_tensor() -> None:
+def test_a_placed_model_has_no_parameter_that_is_a_slice_of_a_tensor() -> None:
     whole = torch.arange(24.0).reshape(4, 6)
     model = nn.ParameterDict({"slice": nn.Parameter(whole[:3, 1:5])})
     assert placed(model)["slice"].is_contiguous()
@@ -45,7 +45,7 @@ def test_a_parameter_without_a_shape_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_an_embedding_with_sparse_gradients_is_refused_unless_it_is_frozen(kind: Any) -> None:
+def test_an_embedding_with_sparse_gradients_is_refused_unless_frozen(kind: Any) -> None:
     model = nn.ModuleDict({"words": kind(4, 2, sparse=True)})
     with pytest.raises(ConfigError, match="words has sparse gradients, .*: set sparse=False"):
         placed(model)

@@ -46,7 +46,7 @@ def test_a_program_that_has_the_port_and_stays_silent_is_named(monkeypatch: pyte
             init_process_group("gloo", timeout_s=1)
 
 
-def test_gloo_uses_the_interface_that_leads_to_the_main_process_by_default(
+def test_gloo_uses_the_interface_to_the_main_process_by_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Or it would tell other machines the address of this one's name: 127.0.1.1 on many."""

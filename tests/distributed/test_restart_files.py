@@ -60,7 +60,7 @@ def instructions(name: str) -> list[str]:
     return [line.removeprefix(f"{name} ") for line in lines if line.startswith(f"{name} ")]
 
 
-def test_the_image_is_built_from_files_that_exist_and_starts_a_recipe_that_does() -> None:
+def test_the_container_image_uses_files_and_a_recipe_that_exist() -> None:
     copied = [source for line in instructions("COPY") for source in line.split()[:-1]]
     assert {"pyproject.toml", "constraints.txt"} <= set(copied)
     assert all((ROOT / source).exists() for source in copied)

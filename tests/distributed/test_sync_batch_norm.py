@@ -114,7 +114,7 @@ class Lower(nn.BatchNorm2d):
         return torch.batch_norm(images, self.weight, self.bias, *running, self.training, 0.2, self.eps, False)
 
 
-def test_a_subclass_keeps_its_forward_with_the_statistics_of_all_processes(tmp_path: Path) -> None:
+def test_a_subclass_of_batch_norm_keeps_its_forward_over_all_processes(tmp_path: Path) -> None:
     processes.run(check_subclasses, num_processes=2, folder=tmp_path)
 
 
@@ -145,7 +145,7 @@ def train_act_net(folder: Path, num_processes: int) -> None:
     workload.train(config, num_train=72, dtype=torch.float64)
 
 
-def test_one_and_two_processes_train_the_same_net_with_norms_of_another_library(tmp_path: Path) -> None:
+def test_norms_of_another_library_train_the_same_on_one_and_two_processes(tmp_path: Path) -> None:
     results = []
     for num_processes in (1, 2):
         folder, logs = tmp_path / str(num_processes), tmp_path / f"logs-{num_processes}"
@@ -306,7 +306,7 @@ def test_conversion_keeps_names_tensors_modes_and_other_modules() -> None:
     assert model[2][1].running_mean is None
 
 
-def test_a_short_step_that_gives_one_process_a_micro_batch_more_is_trained(tmp_path: Path) -> None:
+def test_batch_norms_take_a_short_step_with_unequal_micro_batches(tmp_path: Path) -> None:
     processes.run(train_uneven_steps, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
 
 

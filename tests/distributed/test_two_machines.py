@@ -71,7 +71,7 @@ def test_two_machines_started_in_any_order_train_as_one_does(
     [("loopback", 1, 1), *slow([("namespaces", 2, 0)])],
     indirect=["machines"],
 )
-def test_a_machine_that_is_lost_ends_the_run_on_the_other_and_the_same_commands_resume_exactly(
+def test_a_lost_machine_ends_the_run_on_the_other_and_is_resumed_exactly(
     request: pytest.FixtureRequest, machines: Machines, processes_each: int, lost: int
 ) -> None:
     def launch(machine: int, *options: str) -> Launch:

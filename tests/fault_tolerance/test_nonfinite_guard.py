@@ -112,7 +112,7 @@ def run(
     return workload.train(replace(config, trainer=trainer), task=task or Poisoned(), norm=norm, callbacks=callbacks)
 
 
-def test_a_skipped_step_leaves_no_trace_in_a_buffer_that_the_model_assigns(tmp_path: Path) -> None:
+def test_a_skipped_step_leaves_no_trace_in_an_assigned_buffer(tmp_path: Path) -> None:
     watcher = Watcher()
     config = workload.make_config(tmp_path, batch=BatchConfig(per_device_batch_size=16, eval_batch_size=10))
     config = replace(config, trainer=replace(config.trainer, on_nonfinite="skip", ema_decay=None))

@@ -139,7 +139,7 @@ def run_as_a_command(config: RecipeConfig, task: ClassificationTask) -> None:
     )  # fmt: skip
 
 
-def test_the_run_ends_in_one_line_and_resumes_with_the_flags_that_it_names(tmp_path: Path) -> None:
+def test_out_of_memory_is_one_line_and_the_flags_that_it_names_resume(tmp_path: Path) -> None:
     job = processes.start(train_alone, tmp_path / "run", {}, num_processes=1, folder=tmp_path / "1")
     assert job.wait() == [64]
     line = only_line(job.output())

@@ -142,7 +142,7 @@ def stop_together(folder: Path) -> None:
         (folder / str(accelerator.process_index)).write_text(f"{step} {flag.agreed.reason}")
 
 
-def test_the_stop_flag_is_agreed_on_even_if_the_process_group_is_only_for_gpus(tmp_path: Path) -> None:
+def test_the_stop_flag_is_agreed_on_with_a_process_group_only_for_gpus(tmp_path: Path) -> None:
     """As of a PartialState that was made before the run: NCCL reduces no tensor of the CPU."""
     processes.run(agree_beside_a_group, num_processes=2, folder=tmp_path)
 

@@ -60,14 +60,14 @@ def run_and_harm(tmp_path: Path, harm: Callable[[Path], object]) -> tuple[list[i
     return job.wait(), job.output()
 
 
-def test_a_cache_that_is_cut_short_ends_the_run_with_the_place_that_read_it(tmp_path: Path) -> None:
+def test_a_cache_that_is_cut_short_ends_the_run_with_the_place_that_read(tmp_path: Path) -> None:
     codes, output = run_and_harm(tmp_path, truncate)
     assert codes == [-signal.SIGBUS]
     assert "Fatal Python error: Bus error" in output
     assert " in crop_by_copy\n" in output
 
 
-def test_a_cache_that_is_overwritten_in_place_is_found_at_the_end_of_the_epoch(tmp_path: Path) -> None:
+def test_a_cache_that_is_overwritten_is_found_at_the_end_of_the_epoch(tmp_path: Path) -> None:
     codes, output = run_and_harm(tmp_path, zero)
     assert codes == [65], output
     assert "error[CACHE_CHANGED]: " in output.splitlines()[-1]

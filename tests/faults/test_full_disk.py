@@ -71,7 +71,7 @@ def test_a_start_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert output.count("accel_trainer: error[") == 6
 
 
-def test_a_disk_that_fills_after_the_last_save_is_one_line_and_the_same_command_resumes(
+def test_a_disk_that_fills_after_the_last_save_is_one_line_and_resumed(
     tmp_path: Path,
 ) -> None:
     assert run(end_on_a_full_disk, tmp_path).count("accel_trainer: error[NO_SPACE]: ") == 1

@@ -130,7 +130,7 @@ def test_a_real_file_size_limit_is_survived(scratch: Path) -> None:
     assert valid_steps(scratch) == [1, STEPS_BEFORE, STEPS_BEFORE + 2]
 
 
-def test_too_little_space_for_two_checkpoints_is_an_error_before_the_first_step(
+def test_no_space_for_two_checkpoints_is_an_error_before_the_first_step(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused_with(num_free_bytes: int) -> str:

@@ -110,9 +110,7 @@ def test_a_folder_that_took_the_place_of_a_runs_is_left_as_it_is(
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_folder_that_is_moved_is_not_made_again_and_the_run_continues_where_it_is_now(
-    tmp_path: Path, num_processes: int
-) -> None:
+def test_a_moved_folder_is_not_made_again_and_the_run_resumes_where_it_is(tmp_path: Path, num_processes: int) -> None:
     folder = tmp_path / "run"
     job = processes.start(train, folder, 6, Act(move, folder), 2, num_processes=num_processes, folder=tmp_path / "logs")
     assert job.wait() == [ExitCode.CHECKPOINT] * num_processes
@@ -140,7 +138,7 @@ class MoveAndWait:
             time.sleep(0.05)
 
 
-def test_a_run_whose_folder_was_moved_does_not_write_into_that_of_the_next_run(tmp_path: Path) -> None:
+def test_a_run_with_a_moved_folder_does_not_write_into_the_next_one(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = processes.start(train, folder, 3, MoveAndWait(folder), num_processes=1, folder=tmp_path / "logs")
     while not (tmp_path / "moved").exists():
@@ -188,7 +186,7 @@ def test_a_start_that_is_refused_takes_back_only_what_it_has_written(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "result.json", "export/config.json"])
-def test_a_folder_with_files_of_others_that_a_run_would_overwrite_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_folder_with_files_that_a_run_would_overwrite_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("of others")
     with pytest.raises(OutputError, match=f"{name} would be overwritten, and the folder has no run.lock"):
@@ -215,7 +213,7 @@ def test_checkpoints_that_somebody_puts_beside_a_runs_are_not_deleted(tmp_path: 
     assert [path.name for path in list_checkpoints(checkpointer.directory)] == [name_at(step) for step in (2, 5, 6)]
 
 
-def test_checkpoints_of_another_run_in_place_of_a_runs_are_left_as_they_are(tmp_path: Path) -> None:
+def test_checkpoints_of_another_run_in_place_of_a_runs_are_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints"
     with pytest.raises(CheckpointError, match="the folder is gone, and another .*checkpoints is in its place"):
         workload.train(

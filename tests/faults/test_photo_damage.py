@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.fuzz, pytest.mark.filterwarnings("ignore:.*fork:Deprec
 
 
 @pytest.mark.timeout(3600)
-def test_a_damaged_or_swapped_file_is_named_or_one_of_those_that_cannot_be_seen(tmp_path: Path, effort: int) -> None:
+def test_a_damaged_or_swapped_photo_is_named_or_cannot_be_seen(tmp_path: Path, effort: int) -> None:
     campaign = Campaign(tmp_path)
     # Every third of the pairs has every layout and every damage.
     numbers = range(0, len(LAYOUTS) * len(DAMAGES) * max(1, effort // 5), 3 if effort == 1 else 1)

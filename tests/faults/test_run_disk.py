@@ -47,7 +47,7 @@ def exit_code(folder: Path, *callbacks: Callback) -> int:
 
 
 @pytest.mark.parametrize("what", ["", "checkpoints"])
-def test_a_folder_that_disappears_ends_the_run_with_74_and_is_not_made_again(
+def test_a_run_folder_that_disappears_ends_the_run_and_stays_away(
     tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run" / what
@@ -57,7 +57,7 @@ def test_a_folder_that_disappears_ends_the_run_with_74_and_is_not_made_again(
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_no_room_for_a_checkpoint_ends_the_run_with_74_before_the_first_step(
+def test_no_room_for_a_checkpoint_ends_the_run_before_the_first_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: 40)
@@ -132,7 +132,7 @@ def test_a_folder_reached_by_a_symlink_is_resolved_once_and_shown(
     assert list((tmp_path / "other").iterdir()) == []
 
 
-def test_another_torch_than_the_checkpoints_is_a_notice_and_the_run_continues(
+def test_another_torch_than_the_checkpoints_is_a_notice_on_resume(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = workload.make_config(tmp_path)
@@ -144,7 +144,7 @@ def test_another_torch_than_the_checkpoints_is_a_notice_and_the_run_continues(
     assert "-> 99.0; the results may differ in the last bits" in caplog.text
 
 
-def test_processes_with_other_versions_are_named_before_anything_is_written(tmp_path: Path) -> None:
+def test_processes_with_other_versions_are_named_before_a_file_is_written(tmp_path: Path) -> None:
     job = processes.start(train_differently, tmp_path / "run", num_processes=3, folder=tmp_path / "logs")
     assert job.wait() == [1, 1, 1]
     for rank in range(3):
@@ -228,9 +228,7 @@ def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("kind", ["file", "checkpoint", "run"])
-def test_a_new_run_starts_with_the_weights_of_another_and_nothing_else_of_it(
-    tmp_path: Path, kind: str, whole: Path
-) -> None:
+def test_a_new_run_starts_with_the_weights_of_another_and_nothing_else(tmp_path: Path, kind: str, whole: Path) -> None:
     newest = max((whole / "checkpoints").glob("step-*"))
     source = {"file": newest / "ema.safetensors", "checkpoint": newest, "run": whole}[kind]
     started: list[dict[str, torch.Tensor]] = []

@@ -103,7 +103,7 @@ def fail_too_often(folder: Path) -> None:
     run.end()
 
 
-def test_the_disk_of_one_process_that_stays_full_ends_all_with_the_same_line(scratch: Path) -> None:
+def test_a_disk_of_one_process_that_stays_full_ends_all_with_one_line(scratch: Path) -> None:
     job = processes.run(fail_too_often, scratch, num_processes=3, folder=scratch / "logs")
     lines = [[line for line in job.output(rank).splitlines() if line.startswith("raised")] for rank in range(3)]
     assert lines[0] == lines[1] == lines[2]

@@ -118,7 +118,7 @@ def start_and_leave(folder: Path) -> None:
     wait_for((folder / "ready-0").exists)
 
 
-def test_a_signal_before_a_rank_has_handlers_is_a_preemption_for_the_launcher(tmp_path: Path) -> None:
+def test_a_signal_before_there_are_handlers_is_a_preemption(tmp_path: Path) -> None:
     job = processes.start(launch_sleeper, str(tmp_path), num_processes=1, folder=tmp_path)
     wait_for((tmp_path / "up").exists)
     os.kill(job.processes[0].pid or 0, signal.SIGUSR1)
@@ -161,7 +161,7 @@ def launch_to_see(folder: Path) -> None:
     sys.exit(launch.main([str(script)]))
 
 
-def test_a_signal_to_the_process_group_leaves_data_workers_alive_until_the_step_is_done(
+def test_a_signal_to_the_process_group_leaves_data_workers_alive(
     tmp_path: Path,
 ) -> None:
     """A worker holds back the batch that the step waits for."""

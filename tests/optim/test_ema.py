@@ -95,7 +95,7 @@ def test_a_buffer_that_two_modules_share_is_averaged_once_a_step() -> None:
     assert ema.model.center.tolist() == ema.model.head.running_mean.tolist() == [0.5, 0.5]
 
 
-def test_a_buffer_that_grows_is_copied_and_one_that_is_gone_is_not_averaged() -> None:
+def test_the_ema_copies_a_buffer_that_grows_and_skips_one_that_is_gone() -> None:
     source = Centred()
     ema = average_of(source, decay=0.5)
     source.center = torch.arange(3.0).double()

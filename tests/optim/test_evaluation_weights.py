@@ -74,7 +74,7 @@ def newest(folder: Path) -> Path:
     return max((folder / "checkpoints").glob("step-*"))
 
 
-def test_a_schedule_free_run_resumes_bit_for_bit_and_exports_what_it_evaluates(tmp_path: Path) -> None:
+def test_a_schedule_free_run_resumes_and_exports_what_it_evaluates(tmp_path: Path) -> None:
     processes.run(train, tmp_path / "whole", [None], folder=tmp_path / "1")
     processes.run(train, tmp_path / "parts", [3, 5, 8, None], folder=tmp_path / "2")
     assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")

@@ -237,7 +237,7 @@ REFUSED: Mapping[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_fused_optimizer_of_the_user_that_torch_steps_wrongly_is_refused(case: str) -> None:
+def test_an_own_fused_optimizer_that_torch_steps_wrongly_is_refused(case: str) -> None:
     build, words = REFUSED[case]
     model = nn.Linear(2, 2, dtype=torch.complex64 if "complex" in case else torch.bfloat16)
     with pytest.raises(ConfigError, match=words) as refused:

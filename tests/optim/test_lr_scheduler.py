@@ -51,7 +51,7 @@ def test_the_curve_has_its_values_at_ends_warmup_and_milestones(
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("total_steps", [1, 2, 3, 97])
 @pytest.mark.parametrize("min_fraction", [0.0, 0.3])
-def test_the_curve_rises_to_its_peak_once_then_falls_to_its_floor_and_never_leaves_them(
+def test_the_learning_rate_rises_to_its_peak_once_and_falls_to_its_floor(
     shape: str, total_steps: int, min_fraction: float
 ) -> None:
     warmup = {} if shape == "triangular" else {"warmup_epochs": total_steps / 40}
@@ -72,7 +72,7 @@ def test_a_step_depends_only_on_its_number() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_curve_is_the_same_for_any_number_of_processes_and_any_accumulation(shape: str) -> None:
+def test_the_learning_rate_is_the_same_for_any_processes_and_accumulation(shape: str) -> None:
     curves = set()
     for num_processes, micro in ((1, 12), (2, 6), (4, 3), (2, 3), (1, 4)):
         plan = BatchPlan(

@@ -25,7 +25,7 @@ def test_the_singular_values_of_an_orthogonalized_matrix_are_near_1(shape: tuple
     assert 0.65 < float(values.min()) < float(values.max()) < 1.25
 
 
-def test_orthogonalizing_keeps_the_singular_vectors_and_forgets_the_length() -> None:
+def test_orthogonalizing_keeps_singular_vectors_and_forgets_the_length() -> None:
     matrix = torch.randn(6, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
     inner = left.T @ orthogonalized(matrix) @ right.T
@@ -105,7 +105,7 @@ def test_a_loss_scale_changes_nothing() -> None:
         torch.testing.assert_close(mine, theirs[name], rtol=1e-9, atol=1e-12)
 
 
-def test_groups_scale_the_learning_rate_by_their_dimensions_and_decay_as_fast_as_the_others() -> None:
+def test_groups_of_muon_scale_the_learning_rate_and_decay_alike() -> None:
     config = OptimizerConfig(
         weight_decay=0.2,
         bias_learning_rate_scale=4.0,

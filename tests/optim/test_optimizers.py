@@ -93,9 +93,7 @@ def test_the_fused_optimizer_equals_the_plain_loop_of_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_state_returns_to_the_layout_of_the_parameters_and_the_steps_continue_bit_for_bit(
-    name: str, layout: torch.memory_format
-) -> None:
+def test_optimizer_state_returns_to_the_layout_of_the_parameters(name: str, layout: torch.memory_format) -> None:
     config = OptimizerConfig(name=name, learning_rate=0.01)
 
     def fresh() -> tuple[nn.Module, Optimizer]:

@@ -62,7 +62,7 @@ def test_layer_decay_gives_each_block_its_learning_rate() -> None:
         assert math.isclose(scales[name], 0.5**deeper)
 
 
-def test_a_pattern_sets_the_learning_rate_and_the_decay_of_the_parameters_that_it_finds() -> None:
+def test_a_pattern_sets_the_learning_rate_and_decay_of_what_it_finds() -> None:
     model = make_net()
     scales, decays = (r"^layers\.9\.=10", r"^layers\.9\.bias=0.5"), ("bias=0.25",)
     config = OptimizerConfig(weight_decay=0.1, learning_rate_scales=scales, weight_decays=decays)

@@ -33,7 +33,7 @@ def test_an_exact_run_depends_on_no_number_of_processes_or_threads() -> None:
     assert with_defaults(CONFIG).runtime == CONFIG.runtime
 
 
-def test_a_config_records_the_learning_rate_that_follows_from_the_optimizer() -> None:
+def test_a_config_records_the_default_learning_rate_of_its_optimizer() -> None:
     config = with_defaults(replace(CONFIG, optimizer=OptimizerConfig(name="adamw")))
     assert config.optimizer.learning_rate == 1e-3
 
@@ -67,7 +67,7 @@ def test_a_stored_config_of_an_earlier_version_is_no_change() -> None:
     assert training_changes(earlier, CONFIG) == []
 
 
-def test_the_config_that_processes_share_has_no_setting_of_a_single_process() -> None:
+def test_the_shared_config_has_no_setting_of_a_single_process() -> None:
     lines = describe_shared(CONFIG).splitlines()
     names = [line.partition(":")[0] for line in lines]
     assert "seed: 0" in lines

@@ -34,7 +34,7 @@ def test_the_length_of_a_descent_is_that_of_its_epochs_up_to_max_steps(
     assert describe_length(config, PLAN) == said
 
 
-def test_the_learning_rate_of_a_descent_covers_all_epochs_though_it_stops_earlier() -> None:
+def test_the_learning_rate_of_a_descent_covers_all_epochs() -> None:
     schedule = ScheduleConfig(shape="linear", warmup_epochs=0)
     for max_steps in (None, 7):
         peak, learning_rate_at = plan_learning_rate(config_of(max_steps=max_steps, schedule=schedule), PLAN)

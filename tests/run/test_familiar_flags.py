@@ -75,7 +75,7 @@ def test_a_flag_of_another_toolkit_is_answered_by_ours(flag: str, said: str) -> 
 
 
 @pytest.mark.parametrize("config", [cifar.Config, images.Config])
-def test_every_name_is_answered_by_its_first_row_whose_flag_the_recipe_has(
+def test_a_familiar_flag_is_answered_by_its_first_row_that_the_recipe_has(
     monkeypatch: pytest.MonkeyPatch, config: type[RecipeConfig]
 ) -> None:
     # The table is read once here, and not for each of hundreds of names.

@@ -297,7 +297,7 @@ class TwoForwards(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("build", [TwoForwards, torch.optim.LBFGS])
-def test_an_optimizer_whose_step_needs_a_closure_is_refused_before_training(build: Any, tmp_path: Path) -> None:
+def test_an_optimizer_that_needs_a_closure_is_refused_before_training(build: Any, tmp_path: Path) -> None:
     config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig())
     with pytest.raises(ConfigError, match=r"TwoForwards.step .*'closure'|LBFGS, but it needs several forwards"):
         workload.train(config, optimizer=lambda model: build(model.parameters(), lr=0.1))

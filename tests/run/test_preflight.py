@@ -45,7 +45,7 @@ def test_several_gpus_without_nccl_are_refused() -> None:
     assert find("NCCL_MISSING", by_gloo, has_nccl=False, num_gpus=4, environ=FOUR) is None
 
 
-def test_gpus_without_a_process_are_reported_with_the_launch_that_uses_them() -> None:
+def test_gpus_without_a_process_are_reported_with_a_launch_that_uses_them() -> None:
     found = find("IDLE_GPUS", num_gpus=8)
     assert found is not None
     assert "`accelerate launch --multi_gpu --num_processes 8 RECIPE`" in found
@@ -94,7 +94,7 @@ def train_a_large_batch(folder: Path) -> None:
     workload.train(replace(config, optimizer=optimizer, trainer=replace(config.trainer, max_steps=1)))
 
 
-def test_a_start_that_cannot_work_is_refused_on_every_process_before_they_join(tmp_path: Path) -> None:
+def test_a_start_that_cannot_work_is_refused_before_the_processes_join(tmp_path: Path) -> None:
     job = processes.start(train_on_a_mac, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
     assert job.wait() == [0, 0]
     assert not (tmp_path / "run").exists()

@@ -114,7 +114,7 @@ def test_each_value_of_the_config_has_its_origin(tmp_path: Path, monkeypatch: py
     assert find_origins(config)["runtime.mixed_precision"] == "environment"
 
 
-def test_where_the_command_line_is_not_the_recipes_what_is_no_default_is_from_python(
+def test_origins_without_a_command_line_of_the_recipe_are_from_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])

@@ -75,7 +75,7 @@ def test_a_checkpoint_of_another_task_is_not_restored() -> None:
         ({"versions": {"torch": "2.8.0"}, "num_processes": 1}, "torch 2.8.0 -> 2.13.0, num_processes 1 -> 2"),
     ],
 )
-def test_a_checkpoint_of_other_versions_or_processes_is_restored_with_a_warning(
+def test_a_checkpoint_of_other_versions_is_restored_with_a_warning(
     stored: dict[str, Any], warned: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

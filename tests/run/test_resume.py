@@ -107,7 +107,7 @@ def test_a_stored_config_that_cannot_be_read_ends_the_resume(tmp_path: Path, tex
         ({}, None, 48),
     ],
 )
-def test_a_resume_has_the_global_batch_that_is_given_or_stored_or_computed(
+def test_a_resume_has_the_global_batch_that_is_given_stored_or_computed(
     given: dict[str, int], stored: Any, expected: int
 ) -> None:
     config = RecipeConfig(batch=BatchConfig(per_device_batch_size=8, accumulation_steps=2, **given))

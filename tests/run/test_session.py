@@ -65,7 +65,7 @@ def test_resume_never_refuses_a_folder_that_has_checkpoints(tmp_path: Path) -> N
         run(tmp_path, run={"resume": "never"})
 
 
-def test_a_changed_config_is_listed_old_to_new_with_the_flag_that_allows_it(tmp_path: Path) -> None:
+def test_a_changed_config_is_listed_with_the_flag_that_allows_it(tmp_path: Path) -> None:
     run(tmp_path, max_steps=4)
     changes = {"optimizer": OptimizerConfig(learning_rate=0.1), "seed": 4}
     with pytest.raises(ConfigError) as error:
@@ -76,7 +76,7 @@ def test_a_changed_config_is_listed_old_to_new_with_the_flag_that_allows_it(tmp_
     assert result.state == "done"
 
 
-def test_allowing_a_change_of_an_unknown_setting_is_one_line_with_the_names(tmp_path: Path) -> None:
+def test_allow_change_of_an_unknown_setting_is_one_line_with_the_names(tmp_path: Path) -> None:
     said = r"--allow-change nothing.like.it: there is no such setting: choose from data, seed, batch\.global_batch"
     with pytest.raises(ConfigError, match=said) as caught:
         run(tmp_path / "run", run={"allow_change": ("seed", "nothing.like.it")})

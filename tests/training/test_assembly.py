@@ -34,14 +34,12 @@ def assemble(folder: Path, *, ema_decay: float | None = None, trainer_class: typ
 
 
 @pytest.mark.parametrize("ema_decay", [None, 0.9])
-def test_the_state_of_an_assembled_trainer_has_an_average_only_if_asked_for(
-    tmp_path: Path, ema_decay: float | None
-) -> None:
+def test_the_state_of_an_assembled_trainer_has_an_average_if_asked_for(tmp_path: Path, ema_decay: float | None) -> None:
     expected = {"model", "optimizer", "trainer"} | ({"ema"} if ema_decay else set())
     assert set(assemble(tmp_path, ema_decay=ema_decay).state_dict()) == expected
 
 
-def test_the_average_of_an_assembled_trainer_is_another_model_with_the_same_weights(tmp_path: Path) -> None:
+def test_the_average_of_an_assembled_trainer_is_a_copy_of_its_model(tmp_path: Path) -> None:
     state = assemble(tmp_path, ema_decay=0.9).state_dict()
     for name, weight in state["model"].items():
         assert torch.equal(state["ema"][name], weight)

@@ -38,7 +38,7 @@ def train(folder: Path, max_steps: int | None, compiles: bool, compiler: str | N
 
 
 @pytest.mark.slow
-def test_a_compiled_run_resumes_with_the_same_bits_and_counts_compiling_apart(tmp_path: Path) -> None:
+def test_a_compiled_run_resumes_exactly_and_counts_compiling_apart(tmp_path: Path) -> None:
     processes.run(train, tmp_path / "whole", None, True, folder=tmp_path / "1")
     for max_steps in (2, None):
         processes.run(train, tmp_path / "stopped", max_steps, True, folder=tmp_path / "2")
@@ -60,7 +60,7 @@ def test_without_a_compiler_the_model_runs_in_eager_mode_and_says_so_once(tmp_pa
     assert final_files(tmp_path / "as it is") == final_files(tmp_path / "plain")
 
 
-def test_a_run_that_began_in_eager_mode_continues_so_where_there_is_a_compiler(tmp_path: Path) -> None:
+def test_a_run_that_began_in_eager_mode_resumes_in_it_with_a_compiler(tmp_path: Path) -> None:
     processes.run(train, tmp_path / "eager", 1, True, "/no/compiler", folder=tmp_path / "1")
     job = processes.run(train, tmp_path / "eager", None, True, folder=tmp_path / "2")
     assert "it continues in eager mode" in job.output()

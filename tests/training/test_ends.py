@@ -113,7 +113,7 @@ def test_a_run_stopped_by_a_time_limit_ends_as_one_without_it(tmp_path: Path, st
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
-def test_a_run_that_stops_inside_an_epoch_shows_its_last_steps_and_evaluation_everywhere(tmp_path: Path) -> None:
+def test_a_run_that_stops_inside_an_epoch_shows_its_last_evaluation(tmp_path: Path) -> None:
     result = run(tmp_path, max_steps=2, log_every_n_steps=50)
     assert result.best is not None
     assert result.best.name == "step-0000000002-epoch-00000"

@@ -18,7 +18,7 @@ from accel_trainer.training.evaluation_file import (
 )
 
 
-def test_lists_dicts_and_tensors_of_an_evaluation_are_read_back_with_their_step(tmp_path: Path) -> None:
+def test_details_of_an_evaluation_are_read_back_with_their_step(tmp_path: Path) -> None:
     results = {"eval/loss": 0.5, "eval/matrix": [[1, 2], [3, 4]], "eval/more": {"a": [1.5, None]}, "eval/x": "text"}
     write_details(tmp_path, results, optimizer_step=7)
     details = {name: value for name, value in results.items() if is_detail(value)}

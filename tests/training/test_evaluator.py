@@ -92,7 +92,7 @@ def shared(
 
 
 @pytest.mark.parametrize("num_processes", [1, 3, *slow([2])])
-def test_metrics_equal_a_plain_loop_for_any_number_of_samples_and_processes(tmp_path: Path, num_processes: int) -> None:
+def test_metrics_equal_a_plain_loop_for_any_samples_and_processes(tmp_path: Path, num_processes: int) -> None:
     processes.run(check_all_sizes, num_processes=num_processes, folder=tmp_path)
 
 
@@ -106,7 +106,7 @@ def check_all_sizes() -> None:
                 assert result == expected, (num_samples, batch_size)
 
 
-def test_in_a_fixed_number_of_parts_the_metrics_are_the_same_bits_on_any_number_of_processes(tmp_path: Path) -> None:
+def test_metrics_in_fixed_parts_are_the_same_bits_on_any_processes(tmp_path: Path) -> None:
     results = []
     for number in (1, 2, 4):
         job = processes.run(evaluate_in_parts, num_processes=number, folder=tmp_path / str(number))
@@ -221,7 +221,7 @@ def check_overlap() -> None:
 
 
 @pytest.mark.parametrize("was_training", [True, False])
-def test_the_model_is_left_in_the_mode_it_was_in_with_its_statistics_and_no_gradients(
+def test_an_evaluation_leaves_the_mode_statistics_and_gradients_alone(
     was_training: bool,
 ) -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))

@@ -221,7 +221,7 @@ def train_counting_on_main(folder: Path) -> None:
         train_counting(folder, count_on_main)
 
 
-def test_items_that_one_process_counts_and_another_does_not_are_refused_by_both(tmp_path: Path) -> None:
+def test_items_that_only_one_process_counts_are_refused_by_both(tmp_path: Path) -> None:
     processes.run(train_counting_on_main, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
 
 
@@ -241,7 +241,7 @@ def test_the_mean_loss_over_fractions_of_items_is_divided_by_them() -> None:
     assert metric.compute(sums) == {"loss": 8.0}
 
 
-def test_items_of_an_evaluation_that_are_not_one_for_each_sample_are_refused() -> None:
+def test_items_of_an_evaluation_must_be_one_number_for_each_sample() -> None:
     batch = Batch(None, torch.zeros(2), torch.arange(2))
     for count in (3, torch.tensor(3)):
         output = EvalOutput(torch.ones(2), torch.zeros(2), count)  # type: ignore[arg-type]

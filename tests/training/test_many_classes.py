@@ -64,7 +64,7 @@ def train(folder: Path, num_classes: int) -> RunResult:
         ).fit()  # fmt: skip
 
 
-def test_training_on_10000_classes_saves_checkpoints_that_grow_by_the_weights_only(tmp_path: Path) -> None:
+def test_checkpoints_of_10000_classes_grow_by_the_weights_only(tmp_path: Path) -> None:
     sizes = {}
     for num_classes in (10_000, 1_000, 10):
         folder = tmp_path / str(num_classes)
@@ -80,7 +80,7 @@ def test_training_on_10000_classes_saves_checkpoints_that_grow_by_the_weights_on
     assert max(sizes.values()) - min(sizes.values()) < 200
 
 
-def test_a_run_killed_after_its_last_checkpoint_has_the_confusion_matrix_in_its_result(tmp_path: Path) -> None:
+def test_a_kill_after_the_last_checkpoint_leaves_the_confusion_matrix(tmp_path: Path) -> None:
     train(tmp_path, 10)
     before = json.loads((tmp_path / "result.json").read_text())["metrics"]
     assert len(before["eval_ema/confusion_matrix"]) == 10
@@ -89,7 +89,7 @@ def test_a_run_killed_after_its_last_checkpoint_has_the_confusion_matrix_in_its_
     assert json.loads((tmp_path / "result.json").read_text())["metrics"] == before
 
 
-def test_the_report_and_the_result_of_many_classes_name_the_evaluation_file(
+def test_report_and_result_of_many_classes_name_the_evaluation_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path / "run", 10_000)
@@ -137,7 +137,7 @@ def test_a_confusion_matrix_of_cells_by_sample_counts_as_the_whole_matrix(num_cl
         assert torch.equal(dense, expected)
 
 
-def test_the_sums_of_a_confusion_matrix_are_no_more_than_a_number_per_sample() -> None:
+def test_sums_of_a_confusion_matrix_are_at_most_a_number_per_sample() -> None:
     reader = SampleReader(samples_of(20_000), CPU)
     loader = DatasetEvalLoader(reader, batch_size=7)
     metrics = [ConfusionMatrix(20_000)]

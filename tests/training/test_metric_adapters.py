@@ -53,7 +53,7 @@ def load_local_metric(folder: Path) -> EvaluateMetric:
     return EvaluateMetric(module, NUM_SAMPLES, {"percent": True})
 
 
-def test_a_local_metric_of_evaluate_gets_every_prediction_once_and_in_order(tmp_path: Path) -> None:
+def test_a_metric_of_evaluate_gets_every_prediction_once_and_in_order(tmp_path: Path) -> None:
     (tmp_path / "macro_recall.py").write_text(LOCAL_METRIC)
     logits, labels = make_samples(4)
     result = result_of(load_local_metric(tmp_path), logits, labels)
@@ -139,7 +139,7 @@ def test_a_metric_that_keeps_every_prediction_is_refused() -> None:
         TorchMetric("auroc", MulticlassAUROC(5))
 
 
-def test_numbers_of_the_whole_set_come_from_probabilities_in_the_order_of_the_ids() -> None:
+def test_a_metric_of_the_whole_set_gets_outputs_in_the_order_of_the_ids() -> None:
     from sklearn.metrics import roc_auc_score
 
     logits, labels = make_samples(5)

@@ -114,7 +114,7 @@ LOGITS, LABELS = torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)
     ],
 )
 @pytest.mark.parametrize("metric", [TopKAccuracy(), TopKAccuracy(2), ConfusionMatrix(3), EvaluateMetric(None, 8)])
-def test_what_is_not_a_logit_for_each_class_and_a_label_for_each_sample_is_refused(
+def test_a_metric_refuses_other_shapes_than_logits_and_labels(
     metric: Metric, logits: Any, labels: Tensor, said: str
 ) -> None:
     batch, output = Batch(None, labels, torch.arange(8)), EvalOutput(torch.zeros(8), logits)

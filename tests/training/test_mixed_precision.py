@@ -79,7 +79,7 @@ def run(folder: Path, *, max_steps: int | None = None, watcher: Watcher | None =
     return workload.train(replace(config, trainer=trainer), task=watcher.task, scaler=scaler, callbacks=(watcher,))
 
 
-def test_an_overflow_skips_the_update_and_the_average_and_halves_the_scale(tmp_path: Path) -> None:
+def test_an_overflow_skips_the_update_and_average_and_halves_the_scale(tmp_path: Path) -> None:
     watcher = Watcher(OverflowingTask())
     run(tmp_path, watcher=watcher)
     assert [r.optimizer_step for r in watcher.reports if r.was_skipped] == [2, 4]

@@ -91,7 +91,7 @@ def train_digits_without_float64(folder: Path) -> None:
     print(json.dumps(waits.found))
 
 
-def test_the_recipe_has_the_bits_of_the_cpu_and_the_host_waits_for_no_step(tmp_path: Path) -> None:
+def test_the_pretend_device_has_the_bits_of_the_cpu_and_waits_for_no_step(tmp_path: Path) -> None:
     processes.run(train_digits, tmp_path / "cpu", folder=tmp_path / "logs-cpu")
     job = processes.run_on("pretend", train_digits_without_float64, tmp_path / "pretend", folder=tmp_path / "logs")
     assert final_files(tmp_path / "pretend") == final_files(tmp_path / "cpu")
@@ -150,9 +150,7 @@ def meet_a_bad_sample(folder: Path) -> None:
 
 
 @on_each_accelerator
-def test_a_nan_that_is_found_a_step_later_names_its_sample_and_has_moved_no_weight(
-    tmp_path: Path, accelerator: str
-) -> None:
+def test_a_nan_that_is_found_a_step_later_names_its_sample(tmp_path: Path, accelerator: str) -> None:
     processes.run_on(accelerator, meet_a_bad_sample, tmp_path / "run", folder=tmp_path / "logs")
 
 

@@ -137,7 +137,7 @@ def test_progress_that_is_stored_is_restored_without_lists() -> None:
         (["seed", "trainer.patience"], 0, None),
     ],
 )
-def test_progress_after_changed_settings_decides_again_and_may_restart_the_epoch(
+def test_progress_after_changed_settings_decides_again(
     changes: list[str], step_in_epoch: int, requested_stop: str | None
 ) -> None:
     progress = make()
@@ -149,7 +149,7 @@ def test_progress_after_changed_settings_decides_again_and_may_restart_the_epoch
     assert restored.requested_stop == requested_stop
 
 
-def test_the_best_of_another_metric_is_forgotten_and_of_version_0_1_0_is_kept() -> None:
+def test_the_best_of_another_metric_is_forgotten_and_of_0_1_0_is_kept() -> None:
     progress = make()
     evaluate(progress, 1, 0.5)
     stored = progress.state_dict()
@@ -173,7 +173,7 @@ def test_the_best_of_another_metric_is_forgotten_and_of_version_0_1_0_is_kept() 
         ([], {}, None),
     ],
 )
-def test_the_monitored_metric_is_the_accuracy_or_the_first_that_is_declared(
+def test_the_monitored_metric_is_the_accuracy_or_the_first_declared(
     metrics: list[Named], config: dict[str, Any], expected: tuple[str, str] | None
 ) -> None:
     assert choose_monitor(TrainerConfig(**config), metrics) == expected

@@ -61,7 +61,7 @@ def draw() -> list[Any]:
     return [random.random(), np.random.rand(), torch.rand(3).tolist()]
 
 
-def test_a_random_evaluation_is_the_same_every_time_and_moves_no_generator() -> None:
+def test_a_random_evaluation_repeats_itself_and_moves_no_generator() -> None:
     evaluator, model = make_evaluator(), make_model()
     random.seed(5)
     np.random.seed(5)
@@ -89,7 +89,7 @@ def evaluate_in_parts() -> None:
         print(found.run(make_model()))
 
 
-def test_with_exact_reduction_a_random_evaluation_is_the_same_on_2_processes(tmp_path: Path) -> None:
+def test_an_exact_random_evaluation_is_the_same_on_2_processes(tmp_path: Path) -> None:
     jobs = [processes.run(evaluate_in_parts, num_processes=number, folder=tmp_path / str(number)) for number in (1, 2)]
     assert "loss" in jobs[0].output()
     assert jobs[0].output() == jobs[1].output()

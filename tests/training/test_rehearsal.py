@@ -203,7 +203,7 @@ class AfterStep(Callback):
         (add_buffer, r"changed centre of the model from nothing to float32 \[3\], which a new model could not load"),
     ],
 )
-def test_a_callback_that_replaces_tensors_of_the_model_ends_the_run_at_the_next_save(
+def test_a_callback_that_replaces_tensors_ends_the_run_at_the_next_save(
     tmp_path: Path, change: Callable[[Any], None], fact: str
 ) -> None:
     with pytest.raises(CheckpointError, match=fact):
@@ -383,7 +383,7 @@ def check_processes_differ(folder: Path) -> None:
             run(folder / name, **parts)
 
 
-def test_a_parameter_that_processes_change_differently_ends_the_run_with_its_first_step(tmp_path: Path) -> None:
+def test_a_parameter_that_differs_by_process_ends_the_run(tmp_path: Path) -> None:
     processes.run(check_processes_differ, tmp_path, num_processes=2, folder=tmp_path / "logs")
 
 
@@ -665,7 +665,7 @@ def check_honest(folder: Path, caplog: pytest.LogCaptureFixture, **parts: Any) -
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_a_disk_without_room_for_the_optimizers_state_ends_the_run_with_its_first_step(
+def test_no_room_for_the_optimizers_state_ends_the_run_at_its_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = 4 * (6 * 3 + 3)

@@ -115,9 +115,7 @@ def test_an_optimizer_that_differs_by_process_or_hides_in_shards_is_named(tmp_pa
         [("gathered", "Counting"), ("sharded", "SettingOfTraining"), ("whole", "Counting")],
     ),
 )
-def test_nothing_is_said_of_an_honest_optimizer_and_it_resumes_to_the_same_bytes(
-    tmp_path: Path, kind: str, name: str
-) -> None:
+def test_an_honest_optimizer_is_not_named_and_resumes_to_the_same_bytes(tmp_path: Path, kind: str, name: str) -> None:
     for folder, attempts in (("whole", (5,)), ("parts", (3, 5))):
         for stop in attempts:
             logs = tmp_path / f"logs-{folder}-{stop}"

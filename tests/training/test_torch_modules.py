@@ -161,7 +161,7 @@ def train_all(folder: Path, micro: int, accumulation: int) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("expecttest") is None, reason="torch's own tests need it")
 @pytest.mark.parametrize(("num_processes", "micro", "accumulation"), [(1, 4, 1), (1, 2, 2), (2, 2, 1)])
-def test_each_module_of_torch_takes_the_same_step_as_in_a_hand_written_loop(
+def test_each_module_of_torch_takes_the_step_of_a_hand_written_loop(
     tmp_path: Path, num_processes: int, micro: int, accumulation: int
 ) -> None:
     processes.run(train_all, tmp_path, micro, accumulation, num_processes=num_processes, folder=tmp_path / "logs")
@@ -173,7 +173,7 @@ def test_each_module_of_torch_takes_the_same_step_as_in_a_hand_written_loop(
     assert {name: value for name, value in found.items() if isinstance(value, float) and value > 1e-10} == {}
 
 
-def test_a_model_without_parameters_or_without_their_shapes_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_model_without_parameters_or_their_shapes_is_refused(tmp_path: Path) -> None:
     data = Arguments((torch.ones(2, 4, dtype=torch.float64),), {})
     for module, said in (
         (nn.ReLU(), "leave some to train"),

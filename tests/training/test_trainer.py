@@ -88,7 +88,7 @@ class StopAt(Callback):
             trainer.request_stop("enough")
 
 
-def test_a_stop_that_a_callback_requests_takes_effect_after_that_step_and_is_permanent(tmp_path: Path) -> None:
+def test_a_stop_that_a_callback_requests_is_at_that_step_and_permanent(tmp_path: Path) -> None:
     for _ in range(2):  # the same command again finds a finished run
         result = run(tmp_path, StopAt(2), num_epochs=3)
         assert (result.state, result.stop_reason, result.position.optimizer_step) == ("done", "enough", 2)
@@ -210,7 +210,7 @@ def test_patience_counts_across_restarts(tmp_path: Path) -> None:
     assert run(tmp_path / "broken", **options).position == whole.position
 
 
-def test_the_best_is_the_largest_or_the_smallest_as_asked_and_its_checkpoint_is_kept(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_the_largest_or_smallest_as_asked_and_kept(tmp_path: Path) -> None:
     result = run(tmp_path, num_epochs=6, monitor="eval/loss", monitor_mode="min")
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     losses = [row["eval/loss"] for row in rows if row["event"] == "eval"]
@@ -250,7 +250,7 @@ def test_an_evaluation_that_is_nan_is_never_the_best(tmp_path: Path, mode: str, 
     assert workload.train(only_nan, task=ScriptedLoss([nan])).best is None
 
 
-def test_a_metric_to_monitor_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+def test_a_missing_metric_to_monitor_is_named_with_those_that_there_are(tmp_path: Path) -> None:
     recorder = Recorder()
     with pytest.raises(ConfigError, match=r"no metric 'eval/f1' to monitor: .*eval/accuracy"):
         run(tmp_path, recorder, monitor="eval/f1")
@@ -362,7 +362,7 @@ class Steps(ClassificationTask, Callback):
         self.on_fit_start(trainer)
 
 
-def test_every_step_and_a_short_last_one_too_goes_down_the_mean_loss_of_its_own_samples(tmp_path: Path) -> None:
+def test_a_step_short_or_not_goes_down_the_mean_loss_of_its_samples(tmp_path: Path) -> None:
     steps = Steps()
     config = workload.make_config(
         tmp_path,
@@ -388,7 +388,7 @@ def test_the_learning_rate_depends_only_on_the_step(tmp_path: Path) -> None:
     assert [r.learning_rate for r in whole.reports] == [r.learning_rate for r in parts.reports]
 
 
-def test_weights_are_exported_with_plain_names_and_load_into_the_plain_model(tmp_path: Path) -> None:
+def test_exported_weights_load_into_the_plain_model(tmp_path: Path) -> None:
     run(tmp_path)
     model = workload.SmallNet(norm="group")
     model.load_state_dict(load_file(tmp_path / "export" / "model.safetensors"))

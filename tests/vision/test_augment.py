@@ -41,7 +41,7 @@ def test_another_epoch_or_seed_gives_other_draws(changed: dict[str, int]) -> Non
     assert 0.09 < same < 0.13  # 1 in 9 by chance
 
 
-def test_crops_cover_all_positions_evenly_and_rows_are_independent_of_columns() -> None:
+def test_crops_cover_all_positions_evenly_and_independently() -> None:
     placement = draw_placement(AugmentConfig(crop_padding=4), IDS, seed=0, epoch=0)
     counts = torch.bincount(placement.rows * 9 + placement.columns, minlength=81)
     assert counts.shape == (81,)
@@ -49,7 +49,7 @@ def test_crops_cover_all_positions_evenly_and_rows_are_independent_of_columns() 
     assert ((counts - expected) ** 2 / expected).sum() < 124.8  # chi square with 80 degrees, p = 0.001
 
 
-def test_alternating_flips_show_each_image_on_both_sides_in_any_two_epochs() -> None:
+def test_alternating_flips_show_both_sides_of_an_image_in_any_two_epochs() -> None:
     flips = [draw_placement(AugmentConfig(flip="alternating"), IDS, seed=0, epoch=e).flips for e in range(4)]
     assert all(flip is not None for flip in flips)
     for earlier, later in zip(flips, flips[1:], strict=False):

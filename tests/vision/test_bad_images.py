@@ -92,7 +92,7 @@ def test_more_bad_images_than_allowed_are_refused_with_the_count(root: Path) -> 
         load(root, SKIP)
 
 
-def test_a_cache_that_skipped_bad_images_is_not_used_where_they_are_an_error(root: Path) -> None:
+def test_a_cache_without_bad_images_is_not_used_where_they_are_an_error(root: Path) -> None:
     write(root, {2: b"hello"}, name="test")
     first = load(root, SKIP)
     with pytest.raises(DataError, match=r"DATA_IMAGE\]: row 2 of .*test.parquet cannot be decoded"):
@@ -113,9 +113,7 @@ def test_what_was_left_out_does_not_depend_on_where_the_data_lie(root: Path, tmp
     assert load(tmp_path / "copy", SKIP).fingerprint == first
 
 
-def test_epochs_are_of_the_same_length_on_all_processes_and_each_image_left_out_is_listed(
-    root: Path, tmp_path: Path
-) -> None:
+def test_bad_images_are_listed_and_epochs_are_as_long_on_all_processes(root: Path, tmp_path: Path) -> None:
     write(root, {3: b"hello"})
     job = processes.run(take_an_epoch, root, num_processes=2, folder=tmp_path / "logs")
     assert "1 of 12 train images are left out: row 3 of" in job.output(0)

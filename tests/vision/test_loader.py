@@ -90,7 +90,7 @@ def test_an_epoch_is_every_sample_once_over_all_processes_and_steps(
 
 
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
-def test_each_step_has_the_same_pixels_and_targets_for_any_number_of_processes(
+def test_each_step_has_the_same_pixels_and_targets_for_any_processes(
     augment: AugmentConfig,
 ) -> None:
     reference = batches_of(make_loader(num_samples=31, augment=augment), epoch=3)
@@ -145,7 +145,7 @@ def test_each_epoch_and_seed_has_its_own_order() -> None:
 
 
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
-def test_a_process_without_samples_gets_one_empty_batch_of_the_right_shape(augment: AugmentConfig) -> None:
+def test_a_process_without_samples_gets_an_empty_batch_of_the_right_shape(augment: AugmentConfig) -> None:
     loader = make_loader(num_samples=25, num_processes=4, process_index=3, augment=augment)
     (batch,) = batches_of(loader)[-1]
     assert batch.inputs.shape == (0, 3, 8, 8)

@@ -30,7 +30,7 @@ def worst_by_sorting(logits: Tensor, labels: Tensor) -> list[tuple[int, int, int
     return [(number, label, prediction) for _, number, label, prediction in sorted(rows)[:24]]
 
 
-def test_the_most_confident_mistakes_are_found_for_any_batches_and_processes() -> None:
+def test_the_surest_mistakes_are_found_for_any_batches_and_processes() -> None:
     generator = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(200, 7, generator=generator), torch.randint(7, (200,), generator=generator)
     metric = WorstMistakes(Path(), Loader(200), [])

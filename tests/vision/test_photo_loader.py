@@ -97,7 +97,7 @@ def expect_same(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
 @pytest.mark.parametrize("augment", [PLAIN, EVERYTHING, TRIVIAL], ids=["plain", "everything", "trivial"])
-def test_the_same_ids_and_pixels_for_any_processes_workers_and_micro_batches(
+def test_photos_have_the_same_pixels_for_any_processes_and_workers(
     augment: PhotoAugmentConfig, num_processes: int, num_workers: int
 ) -> None:
     expected = batches_of(make_loader(augment=augment))
@@ -115,9 +115,7 @@ def test_the_same_ids_and_pixels_for_any_processes_workers_and_micro_batches(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("augment", [PLAIN, EVERYTHING], ids=["plain", "everything"])
-def test_an_epoch_entered_at_any_step_continues_as_if_started_at_the_first(
-    augment: PhotoAugmentConfig, num_workers: int
-) -> None:
+def test_an_epoch_of_photos_may_be_entered_at_any_step(augment: PhotoAugmentConfig, num_workers: int) -> None:
     whole = batches_of(make_loader(global_batch=4, augment=augment), epoch=2)
     loader = make_loader(global_batch=4, augment=augment, num_workers=num_workers)
     for first_step in range(len(whole) + 1):

@@ -199,7 +199,7 @@ def test_a_bomb_in_the_first_row_is_refused_before_it_takes_memory(root: Path, s
         load(root)
 
 
-def test_a_grey_image_among_coloured_ones_is_read_as_colour_and_not_the_other_way_round(root: Path) -> None:
+def test_a_grey_image_among_coloured_ones_is_read_as_colour(root: Path) -> None:
     write_parquet(root / "train.parquet", [GOOD, GREY], [0, 1])
     write_parquet(root / "test.parquet", [GOOD], [0])
     assert load(root).train.images.shape == (2, 3, 8, 8)

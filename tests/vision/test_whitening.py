@@ -30,7 +30,7 @@ def model_of(name: str = "airbench94") -> torch.nn.Module:
     return build_model(ModelConfig(name=name, width=8), in_channels=3, num_classes=10)
 
 
-def test_the_first_features_of_a_whitened_network_are_uncorrelated_and_of_unit_variance() -> None:
+def test_the_first_features_of_a_whitened_network_are_uncorrelated() -> None:
     images = smooth_images(32)
     model = whiten(model_of(), images)
     mean, std = (torch.tensor(v)[:, None, None] for v in (images.normalization.mean, images.normalization.std))
@@ -61,7 +61,7 @@ def test_whitening_is_the_same_each_time_and_only_sets_the_frozen_stem() -> None
     assert not model.stem.weight.requires_grad
 
 
-def test_other_models_are_unchanged_and_images_that_are_too_small_are_refused() -> None:
+def test_whitening_leaves_other_models_alone_and_refuses_small_images() -> None:
     model = model_of("resnet8")
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     assert all(

@@ -55,7 +55,7 @@ def test_resnet9_of_width_16_has_0_41_million_parameters() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet20", "resnet18", "resnet9", "wrn16_2"])
-def test_group_norm_has_the_parameters_of_batch_norm_and_no_running_statistics(name: str) -> None:
+def test_group_norm_has_the_parameters_of_batch_norm_and_no_statistics(name: str) -> None:
     assert count_parameters(ModelConfig(name=name)) == count_parameters(ModelConfig(name=name, norm="group"))
     model = build_model(ModelConfig(name=name, norm="group", width=8), in_channels=3, num_classes=10)
     assert not list(model.buffers())
@@ -230,7 +230,7 @@ def test_large_nets_do_the_work_of_their_papers_at_224_pixels(name: str) -> None
     assert counter.get_total_flops() / 2e9 == pytest.approx(LARGE[name][2], abs=0.01)
 
 
-def test_the_stem_for_large_images_begins_at_64_pixels_on_the_shorter_side() -> None:
+def test_the_stem_for_large_images_is_for_64_pixels_on_the_shorter_side() -> None:
     def first(height: int, width: int, stem: Any = "auto") -> list[int]:
         config = ModelConfig(name="resnet18", width=4, stem=stem)
         model = build_model(config, in_channels=3, num_classes=10, image_size=(height, width))
@@ -275,7 +275,7 @@ def test_weights_with_the_names_of_version_0_1_0_are_loaded(name: str) -> None:
     load_weights(other, model.state_dict())
 
 
-def test_a_checkpoint_with_the_names_of_version_0_1_0_is_restored_with_its_optimizer() -> None:
+def test_a_checkpoint_with_names_of_0_1_0_is_restored_with_its_optimizer() -> None:
     def build(seed: int) -> tuple[nn.Module, nn.Module, Optimizer, Registry]:
         torch.manual_seed(seed)
         model = build_model(ModelConfig(name="resnet18", width=4), in_channels=3, num_classes=10)

@@ -21,7 +21,7 @@ from ...variants import slow
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_process_that_fails_before_it_has_connected_reports_its_own_error(tmp_path: Path) -> None:
+def test_a_process_that_fails_before_it_connects_reports_its_own_error(tmp_path: Path) -> None:
     job = processes.start(join_unless_mistaken, num_processes=2, folder=tmp_path)
     assert job.wait() == [70, 64]
     assert job.output(1).splitlines() == [

@@ -188,7 +188,7 @@ MATRIX = {
 
 
 @pytest.mark.slow
-def test_every_optimizer_norm_dropout_clipping_and_precision_has_one_hash_on_any_number(tmp_path: Path) -> None:
+def test_exact_runs_of_every_kind_have_one_hash_on_any_processes(tmp_path: Path) -> None:
     one, two, four = (hashes_on(number, MATRIX, tmp_path) for number in PROCESSES)
     different = [name for name in MATRIX if not one[name] == two[name] == four[name]]
     assert (len(one), different) == (48, [])
@@ -221,9 +221,7 @@ ATTEMPTS = {"2, 1": ((2, 4), (1, None)), "4, 2, 1, 4": ((4, 3), (2, 5), (1, 7), 
 
 
 @pytest.mark.parametrize("numbers", slow_but(["2, 1"], ATTEMPTS))
-def test_a_run_killed_and_continued_on_other_numbers_of_processes_leaves_the_same_bytes(
-    tmp_path: Path, numbers: str
-) -> None:
+def test_an_exact_run_killed_and_resumed_elsewhere_has_the_same_bytes(tmp_path: Path, numbers: str) -> None:
     options = {"clip": 0.5}
     processes.run(train, tmp_path / "whole", options, folder=tmp_path / "log")
     for attempt, (number, step) in enumerate(ATTEMPTS[numbers]):
@@ -290,7 +288,7 @@ def test_a_model_that_normalises_over_processes_is_refused() -> None:
         strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-def test_an_integer_buffer_that_depends_on_the_data_is_refused_by_name_on_all_processes(tmp_path: Path) -> None:
+def test_an_integer_buffer_that_depends_on_the_data_is_refused_on_all(tmp_path: Path) -> None:
     options = {"net": "usage, not declared"}
     job = processes.start(train, tmp_path / "run", options, num_processes=2, folder=tmp_path / "log")
     assert job.wait() == [1, 1]
