@@ -17,7 +17,6 @@ from accel_trainer import (
     DistillationTask,
     MultiLabelTask,
     RegressionTask,
-    SegmentationTask,
     StepOutput,
 )
 from accel_trainer.core.errors import ConfigError
@@ -25,6 +24,7 @@ from accel_trainer.core.types import Batch, EvalOutput
 from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerator
 from accel_trainer.training import rehearsal
 from accel_trainer.training.first_step import FirstStep
+from accel_trainer.vision import SegmentationTask
 
 from .. import workload
 
