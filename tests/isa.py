@@ -23,6 +23,12 @@ NUMERIC = (
     *("tests/distributed/test_fsdp.py", "tests/distributed/test_sync_batch_norm.py"),
     *("tests/distributed/test_elastic.py", "tests/fault_tolerance/test_out_of_memory.py"),
     *("tests/fault_tolerance/test_nonfinite_guard.py", "tests/test_own_recipes.py", "tests/test_recipes.py"),
+    *("tests/core/test_pairwise.py", "tests/distributed/test_fsdp_models.py", "tests/distributed/test_collectives.py"),
+    *("tests/checkpoint/test_manager.py", "tests/checkpoint/test_sharded.py", "tests/checkpoint/test_unseen_state.py"),
+    *("tests/callbacks/test_metric_logger.py", "tests/run/test_own_optimizer.py", "tests/run/test_session.py"),
+    *("tests/cli/recipe/test_dry_run.py", "tests/cli/test_evaluate.py", "tests/cli/test_lr_find.py"),
+    *("tests/cli/test_export.py", "tests/cli/test_export_own.py", "tests/cli/test_card_code.py"),
+    *("tests/cli/test_rerun.py", "tests/test_pretend.py"),
 )
 FEW = ("tests/vision/test_photo_recipe.py", "tests/optim/test_muon.py", "tests/training/strategy/test_exact.py")
 LOWEST = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
