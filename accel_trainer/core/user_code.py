@@ -8,10 +8,9 @@ import textwrap
 import traceback
 from types import FrameType
 
-from .errors import ExitCode, UserError
+import torch.distributed as dist
 
-COLLECTIVES = ("gloo", "nccl", "pair closure")
-"""What an error says that a collective raises (torch 2.13)."""
+from .errors import ExitCode, UserError
 
 _NAMES = """
 PIL accelerate datasets huggingface_hub jinja2 matplotlib numpy onnxruntime pandas psutil pyarrow safetensors simplejpeg
@@ -29,6 +28,19 @@ _MAX_LENGTH = 300
 
 class PartFailed(Exception):
     """A part that users can bring failed: the message names it, `__cause__` is its error."""
+
+
+class PeerFailed(PartFailed):
+    """A part failed on another process, whose own error says why."""
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Return whether an error means that another process is gone, has failed or does not answer.
+
+    gloo has no type for that: it raises a RuntimeError that names a file of its sources (torch 2.13).
+    """
+    is_gloos = isinstance(error, RuntimeError) and "gloo" in str(error)
+    return is_gloos or isinstance(error, (PeerFailed, dist.DistError))
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
@@ -74,7 +86,7 @@ def find_user_code(error: BaseException) -> str | None:
         if package == _OURS:
             if isinstance(_cause(error), TypeError) and "() " in str(error):  # mypy checks our own calls
                 return "as accel_trainer calls it"
-            return None if any(word in str(error).lower() for word in COLLECTIVES) else model or None
+            return None if is_lost_peer(error) else model or None
         if model is None:
             model = _find_model(frame)
     return None

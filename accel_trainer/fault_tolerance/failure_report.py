@@ -6,32 +6,33 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from ..checkpoint.format import list_checkpoints
+from ..checkpoint.serialization import read_json_object
 from ..core import filesystem
 from ..core.activity import Activity
 from ..core.errors import ExitCode, ProcessError, UserError
 from ..core.guards import check_place
 from ..core.run_dir import writes_to
-from ..core.user_code import COLLECTIVES, describe_error, exit_code_of
+from ..core.user_code import PeerFailed, describe_error, exit_code_of, is_lost_peer
 from ..distributed.launch_env import count_local_processes
 from .watchdog import Watchdog
 
-_MAX_BYTES = 2**20
-_PATIENCE_S = 8.0  # a stuck process reports a little after the timeout that the others met
-# What a collective says when another process is gone or does not answer (torch 2.13).
-_LOST_PEER = (*COLLECTIVES, "by peer", "timed out", "timeout")
-_EXIT_CODES = {
-    "done": ExitCode.DONE, "stopped": ExitCode.DONE, "preempted": ExitCode.PREEMPTED, "diverged": ExitCode.DIVERGED,
-}  # fmt: skip
-_STATES = {ExitCode.PREEMPTED: "preempted", ExitCode.DIVERGED: "diverged"}
+_NUM_LOOKS = 80  # in 8 s: a stuck process reports a little after the timeout that the others met
+_EXIT_CODES = {"preempted": ExitCode.PREEMPTED, "diverged": ExitCode.DIVERGED}
+_STATES = {code: state for state, code in _EXIT_CODES.items()}
+_EXITED = "exited without an error report: killed, or out of memory (see `dmesg`)"
+_SUSPENDED = "suspended: it did not answer in time (a debugger, Ctrl-Z, SIGSTOP)"
+_NO_ANSWER = "no answer from another machine: once machines and links are up, start the same command again"
+_REASONS = {psutil.STATUS_ZOMBIE: _EXITED, psutil.STATUS_STOPPED: _SUSPENDED}
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,13 @@ class Failure:
     """Why a process failed, and where it was then."""
 
     rank: int
-    phase: str
-    optimizer_step: int
-    exit_code: int
+    where: str
     error: str
+    exit_code: int
     time_s: float = field(default_factory=time.time)
 
     def __str__(self) -> str:
-        return f"rank {self.rank}, step {self.optimizer_step}, {self.phase}: {self.error}"
+        return f"rank {self.rank}, {self.where}: {self.error}"
 
 
 @contextmanager
@@ -58,108 +58,104 @@ def failures_reported(
     Raises:
         ProcessError: another process failed first.
     """
-
-    def describe(error: str, exit_code: int) -> Failure:
-        return Failure(rank, activity.phase, activity.position.optimizer_step, int(exit_code), error)
-
-    def write_status(state: str, exit_code: int | None = None, error: str | None = None) -> None:
-        if rank > 0:
-            return
-        checkpoints = list_checkpoints(folder / "checkpoints")
-        status = {
-            "state": state, "exit_code": exit_code, "optimizer_step": activity.position.optimizer_step,
-            "last_commit": checkpoints[-1].name if checkpoints else None, "error": error, "pid": os.getpid(),
-            "host": platform.node(),
-        }  # fmt: skip
-        with writes_to(folder):
-            filesystem.write_file_atomic(folder / "status.json", json.dumps(status, indent=1).encode())
-
-    def report(failure: Failure) -> None:
-        with suppress(OSError, UserError):  # the folder may be what failed: the error itself matters more
-            _write_record(folder, rank, failure)
-            write_status(_STATES.get(ExitCode(failure.exit_code), "failed"), failure.exit_code, str(failure))
-
-    def on_stuck(stuck_s: float) -> str:
-        failure = describe(f"stuck, no progress for {stuck_s:.0f} s", ExitCode.INTERNAL)
-        report(failure)
-        return f"error[STUCK]: {failure}"
-
-    with writes_to(folder):
-        with suppress(FileExistsError):  # another process of this machine was faster
-            filesystem.make_directory(folder / "logs")
-        _write_record(folder, rank, None)  # replaces that of an earlier launch
-    watchdog.on_stuck = on_stuck
-    write_status("running")
+    report = _Report(folder, activity, rank)
+    with writes_to(folder), suppress(FileExistsError):  # another process of this machine was faster
+        filesystem.make_directory(folder / "logs")
+    report.write("running")  # replaces that of an earlier launch
+    watchdog.on_stuck = report.write_stuck
     try:
         yield
-        write_status(activity.phase, _EXIT_CODES.get(activity.phase))
+        if rank == 0:
+            report.write(activity.phase, _EXIT_CODES.get(activity.phase, ExitCode.DONE))
     except BaseException as error:
-        mine = first = describe(describe_error(error), exit_code_of(error))
+        mine = first = report.failure(describe_error(error), exit_code_of(error))
         activity.phase = "end"  # no longer watched
-        is_unexpected = isinstance(error, Exception) and not isinstance(error, UserError)
-        if is_unexpected and any(word in str(error).lower() for word in _LOST_PEER):
+        if is_lost_peer(error):
             check_place(folder)  # nobody finds there why the others ended
-            first = _find_cause(folder, mine, [other for other in range(num_processes) if other != rank])
-        report(first)
+            first = _find_first(folder, mine, num_processes)
+            if first is mine and count_local_processes() < num_processes and not isinstance(error, PeerFailed):
+                first = replace(mine, error=_NO_ANSWER)
+        report.write_failure(first)
         if first is not mine:
             raise ProcessError("PROCESS", str(first), first.rank, first.exit_code) from error
-        if is_unexpected:  # as `add_note` of Python 3.11 does: it is shown with a traceback
+        if isinstance(error, Exception) and not isinstance(error, UserError):
+            # As `add_note` of Python 3.11 does: it is shown with a traceback.
             vars(error).setdefault("__notes__", []).append(str(mine))
         raise
 
 
-def _find_cause(folder: Path, mine: Failure, others: Sequence[int]) -> Failure:
+@dataclass(frozen=True)
+class _Report:
+    """What process `rank` writes for others to read."""
+
+    folder: Path
+    activity: Activity
+    rank: int
+
+    def failure(self, error: str, exit_code: int) -> Failure:
+        where = f"step {self.activity.position.optimizer_step}, {self.activity.phase}"
+        return Failure(self.rank, where, error, exit_code)
+
+    def write(self, state: str, exit_code: int | None = None, failure: Failure | None = None) -> None:
+        process = {"pid": os.getpid(), "host": platform.node()}
+        with writes_to(self.folder):
+            record = process | {"failure": failure and asdict(failure)}
+            filesystem.write_file_atomic(_record_path(self.folder, self.rank), json.dumps(record).encode())
+            if self.rank > 0:
+                return
+            checkpoints = list_checkpoints(self.folder / "checkpoints")
+            status = {
+                "state": state,
+                "exit_code": exit_code,
+                "optimizer_step": self.activity.position.optimizer_step,
+                "last_commit": checkpoints[-1].name if checkpoints else None,
+                "error": failure and str(failure),
+            }
+            data = json.dumps(status | process, indent=1).encode()
+            filesystem.write_file_atomic(self.folder / "status.json", data)
+
+    def write_failure(self, failure: Failure) -> None:
+        with suppress(OSError, UserError):  # the folder may be what failed: the error itself matters more
+            self.write(_STATES.get(ExitCode(failure.exit_code), "failed"), failure.exit_code, failure)
+
+    def write_stuck(self, stuck_s: float) -> str:
+        failure = self.failure(f"stuck, no progress for {stuck_s:.0f} s", ExitCode.INTERNAL)
+        self.write_failure(failure)
+        return f"error[STUCK]: {failure}"
+
+
+def _find_first(folder: Path, mine: Failure, num_processes: int) -> Failure:
     """Return the failure of another process that `mine` is the consequence of; `mine` if none is found."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while True:
-        # Fates first: a process that is gone has reported before, if it could.
-        fates = [replace(mine, rank=rank, error=fate) for rank in others if (fate := _fate(_read_record(folder, rank)))]
-        reports = [_read_record(folder, rank).get("failure") for rank in others]
-        if reported := [Failure(**report) for report in reports if report]:
-            return min(reported, key=lambda failure: failure.time_s)
-        if fates or time.monotonic() > deadline_s:
-            return fates[0] if fates else _cut_off(folder, mine, others)
+    silent: list[Failure] = []
+    for _ in range(_NUM_LOOKS):
+        records = [_read_record(folder, rank) for rank in range(num_processes)]
+        if failures := [record["failure"] for record in records if record.get("failure")]:
+            return Failure(**min(failures, key=itemgetter("time_s")))
+        if silent:  # before the records were read: a process that is gone has reported, if it could
+            return silent[0]
+        reasons = [_find_reason(record) for record in records]
+        silent = [replace(mine, rank=rank, error=reason) for rank, reason in enumerate(reasons) if reason]
         time.sleep(0.1)
+    return mine
 
 
-def _cut_off(folder: Path, mine: Failure, others: Sequence[int]) -> Failure:
-    """Return a failure that names the processes of other machines, if a collective waited for them; else `mine`."""
-    unknown = platform.node() if count_local_processes() > len(others) else "another machine"
-    hosts = {rank: _read_record(folder, rank).get("host", unknown) for rank in others}
-    away = [f"rank {rank} on {host}" for rank, host in hosts.items() if host != platform.node()]
-    if not away or not any(library in mine.error.lower() for library in COLLECTIVES):
-        return mine
-    names = f"{', '.join(away[:4])}{' ...' * (len(away) > 4)}"
-    return replace(mine, error=f"no answer from {names}: once machines and links are up, start the same command again")
-
-
-def _fate(record: dict[str, Any]) -> str | None:
+def _find_reason(record: dict[str, Any]) -> str | None:
     """Return why a process does not answer; None: it runs, or it is on another machine."""
     if record.get("host") != platform.node():
         return None
     try:
-        status = psutil.Process(record["pid"]).status()
+        return _REASONS.get(psutil.Process(record["pid"]).status())
     except psutil.NoSuchProcess:
-        status = psutil.STATUS_DEAD
-    if status in (psutil.STATUS_DEAD, psutil.STATUS_ZOMBIE):
-        return "gone without a word: killed from outside, out of memory (see `dmesg`), or aborted (its output says why)"
-    if status == psutil.STATUS_STOPPED:
-        return "suspended: it did not answer in time (a debugger, Ctrl-Z, SIGSTOP)"
-    return None
+        return _EXITED
 
 
 def _record_path(folder: Path, rank: int) -> Path:
     return folder / "logs" / f"rank-{rank:05d}.json"
 
 
-def _write_record(folder: Path, rank: int, failure: Failure | None) -> None:
-    record = {"pid": os.getpid(), "host": platform.node(), "failure": failure and asdict(failure)}
-    filesystem.write_file_atomic(_record_path(folder, rank), json.dumps(record).encode())
-
-
 def _read_record(folder: Path, rank: int) -> dict[str, Any]:
     """Return what a process wrote; nothing, if it is on another machine's disk."""
     try:
-        return dict(json.loads(filesystem.read_file(_record_path(folder, rank), max_bytes=_MAX_BYTES)))
+        return read_json_object(_record_path(folder, rank))
     except (OSError, ValueError):
         return {}

@@ -22,7 +22,7 @@ from ..core.pairwise import PairwiseSum
 from ..core.rng import preserved_generators, seed_evaluation
 from ..core.training_mode import set_training_mode
 from ..core.types import Batch, EvalLoader, Metric, Task
-from ..core.user_code import PartFailed
+from ..core.user_code import PartFailed, PeerFailed
 from ..distributed.collectives import copy_from_main, sum_pairwise
 from ..fault_tolerance.preemption import StopFlag
 from .metrics import describe_tensor, is_number, plain_values, sums_device
@@ -117,7 +117,7 @@ class Evaluator:
         counts.index_add_(0, places, torch.ones_like(places, dtype=torch.float64))
         counts, num_failures, *merged = self._merge([counts, counts.new_full((1,), failure is not None), *parts.sums])
         if num_failures:
-            raise failure or MetricFailed("by peer")  # words that failure_report looks for
+            raise failure or PeerFailed("a metric failed on another process")
         if not torch.all(counts[:-1] == 1) or counts[-1]:
             fact = f"evaluation counted {int(counts.sum())} samples, not each of {num_samples} once"
             raise RuntimeError(f"{fact}: the evaluation loader must give each sample to exactly one process")
@@ -162,7 +162,7 @@ class Evaluator:
                 [torch.tensor(own, dtype=torch.float64, device=self._sums_device), *parts.sums]
             )
             if flags[0]:
-                raise failure if isinstance(failure, MetricFailed) else MetricFailed("by peer")
+                raise failure if isinstance(failure, MetricFailed) else PeerFailed("a metric failed on another process")
             if flags[1]:
                 _logger.info("the evaluation cannot be tried before training (%s)", failure or "on another process")
             else:

@@ -18,6 +18,7 @@ from ..core.timing import WaitClock
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..core.training_mode import set_training_mode
 from ..core.types import Loader, StepBatch, StepReport, Task
+from ..core.user_code import PeerFailed
 from ..fault_tolerance.preemption import StopFlag, stop_on_signals
 from ..optim.evaluation_weights import evaluation_weights
 from .callback_runner import CallbackRunner
@@ -283,7 +284,7 @@ class Trainer:
             return False
         except Exception as error:
             # Once the cause is fixed, the same command has lost no step. All processes meet a failed metric.
-            if isinstance(error, MetricFailed) or self.accelerator.num_processes == 1:
+            if isinstance(error, (MetricFailed, PeerFailed)) or self.accelerator.num_processes == 1:
                 self._save()
             raise
         if self.accelerator.is_main_process:

@@ -154,8 +154,8 @@ def out_of_memory() -> str:
         (f"OSError: [Errno 24] {os.strerror(errno.EMFILE)}", "OPEN_FILES"),
         ("RuntimeError: Cannot re-initialize CUDA in forked subprocess.", "CUDA_TOUCHED"),
         ("rank 1, step 3, data: stuck, no progress for 600 s", "STUCK"),
-        ("rank 1, step 3, training: gone without a word: killed, perhaps", "KILLED"),
-        ("rank 0, step 3, training: no answer from rank 1 on b: once machines and links are up, start", "NO_ANSWER"),
+        ("rank 1, step 3, training: exited without an error report: killed, perhaps", "KILLED"),
+        ("rank 0, step 3, training: no answer from another machine: once machines", "NO_ANSWER"),
         ("ValueError: something of the user's own", None),
     ],
 )

@@ -70,7 +70,7 @@ def test_a_link_that_is_cut_is_named_and_the_run_resumes_exactly(
     launches = start_and_cut(machines, phase, timeout_s=8)
     assert [launch.wait() for launch in launches] == [1, 1], "accelerate's code for any failure"
     for rank, launch in enumerate(launches):
-        line = rf"error\[PROCESS\]: rank {rank}, step \d, \w+: no answer from rank {1 - rank} on another machine: .*"
+        line = rf"error\[PROCESS\]: rank {rank}, step \d, \w+: no answer from another machine: .*"
         assert re.search(line, launch.output), launch.output
         assert "Traceback" not in launch.output.partition("error[PROCESS]")[0]
     machines.join_link()

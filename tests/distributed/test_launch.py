@@ -155,7 +155,7 @@ def kill(rank: int) -> None:
 
 
 def test_a_process_that_dies_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ProcessError, match="rank 1, step 4, .*: gone without a word"):
+    with pytest.raises(ProcessError, match="rank 1, step 4, .*: exited without an error report"):
         launch(die, tmp_path, num_processes=2)
     with pytest.raises(ProcessError, match=r"error\[KILLED\]: rank 1 was killed by SIGKILL"):
         launch(kill, 1, num_processes=2)

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.signal
 TIMEOUT_S = 15.0
 SAYS = {
     "raise": "ValueError: a fault",
-    "kill": "gone without a word",
-    "exit": "gone without a word",
+    "kill": "exited without an error report",
+    "exit": "exited without an error report",
     "hang": "stuck, no progress for",
 }
 PHASES = {"step": "training", "evaluation": "evaluation", "save": "save"}
