@@ -70,14 +70,13 @@ def _mask(text: str) -> str:
 def find_origins(config: Any) -> dict[str, str]:
     """Return where each value came from, by dotted name; `python` if it differs from the command line's."""
     try:
-        parsed, origins = parse_config_and_origins(type(config), description="")
+        parsed, origins = parse_config_and_origins(type(config), sys.argv[1:])
     except ConfigError:  # the command line of something else, such as a notebook's kernel
-        parsed, origins = parse_config_and_origins(type(config), [], description="")
-    found: dict[str, str] = {**origins}
+        parsed, origins = parse_config_and_origins(type(config), [])
     if "ACCELERATE_MIXED_PRECISION" in os.environ and config.runtime.mixed_precision is None:
-        found["runtime.mixed_precision"] = "environment"
+        origins["runtime.mixed_precision"] = "environment"
     changes = diff_config(config_to_dict(parsed), config_to_dict(config))
-    return found | {name: "python" for name, _, _ in changes}
+    return origins | {name: "python" for name, _, _ in changes}
 
 
 def _code() -> dict[str, Any]:

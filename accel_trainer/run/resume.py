@@ -19,7 +19,7 @@ from ..core.errors import CheckpointError, ConfigError, OutputError
 from ..core.run_dir import expand_home, is_in_use
 from ..distributed.collectives import broadcast_files, join_peers, run_on_main
 from .config import RecipeConfig, RunConfig, training_changes
-from .parser import read_stored_yaml
+from .plain_yaml import read_plain_yaml
 
 R = TypeVar("R", bound=RecipeConfig)
 
@@ -51,7 +51,7 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
 def _is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     """Whether `folder` holds a run of the same config that is neither done nor in use."""
     try:
-        stored = read_stored_yaml(folder / "config.yaml")
+        stored = read_plain_yaml(folder / "config.yaml")
         resolved = with_batch(config, stored, num_processes=1)
         if training_changes(stored, resolved) or not has_checkpoints(folder / "checkpoints") or is_in_use(folder):
             return False
@@ -81,7 +81,7 @@ def read_stored_config(source: Source) -> dict[str, Any]:
     """Return the stored config of the run to continue. Raises CheckpointError."""
     path = Path(source.run, "config.yaml")
     try:
-        stored = read_stored_yaml(path)
+        stored = read_plain_yaml(path)
         batch = stored.get("batch", {})
         is_by_name = isinstance(batch, dict)
         if not is_by_name or not all(isinstance(batch[name], int | None) for name in batch if name != "reduce"):

@@ -63,6 +63,7 @@ def test_a_file_of_values_is_swept_as_flags_are(tmp_path: Path) -> None:
         ([], "sed: [1, 2]", "sed is not a value of this recipe"),
         ([], "- 1", "cannot be read as names with lists of values"),
         ([], "seed: [1", "cannot be read"),
+        ([], "run.track: [--seed, '3']", "values.yaml: run.track: --seed looks like a flag"),
     ],
 )
 def test_a_mistake_is_found_before_any_run(tmp_path: Path, flags: list[str], values: str | None, message: str) -> None:

@@ -87,7 +87,7 @@ BAD_FLAGS = [
     ("--dataset /dev/null", 65, "--dataset /dev/null is a file"),
     ("--dataset empty", 65, "no dataset in empty: expected train*.parquet"),
     ("--config missing.yaml", 64, "--config missing.yaml: No such file"),
-    ("--config broken.yaml", 64, "broken.yaml: cannot be read as YAML: line 2"),
+    ("--config broken.yaml", 64, "broken.yaml: line 2"),
     ("--config unknown.yaml", 64, "unknown key trainer.num_epoch: did you mean trainer.num_epochs?"),
     ("--config type.yaml", 64, "type.yaml: trainer.num_epochs many: expected int"),
     ("--resume /nowhere", 74, "--resume /nowhere is neither a checkpoint nor a run"),

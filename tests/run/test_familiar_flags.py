@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from accel_trainer import ConfigError, RecipeConfig, parse_config
-from accel_trainer.run import parser
+from accel_trainer.run import plain_yaml
 from accel_trainer.run.parser import FAMILIAR_FLAGS, config_fields, suggest
 from recipes import cifar, images
 
@@ -79,7 +79,7 @@ def test_a_familiar_flag_is_answered_by_its_first_row_that_the_recipe_has(
     monkeypatch: pytest.MonkeyPatch, config: type[RecipeConfig]
 ) -> None:
     # The table is read once here, and not for each of hundreds of names.
-    monkeypatch.setattr(parser, "read_stored_yaml", functools.cache(parser.read_stored_yaml))
+    monkeypatch.setattr(plain_yaml, "read_plain_yaml", functools.cache(plain_yaml.read_plain_yaml))
     known = {flag for field in config_fields(config).values() for flag in field.flags}
     table = yaml.safe_load(FAMILIAR_FLAGS.read_text())
     answers: dict[str, list[str]] = {}

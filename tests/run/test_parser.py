@@ -65,6 +65,7 @@ def test_an_error_of_a_config_class_keeps_its_code() -> None:
          parsed(use_ema=True, learning_rate=float("inf"))),
         ("trainer: {use_ema: no, betas: [0, 1], tags: []}", parsed(betas=(0.0, 1.0))),
         ("trainer: {run_name: '--lr 3'}", parsed(run_name="--lr 3")),
+        ("trainer: {tags: ['--seed', --, -h]}", parsed(tags=("--seed", "--", "-h"))),
     ],
 )  # fmt: skip
 def test_a_file_is_parsed(text: str, expected: Config, tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_a_file_is_parsed(text: str, expected: Config, tmp_path: Path) -> None:
 
 def test_a_file_cannot_run_code(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
-    with pytest.raises(ConfigError, match=r"run.yaml: cannot be read as YAML: line 1: could not determine"):
+    with pytest.raises(ConfigError, match=r"run.yaml: line 1: could not determine"):
         load_config(Config, f"seed: !!python/object/apply:os.mkdir ['{canary}']", source="run.yaml")
     assert not canary.exists()
 
@@ -83,7 +84,7 @@ def test_a_file_cannot_run_code(tmp_path: Path) -> None:
 def test_flags_win_over_the_file_wherever_they_stand_and_origins_say_so(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("trainer: {num_epochs: 4, learning_rate: 0.5}")
-    config, origins = parse_config_and_origins(Config, ["--epochs", "7", "--config", str(path)], description="Train.")
+    config, origins = parse_config_and_origins(Config, ["--epochs", "7", "--config", str(path)])
     assert config == parsed(num_epochs=7, learning_rate=0.5)
     assert origins["trainer.num_epochs"] == "flag"
     assert origins["trainer.learning_rate"] == "file"
@@ -125,8 +126,8 @@ def test_help_is_printed_and_exits_with_0(capsys: pytest.CaptureFixture[str]) ->
         assert words in help_text
 
 
-def test_a_broken_config_class_is_reported_with_the_words_of_tyro() -> None:
-    with pytest.raises(ConfigError, match=r"Missing from .*--size INT"):
+def test_a_field_without_a_default_is_named() -> None:
+    with pytest.raises(ConfigError, match="size has no default: give it one"):
         parse_config(NeedsSize, [], description="")
 
 
@@ -159,3 +160,26 @@ def test_an_empty_path_is_refused_and_a_tilde_is_the_home_folder(
     assert parse_config(RecipeConfig, ["--output-dir=~/run"], description="").run.output_dir == tmp_path / "run"
     with pytest.raises(ConfigError, match="the home folder in ~nobody-of-that-name/run is unknown"):
         parse_config(RecipeConfig, ["--output-dir=~nobody-of-that-name/run"], description="")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Derived:
+    """Has a value that follows from another, and no defaults that fit."""
+
+    size: int = 0
+    half: float | None = None
+    trainer: TrainerConfig = TrainerConfig(num_epochs=5, use_ema=True)
+
+    def __post_init__(self) -> None:
+        if self.size == 0:
+            raise ValueError("--size is 0: set it above 0")
+        if self.half is None:
+            object.__setattr__(self, "half", self.size / 2)
+
+
+def test_only_the_given_values_reach_a_config_class() -> None:
+    config = parse_config(Derived, ["--size", "3", "--trainer.tags", "a"], description="")
+    assert (config.size, config.half) == (3, 1.5)
+    assert config.trainer == TrainerConfig(num_epochs=5, use_ema=True, tags=("a",))
+    with pytest.raises(ConfigError, match="--size is 0"):
+        parse_config(Derived, [], description="")

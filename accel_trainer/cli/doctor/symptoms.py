@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...checkpoint.serialization import read_json_object
-from ...run.parser import read_stored_yaml
+from ...run.plain_yaml import read_plain_yaml
 from .findings import Finding
 
 
@@ -20,9 +20,7 @@ class Symptom:
     meaning: str
 
 
-SYMPTOMS = tuple(
-    Symptom(code, **texts) for code, texts in read_stored_yaml(Path(__file__).with_suffix(".yaml")).items()
-)
+SYMPTOMS = tuple(Symptom(code, **texts) for code, texts in read_plain_yaml(Path(__file__).with_suffix(".yaml")).items())
 
 
 def diagnose(run: Path) -> list[Finding]:

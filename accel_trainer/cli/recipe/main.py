@@ -23,9 +23,9 @@ from ...data.signals import ignore_signals
 from ...distributed.launch_env import setup_launch_env
 from ...run.config import RecipeConfig
 from ...run.parser import parse_config
-from ...run.short_help import short_help
 from ...training.evaluator import nonfinite_loss
 from .dry_run import dry_run
+from .short_help import short_help
 
 C = TypeVar("C", bound=RecipeConfig)
 

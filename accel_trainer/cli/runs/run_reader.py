@@ -14,7 +14,7 @@ from ...checkpoint.format import list_checkpoints, read_manifest
 from ...checkpoint.serialization import parse_json, read_json_object
 from ...core.errors import CheckpointError, OutputError, UserError
 from ...core.filesystem import read_lines
-from ...run.parser import read_stored_yaml
+from ...run.plain_yaml import read_plain_yaml
 from .status import read_status
 
 _MAX_RECORD_BYTES = 1 << 26
@@ -171,7 +171,7 @@ def read_run(folder: Path) -> RunReader:
             raise ValueError("there is no config.yaml")
         return RunReader(
             folder,
-            _checked("config.yaml", read_stored_yaml(folder / "config.yaml"), _CONFIG),
+            _checked("config.yaml", read_plain_yaml(folder / "config.yaml"), _CONFIG),
             _read_metrics(folder / "metrics.jsonl"),
             _checked("result.json", _read_json(folder / "result.json"), _RESULT),
             _checked("environment.json", _read_json(folder / "environment.json"), {}),

@@ -12,7 +12,10 @@ from typing import Any, get_origin
 from ...core.config import flatten_config
 from ...core.errors import ConfigError
 from ...run.config import RecipeConfig
-from ...run.parser import ConfigField, as_arguments, config_fields, parse_config, read_stored_yaml
+from ...run.parser import ConfigField, config_fields, parse_config, words_of
+from ...run.plain_yaml import read_plain_yaml
+
+_FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def _groups(flags: Sequence[str]) -> Iterator[list[str]]:
     """Yield each flag with its values."""
     group: list[str] = []
     for word in flags:
-        if re.match(r"--?[a-zA-Z]", word) and group:
+        if _FLAG.match(word) and group:
             yield group
             group = []
         group.append(word)
@@ -88,7 +91,7 @@ def _groups(flags: Sequence[str]) -> Iterator[list[str]]:
 def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Choice]]]:
     """Split the values of a file as `_read_flags` does; each item of a list is a choice."""
     try:
-        content = read_stored_yaml(path.resolve())
+        content = read_plain_yaml(path.resolve())
     except (OSError, ValueError) as error:
         raise ConfigError("SWEEP", f"--values {path} cannot be read as names with lists of values: {error}") from None
     fields = config_fields(config_class)
@@ -99,12 +102,25 @@ def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Ch
         if field is None:
             raise ConfigError("SWEEP", f"--values {path}: {key} is not a value of this recipe, see its --help")
         if isinstance(value, list) and not _is_one_value(field, value):
-            axes.append([Choice(key, str(v), as_arguments(field, v, f"{path}: {key}")) for v in value])
+            axes.append([Choice(key, str(v), _as_flags(field, v, f"{path}: {key}")) for v in value])
         else:
-            fixed += as_arguments(field, value, f"{path}: {key}")
+            fixed += _as_flags(field, value, f"{path}: {key}")
     return fixed, axes
 
 
 def _is_one_value(field: ConfigField, value: list[Any]) -> bool:
     """Whether a list is a single value of a tuple field, rather than a list of values."""
     return get_origin(field.type) is tuple and not any(isinstance(item, list) for item in value)
+
+
+def _as_flags(field: ConfigField, value: Any, where: str) -> list[str]:
+    """Return a value of the file as arguments of a command."""
+    words = words_of(field, value, where)
+    if field.type is bool and isinstance(value, bool):
+        return [(field.flags if value else field.negations)[0]]
+    if not isinstance(value, list):
+        return [f"{field.flags[0]}={words[0]}"]
+    for word in words:
+        if _FLAG.match(word):
+            raise ConfigError("SWEEP", f"{where}: {word} looks like a flag")
+    return [field.flags[0], *words]

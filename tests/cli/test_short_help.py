@@ -5,8 +5,8 @@ import re
 import pytest
 
 from accel_trainer import RecipeConfig, main
+from accel_trainer.cli.recipe.short_help import short_help
 from accel_trainer.run.parser import config_fields
-from accel_trainer.run.short_help import short_help
 from accel_trainer.vision.models.zoo import MODEL_NAMES
 from recipes import cifar, images
 
