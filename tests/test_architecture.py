@@ -329,7 +329,7 @@ RULES = {
         {
             "distributed", "cli.recipe.main", "run.preflight",
             "run.provenance",  # records it
-            "cli.launch", "cli.sweep.processes",
+            "cli.launch", "cli.sweep.processes", "cli.doctor.findings",
             "cli.recipe.dry_run",  # hands it to the processes that it starts
             "callbacks.trackers",  # theirs say where they store
         },

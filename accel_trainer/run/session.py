@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from ..core.guards import kept_in_place
 from ..core.rng import seed_everything
 from ..distributed.accelerator import start_accelerator
 from ..distributed.collectives import run_on_main, shutdown
-from ..distributed.determinism import nondeterminism_named
+from ..distributed.determinism import is_too_late_for_cublas, nondeterminism_named
 from ..distributed.launch_env import find_launcher
 from ..fault_tolerance.failure_report import failures_reported
 from ..fault_tolerance.out_of_memory import explain_out_of_memory
@@ -26,8 +27,10 @@ from ..training.compile import compile_errors_explained
 from .agreement import check_same_everywhere, describe_identity
 from .config import RecipeConfig, check_allowed_changes, with_defaults
 from .folder import OpenedFolder, open_folder
-from .preflight import LaunchContext, log_warnings, refuse_errors
+from .preflight import find_warnings, refuse_launch
 from .resume import Source, read_checkpoint
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     """
     config = with_defaults(config)
     check_allowed_changes(config)
-    launch = LaunchContext(config=config)  # before the accelerator is in use
-    refuse_errors(launch)
+    refuse_launch(config)
+    is_late = is_too_late_for_cublas()  # before the accelerator is in use
     accelerator = _join(config)
     rank = accelerator.process_index
     num_processes = accelerator.num_processes
@@ -86,7 +89,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
         folder = Path(opened.path)
         config = replace(config, batch=replace(config.batch, **opened.batch))
         if accelerator.is_main_process:
-            log_warnings(replace(launch, config=config))
+            for code, message in find_warnings(config, is_too_late_for_cublas=is_late).items():
+                _logger.warning("[%s] %s", code, message)
         with failures_reported(folder, activity, watchdog, rank=rank, num_processes=num_processes):
             with (
                 explain_out_of_memory(config.batch, activity, accelerator),

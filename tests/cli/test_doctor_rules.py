@@ -15,7 +15,7 @@ import torch
 
 from accel_trainer import RecipeConfig, RuntimeConfig
 from accel_trainer.cli.doctor.command import CHECKS
-from accel_trainer.run.preflight import LaunchContext
+from accel_trainer.cli.doctor.findings import LaunchContext
 from tests import processes
 from tests.faults.disks import can_mount, mount_small_disk
 

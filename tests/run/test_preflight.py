@@ -3,55 +3,79 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from accel_trainer import BatchConfig, ConfigError, OptimizerConfig, RecipeConfig, RuntimeConfig, ScheduleConfig
-from accel_trainer.run.preflight import CHECKS, LaunchContext
+from accel_trainer.run.preflight import find_warnings, refuse_launch
 
 from .. import processes, workload
 
-FOUR = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}
+
+@pytest.fixture
+def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that lets torch and the launcher say what they would on another machine."""
+
+    def pretend_it(
+        *,
+        num_processes: int = 1,
+        num_gpus: int = 0,
+        is_mac: bool = False,
+        has_nccl: bool = True,
+        uses_cpu: bool = False,
+        precision: str = "no",
+        capability: tuple[int, int] = (7, 5),
+        version: str = "2.13.0",
+    ) -> None:
+        monkeypatch.setenv("WORLD_SIZE", str(num_processes))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(num_processes))
+        monkeypatch.setenv("ACCELERATE_USE_CPU", str(uses_cpu))
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", precision)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: is_mac)
+        monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: has_nccl)
+        monkeypatch.setattr(torch, "__version__", version)
+
+    return pretend_it
 
 
-def find(code: str, config: RecipeConfig | None = None, **facts: object) -> str | None:
-    check = next(check for check in CHECKS if check.code == code)
-    facts = {"environ": {}} | facts
-    return check.run(LaunchContext(config=config or RecipeConfig(), **facts))
+def warning(code: str, config: RecipeConfig | None = None, *, is_too_late_for_cublas: bool = False) -> str | None:
+    found = find_warnings(config or RecipeConfig(), is_too_late_for_cublas=is_too_late_for_cublas)
+    return found.get(code)
 
 
-def test_several_processes_on_the_one_gpu_of_a_mac_are_refused() -> None:
-    found = find("MPS_PROCESSES", has_mps=True, environ=FOUR)
-    assert found is not None
-    assert found.startswith("4 processes cannot share the GPU of a Mac: launch one with `python`")
-    assert find("MPS_PROCESSES", has_mps=True, environ=FOUR | {"ACCELERATE_USE_CPU": "true"}) is None
-    assert find("MPS_PROCESSES", has_mps=True) is None
-    assert find("MPS_PROCESSES", has_mps=False, environ=FOUR) is None
+def test_several_processes_on_the_one_gpu_of_a_mac_are_refused(pretend: Callable[..., None]) -> None:
+    pretend(num_processes=4, is_mac=True)
+    with pytest.raises(ConfigError, match="4 processes cannot share the GPU of a Mac: launch one with `python`"):
+        refuse_launch(RecipeConfig())
+    for works in ({"num_processes": 4, "is_mac": True, "uses_cpu": True}, {"is_mac": True}, {"num_processes": 4}):
+        pretend(**works)
+        refuse_launch(RecipeConfig())
 
 
-def test_several_gpus_without_nccl_are_refused() -> None:
-    found = find("NCCL_MISSING", has_nccl=False, num_gpus=4, environ=FOUR)
-    assert found is not None
-    assert f"this torch {torch.__version__} has no NCCL: install torch for CUDA on Linux" in found
-    assert find("NCCL_MISSING", has_nccl=True, num_gpus=4, environ=FOUR) is None
-    assert find("NCCL_MISSING", has_nccl=False, num_gpus=0, environ=FOUR) is None
-    assert find("NCCL_MISSING", has_nccl=False, num_gpus=4) is None
-    on_cpu = FOUR | {"ACCELERATE_USE_CPU": "true"}
-    assert find("NCCL_MISSING", has_nccl=False, num_gpus=4, environ=on_cpu) is None
-    by_gloo = RecipeConfig(runtime=RuntimeConfig(backend="gloo"))
-    assert find("NCCL_MISSING", by_gloo, has_nccl=False, num_gpus=4, environ=FOUR) is None
+def test_several_gpus_without_nccl_are_refused(pretend: Callable[..., None]) -> None:
+    without = {"num_processes": 4, "num_gpus": 4, "has_nccl": False}
+    pretend(**without)
+    with pytest.raises(ConfigError, match=r"this torch 2\.13\.0 has no NCCL: install torch for CUDA on Linux"):
+        refuse_launch(RecipeConfig())
+    refuse_launch(RecipeConfig(runtime=RuntimeConfig(backend="gloo")))
+    for change in ({"has_nccl": True}, {"num_gpus": 0}, {"num_processes": 1}, {"uses_cpu": True}):
+        pretend(**{**without, **change})
+        refuse_launch(RecipeConfig())
 
 
-def test_gpus_without_a_process_are_reported_with_a_launch_that_uses_them() -> None:
-    found = find("IDLE_GPUS", num_gpus=8)
-    assert found is not None
-    assert "`accelerate launch --multi_gpu --num_processes 8 RECIPE`" in found
-    assert find("IDLE_GPUS", num_gpus=4, environ=FOUR) is None
-    assert find("IDLE_GPUS", num_gpus=0) is None
-    assert find("IDLE_GPUS", num_gpus=8, environ={"ACCELERATE_USE_CPU": "true"}) is None
+def test_gpus_without_a_process_are_named_with_the_launch_that_uses_them(pretend: Callable[..., None]) -> None:
+    pretend(num_gpus=8)
+    assert "`accelerate launch --multi_gpu --num_processes 8 RECIPE`" in str(warning("IDLE_GPUS"))
+    for used in ({"num_gpus": 4, "num_processes": 4}, {"num_gpus": 0}, {"num_gpus": 8, "uses_cpu": True}):
+        pretend(**used)
+        assert warning("IDLE_GPUS") is None
 
 
 @pytest.mark.parametrize(
@@ -67,18 +91,20 @@ def test_gpus_without_a_process_are_reported_with_a_launch_that_uses_them() -> N
     ],
 )  # fmt: skip
 def test_an_unscaled_learning_rate_with_many_processes_is_reported(
-    optimizer: dict[str, object], schedule: dict[str, object], said: str | None
+    pretend: Callable[..., None], optimizer: dict[str, Any], schedule: dict[str, Any], said: str | None
 ) -> None:
+    pretend(num_processes=4)
     config = RecipeConfig(
         batch=BatchConfig(per_device_batch_size=256),
         optimizer=OptimizerConfig(**optimizer),
         schedule=ScheduleConfig(**schedule),
     )
-    found = find("LEARNING_RATE", config, environ=FOUR)
+    found = warning("LEARNING_RATE", config)
     assert (found is None) == (said is None)
     assert said is None or said in str(found)
     large = replace(config, batch=BatchConfig(per_device_batch_size=1024))
-    assert find("LEARNING_RATE", large) is None, "one process: the batch is what was asked for"
+    pretend(num_processes=1)
+    assert warning("LEARNING_RATE", large) is None, "one process: the batch is what was asked for"
 
 
 def test_a_start_warns_once_on_the_main_process(tmp_path: Path) -> None:
@@ -109,29 +135,31 @@ def train_on_a_mac(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["2.13.0+cpu", "2.13.1", "2.15.0+cu132"])
-def test_a_version_of_torch_that_the_tests_ran_with_is_no_surprise(version: str) -> None:
-    assert find("TORCH_UNTRIED", torch_version=version) is None
+def test_a_version_of_torch_that_the_tests_ran_with_is_no_surprise(pretend: Callable[..., None], version: str) -> None:
+    pretend(version=version)
+    assert warning("TORCH_UNTRIED") is None
 
 
 @pytest.mark.parametrize("version", ["2.7.1", "2.1.2", "2.80.0", "2.99.0", "3.0.0a0+git1"])
-def test_a_version_of_torch_that_was_never_tried_is_said(version: str) -> None:
-    said = find("TORCH_UNTRIED", torch_version=version)
-    assert said is not None
-    assert said.startswith(f"torch {version} has not been tried: the tests ran with 2.13, ")
+def test_a_version_of_torch_that_was_never_tried_is_said(pretend: Callable[..., None], version: str) -> None:
+    pretend(version=version)
+    assert str(warning("TORCH_UNTRIED")).startswith(f"torch {version} has not been tried: the tests ran with 2.13, ")
 
 
-def test_cuda_in_use_before_the_run_without_a_workspace_of_cublas() -> None:
-    assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in str(find("CUBLAS_LATE", is_too_late_for_cublas=True))
-    assert find("CUBLAS_LATE", is_too_late_for_cublas=False) is None
+def test_cuda_in_use_before_the_run_without_a_workspace_of_cublas(pretend: Callable[..., None]) -> None:
+    pretend(num_gpus=1)
+    assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in str(warning("CUBLAS_LATE", is_too_late_for_cublas=True))
+    assert warning("CUBLAS_LATE") is None
     careless = RecipeConfig(runtime=RuntimeConfig(deterministic=False))
-    assert find("CUBLAS_LATE", careless, is_too_late_for_cublas=True) is None
+    assert warning("CUBLAS_LATE", careless, is_too_late_for_cublas=True) is None
 
 
-def test_float32_without_tf32_on_a_gpu_with_tensor_cores() -> None:
-    ampere = {"num_gpus": 1, "gpu_capability": lambda: (8, 0), "environ": {}}
-    assert "--mixed-precision bf16, or --runtime.tf32" in str(find("TENSOR_CORES", **ampere))
+def test_float32_without_tf32_on_a_gpu_with_tensor_cores(pretend: Callable[..., None]) -> None:
+    ampere = {"num_gpus": 1, "capability": (8, 0)}
+    pretend(**ampere)
+    assert "--mixed-precision bf16, or --runtime.tf32" in str(warning("TENSOR_CORES"))
     for runtime in (RuntimeConfig(tf32=True), RuntimeConfig(mixed_precision="bf16")):
-        assert find("TENSOR_CORES", RecipeConfig(runtime=runtime), **ampere) is None
-    for other in ({"gpu_capability": lambda: (7, 5)}, {"num_gpus": 0}, {"environ": {"ACCELERATE_USE_CPU": "true"}}):
-        assert find("TENSOR_CORES", **{**ampere, **other}) is None
-    assert find("TENSOR_CORES", **{**ampere, "environ": {"ACCELERATE_MIXED_PRECISION": "fp16"}}) is None
+        assert warning("TENSOR_CORES", RecipeConfig(runtime=runtime)) is None
+    for change in ({"capability": (7, 5)}, {"num_gpus": 0}, {"uses_cpu": True}, {"precision": "fp16"}):
+        pretend(**{**ampere, **change})
+        assert warning("TENSOR_CORES") is None

@@ -18,19 +18,18 @@ from pathlib import Path
 
 from ...core.errors import ExitCode
 from ...distributed.launch_env import setup_launch_env
-from ...run import preflight
 from ...run.config import RecipeConfig
 from ...run.parser import parse_config
-from ...run.preflight import Check, LaunchContext
 from ..plan import find_config_class
 from ..runs.status import require_status
 from ..runs.tables import show, tell
 from . import launching, machine
-from .findings import Finding, examine, rank_in
+from .findings import Check, Finding, LaunchContext, examine
+from .starting import WHAT_HOLDS, examine_start
 from .symptoms import diagnose
 from .together import examine_together
 
-CHECKS: tuple[Check, ...] = (*preflight.CHECKS, *launching.CHECKS, *machine.CHECKS)
+CHECKS: tuple[Check, ...] = (*launching.CHECKS, *machine.CHECKS)
 
 _DESCRIPTION = """Find problems before a run.
 
@@ -65,15 +64,16 @@ def _examine(recipe: Path | None, flags: Sequence[str]) -> tuple[list[str], list
     config = parse_config(config_class, flags, description=_DESCRIPTION)
     setup_launch_env()  # refuses inconsistent launch variables
     now = LaunchContext(config=config)
-    found = examine(now, CHECKS)
+    found = [*examine_start(now), *examine(now, CHECKS)]
     lines: list[str] = []
     # After an error such as a port in use, connecting would only wait for the timeout.
     if not _has_errors(found):
         lines, found = examine_together(now, found)
-        if lines and rank_in(now):
+        if lines and now.rank:
             return [], found
     codes = {finding.code for finding in found}
-    well = [(check.run.__doc__ or "").rstrip(".") for check in CHECKS if check.code not in codes]
+    holds = WHAT_HOLDS | {check.code: (check.run.__doc__ or "").rstrip(".") for check in CHECKS}
+    well = [line for code, line in holds.items() if code not in codes]
     return [*lines, *(f"{'ok':<8}{line}" for line in well)], found
 
 

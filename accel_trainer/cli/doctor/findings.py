@@ -1,12 +1,53 @@
-"""What the checks found, and on which process."""
+"""Checks of one process, and what they found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
-from ...run.preflight import Check, LaunchContext
+from ...core.errors import UserError
+from ...run.config import RecipeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchContext:
+    """What the checks look at: a config, and the environment as a value, for tests."""
+
+    config: RecipeConfig
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+    @property
+    def rank(self) -> int:
+        """Which process this is."""
+        return int(self.environ.get("RANK", 0))
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of the launch, on all machines."""
+        return int(self.environ.get("WORLD_SIZE", 1))
+
+    @property
+    def num_local_processes(self) -> int:
+        """Processes of the launch on this machine."""
+        return int(self.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+@dataclass(frozen=True)
+class Check:
+    """`run` returns or raises what is wrong, its value and its fix in one line; its docstring is what should hold."""
+
+    code: str
+    severity: Literal["error", "warning"]
+    run: Callable[[LaunchContext], str | None]
+
+    def find(self, now: LaunchContext) -> str | None:
+        """Return what is wrong, or None."""
+        try:
+            return self.run(now)
+        except (UserError, OSError) as error:
+            return str(error.args[-1])
 
 
 @dataclass(frozen=True)
@@ -22,9 +63,4 @@ class Finding:
 def examine(now: LaunchContext, checks: Iterable[Check]) -> list[Finding]:
     """Return what the checks find in this process."""
     found = [(check, check.find(now)) for check in checks]
-    return [Finding(check.code, check.severity, message, rank_in(now)) for check, message in found if message]
-
-
-def rank_in(now: LaunchContext) -> int:
-    """Return which process this is."""
-    return int(now.environ.get("RANK", 0))
+    return [Finding(check.code, check.severity, message, now.rank) for check, message in found if message]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from ...run.preflight import Check, LaunchContext
+from .findings import Check, LaunchContext
 
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 

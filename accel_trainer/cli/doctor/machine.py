@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ...distributed.machine import available_cpus
-from ...run.preflight import Check, LaunchContext
+from .findings import Check, LaunchContext
 
 _MIN_SHARED_BYTES = 1 << 30
 _MIN_FILES = 1024

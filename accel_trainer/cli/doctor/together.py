@@ -13,8 +13,7 @@ from accelerate import Accelerator
 from ...core.errors import UserError
 from ...distributed.accelerator import describe_machine, start_accelerator
 from ...distributed.collectives import gather_rows, join_peers, shutdown
-from ...run.preflight import LaunchContext
-from .findings import Finding, rank_in
+from .findings import Finding, LaunchContext
 
 _MAX_WAIT_S = 30.0
 _LARGE_BYTES, _LARGE_TIMES, _SMALL_TIMES = 16 << 20, 5, 20
@@ -28,7 +27,7 @@ def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str]
     try:
         accelerator = start_accelerator(replace(now.config.runtime, timeout_s=timeout_s))
     except UserError as error:
-        return [], [*mine, Finding(error.code, "error", str(error.args[0]), rank_in(now))]
+        return [], [*mine, Finding(error.code, "error", str(error.args[0]), now.rank)]
     lines = [describe_machine(accelerator)]
     if accelerator.num_processes > 1:
         line, bytes_per_s = _measure(accelerator)

@@ -1,0 +1,31 @@
+"""What a start would refuse or warn of."""
+
+from __future__ import annotations
+
+from ...core.errors import ConfigError
+from ...distributed.determinism import is_too_late_for_cublas
+from ...run.preflight import find_warnings, refuse_launch
+from .findings import Finding, LaunchContext
+
+WHAT_HOLDS = {
+    "TORCH_UNTRIED": "The tests have run with this version of torch",
+    "CUBLAS_LATE": "Deterministic kernels of cuBLAS were requested before CUDA was used",
+    "TENSOR_CORES": "A GPU with tensor cores uses them",
+    "MPS_PROCESSES": "The GPU of a Mac has one process",
+    "NCCL_MISSING": "Several GPUs have NCCL to speak through",
+    "IDLE_GPUS": "Every GPU of this machine has a process",
+    "LEARNING_RATE": "A batch that grew with the processes has its learning rate scaled and warmed up",
+}
+"""What holds where a code is not found."""
+
+
+def examine_start(now: LaunchContext) -> list[Finding]:
+    """Return what a start of this process would refuse or warn of."""
+    found: list[Finding] = []
+    try:
+        warned = find_warnings(now.config, is_too_late_for_cublas=is_too_late_for_cublas())
+        found += [Finding(code, "warning", message, now.rank) for code, message in warned.items()]
+        refuse_launch(now.config)
+    except ConfigError as error:
+        return [*found, Finding(error.code, "error", str(error.args[0]), now.rank)]
+    return found
