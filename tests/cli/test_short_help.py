@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import pytest
 
@@ -58,3 +59,15 @@ def test_help_exits_with_0_and_names_the_longer_one(capsys: pytest.CaptureFixtur
             main(cifar.train, cifar.Config, description="Train a net.", argv=[flag])
         assert end.value.code == 0
         assert expected in capsys.readouterr().out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undocumented(RecipeConfig):
+    size: int = 7
+
+
+def test_a_setting_without_a_text_is_listed_first_with_its_default() -> None:
+    lines = short_help(Undocumented, description="Train a net.").splitlines()
+    assert lines[0] == "Train a net."
+    assert lines[3] == "  --size 7"
+    assert "  --seed 0                     Decides the initial weights" in lines[4]

@@ -22,7 +22,7 @@ _MAX_LINES = {"model.name": 4}  # a list of names; any other text has one line
 
 
 def short_help(config_class: Any, *, description: str) -> str:
-    """Return each flag that has a short name, its default and what it does, the recipe's own first."""
+    """Return the flags with a short name, their defaults and texts, the recipe's own first."""
     columns = min(shutil.get_terminal_size((_MAX_COLUMNS, 0)).columns, _MAX_COLUMNS)
     lines = [description.strip(), "", "The everyday flags, which override --config FILE (YAML):"]
     defaults = dict(flatten_config(config_to_dict(config_class())))
@@ -33,7 +33,7 @@ def short_help(config_class: Any, *, description: str) -> str:
         if len(flags) > 1 or "." not in name:
             default = str(defaults[name])
             typed = f"  {flags[-1]} {'' if default in _NOTHING else default}"
-            text = _first_sentences(known[name].owner)[name.rpartition(".")[2]]
+            text = _first_sentences(known[name].owner).get(name.rpartition(".")[2], "")
             lines += textwrap.wrap(
                 f"{typed:<{_INDENT - 2}}  {text}",
                 columns,
