@@ -620,13 +620,6 @@ MUTANTS = [
         ("tests/distributed/test_placement.py",),
     ),
     Mutant(
-        "the number that is copied to the host is not a copy",
-        "accel_trainer/distributed/streams.py",
-        "non_blocking=is_async, copy=True)",
-        "non_blocking=is_async)",
-        ("tests/distributed/test_streams.py",),
-    ),
-    Mutant(
         "a stream may be a dataset of samples by index",
         "accel_trainer/data/samples.py",
         "is_stream = isinstance(dataset, IterableDataset) or",

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from accel_trainer.distributed.streams import start_copy
-
 from . import processes
 
 
@@ -93,21 +91,9 @@ def draws_random_numbers_of_its_own() -> None:
     assert torch.equal(ours.cpu(), torch.rand(3, device="pretend").cpu())
 
 
-def gives_a_number_to_the_host_once_it_has_arrived() -> None:
-    from .pretend import device
-
-    read = start_copy(torch.tensor(3.0, device="pretend"))
-    device.syncs.clear()
-    assert read() is None
-    assert device.syncs == [], "asking is no wait"
-    torch.accelerator.synchronize()
-    assert read() == 3.0
-
-
 @pytest.mark.parametrize(
     "rule",
     [
-        gives_a_number_to_the_host_once_it_has_arrived,
         refuses_a_cpu_tensor_among_its_own,
         notes_what_the_host_waits_for,
         gets_a_pinned_copy_when_it_is_waited_for,

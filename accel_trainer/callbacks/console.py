@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable
 
-# ASCII's and Latin-1's, those that change the direction of text, and halves of pairs, which cannot be printed.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _logger = logging.getLogger(__name__)
 
 
@@ -23,11 +20,6 @@ def say(text: str, *, write: Callable[[str], object] = print) -> None:
     except (OSError, ValueError) as error:  # ValueError: it was closed
         _logger.warning("cannot write to stdout (%s): nothing more is printed, training continues", error)
         mute()
-
-
-def printable(text: str) -> str:
-    """Return `text` with control characters, which a terminal would obey, as their escapes; lines stay lines."""
-    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 def terminal_columns() -> int | None:
@@ -43,7 +35,7 @@ def fold(text: str, columns: int | None) -> str:
     if columns is None:
         return text
     wrapper = textwrap.TextWrapper(columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-    return "\n".join(wrapper.fill(line) if len(line) > columns else line for line in text.split("\n"))
+    return "\n".join(map(wrapper.fill, text.split("\n")))
 
 
 def flush() -> None:

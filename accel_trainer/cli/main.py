@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from ..callbacks import console
 from ..core.errors import ConfigError, ExitCode, UserError
+from .runs.tables import printable
 
 _PACKAGE = __name__.rpartition(".")[0]
 _INTERRUPTED = 130  # 128 + SIGINT
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         console.mute()  # stdout itself may have failed
         print(
-            f"accel_trainer: error[IO]: {console.printable(str(error))}: check the paths, and the disk of stdout",
+            f"accel_trainer: error[IO]: {printable(str(error))}: check the paths, and the disk of stdout",
             file=sys.stderr,
         )
         return ExitCode.OUTPUT

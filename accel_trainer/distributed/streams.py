@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 
 def has_streams(device: torch.device) -> bool:
@@ -25,11 +24,3 @@ def arrival(*devices: torch.device) -> Callable[[], None]:
             event.synchronize()
 
     return wait
-
-
-def start_copy(number: Tensor) -> Callable[[], float | None]:
-    """Start to copy a tensor [] to the host. The function that is returned gives it, or None until it has arrived."""
-    is_async = has_streams(number.device)
-    copy = number.detach().to("cpu", non_blocking=is_async, copy=True)
-    event = torch.accelerator.current_stream(number.device).record_event() if is_async else None
-    return lambda: float(copy) if event is None or event.query() else None

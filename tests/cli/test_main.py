@@ -42,7 +42,7 @@ def test_only_the_command_that_is_called_is_imported() -> None:
         " and not hasattr(module, '__path__') and '.recipe.' not in name])"
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    loaded = [f"accel_trainer.cli.{name}" for name in ("main", "parser", "runs.tables", "runs.status")]
+    loaded = [f"accel_trainer.cli.{name}" for name in ("runs.tables", "main", "parser", "runs.status")]
     assert run.stdout.strip() == str(loaded)
 
 

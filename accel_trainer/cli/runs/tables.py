@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TextIO
 
-from ...callbacks.console import fold, printable, terminal_columns
+from ...callbacks.console import fold, terminal_columns
 
+# ASCII's and Latin-1's, those that change the direction of text, and halves of pairs, which cannot be printed.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _INDENT = "    "
 _NUMERIC = {"step", "epoch", "best", "last", "samples/s", "wall", "bytes"}
 
@@ -40,6 +43,11 @@ def show(text: str) -> None:
 def tell(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
     """Print lines whole. What names in the data tell a terminal to do is shown, not done."""
     print(printable(str(text)), file=file, flush=flush)
+
+
+def printable(text: str) -> str:
+    """Return `text` with control characters, which a terminal would obey, as their escapes; lines stay lines."""
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
