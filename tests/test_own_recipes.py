@@ -34,8 +34,9 @@ NUM_STEPS = 4
 
 
 def recipe(name: str) -> ModuleType:
-    if name == "text":
-        pytest.importorskip("transformers")
+    needed = {"text": ("transformers", "sklearn"), "segmentation": ("sklearn", "torchmetrics")}
+    for package in needed.get(name, ()):
+        pytest.importorskip(package)
     return importlib.import_module(f"recipes.{name}")
 
 
@@ -65,6 +66,7 @@ def test_a_recipe_is_short(name: str) -> None:
 
 @pytest.mark.usefixtures("python_is_forked")
 def test_a_recipe_without_its_library_says_what_to_install() -> None:
+    pytest.importorskip("sklearn")
     code = "import sys; sys.modules['transformers'] = None; import recipes.text"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")

@@ -40,6 +40,7 @@ def arguments(folder: Path, *extra: str) -> list[str]:
 
 @pytest.mark.usefixtures("python_is_forked")
 def test_the_minimal_recipe_is_short_and_learns(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
     source = (ROOT / "recipes" / "minimal.py").read_text()
     assert len(source.splitlines()) <= 40
     command = [sys.executable, "recipes/minimal.py", "--epochs", "3", "--output-dir", str(tmp_path)]
@@ -96,6 +97,7 @@ def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Pat
 def test_a_mistake_is_one_line_before_any_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: ExitCode, message: str
 ) -> None:
+    pytest.importorskip("sklearn")
     expect_refusal(tmp_path, capsys, flags, code, message)
 
 

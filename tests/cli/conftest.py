@@ -29,6 +29,7 @@ def train(runs: Path, name: str, *extra: str) -> Path:
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the runs `fast` and `slow`, which has a lower learning rate."""
+    pytest.importorskip("sklearn")
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("tools") / "runs"
     folder.mkdir()

@@ -39,6 +39,8 @@ def test_lr_find_of_a_nan_loss_diverges_and_of_no_fall_suggests_nothing() -> Non
 def test_a_recipe_is_ramped_without_a_trace_but_the_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
@@ -56,6 +58,8 @@ def test_a_recipe_is_ramped_without_a_trace_but_the_picture(
 def test_a_recipe_that_cannot_run_and_a_wrong_range_are_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
     recipe = ROOT / "recipes" / "minimal.py"
     code, _, err = run_command(capsys, ["lr-find", recipe, "--sed", "3"])
     assert (code, "did you mean --seed?" in err) == (64, True)

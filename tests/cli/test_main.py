@@ -67,6 +67,7 @@ def test_the_help_of_a_command_has_an_example(name: str, capsys: pytest.CaptureF
 def test_a_misspelt_flag_is_one_line_that_names_the_nearest(
     typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("sklearn")
     assert main(typed) == 64
     error = capsys.readouterr().err
     assert said in error

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize("template", slow_but(["minimal"], TEMPLATES))
 def test_the_test_of_a_new_project_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str) -> None:
+    pytest.importorskip("sklearn")
     project = tmp_path / "mine"
     code, out, _ = run_command(capsys, ["new", project, "--template", template])
     assert code == 0

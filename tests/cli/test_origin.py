@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from accel_trainer import ClassificationTask, DistillationTask, OptimizerConfig
@@ -22,6 +23,7 @@ def start(folder: Path, source: Path | None, *, skip: str | None = None, max_ste
 
 
 def test_a_resumed_run_still_says_what_it_started_from(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     start(tmp_path / "first", None)
     file = tmp_path / "first" / "export" / "model.safetensors"
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()

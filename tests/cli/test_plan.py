@@ -33,6 +33,7 @@ def train(flags: list[str]) -> None:
 
 @pytest.mark.parametrize("num_processes", [2, *slow([1])])
 def test_a_run_does_what_was_planned(num_processes: int, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
     flags = [*FLAGS, "--cache-dir", str(tmp_path / "cache"), "--output-dir", str(tmp_path / "run")]
     plan = plan_run(parse_config(cifar.Config, flags, description=""), num_samples=1438, num_processes=num_processes)
     job = run(train, flags, num_processes=num_processes, folder=tmp_path / "logs")
@@ -60,6 +61,7 @@ def plan(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[int, list[s
 def test_a_plan_for_any_number_of_processes_starts_none_of_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("sklearn")
     config = ["--config", RECIPES / "configs" / "digits.yaml", "--cache-dir", tmp_path]
     code, lines, _ = plan(capsys, RECIPES / "cifar.py", *config, "--num-processes", "8")
     assert code == 0
@@ -79,6 +81,7 @@ def test_a_plan_for_any_number_of_processes_starts_none_of_them(
 def test_a_recipe_of_another_kind_is_planned_by_its_number_of_samples(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    pytest.importorskip("sklearn")
     flags = ["--num-samples", "469", "--epochs", "2", "--optimizer.learning-rate-scaling", "sqrt"]
     code, lines, _ = plan(capsys, RECIPES / "minimal.py", *flags, "--batch-size", "64")
     assert code == 0
@@ -129,6 +132,7 @@ def test_a_run_of_no_epochs_evaluates_and_saves_once(capsys: pytest.CaptureFixtu
     ],
 )
 def test_bad_input_is_one_line(argv: list[object], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
     code, _, err = plan(capsys, *argv)
     assert code != 0
     assert message in err

@@ -40,6 +40,7 @@ def start(recipe: Path, *flags: object, launcher: tuple[str, ...] = ()) -> None:
 def test_a_run_on_digits_comes_out_the_same_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], launcher: tuple[str, ...]
 ) -> None:
+    pytest.importorskip("sklearn")
     first = tmp_path / "first"
     flags = ["--config", "recipes/configs/digits.yaml", "--epochs", "1", "--max-steps", "5", "--ema", "0.9"]
     places = ["--output-dir", first, "--cache-dir", tmp_path / "cache"]
@@ -60,6 +61,7 @@ def test_a_run_on_digits_comes_out_the_same_again(
 def test_a_rerun_that_differs_says_so_after_what_is_not_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("sklearn")
     recipe, first = tmp_path / "mine.py", tmp_path / "first"
     source = (ROOT / "recipes" / "minimal.py").read_text()
     recipe.write_text(source)

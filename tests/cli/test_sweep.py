@@ -76,6 +76,7 @@ def test_a_mistake_is_found_before_any_run(tmp_path: Path, flags: list[str], val
 def test_a_sweep_tables_mean_and_spread_and_trains_no_finished_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("sklearn")
     folder = tmp_path / "sweep"
     command = ["sweep", ROOT / "recipes" / "minimal.py", "--epochs", "1", "--runtime.num-threads", "1"]
     code, out, err = run_command(capsys, [*command, "--output-dir", folder, "--seed", "0", "1"])
@@ -103,6 +104,7 @@ def test_a_sweep_tables_mean_and_spread_and_trains_no_finished_run_again(
 
 @pytest.mark.usefixtures("python_is_forked")
 def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
     command = ["sweep", ROOT / "recipes" / "minimal.py", "--epochs", "1", "--output-dir", tmp_path / "sweep"]
     code, out, err = run_command(capsys, [*command, "--batch-size", "1000", "128"])
     assert code == 1
@@ -112,6 +114,7 @@ def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.usefixtures("python_is_forked")
 def test_a_signal_ends_the_sweep_even_while_a_run_starts(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
     folder = tmp_path / "sweep"
     door = "from accel_trainer.cli.main import main; raise SystemExit(main())"
     flags = ["--seed", "0", "1", "2", "--epochs", "1", "--output-dir", str(folder)]

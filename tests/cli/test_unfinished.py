@@ -80,6 +80,7 @@ def test_a_run_without_a_checkpoint_or_a_description_is_one_line(
 
 
 def test_a_run_that_is_killed_has_described_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
     Image.new("L", (16, 16)).save(tmp_path / "image.png")
     (tmp_path / "runs").mkdir()
     job = processes.start(train_long, tmp_path / "runs", num_processes=1, folder=tmp_path / "logs")

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_a_platform_without_posix_names_trains_saves_resumes_and_locks(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
     command = [sys.executable, "-m", "tests.like_windows", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -144,6 +144,7 @@ LAUNCHED = {
 @pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_an_accelerate_config_is_trained_with_or_refused(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("sklearn")
     changes, message = LAUNCHED[name]
     values = {"kind": "MULTI_GPU", "use_cpu": "false", "num_processes": 2, "precision": "no", "more": ""} | changes
     (tmp_path / "config.yaml").write_text(PRESET.format_map(values))

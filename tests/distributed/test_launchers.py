@@ -18,6 +18,7 @@ SHOWN = ("multi_cpu.yaml", "accel-trainer launch", "notebook_launcher")
 
 @pytest.fixture(scope="module")
 def one_process(one_that_forks: Path, tmp_path_factory: pytest.TempPathFactory) -> StepResult:
+    pytest.importorskip("sklearn")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(one_that_forks))
         return launchers.run([ONE], tmp_path_factory.mktemp("one"))

@@ -50,6 +50,7 @@ def test_a_block_is_of_a_kind_that_is_tested(block: Block) -> None:
 
 @pytest.mark.parametrize("block", NOT_RUN, ids=str)
 def test_what_is_not_run_exists_with_all_its_flags(block: Block) -> None:
+    pytest.importorskip("sklearn")
     if block.language == "python":
         check_imports(block.text)
         return
@@ -169,6 +170,8 @@ def _masked(line: str) -> str:
     ids=page_name,
 )
 def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
     session = Session(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -321,6 +321,7 @@ def test_a_loss_that_is_nan_under_loss_scaling_is_named_at_once(tmp_path: Path, 
 def test_replay_repeats_the_step_and_does_not_change_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("sklearn")
     recipe = tmp_path / "recipe.py"
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     recipe.write_text(

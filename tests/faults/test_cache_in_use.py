@@ -14,6 +14,8 @@ import pytest
 from accel_trainer import Callback, main
 from tests import processes, workload
 
+pytest.importorskip("sklearn")  # the digits
+
 
 class Harm(Callback):
     """Calls `harm` with the file of the training images after the third step."""

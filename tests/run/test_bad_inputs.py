@@ -135,6 +135,7 @@ CASES = [({}, *case) for case in BAD_FLAGS] + BAD_LAUNCHES
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with files of all kinds, where a run works."""
+    pytest.importorskip("sklearn")
     folder = tmp_path_factory.mktemp("place")
     (folder / "empty").mkdir()
     for name, content in FILES.items():

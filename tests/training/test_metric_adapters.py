@@ -47,8 +47,7 @@ def macro_recall(logits: Tensor, labels: Tensor) -> dict[str, Any]:
 
 
 def load_local_metric(folder: Path) -> EvaluateMetric:
-    import evaluate
-
+    evaluate = pytest.importorskip("evaluate")
     module = evaluate.load(str(folder / "macro_recall.py"), cache_dir=str(folder / "cache"))
     return EvaluateMetric(module, NUM_SAMPLES, {"percent": True})
 
@@ -80,7 +79,7 @@ def compute_local_metric(folder: Path) -> None:
 
 
 def torchmetrics_of(num_classes: int) -> dict[str, Any]:
-    from torchmetrics import classification
+    classification = pytest.importorskip("torchmetrics").classification
 
     return {
         "f1": classification.MulticlassF1Score(num_classes, average="macro"),
@@ -101,10 +100,9 @@ def test_a_metric_of_torchmetrics_is_that_of_all_samples(name: str) -> None:
 
 
 def test_the_metrics_of_a_collection_are_those_of_all_samples() -> None:
-    from torchmetrics import MetricCollection
-
+    torchmetrics = pytest.importorskip("torchmetrics")
     logits, labels = make_samples(5)
-    whole, collection = (MetricCollection(torchmetrics_of(5)) for _ in range(2))
+    whole, collection = (torchmetrics.MetricCollection(torchmetrics_of(5)) for _ in range(2))
     whole.update(logits, labels)
     expected = {f"photos_{name}": pytest.approx(value.item(), abs=1e-7) for name, value in whole.compute().items()}
     metric = TorchMetric("photos", collection)
@@ -113,6 +111,7 @@ def test_the_metrics_of_a_collection_are_those_of_all_samples() -> None:
 
 
 def test_a_metric_of_torchmetrics_adds_up_over_joined_processes(tmp_path: Path) -> None:
+    pytest.importorskip("torchmetrics")
     processes.run(measure_in_parts, num_processes=2, folder=tmp_path)
 
 
@@ -133,14 +132,13 @@ def measure_in_parts() -> None:
 
 
 def test_a_metric_that_keeps_every_prediction_is_refused() -> None:
-    from torchmetrics.classification import MulticlassAUROC
-
+    classification = pytest.importorskip("torchmetrics").classification
     with pytest.raises(ConfigError, match="MulticlassAUROC keeps preds, which is not a sum: pass thresholds=100"):
-        TorchMetric("auroc", MulticlassAUROC(5))
+        TorchMetric("auroc", classification.MulticlassAUROC(5))
 
 
 def test_a_metric_of_the_whole_set_gets_outputs_in_the_order_of_the_ids() -> None:
-    from sklearn.metrics import roc_auc_score
+    roc_auc_score = pytest.importorskip("sklearn.metrics").roc_auc_score
 
     logits, labels = make_samples(5)
 

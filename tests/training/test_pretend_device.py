@@ -92,6 +92,7 @@ def train_digits_without_float64(folder: Path) -> None:
 
 
 def test_the_pretend_device_has_the_bits_of_the_cpu_and_waits_for_no_step(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
     processes.run(train_digits, tmp_path / "cpu", folder=tmp_path / "logs-cpu")
     job = processes.run_on("pretend", train_digits_without_float64, tmp_path / "pretend", folder=tmp_path / "logs")
     assert final_files(tmp_path / "pretend") == final_files(tmp_path / "cpu")
@@ -112,6 +113,7 @@ def test_the_pretend_device_has_the_bits_of_the_cpu_and_waits_for_no_step(tmp_pa
 def test_a_run_that_was_stopped_in_an_epoch_ends_with_the_same_bytes(
     tmp_path: Path, accelerator: str, precision: str
 ) -> None:
+    pytest.importorskip("sklearn")
     for name, stops in {"whole": (None,), "parts": (3, 8, None)}.items():
         logs = tmp_path / f"logs-{name}"
         processes.run_on(accelerator, train_digits, tmp_path / name, stops, precision, folder=logs)

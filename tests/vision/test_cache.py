@@ -192,6 +192,7 @@ def test_a_damaged_cache_is_built_again(root: Path, builds: list[Path], damage: 
 
 def test_the_fingerprint_of_the_digits_never_changes(tmp_path: Path) -> None:
     """A checkpoint holds it: with another one, no run on these images could be continued."""
+    pytest.importorskip("sklearn")
     expected = "92ac0f06d2c8a794309ea03810d98c3589a04570bf9d1224cec851098f665ad4"
     assert load_images("digits", cache_dir=tmp_path).fingerprint == expected
 

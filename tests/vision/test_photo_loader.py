@@ -305,6 +305,7 @@ def test_a_users_own_callable_gives_the_same_pixels_anywhere() -> None:
 
 
 def test_this_thread_keeps_its_number_of_threads(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
     processes.run(read_with_three_threads, folder=tmp_path)
 
 

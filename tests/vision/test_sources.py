@@ -93,6 +93,7 @@ def test_the_binary_version_of_cifar_is_read(root: Path, label_bytes: int) -> No
 
 
 def test_digits_come_without_a_download(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
     dataset = load_images("digits", cache_dir=tmp_path)
     assert dataset.train.images.shape == (1438, 1, 16, 16)
     assert dataset.test.images.shape == (359, 1, 16, 16)

@@ -60,6 +60,7 @@ def in_folder(folder: Path, train: Callable[[Any], RunResult], config: RecipeCon
 def test_a_dry_run_of_a_recipe_says_what_it_compared_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
     flags = ["--dataset", "digits", "--model", "resnet8", "--augment.crop-padding", "1", "--dry-run"]
     with pytest.raises(SystemExit) as ended:

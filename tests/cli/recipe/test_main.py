@@ -42,6 +42,7 @@ def join(config: RecipeConfig) -> RunResult:
 
 @pytest.mark.usefixtures("python_is_forked")
 def test_a_mistake_that_all_processes_make_is_reported_once() -> None:
+    pytest.importorskip("sklearn")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
     run = subprocess.run(
         [*launcher, "recipes/minimal.py", "--epoch", "3"],
