@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -113,6 +114,7 @@ def build_trainer(
         "task_fingerprint": _fingerprint(task),
         "origin": origin,
         "num_processes": run.accelerator.num_processes,
+        "num_threads": torch.get_num_threads(),
         "reduce": loader.plan.reduce,
         "compiled": is_compiled,
         "global_batch_size": loader.plan.global_batch_size,

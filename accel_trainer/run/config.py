@@ -27,7 +27,7 @@ from ..training.config import TrainerConfig
 MUTABLE_ON_RESUME = (
     "run.", "checkpoint.", "trainer.max_steps", "trainer.max_time_s", "trainer.on_nonfinite",
     # how batches are split and read
-    "batch.per_device_batch_size", "batch.accumulation_steps", "batch.fit_batch", "batch.eval_batch_size",
+    "batch.per_device_batch_size", "batch.accumulation_steps", "batch.eval_batch_size",
     "batch.num_workers",
     # `num_threads` decides the last bits
     "runtime.num_threads", "runtime.timeout_s", "runtime.stuck_timeout_s", "runtime.backend",

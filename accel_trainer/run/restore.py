@@ -13,6 +13,8 @@ from ..training.trainer import Trainer
 
 _logger = logging.getLogger(__name__)
 
+_DECISIVE = ("num_processes", "num_threads")  # of the last bits, with the versions
+
 
 def restore_checkpoint(
     trainer: Trainer,
@@ -62,9 +64,9 @@ def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
 
 
 def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) -> None:
-    """Warn of other libraries or processes than the checkpoint's: the last bits may differ."""
+    """Warn of other libraries, threads or processes than the checkpoint's: the last bits may differ."""
     before, now = (
-        {**(each.get("versions") or {}), "num_processes": each["num_processes"]}
+        {**(each.get("versions") or {}), **{name: each[name] for name in _DECISIVE if name in each}}
         for each in (checkpoint.manifest, metadata)
     )
     if metadata["reduce"] == "exact":

@@ -17,6 +17,7 @@ NOW: Mapping[str, Any] = {
     "task_fingerprint": "task",
     "versions": {"torch": "2.13.0"},
     "num_processes": 2,
+    "num_threads": 4,
     "reduce": "float",
 }
 
@@ -72,6 +73,8 @@ def test_a_checkpoint_of_another_task_is_not_restored() -> None:
     [
         ({}, ""),
         ({"num_processes": 1}, "num_processes 1 -> 2"),
+        ({"num_threads": 8}, "num_threads 8 -> 4"),
+        ({"num_threads": None}, ""),  # of a version that did not record them
         ({"versions": {"torch": "2.8.0"}, "num_processes": 1}, "torch 2.8.0 -> 2.13.0, num_processes 1 -> 2"),
     ],
 )
