@@ -1,9 +1,9 @@
-"""The settings of accelerate that are supported: a closed list. Any other is an error before it changes a result."""
+"""The settings of accelerate that are not supported: each is an error before it changes a result."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from accelerate import Accelerator
@@ -15,50 +15,44 @@ from ..core.errors import ConfigError
 from .launch_env import check_not_alone
 
 _TYPES = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
-_PRECISIONS = ("no", "bf16", "fp16")
-_FSDP = "ACCELERATE_USE_FSDP"
 _FSDP_2 = "set it to 2, as in fsdp.yaml"
 _OTHER_LAUNCH = "launch with multi_gpu.yaml, or with fsdp.yaml to shard the weights"
 
 
-def is_switched_on(variable: str, environ: Mapping[str, str]) -> bool:
-    """Return whether a variable is true, as accelerate reads it. Raises ConfigError if it is neither true nor false."""
-    value = environ.get(variable) or "false"
+def is_switched_on(variable: str) -> bool:
+    """Return whether an environment variable is true, as accelerate reads it. Raises ConfigError if it is neither."""
+    value = os.environ.get(variable) or "false"
     try:
         return bool(str_to_bool(value))
     except ValueError:
         raise ConfigError("LAUNCH", f"{variable} is {value}: set it to true or false") from None
 
 
-def read_launch(mixed_precision: str) -> FullyShardedDataParallelPlugin | None:
-    """Return the launch's FSDP settings; None: without FSDP.
-
-    Raises ConfigError for what accelerate itself could only report as a missing library or an unknown value.
-    """
-    environ, version = os.environ, os.environ.get("FSDP_VERSION", "1")
-    engines = {name for name in environ if name.startswith("ACCELERATE_USE_") and is_switched_on(name, environ)}
-    unsupported = sorted(engines - {_FSDP, "ACCELERATE_USE_CPU"})
-    _reject(
-        *[(name.removeprefix("ACCELERATE_USE_").lower(), True, _OTHER_LAUNCH) for name in unsupported],
-        (f"mixed_precision: {mixed_precision}", mixed_precision not in _PRECISIONS, "set it to no, bf16 or fp16"),
-        (f"fsdp_version: {version}", _FSDP in engines and version != "2", _FSDP_2),
-    )
+def read_sharding() -> FullyShardedDataParallelPlugin | None:
+    """Return the launch's FSDP settings; None: without FSDP. Raises ConfigError for version 1."""
+    if not is_switched_on("ACCELERATE_USE_FSDP"):
+        return None
+    version = os.environ.get("FSDP_VERSION", "1")
+    _reject((f"fsdp_version: {version}", version != "2", _FSDP_2))  # 1 ends with a device that is missing
     with accelerates_errors():
         # accelerate's launcher switches on `cpu_ram_efficient_loading`, which fails with the buffers of batch norms
         # (1.15). Without it every process builds the same weights.
-        return FullyShardedDataParallelPlugin(cpu_ram_efficient_loading=False) if _FSDP in engines else None
+        return FullyShardedDataParallelPlugin(cpu_ram_efficient_loading=False)
 
 
 def reject_unsupported(accelerator: Accelerator) -> None:
-    """Raise ConfigError for a setting of `accelerator` that would fail, or silently train another model.
+    """Raise ConfigError for a setting of `accelerator` that would silently train another model, or fail in the dark.
 
-    As of accelerate 1.15 and torch 2.13.
+    As of accelerate 1.15 and torch 2.13. What accelerate itself refuses is not looked for.
     """
     check_not_alone(accelerator.num_processes)
-    state, kind = accelerator.state, accelerator.distributed_type
+    state = accelerator.state
+    kind = accelerator.distributed_type
     _reject((f"distributed_type: {kind.value}", kind not in _TYPES, _OTHER_LAUNCH))
-    dynamo, num_steps = state.dynamo_plugin.backend, accelerator.gradient_accumulation_steps
+    dynamo = state.dynamo_plugin.backend
+    num_steps = accelerator.gradient_accumulation_steps
     _reject(
+        ("mixed_precision: fp8", state.mixed_precision == "fp8", "set it to no, bf16 or fp16"),
         ("parallelism_config", state.parallelism_config is not None, _OTHER_LAUNCH),
         (f"dynamo_backend: {dynamo.value}", dynamo != DynamoBackend.NO, "set it to 'no' and use --compile"),
         (f"gradient_accumulation_steps: {num_steps}", num_steps != 1, "set it to 1 and use --accumulate"),

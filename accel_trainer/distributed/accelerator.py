@@ -29,7 +29,7 @@ from .accelerate_settings import (
     accelerates_errors,
     forget_earlier_accelerators,
     is_switched_on,
-    read_launch,
+    read_sharding,
     reject_unsupported,
 )
 from .determinism import allow_tf32, choose_kernels, prepare_cuda
@@ -97,7 +97,7 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
     prepare_cuda()
     num_processes, given_threads, use_cpu = setup_launch_env(), given_num_threads(), uses_cpu()
     precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    sharding = read_launch(precision)
+    sharding = read_sharding()
     if use_cpu and precision == "fp16":  # accelerate 1.15 would silently train in float32
         raise ConfigError("CONFIG", "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no")
     has_cuda = torch.cuda.is_available() and not use_cpu
@@ -119,7 +119,7 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
 
 def uses_cpu() -> bool:
     """Return whether a run trains on the CPU: without a GPU, or if the launcher says so."""
-    return is_switched_on("ACCELERATE_USE_CPU", os.environ) or not torch.accelerator.is_available()
+    return is_switched_on("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
 
 
 def _build_accelerator(

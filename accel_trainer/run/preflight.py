@@ -25,7 +25,7 @@ _LARGE_BATCH = 4  # times the batch that a learning rate was tuned at
 def refuse_launch(config: RecipeConfig) -> None:
     """Raise ConfigError for a launch whose process group would hang or fail."""
     num_processes = _count("WORLD_SIZE")
-    if num_processes == 1 or is_switched_on("ACCELERATE_USE_CPU", os.environ):
+    if num_processes == 1 or is_switched_on("ACCELERATE_USE_CPU"):
         return
     if torch.backends.mps.is_available():
         fact = f"{num_processes} processes cannot share the GPU of a Mac"
@@ -39,7 +39,7 @@ def refuse_launch(config: RecipeConfig) -> None:
 def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict[str, str]:
     """Return what is probably not meant: by its code the fact, the value and the fix."""
     runtime = config.runtime
-    num_gpus = 0 if is_switched_on("ACCELERATE_USE_CPU", os.environ) else torch.cuda.device_count()
+    num_gpus = 0 if is_switched_on("ACCELERATE_USE_CPU") else torch.cuda.device_count()
     found = {}
     if not torch.__version__.startswith(tuple(f"{tried}." for tried in TRIED_TORCH)):
         fact = f"torch {torch.__version__} has not been tried"
