@@ -89,6 +89,7 @@ def write_pictures(folder: Path) -> list[Path]:
 def test_the_code_of_a_card_gives_the_classes_of_predict_for_all_pictures(
     kind: str, photo_run: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("jinja2")
     run, name = (photo_run, "image.jpg") if kind == "photos" else (runs / "fast", "image.png")
     assert run_command(capsys, ["export", run, "--to", tmp_path / "model"])[0] == 0
     files = write_pictures(tmp_path / "pictures")
@@ -103,6 +104,7 @@ def test_the_code_of_a_card_gives_the_classes_of_predict_for_all_pictures(
 def test_the_card_of_photos_says_that_they_are_for_validation(
     photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("jinja2")
     run_command(capsys, ["export", photo_run, "--to", tmp_path / "model"])
     text = (tmp_path / "model" / "README.md").read_text()
     assert "| on the validation images | |" in text
@@ -129,6 +131,7 @@ def test_the_file_that_transforms_photos_needs_nothing_of_this_package(monkeypat
 def test_the_card_of_an_own_model_classifies_photos_as_predict_does(
     photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("jinja2")
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     code, _, err = run_command(capsys, ["export", photo_run, "--to", tmp_path / "ours", "--onnx"])

@@ -90,6 +90,7 @@ def test_a_class_that_the_model_does_not_have_is_one_line(
 def test_an_export_without_its_run_needs_the_data(
     photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("jinja2")
     export(read_run(photo_run), tmp_path / "model")
     code, _, err = run_command(capsys, ["evaluate", tmp_path / "model"])
     assert code == 64
@@ -176,6 +177,7 @@ def test_a_folder_without_images_is_one_line(
 def test_an_export_of_photos_gives_its_numbers_without_this_package(
     photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("jinja2")
     export(read_run(photo_run), tmp_path / "model")
     flags = ["--dataset", photo_run.parent / "photos", "--cache-dir", tmp_path / "cache"]
     for argv in (["verify", photo_run, *flags[2:]], ["verify", tmp_path / "model", *flags]):
@@ -185,6 +187,7 @@ def test_an_export_of_photos_gives_its_numbers_without_this_package(
 
 
 def test_the_transform_stands_beside_the_model_as_numbers(photo_run: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
     export(read_run(photo_run), tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     transform = config["eval_transform"]

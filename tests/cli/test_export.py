@@ -42,6 +42,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="session")
 def exported(runs: Path) -> Path:
     """An export of a run."""
+    pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     assert door(["export", str(runs / "fast"), "--to", str(runs.parent / "exported")]) == 0
     return runs.parent / "exported"

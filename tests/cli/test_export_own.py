@@ -148,6 +148,7 @@ def session_of(run: Path) -> Any:
 def test_a_users_own_model_is_verified_without_its_class(
     pixels: Path, words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     for run in (pixels, words):
         assert run_command(capsys, ["export", run, "--to", tmp_path / run.parent.name, "--onnx"])[0] == 0
@@ -282,6 +283,7 @@ def test_a_finished_run_exports_later_and_loads_onnx_only_then(
 def test_the_code_in_the_card_of_a_users_own_model_runs(
     words: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     run_command(capsys, ["export", words, "--to", tmp_path / "to"])
     card = (tmp_path / "to" / "README.md").read_text()

@@ -23,6 +23,7 @@ def start(folder: Path, source: Path | None, *, skip: str | None = None, max_ste
 
 
 def test_a_resumed_run_still_says_what_it_started_from(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     start(tmp_path / "first", None)
     file = tmp_path / "first" / "export" / "model.safetensors"

@@ -32,6 +32,9 @@ from accel_trainer.cli.share.evaluate import load_model
 from accel_trainer.vision import load_images
 from tests.cli.conftest import run_command
 
+pytest.importorskip("jinja2")
+pytest.importorskip("matplotlib")
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -66,7 +69,6 @@ def with_few_charts(run: RunReader) -> RunReader:
 @pytest.fixture(scope="module")
 def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The report of a run, with training images: where its page is, and what the command printed."""
-    pytest.importorskip("matplotlib")
     path = tmp_path_factory.mktemp("report") / "page.html"
     words = ["report", runs / "fast", "--to", path, "--dataset", "digits", "--cache-dir", runs.parent / "cache"]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -83,7 +85,6 @@ def page(report: tuple[Path, str]) -> str:
 @pytest.fixture(scope="module")
 def page_of_both(runs: Path, one_that_forks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a folder of two runs, opened with a browser that writes into `opened` what it is given."""
-    pytest.importorskip("matplotlib")
     folder = tmp_path_factory.mktemp("both")
     browser = folder / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {folder}/opened\n')
@@ -267,7 +268,6 @@ def test_a_report_of_a_thousand_classes_shows_the_hardest_and_the_easiest(runs: 
 
 
 def test_a_report_of_many_classes_shows_the_most_confused_pairs() -> None:
-    pytest.importorskip("matplotlib")
     counts = [[0] * 25 for _ in range(25)]
     for label in range(25):
         counts[label][label], counts[label][(label + 1) % 25] = 40, label
@@ -281,7 +281,6 @@ def test_a_report_of_many_classes_shows_the_most_confused_pairs() -> None:
 
 
 def test_the_expected_calibration_error_weighs_each_range_by_its_samples() -> None:
-    pytest.importorskip("matplotlib")
     bins = [
         {"samples": 30, "confidence": 0.55, "accuracy": 0.65},
         {"samples": 90, "confidence": 0.95, "accuracy": 0.91},
@@ -290,7 +289,6 @@ def test_the_expected_calibration_error_weighs_each_range_by_its_samples() -> No
 
 
 def test_a_report_has_the_hardest_class_on_top_and_leaves_out_the_middle() -> None:
-    pytest.importorskip("matplotlib")
     names = [f"class-{number:02}" for number in range(26)]
     accuracies = [(7 * number % 25) / 25 for number in range(25)] + [math.nan]
     svg = draw_class_accuracy("classes", accuracies, names).svg

@@ -25,6 +25,7 @@ COMMANDS = ("predict", "evaluate", "verify")
 
 @pytest.fixture(scope="module")
 def exported(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     folder = tmp_path_factory.mktemp("exported") / "model"
     assert door(["export", str(runs / "fast"), "--to", str(folder)]) == 0

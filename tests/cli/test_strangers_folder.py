@@ -191,6 +191,7 @@ FEW = (
 def test_a_look_at_a_strangers_folder_is_one_line_and_changes_nothing(
     name: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("jinja2")
     there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
     there.mkdir()
     elsewhere.mkdir()

@@ -31,6 +31,7 @@ def unfinished(runs: Path, tmp_path: Path) -> Path:
 def test_an_unfinished_run_is_used_by_its_best_checkpoint_so_far(
     unfinished: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    pytest.importorskip("jinja2")
     Image.new("L", (16, 16)).save(tmp_path / "image.png")
     best = best_name(unfinished / "checkpoints")
     said = f"has not ended: using the ema of the best checkpoint so far, {best}"

@@ -170,6 +170,8 @@ def _masked(line: str) -> str:
     ids=page_name,
 )
 def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("onnxscript")
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
     session = Session(tmp_path)

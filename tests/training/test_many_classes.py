@@ -92,6 +92,7 @@ def test_a_kill_after_the_last_checkpoint_leaves_the_confusion_matrix(tmp_path: 
 def test_report_and_result_of_many_classes_name_the_evaluation_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     train(tmp_path / "run", 10_000)
     step, details = read_details(tmp_path / "run")

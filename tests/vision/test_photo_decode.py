@@ -43,6 +43,7 @@ def test_every_mode_and_format_becomes_rgb(mode: str, kind: str) -> None:
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
 def test_a_photo_is_turned_upright(kind: str, orientation: int) -> None:
+    pytest.importorskip("simplejpeg")
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encoded(PHOTO, kind, exif=exif)
@@ -56,6 +57,7 @@ def test_a_photo_is_turned_upright(kind: str, orientation: int) -> None:
 
 
 def test_damaged_exif_data_is_ignored() -> None:
+    pytest.importorskip("simplejpeg")
     for exif in (b"Exif\0\0", b"Exif\0\0MM\0*\0\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0" + bytes(30)):
         data = encoded(PHOTO, exif=exif)
         assert decode_photo(data, "a").shape == (37, 50, 3)
@@ -133,6 +135,7 @@ def test_bytes_after_the_end_do_not_matter() -> None:
 
 
 def test_without_simplejpeg_pillow_decodes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("simplejpeg")
     data = encoded(PHOTO)
     expected = decode_photo(data, "a")
     assert "simplejpeg" in decoder_version()
