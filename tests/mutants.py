@@ -421,6 +421,27 @@ MUTANTS = [
         ("tests/fault_tolerance/test_watchdog.py::test_slow_work_is_not_stuck",),
     ),
     Mutant(
+        "of several failures the last one is named",
+        "accel_trainer/fault_tolerance/failure_report.py",
+        'min(failures, key=itemgetter("time_s"))',
+        'max(failures, key=itemgetter("time_s"))',
+        ("tests/fault_tolerance/test_failure_report.py",),
+    ),
+    Mutant(
+        "what gloo raises is taken for an error of this process",
+        "accel_trainer/core/user_code.py",
+        'is_gloos = isinstance(error, RuntimeError) and "gloo" in str(error)',
+        "is_gloos = False",
+        ("tests/fault_tolerance/test_failure_report.py",),
+    ),
+    Mutant(
+        "a metric that failed on one process saves on that process only",
+        "accel_trainer/training/trainer.py",
+        "isinstance(error, (MetricFailed, PeerFailed)) or",
+        "isinstance(error, MetricFailed) or",
+        ("tests/faults/test_user_code.py",),
+    ),
+    Mutant(
         "a process that is stuck does not say where",
         "accel_trainer/fault_tolerance/watchdog.py",
         "                faulthandler.dump_traceback()\n",

@@ -42,6 +42,18 @@ class FailingUpdate(MeanLoss):
         super().update(sums, batch, output)
 
 
+class FailingLater(MeanLoss):
+    """Fails on the last of two processes in the first evaluation, after the batch with which it is tried."""
+
+    num_calls = 0
+
+    def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
+        self.num_calls += 1
+        if self.num_calls > 1 and os.environ.get("RANK") == "1":
+            raise ZeroDivisionError("by zero")
+        super().update(sums, batch, output)
+
+
 class FailingCompute(MeanLoss):
     """Fails on all, as their sums are the same."""
 
@@ -57,7 +69,7 @@ def train(folder: Path, metric: type[MeanLoss] = MeanLoss) -> None:
 
 @pytest.mark.parametrize(
     ("metric", "num_processes"),
-    [(FailingUpdate, 2), (FailingCompute, 1), *slow([(FailingUpdate, 1), (FailingCompute, 2)])],
+    [(FailingUpdate, 2), (FailingLater, 2), (FailingCompute, 1), *slow([(FailingUpdate, 1), (FailingCompute, 2)])],
 )
 def test_a_metric_that_fails_is_named_and_costs_no_step(
     tmp_path: Path, metric: type[MeanLoss], num_processes: int
@@ -66,7 +78,7 @@ def test_a_metric_that_fails_is_named_and_costs_no_step(
     job = processes.start(train, tmp_path / "run", metric, folder=tmp_path / "logs", **options)
     assert job.wait() == [80] * num_processes, job.output()
     is_tried = metric is FailingUpdate  # before the first step; `compute` may need more than a batch
-    rank = num_processes - 1 if is_tried else 0
+    rank = 0 if metric is FailingCompute else num_processes - 1
     step = 0 if is_tried else STEPS_PER_EPOCH[num_processes]
     assert (
         f"rank {rank}, step {step}, evaluation: metric {metric.__name__} failed (ZeroDivisionError: by zero)"
