@@ -270,7 +270,7 @@ MUTANTS = [
         "accel_trainer/training/progress.py",
         "not math.isnan(value) and (self.best is None or",
         "(self.best is None or math.isnan(self.best.value) or math.isnan(value) or",
-        ("tests/training/test_trainer.py::test_an_evaluation_that_is_nan_is_never_the_best",),
+        ("tests/training/test_progress.py::test_an_evaluation_without_a_number_is_never_the_best",),
     ),
     Mutant(
         "the confusion matrix is transposed",

@@ -16,7 +16,6 @@ from accel_trainer import (
     CheckpointError,
     ConfigError,
     OptimizerConfig,
-    OutputError,
     RunConfig,
     RunResult,
     ScheduleConfig,
@@ -57,12 +56,6 @@ def test_without_a_folder_the_same_command_continues_its_unfinished_run(tmp_path
     run(None, run=runs)  # finished: a new one
     run(None, run=runs, seed=9)  # another config: a new one
     assert len(list(tmp_path.iterdir())) == 3
-
-
-def test_resume_never_refuses_a_folder_that_has_checkpoints(tmp_path: Path) -> None:
-    run(tmp_path, max_steps=2)
-    with pytest.raises(OutputError, match="has checkpoints and --resume is never"):
-        run(tmp_path, run={"resume": "never"})
 
 
 def test_a_changed_config_is_listed_with_the_flag_that_allows_it(tmp_path: Path) -> None:
