@@ -1,1 +1,4 @@
-"""Measures the README's numbers. `python -m benchmarks` runs all benchmarks; each file is also a command."""
+"""Measures the README's numbers.
+
+`python -m benchmarks` runs all benchmarks; each file is also a command.
+"""

@@ -1,4 +1,7 @@
-"""Run all benchmarks, or the ones given: `python -m benchmarks [NAME ...]`. Each has its own `--help`."""
+"""Run all benchmarks, or the ones given: `python -m benchmarks [NAME ...]`.
+
+Each has its own `--help`.
+"""
 
 from __future__ import annotations
 

@@ -40,31 +40,43 @@ class Savers:
         self.model, self.optimizer, self.folder = model, optimizer, folder
         self.step = 0
         self.checkpointer = Checkpointer(
-            folder / "ours", config=CheckpointConfig(), metadata={"config_sha256": "", "data_fingerprint": ""}
+            folder / "ours",
+            config=CheckpointConfig(),
+            metadata={"config_sha256": "", "data_fingerprint": ""},
         )
         self.checkpointer.prepare(self.state.state_dict())
 
     @property
     def num_bytes(self) -> int:
         tensors = [*self.model.state_dict().values()]
-        tensors += [value["momentum_buffer"] for value in self.optimizer.state_dict()["state"].values()]
+        tensors += [
+            value["momentum_buffer"] for value in self.optimizer.state_dict()["state"].values()
+        ]
         return sum(tensor.nbytes for tensor in tensors)
 
     def save(self, name: str) -> results.Row:
         """Save with one toolkit; return how long training pauses and how long the save takes."""
         self.step += 1
-        position = TrainState(optimizer_step=self.step, epoch=0, step_in_epoch=self.step, samples_seen=0)
+        position = TrainState(
+            optimizer_step=self.step, epoch=0, step_in_epoch=self.step, samples_seen=0
+        )
         start_s = time.perf_counter()
         if name == "accel_trainer":
             self.checkpointer.save(position, self.state.state_dict())
         elif name == "torch.save":
-            torch.save([self.model.state_dict(), self.optimizer.state_dict()], self.folder / "torch.pt")
+            torch.save(
+                [self.model.state_dict(), self.optimizer.state_dict()], self.folder / "torch.pt"
+            )
         else:
             self.accelerator.save_state(str(self.folder / "accelerate"))
         stall_s = time.perf_counter() - start_s
         if name == "accel_trainer":
             self.checkpointer.wait(must_succeed=True)
-        return {"stall_s": stall_s, "save_s": time.perf_counter() - start_s, "load_s": self.load(name)}
+        return {
+            "stall_s": stall_s,
+            "save_s": time.perf_counter() - start_s,
+            "load_s": self.load(name),
+        }
 
     def load(self, name: str) -> float:
         start_s = time.perf_counter()
@@ -121,7 +133,10 @@ def main() -> None:
     tables = {}
     for caption, key in (
         ("How long training pauses", "stall_s"),
-        ("Until the checkpoint is on the disk (ours is hashed and synced, the others are not)", "save_s"),
+        (
+            "Until the checkpoint is on the disk (ours is hashed and synced, the others are not)",
+            "save_s",
+        ),
         ("Load into a live model and optimizer (ours verified by hash)", "load_s"),
     ):
         samples = {name: [row[key] for row in rows] for name, rows in measured.items()}
@@ -144,7 +159,9 @@ def main() -> None:
         how=f"A ResNet-18 with momentum, {savers.num_bytes / 1e6:.0f} MB, saved and loaded by each of three toolkits "
         "in turn.",
         tables=tables,
-        goals=[f"Training pauses at most 0.10 times as long as with accelerate's save_state: {stall:.2f}."],
+        goals=[
+            f"Training pauses at most 0.10 times as long as with accelerate's save_state: {stall:.2f}."
+        ],
         started=started,
     )
 

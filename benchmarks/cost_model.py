@@ -3,8 +3,8 @@
     step(P) = compute + data + (1 - overlap) * all_reduce(P)
     all_reduce(P) = 2 (P - 1) / P * bytes / bandwidth + 2 (P - 1) * latency
 
-A ring sends each of the P parts of the gradients 2 (P - 1) times. For many processes real libraries use trees, whose
-latency grows with log P, so the model is too pessimistic there.
+A ring sends each of the P parts of the gradients 2 (P - 1) times. For many processes real libraries
+use trees, whose latency grows with log P, so the model is too pessimistic there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class CostModel:
     def all_reduce_s(self, num_processes: int) -> float:
         """Seconds to sum the gradients over all processes, without overlap."""
         others = num_processes - 1
-        return 2 * others / num_processes * self.gradient_bytes / self.bytes_per_s + 2 * others * self.latency_s
+        return (
+            2 * others / num_processes * self.gradient_bytes / self.bytes_per_s
+            + 2 * others * self.latency_s
+        )
 
     def step_s(self, num_processes: int, *, processes_per_core: float = 1.0) -> float:
         """Seconds of a step; processes that share a core take turns."""

@@ -1,6 +1,7 @@
 """Accuracy against wall time on a CPU: our recipe, and the same net, data and schedule in a plain accelerate script.
 
-Runs two full trainings per seed, a few minutes each. `--max-steps 3` is a quick test that writes no result.
+Runs two full trainings per seed, a few minutes each. `--max-steps 3` is a quick test that writes no
+result.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def run_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None) -
         "--seed",
         str(seed),
     ]
-    command += ["--cache-dir", str(cache_dir)] + ([] if max_steps is None else ["--max-steps", str(max_steps)])
+    command += ["--cache-dir", str(cache_dir)] + (
+        [] if max_steps is None else ["--max-steps", str(max_steps)]
+    )
     start = time.perf_counter()
     run = subprocess.run(command, cwd=results.ROOT, check=True, capture_output=True, text=True)
     accuracy = json.loads(run.stdout.splitlines()[-1])["accuracy"]
@@ -60,19 +63,26 @@ def train_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None)
     images = load_images(dataset, cache_dir=cache_dir)
     mean = torch.tensor(images.normalization.mean)[:, None, None]
     std = torch.tensor(images.normalization.std)[:, None, None]
-    padding, batch_size = config["augment"]["crop_padding"], config["batch"]["per_device_batch_size"]
+    padding, batch_size = (
+        config["augment"]["crop_padding"],
+        config["batch"]["per_device_batch_size"],
+    )
 
     def augment(pixels: torch.Tensor) -> torch.Tensor:
         size = pixels.shape[-1]
         padded = F.pad((pixels.float() / 255 - mean) / std, (padding,) * 4, mode="reflect")
         crops = []
         for image in padded:
-            row, column, flip = (int(torch.randint(high, ())) for high in (2 * padding + 1, 2 * padding + 1, 2))
+            row, column, flip = (
+                int(torch.randint(high, ())) for high in (2 * padding + 1, 2 * padding + 1, 2)
+            )
             crop = image[:, row : row + size, column : column + size]
             crops.append(crop.flip(-1) if flip else crop)
         return torch.stack(crops).contiguous(memory_format=torch.channels_last)
 
-    model = build_model(ModelConfig(**config["model"]), in_channels=3, num_classes=images.num_classes)
+    model = build_model(
+        ModelConfig(**config["model"]), in_channels=3, num_classes=images.num_classes
+    )
     model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in its stubs
     settings = config["optimizer"]
     optimizer = torch.optim.SGD(
@@ -82,12 +92,18 @@ def train_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None)
         nesterov=True,
         weight_decay=settings["weight_decay"],
     )
-    loader = DataLoader(TensorDataset(images.train.images, images.train.labels), batch_size, shuffle=True)
+    loader = DataLoader(
+        TensorDataset(images.train.images, images.train.labels), batch_size, shuffle=True
+    )
     num_steps = config["trainer"]["num_epochs"] * len(loader)
     peak_step: float = config["schedule"]["peak_fraction"] * num_steps
 
     def triangle(step: int) -> float:
-        return (step + 1) / peak_step if step < peak_step else (num_steps - step) / (num_steps - peak_step)
+        return (
+            (step + 1) / peak_step
+            if step < peak_step
+            else (num_steps - step) / (num_steps - peak_step)
+        )
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, triangle)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
@@ -96,7 +112,9 @@ def train_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None)
         model.train()
         for pixels, labels in loader:
             logits = model(augment(pixels))
-            loss = F.cross_entropy(logits, labels, label_smoothing=config["task"]["label_smoothing"])
+            loss = F.cross_entropy(
+                logits, labels, label_smoothing=config["task"]["label_smoothing"]
+            )
             accelerator.backward(loss)
             optimizer.step()
             schedule.step()
@@ -125,7 +143,9 @@ def evaluate_plain(model: Any, split: Any, mean: Any, std: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", default="cifar10", help="as of recipes/cifar.py")
-    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer").expanduser())
+    parser.add_argument(
+        "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer").expanduser()
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max-steps", type=int)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
@@ -141,7 +161,8 @@ def main() -> None:
     started = results.environment()
     ways = {"our recipe": run_ours, "plain accelerate script": run_plain}
     rounds = [
-        {name: run(*where, seed, options.max_steps) for name, run in ways.items()} for seed in range(options.seeds)
+        {name: run(*where, seed, options.max_steps) for name, run in ways.items()}
+        for seed in range(options.seeds)
     ]
     rows = []
     for name in ways:

@@ -67,7 +67,9 @@ def make_ways(folder: Path) -> dict[str, Callable[[], Any]]:
         evaluator = Evaluator(shards, task=task, metrics=metrics, accelerator=accelerator)
         return lambda: evaluator.run(model)["accuracy"]
 
-    prepared = accelerator.prepare(DataLoader(TensorDataset(inputs, targets), batch_size=BATCH_SIZE))
+    prepared = accelerator.prepare(
+        DataLoader(TensorDataset(inputs, targets), batch_size=BATCH_SIZE)
+    )
 
     @torch.inference_mode()
     def bare() -> Any:
@@ -81,7 +83,9 @@ def make_ways(folder: Path) -> dict[str, Callable[[], Any]]:
         for images, labels in loader:
             logits = model(images)
             loss = F.cross_entropy(logits, labels, reduction="none")
-            predictions, references, loss = accelerator.gather_for_metrics((logits.argmax(1), labels, loss))
+            predictions, references, loss = accelerator.gather_for_metrics(
+                (logits.argmax(1), labels, loss)
+            )
             hits += int((predictions == references).sum().item())
             losses += loss.sum().item()
         return hits / NUM_SAMPLES
@@ -132,7 +136,9 @@ def main() -> None:
 
         measured = {
             name: [row["us"] for row in rows]
-            for name, rows in results.interleave(list(ways), measure, repeats=options.repeats).items()
+            for name, rows in results.interleave(
+                list(ways), measure, repeats=options.repeats
+            ).items()
         }
     costs = {name: sorted(samples)[len(samples) // 10] for name, samples in measured.items()}
     bare = costs["bare forward and loss"]
@@ -157,7 +163,9 @@ def main() -> None:
     ]
     if (others := beyond.get("evaluate's add_batch, accuracy only")) is not None:
         alone, both = (others / beyond[name] for name in ("ours, accuracy only", "ours"))
-        goals.append(f"At most 1/30 of evaluate's add_batch: 1/{alone:.0f}, and 1/{both:.0f} with the loss.")
+        goals.append(
+            f"At most 1/30 of evaluate's add_batch: 1/{alone:.0f}, and 1/{both:.0f} with the loss."
+        )
     results.write(
         "evaluation",
         title="Evaluation",

@@ -41,7 +41,9 @@ def write_splits(folder: Path, images: dict[str, tuple[Tensor, Tensor]]) -> Path
     """Write images uint8 [N, 3, 32, 32] and labels [N] of `train` and `test` as parquet."""
     folder.mkdir()
     for split, (pixels, labels) in images.items():
-        write_parquet(folder / f"{split}.parquet", pixels.permute(0, 2, 3, 1).numpy(), labels.tolist())
+        write_parquet(
+            folder / f"{split}.parquet", pixels.permute(0, 2, 3, 1).numpy(), labels.tolist()
+        )
     return folder
 
 
@@ -65,7 +67,9 @@ class Data:
         chosen, _ = self._draw(seed)
         is_in = self._test.labels >= 5
         test = self._test.images[is_in], self._test.labels[is_in] - 5
-        return write_splits(self._folder / f"few-{seed}", {"train": self._rows(chosen), "test": test})
+        return write_splits(
+            self._folder / f"few-{seed}", {"train": self._rows(chosen), "test": test}
+        )
 
     def few_to_choose(self, seed: int) -> Path:
         """The same, with 200 more training images of each class instead of the test images."""
@@ -88,10 +92,19 @@ class Data:
 
 def train(dataset: Path, run: Path, flags: Sequence[str]) -> float:
     """Return the accuracy at the end of a run of the recipe."""
-    command = [sys.executable, "recipes/cifar.py", "--config", str(CONFIG), "--dataset", str(dataset)]
+    command = [
+        sys.executable,
+        "recipes/cifar.py",
+        "--config",
+        str(CONFIG),
+        "--dataset",
+        str(dataset),
+    ]
     command += ["--output-dir", str(run), "--cache-dir", str(run.parent / "cache"), *flags]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    subprocess.run(command, cwd=results.ROOT, check=True, stdout=subprocess.DEVNULL, env=environment)
+    subprocess.run(
+        command, cwd=results.ROOT, check=True, stdout=subprocess.DEVNULL, env=environment
+    )
     print(".", end="", flush=True)
     return float(json.loads((run / "result.json").read_text())["metrics"]["eval/accuracy"])
 
@@ -102,7 +115,9 @@ def fine_tune(way: str, dataset: Path, run: Path, net: Path, flags: Sequence[str
     return train(dataset, run, [*FINE_TUNING, *start, *flags])
 
 
-def measure(folder: Path, data: Data, num_seeds: int, flags: Sequence[str]) -> tuple[list[results.Row], ...]:
+def measure(
+    folder: Path, data: Data, num_seeds: int, flags: Sequence[str]
+) -> tuple[list[results.Row], ...]:
     """Return the rows of the pretrained nets, of the choice of the learning rates, and of the ways."""
     nets, pretrained = [], []
     pretraining = data.pretraining()
@@ -118,7 +133,10 @@ def measure(folder: Path, data: Data, num_seeds: int, flags: Sequence[str]) -> t
             run = folder / f"choice-{len(choice)}-{rate}"
             options = ["--lr", rate, "--seed", str(num_seeds), *flags]
             accuracies.append(fine_tune(way, to_choose, run, nets[0], options))
-        named = {f"lr {rate}: accuracy %": 100 * value for rate, value in zip(LEARNING_RATES, accuracies, strict=True)}
+        named = {
+            f"lr {rate}: accuracy %": 100 * value
+            for rate, value in zip(LEARNING_RATES, accuracies, strict=True)
+        }
         chosen = LEARNING_RATES[int(np.argmax(accuracies))]
         choice.append({"way": way, **named, "chosen": chosen})
     sets = [data.few(seed) for seed in range(num_seeds)]
@@ -127,24 +145,35 @@ def measure(folder: Path, data: Data, num_seeds: int, flags: Sequence[str]) -> t
         accuracies = []
         for seed in range(num_seeds):
             options = ["--lr", choice[place]["chosen"], "--seed", str(seed), *flags]
-            accuracies.append(fine_tune(way, sets[seed], folder / f"way-{place}-{seed}", nets[seed], options))
+            accuracies.append(
+                fine_tune(way, sets[seed], folder / f"way-{place}-{seed}", nets[seed], options)
+            )
         rows.append(accuracy_row({"way": way, "lr": choice[place]["chosen"]}, accuracies))
-    return [accuracy_row({"net": "the five classes that it was trained on"}, pretrained)], choice, rows
+    return (
+        [accuracy_row({"net": "the five classes that it was trained on"}, pretrained)],
+        choice,
+        rows,
+    )
 
 
 def accuracy_row(start: results.Row, accuracies: Sequence[float]) -> results.Row:
     """Return a mean and standard deviation in percent."""
     percent = [round(100 * accuracy, 2) for accuracy in accuracies]
     deviation = f"{statistics.stdev(percent):.2f}" if len(percent) > 1 else None
-    return {**start, "accuracy %": f"{statistics.mean(percent):.2f}", "+-": deviation, "n": len(percent)} | {
-        "samples": percent
-    }
+    return {
+        **start,
+        "accuracy %": f"{statistics.mean(percent):.2f}",
+        "+-": deviation,
+        "n": len(percent),
+    } | {"samples": percent}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dataset", default="cifar10", help="as of recipes/cifar.py")
-    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer").expanduser())
+    parser.add_argument(
+        "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer").expanduser()
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max-steps", type=int)
     options = parser.parse_args()

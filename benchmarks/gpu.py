@@ -1,10 +1,10 @@
 """Runs what needs a GPU, in parts of less than eight minutes each: `python -m benchmarks.gpu --part exact`.
 
-It needs only the repository: no network, pip or make. It trains on CIFAR-10 from the hub or from `--dataset FOLDER`, or
-otherwise on random images of the same shape. Each part writes its results as it gets them, to results/gpu_PART.json or
-to the folder `--to`, to be committed unchanged; a part that fails costs only itself. Without a GPU nothing is measured;
-`--tiny` tries the parts with a few steps, and of each list of
-cases the first; `--every-case` all.
+It needs only the repository: no network, pip or make. It trains on CIFAR-10 from the hub or from
+`--dataset FOLDER`, or otherwise on random images of the same shape. Each part writes its results as
+it gets them, to results/gpu_PART.json or to the folder `--to`, to be committed unchanged; a part
+that fails costs only itself. Without a GPU nothing is measured; `--tiny` tries the parts with a few
+steps, and of each list of cases the first; `--every-case` all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ PARTS: Mapping[str, tuple[str, Callable[[Page, Setting], None]]] = {
 }
 
 
-def find_images(dataset: str | None, cache_dir: Path, folder: Path, *, num_random: int) -> tuple[str, str, Path, bool]:
+def find_images(
+    dataset: str | None, cache_dir: Path, folder: Path, *, num_random: int
+) -> tuple[str, str, Path, bool]:
     """Return the dataset, what it is, its cache, and whether it is real: the given one, CIFAR-10 or random images."""
     if dataset is not None:
         load_images(dataset, cache_dir=cache_dir)  # decoded before any clock runs
@@ -65,15 +67,35 @@ def run_part(part: str, setting: Setting, folder: Path, *, time_s: float) -> Pag
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="which; default: all, in order")
-    parser.add_argument("--dataset", help="a folder of CIFAR-10; None: from the hub, else random images")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--part",
+        nargs="+",
+        choices=PARTS,
+        default=list(PARTS),
+        help="which; default: all, in order",
+    )
+    parser.add_argument(
+        "--dataset", help="a folder of CIFAR-10; None: from the hub, else random images"
+    )
     parser.add_argument("--photos", type=Path, help="a folder of photos, for the part of that name")
-    parser.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer").expanduser())
-    parser.add_argument("--to", type=Path, help="where results are written; default: benchmarks/results")
-    parser.add_argument("--time-s", type=float, default=420, help="no check of a part begins after as many seconds")
-    parser.add_argument("--tiny", action="store_true", help="try it with a few steps, also without a GPU")
-    parser.add_argument("--every-case", action="store_true", help="with --tiny: not only the first of each list")
+    parser.add_argument(
+        "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer").expanduser()
+    )
+    parser.add_argument(
+        "--to", type=Path, help="where results are written; default: benchmarks/results"
+    )
+    parser.add_argument(
+        "--time-s", type=float, default=420, help="no check of a part begins after as many seconds"
+    )
+    parser.add_argument(
+        "--tiny", action="store_true", help="try it with a few steps, also without a GPU"
+    )
+    parser.add_argument(
+        "--every-case", action="store_true", help="with --tiny: not only the first of each list"
+    )
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not options.tiny:
@@ -83,14 +105,22 @@ def main() -> None:
         scratch = Path(name)
         try:
             num_random = 512 if options.tiny else 50_000
-            found = find_images(options.dataset, options.cache_dir, scratch / "noise", num_random=num_random)
+            found = find_images(
+                options.dataset, options.cache_dir, scratch / "noise", num_random=num_random
+            )
         except UserError as error:
             sys.exit(str(error))
         dataset, described, cache_dir, are_real = found
         setting = Setting(
-            device=device, dataset=dataset, described=described, photos=options.photos, cache_dir=cache_dir,
-            is_tiny=options.tiny, has_every_case=options.every_case or not options.tiny, are_real=are_real,
-        )  # fmt: skip
+            device=device,
+            dataset=dataset,
+            described=described,
+            photos=options.photos,
+            cache_dir=cache_dir,
+            is_tiny=options.tiny,
+            has_every_case=options.every_case or not options.tiny,
+            are_real=are_real,
+        )
         # What is only tried is not kept beside what was measured.
         folder = options.to or (scratch / "results" if options.tiny else results.FOLDER / "results")
         for part in options.part:

@@ -40,7 +40,9 @@ def write_parquet(path: Path, pixels: NDArray[np.uint8], labels: Sequence[int]) 
     import datasets
     from PIL import Image
 
-    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=max(labels) + 1)})
+    features = datasets.Features(
+        {"img": datasets.Image(), "label": datasets.ClassLabel(num_classes=max(labels) + 1)}
+    )
     columns = {"img": [Image.fromarray(image) for image in pixels], "label": labels}
     datasets.Dataset.from_dict(columns, features=features).to_parquet(str(path))
 
@@ -55,7 +57,9 @@ class PilTransform:
     def __call__(self, image: Any) -> Tensor:
         from PIL import Image, ImageOps
 
-        row, column, flip = (int(torch.randint(high, ())) for high in (2 * PADDING + 1, 2 * PADDING + 1, 2))
+        row, column, flip = (
+            int(torch.randint(high, ())) for high in (2 * PADDING + 1, 2 * PADDING + 1, 2)
+        )
         image = ImageOps.expand(image.convert("RGB"), PADDING)
         image = image.crop((column, row, column + SIZE, row + SIZE))
         if flip:
@@ -86,10 +90,18 @@ def collate(rows: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
     return torch.stack([row["img"] for row in rows]), torch.tensor([row["label"] for row in rows])
 
 
-def hf_loader(rows: Any, transform: PilTransform, *, is_batched: bool, num_workers: int) -> Iterator[Any]:
-    options: dict[str, Any] = {"batch_size": BATCH_SIZE, "shuffle": True, "num_workers": num_workers}
+def hf_loader(
+    rows: Any, transform: PilTransform, *, is_batched: bool, num_workers: int
+) -> Iterator[Any]:
+    options: dict[str, Any] = {
+        "batch_size": BATCH_SIZE,
+        "shuffle": True,
+        "num_workers": num_workers,
+    }
     if is_batched:
-        return iter(DataLoader(rows.with_transform(transform.of_batch), collate_fn=collate, **options))
+        return iter(
+            DataLoader(rows.with_transform(transform.of_batch), collate_fn=collate, **options)
+        )
     return iter(DataLoader(PerItem(rows, transform), **options))
 
 
@@ -122,7 +134,8 @@ def images_per_s(batches: Iterator[Any], num_batches: int, clock: Clock) -> floa
     for _ in islice(batches, 4):
         pass
     start = clock()
-    num_taken = sum(1 for _ in islice(batches, num_batches))  # a short pass of a peer may have fewer
+    # a short pass of a peer may have fewer
+    num_taken = sum(1 for _ in islice(batches, num_batches))
     return num_taken * BATCH_SIZE / (clock() - start)
 
 
@@ -139,7 +152,9 @@ def copied_bytes_per_s() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dataset", type=Path, help="a folder with train.parquet and test.parquet; default: noise")
+    parser.add_argument(
+        "--dataset", type=Path, help="a folder with train.parquet and test.parquet; default: noise"
+    )
     parser.add_argument("--images", type=int, default=10_000, help="of noise")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=2)
@@ -147,14 +162,17 @@ def main() -> None:
     import datasets
 
     datasets.disable_progress_bars()
-    start_accelerator(RuntimeConfig(num_threads=1))  # memory that is freed is kept, as in a run: for all ways
+    # memory that is freed is kept, as in a run: for all ways
+    start_accelerator(RuntimeConfig(num_threads=1))
     started = results.environment()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.dataset or Path(scratch)
         if options.dataset is None:
             write_noise(folder, num_train=options.images)
         train_file = str(folder / "train.parquet")
-        rows = datasets.load_dataset("parquet", data_files=train_file, cache_dir=f"{scratch}/hf", split="train")
+        rows = datasets.load_dataset(
+            "parquet", data_files=train_file, cache_dir=f"{scratch}/hf", split="train"
+        )
         images = load_images(str(folder), cache_dir=Path(scratch) / "cache")
         transform = PilTransform(images.normalization.mean, images.normalization.std)
 
@@ -163,9 +181,16 @@ def main() -> None:
                 rate = images_per_s(our_loader(images, name.split()[-1]), 380, time.thread_time)
             else:
                 num_workers = options.workers if "workers" in name else 0
-                loader = hf_loader(rows, transform, is_batched="batched" in name, num_workers=num_workers)
-                rate = images_per_s(loader, 24, time.perf_counter if num_workers else time.thread_time)
-            return {"rate": rate, "bandwidth": copied_bytes_per_s() if name.startswith("ours") else None}
+                loader = hf_loader(
+                    rows, transform, is_batched="batched" in name, num_workers=num_workers
+                )
+                rate = images_per_s(
+                    loader, 24, time.perf_counter if num_workers else time.thread_time
+                )
+            return {
+                "rate": rate,
+                "bandwidth": copied_bytes_per_s() if name.startswith("ours") else None,
+            }
 
         workers = f"{options.workers} workers, wall"
         names = ["ours, crop reflect", "ours, crop zero", "HF + PIL batched", "HF + PIL per item"]
@@ -174,7 +199,10 @@ def main() -> None:
     table = []
     for name in names:
         rates = [row["rate"] for row in measured[name]]
-        ratios = [mine / other["rate"] for mine, other in zip(rates, measured["HF + PIL batched"], strict=True)]
+        ratios = [
+            mine / other["rate"]
+            for mine, other in zip(rates, measured["HF + PIL batched"], strict=True)
+        ]
         table.append(
             {
                 "pipeline": name,
@@ -187,7 +215,10 @@ def main() -> None:
             }
         )
     # Read as uint8, written as float32.
-    shares = [row["rate"] * SIZE * SIZE * 3 * 5 / row["bandwidth"] for row in measured["ours, crop reflect"]]
+    shares = [
+        row["rate"] * SIZE * SIZE * 3 * 5 / row["bandwidth"]
+        for row in measured["ours, crop reflect"]
+    ]
     results.write(
         "input_pipeline",
         title="Input pipeline",

@@ -1,6 +1,9 @@
-"""The same training loop in each toolkit, with the same model, data and optimizer. `overhead` runs one per process.
+"""The same training loop in each toolkit, with the same model, data and optimizer.
 
-Each follows its toolkit's documentation, and imports the toolkit itself, so that start-up times can be compared.
+`overhead` runs one per process.
+
+Each follows its toolkit's documentation, and imports the toolkit itself, so that start-up times can
+be compared.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ class Stamped(nn.Module):
         if self.training:
             if len(self.begun_ns) == 1:  # the first step is done
                 self.start = time.time() - _WALL_S, time.process_time()
-            self.begun_ns.append(time.thread_time_ns() if is_on_cpu(self) else time.perf_counter_ns())
+            self.begun_ns.append(
+                time.thread_time_ns() if is_on_cpu(self) else time.perf_counter_ns()
+            )
         result: Tensor = self.inner(inputs)
         return result
 
@@ -68,7 +73,10 @@ class Batches(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Fast(nn.Module):
-    """A net as GPUs are fed: bf16, channels last, compiled. In the model, so that it is the same in each loop."""
+    """A net as GPUs are fed: bf16, channels last, compiled.
+
+    In the model, so that it is the same in each loop.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -117,7 +125,9 @@ def raw(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
         optimizer.zero_grad()
 
 
-def raw_with_schedule_and_mean_loss(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
+def raw_with_schedule_and_mean_loss(
+    model: Stamped, batches: DataLoader[Any], num_steps: int
+) -> None:
     optimizer = make_optimizer(model)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, num_steps)
     model.train()
@@ -131,7 +141,9 @@ def raw_with_schedule_and_mean_loss(model: Stamped, batches: DataLoader[Any], nu
         total += loss.detach()
 
 
-def accelerate(model: Stamped, batches: DataLoader[Any], num_steps: int, *, accumulates: bool = False) -> None:
+def accelerate(
+    model: Stamped, batches: DataLoader[Any], num_steps: int, *, accumulates: bool = False
+) -> None:
     from contextlib import nullcontext
 
     from accelerate import Accelerator
@@ -154,7 +166,9 @@ def accelerate_accumulate(model: Stamped, batches: DataLoader[Any], num_steps: i
     accelerate(model, batches, num_steps, accumulates=True)
 
 
-def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_optimizer: bool = True) -> None:
+def ours(
+    model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_optimizer: bool = True
+) -> None:
     """With a cosine schedule, the mean loss logged every 50 steps, checkpoints, and a callback on every event.
 
     And with the optimizer that the toolkit makes, or else that of the other loops.
@@ -214,8 +228,12 @@ def ours(model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_op
 
     accelerator = Accelerator(cpu=is_on_cpu(model))
     task, loader = ClassificationTask(), Loader()
-    config = OptimizerConfig(learning_rate=LEARNING_RATE, momentum=MOMENTUM, nesterov=False, weight_decay=0.0)
-    checkpointer = Checkpointer(Path(tempfile.mkdtemp()) / "c", config=CheckpointConfig(), metadata={})
+    config = OptimizerConfig(
+        learning_rate=LEARNING_RATE, momentum=MOMENTUM, nesterov=False, weight_decay=0.0
+    )
+    checkpointer = Checkpointer(
+        Path(tempfile.mkdtemp()) / "c", config=CheckpointConfig(), metadata={}
+    )
     trainer = assemble_trainer(
         TrainerConfig(num_epochs=1, monitor="eval/loss", monitor_mode="min"),
         strategy=PlainStrategy(accelerator, seed=0),
@@ -256,7 +274,9 @@ def fabric(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None:
         optimizer.zero_grad()
 
 
-def lightning(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_minimal: bool = False) -> None:
+def lightning(
+    model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_minimal: bool = False
+) -> None:
     import lightning as L
 
     class Module(L.LightningModule):  # type: ignore[misc]  # of any type where lightning is not installed
@@ -280,7 +300,9 @@ def lightning(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_mi
     names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     quiet: dict[str, Any] = dict.fromkeys(names, False) if is_minimal else {}
     kind = "cpu" if is_on_cpu(model) else "auto"
-    trainer = L.Trainer(accelerator=kind, devices=1, max_epochs=1, default_root_dir=tempfile.mkdtemp(), **quiet)
+    trainer = L.Trainer(
+        accelerator=kind, devices=1, max_epochs=1, default_root_dir=tempfile.mkdtemp(), **quiet
+    )
     trainer.fit(Module(), batches)
 
 
@@ -288,7 +310,9 @@ def lightning_minimal(model: Stamped, batches: DataLoader[Any], num_steps: int) 
     lightning(model, batches, num_steps, is_minimal=True)
 
 
-def pytorch_accelerated(model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_minimal: bool = False) -> None:
+def pytorch_accelerated(
+    model: Stamped, batches: DataLoader[Any], num_steps: int, *, is_minimal: bool = False
+) -> None:
     from pytorch_accelerated import Trainer as PeerTrainer
 
     class Trainer(PeerTrainer):  # type: ignore[misc]  # published without types
@@ -338,10 +362,19 @@ def hf_trainer(model: Stamped, batches: DataLoader[Any], num_steps: int) -> None
 
     wrapped = Model()
     arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(), max_steps=num_steps, use_cpu=is_on_cpu(model), report_to=[], save_strategy="no",
-        logging_steps=50, lr_scheduler_type="cosine", max_grad_norm=0.0, disable_tqdm=True,
-    )  # fmt: skip
-    Trainer(wrapped, arguments, train_dataset=Named(), optimizers=(make_optimizer(wrapped), None)).train()
+        output_dir=tempfile.mkdtemp(),
+        max_steps=num_steps,
+        use_cpu=is_on_cpu(model),
+        report_to=[],
+        save_strategy="no",
+        logging_steps=50,
+        lr_scheduler_type="cosine",
+        max_grad_norm=0.0,
+        disable_tqdm=True,
+    )
+    Trainer(
+        wrapped, arguments, train_dataset=Named(), optimizers=(make_optimizer(wrapped), None)
+    ).train()
 
 
 LOOPS: dict[str, Loop] = {
@@ -362,7 +395,8 @@ LOOPS: dict[str, Loop] = {
 
 def step_us(model: Stamped, num_steps: int) -> float:
     begun_ns = model.begun_ns[num_steps // 4 : num_steps]  # warm-up
-    if not is_on_cpu(model):  # where a step begins while others are still computed: their mean, not one of them
+    # where a step begins while others are still computed: their mean, not one of them
+    if not is_on_cpu(model):
         return (begun_ns[-1] - begun_ns[0]) / (len(begun_ns) - 1) / 1000
     steps_ns = sorted(later - now for now, later in zip(begun_ns, begun_ns[1:], strict=False))
     return steps_ns[len(steps_ns) // 10] / 1000

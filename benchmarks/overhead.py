@@ -20,7 +20,9 @@ NEEDS = {
 
 def is_installed(loop: str) -> bool:
     return all(
-        importlib.util.find_spec(package) is not None for prefix, package in NEEDS.items() if loop.startswith(prefix)
+        importlib.util.find_spec(package) is not None
+        for prefix, package in NEEDS.items()
+        if loop.startswith(prefix)
     )
 
 
@@ -33,13 +35,18 @@ def measure(
 ) -> list[results.Row]:
     names = [name for name in loops if is_installed(name)]
     measured = results.interleave(
-        names, lambda name: results.in_process("loops", name, model, str(num_steps), device), repeats=repeats
+        names,
+        lambda name: results.in_process("loops", name, model, str(num_steps), device),
+        repeats=repeats,
     )
     rows = []
     for name in names:
         steps = [row["step_us"] for row in measured[name]]
         # Ratios within a round: both sides saw the machine in the same minute.
-        ratios = [mine["step_us"] / base["step_us"] for mine, base in zip(measured[name], measured["raw"], strict=True)]
+        ratios = [
+            mine["step_us"] / base["step_us"]
+            for mine, base in zip(measured[name], measured["raw"], strict=True)
+        ]
         rows.append(
             {
                 "loop": name,
@@ -58,18 +65,26 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--loops", nargs="+", default=list(LOOPS), help="of the tiny model; raw and ours are needed")
+    parser.add_argument(
+        "--loops", nargs="+", default=list(LOOPS), help="of the tiny model; raw and ours are needed"
+    )
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=1200)
     parser.add_argument("--resnet-repeats", type=int, default=9)
     parser.add_argument("--resnet-steps", type=int, default=12)
     options = parser.parse_args()
     started = results.environment()
-    tables = {"Linear(32, 10), batch 128": measure("tiny", options.loops, options.steps, options.repeats)}
+    tables = {
+        "Linear(32, 10), batch 128": measure("tiny", options.loops, options.steps, options.repeats)
+    }
     if options.resnet_repeats:
-        tables["ResNet-20, batch 128"] = measure("resnet20", LONG_STEPS, options.resnet_steps, options.resnet_repeats)
+        tables["ResNet-20, batch 128"] = measure(
+            "resnet20", LONG_STEPS, options.resnet_steps, options.resnet_repeats
+        )
     rows = {row["loop"]: row for row in next(iter(tables.values()))}
-    ours, plain, raw = (rows[name] for name in ("ours, all on", "ours, the others' optimizer", "raw"))
+    ours, plain, raw = (
+        rows[name] for name in ("ours, all on", "ours, the others' optimizer", "raw")
+    )
     results.write(
         "overhead",
         title="Overhead of the loop",

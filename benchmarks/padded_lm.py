@@ -1,8 +1,9 @@
 """A padded language model, split differently: how far is each toolkit from one big batch after 10 steps?
 
-All train the same small transformer on the same texts of unequal lengths, in the same order, in float64: 8 texts a
-step, as one batch, in two processes, in four micro-batches, and both. The texts are padded to the longest of a
-micro-batch. Each toolkit is set up as its documentation says. About 20 minutes on two cores.
+All train the same small transformer on the same texts of unequal lengths, in the same order, in
+float64: 8 texts a step, as one batch, in two processes, in four micro-batches, and both. The texts
+are padded to the longest of a micro-batch. Each toolkit is set up as its documentation says. About
+20 minutes on two cores.
 """
 
 from __future__ import annotations
@@ -65,17 +66,24 @@ def collate(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Pad to [B, T], with labels that are ignored."""
     return {
         "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
-        "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=IGNORED),
+        "labels": pad_sequence(
+            [sample["labels"] for sample in samples], batch_first=True, padding_value=IGNORED
+        ),
     }
 
 
 class LanguageModel(nn.Module):
-    """A causal transformer of one layer: [B, T] -> [B, T, V]. Padding on the right changes no other logits."""
+    """A causal transformer of one layer: [B, T] -> [B, T, V].
+
+    Padding on the right changes no other logits.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(64, WIDTH)
-        self.layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
+        self.layer = nn.TransformerEncoderLayer(
+            WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True
+        )
         self.head = nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -96,7 +104,9 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def loss_of(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction=reduction)
+    return F.cross_entropy(
+        logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction=reduction
+    )
 
 
 def loader_of(seed: int, size: int) -> DataLoader[Any]:
@@ -139,7 +149,9 @@ def ours(seed: int, size: int, accumulation: int) -> nn.Module:
 
         def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
             logits = model(**batch.inputs)
-            losses = F.cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORED, reduction="none")
+            losses = F.cross_entropy(
+                logits.transpose(1, 2), batch.targets, ignore_index=IGNORED, reduction="none"
+            )
             return EvalOutput(losses.sum(1), losses, num_items=(batch.targets != IGNORED).sum(1))
 
     config = RecipeConfig(
@@ -156,9 +168,14 @@ def ours(seed: int, size: int, accumulation: int) -> nn.Module:
             texts, texts, run.config.batch, seed=seed, accelerator=run.accelerator, collate=collate
         )
         build_trainer(
-            run, model=model, task=NextToken(), loader=loader, eval_loader=eval_loader, metrics=[MeanLoss()],
+            run,
+            model=model,
+            task=NextToken(),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=[MeanLoss()],
             optimizer=make_optimizer,
-        ).fit()  # fmt: skip
+        ).fit()
     return model
 
 
@@ -168,7 +185,9 @@ def accelerate(seed: int, size: int, accumulation: int) -> nn.Module:
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
     model = make_model(seed)
-    module, optimizer, loader = accelerator.prepare(model, make_optimizer(model), loader_of(seed, size))
+    module, optimizer, loader = accelerator.prepare(
+        model, make_optimizer(model), loader_of(seed, size)
+    )
     for batch in loader:
         with accelerator.accumulate(module):
             accelerator.backward(loss_of(module(batch["input_ids"]), batch["labels"]))
@@ -183,16 +202,24 @@ def accelerate_by_hand(seed: int, size: int, accumulation: int) -> nn.Module:
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
     model = make_model(seed)
-    module, optimizer, loader = accelerator.prepare(model, make_optimizer(model), loader_of(seed, size))
+    module, optimizer, loader = accelerator.prepare(
+        model, make_optimizer(model), loader_of(seed, size)
+    )
     batches = iter(loader)
     for _ in range(NUM_STEPS):
         window = [next(batches) for _ in range(accumulation)]
-        num_items = accelerator.gather(sum((batch["labels"] != IGNORED).sum() for batch in window)).sum().item()
+        num_items = (
+            accelerator.gather(sum((batch["labels"] != IGNORED).sum() for batch in window))
+            .sum()
+            .item()
+        )
         for place, batch in enumerate(window):
             is_last = place == accumulation - 1
             with contextlib.nullcontext() if is_last else accelerator.no_sync(module):
                 loss_sum = loss_of(module(batch["input_ids"]), batch["labels"], "sum")
-                accelerator.backward(loss_sum * accumulation * accelerator.num_processes / num_items)
+                accelerator.backward(
+                    loss_sum * accumulation * accelerator.num_processes / num_items
+                )
         optimizer.step()
         optimizer.zero_grad()
     return model
@@ -214,12 +241,20 @@ def lightning(seed: int, size: int, accumulation: int) -> nn.Module:
             return make_optimizer(self)
 
     module = Module()
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
     L.Trainer(
-        accelerator="cpu", devices=num_processes, strategy="ddp" if num_processes > 1 else "auto", precision="64-true",
-        max_epochs=1, accumulate_grad_batches=accumulation, default_root_dir=tempfile.mkdtemp(), **quiet,
-    ).fit(module, loader_of(seed, size))  # fmt: skip
+        accelerator="cpu",
+        devices=num_processes,
+        strategy="ddp" if num_processes > 1 else "auto",
+        precision="64-true",
+        max_epochs=1,
+        accumulate_grad_batches=accumulation,
+        default_root_dir=tempfile.mkdtemp(),
+        **quiet,
+    ).fit(module, loader_of(seed, size))
     return module.model
 
 
@@ -263,15 +298,28 @@ def _hf_train(model: nn.Module, seed: int, size: int, accumulation: int, **optio
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
-        output_dir=tempfile.mkdtemp(), num_train_epochs=1, per_device_train_batch_size=size,
-        gradient_accumulation_steps=accumulation, lr_scheduler_type="constant", max_grad_norm=0.0,
-        train_sampling_strategy="sequential", use_cpu=True, report_to=[], save_strategy="no", disable_tqdm=True,
-        remove_unused_columns=False, label_names=["labels"],
-    )  # fmt: skip
+        output_dir=tempfile.mkdtemp(),
+        num_train_epochs=1,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=accumulation,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        train_sampling_strategy="sequential",
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        label_names=["labels"],
+    )
     Trainer(
-        model, arguments, train_dataset=Texts(seed), data_collator=collate, optimizers=(make_optimizer(model), None),
+        model,
+        arguments,
+        train_dataset=Texts(seed),
+        data_collator=collate,
+        optimizers=(make_optimizer(model), None),
         **options,
-    ).train()  # fmt: skip
+    ).train()
 
 
 @dataclass(frozen=True)
@@ -288,7 +336,9 @@ WAYS = {
     "accelerate: tokens counted and gathered in the loop": Way(accelerate_by_hand),
     "Lightning": Way(lightning, "lightning"),
     "HF Trainer: the model returns its mean loss": Way(hf_trainer, "transformers"),
-    "HF Trainer: compute_loss_func with num_items_in_batch": Way(hf_trainer_with_items, "transformers"),
+    "HF Trainer: compute_loss_func with num_items_in_batch": Way(
+        hf_trainer_with_items, "transformers"
+    ),
 }
 REFERENCE = "plain torch"
 
@@ -310,11 +360,16 @@ def measure(name: str, layout: str, seeds: int) -> Iterator[tuple[dict[str, Tens
     with tempfile.TemporaryDirectory() as folder:
         module = "benchmarks.padded_lm"
         command = [sys.executable, "-W", "ignore", "-m"]
-        command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}", "-m"] * (
-            num_processes > 1
-        )
+        command += [
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={num_processes}",
+            "-m",
+        ] * (num_processes > 1)
         command += [module, "--one", name, layout, folder, "--seeds", str(seeds)]
-        run = subprocess.run(command, cwd=results.ROOT, env=os.environ | SETTINGS, capture_output=True, text=True)
+        run = subprocess.run(
+            command, cwd=results.ROOT, env=os.environ | SETTINGS, capture_output=True, text=True
+        )
         if run.returncode:
             raise RuntimeError(f"{name}, {layout} failed:\n{run.stderr[-3000:]}")
         for seed in range(seeds):
@@ -351,7 +406,9 @@ def main() -> None:
             for (trained, loss), (expected, expected_loss) in zip(
                 measure(name, layout, options.seeds), references, strict=True
             ):
-                weights.append(max(float((trained[key] - expected[key]).abs().max()) for key in expected))
+                weights.append(
+                    max(float((trained[key] - expected[key]).abs().max()) for key in expected)
+                )
                 losses.append(abs(loss - expected_loss))
             rows.append(
                 {
@@ -366,7 +423,10 @@ def main() -> None:
                 }
             )
     print()
-    worst = max((float(row["most of a weight"]) for row in rows if row["way"].startswith("ours")), default=0.0)
+    worst = max(
+        (float(row["most of a weight"]) for row in rows if row["way"].startswith("ours")),
+        default=0.0,
+    )
     results.write(
         "padded_lm",
         title="A padded language model, split differently",

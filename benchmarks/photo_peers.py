@@ -50,7 +50,12 @@ class PilTransform:
             aspect = math.exp(random.uniform(*map(math.log, SHAPE)))
             columns, rows = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if 0 < columns <= width and 0 < rows <= height:
-                return random.randint(0, width - columns), random.randint(0, height - rows), columns, rows
+                return (
+                    random.randint(0, width - columns),
+                    random.randint(0, height - rows),
+                    columns,
+                    rows,
+                )
         return 0, 0, width, height
 
 
@@ -124,7 +129,9 @@ def _define_torchvision_operators() -> None:
     """torchvision's wheel on PyPI does not load beside a CPU build of torch; no photo needs what it then lacks."""
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
-            library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
+            library.define(
+                f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor"
+            )
 
 
 def webdataset(source: Source, num_workers: int) -> Iterator[Any]:
@@ -143,7 +150,12 @@ def webdataset(source: Source, num_workers: int) -> Iterator[Any]:
                             member.size = len(content)
                             tar.addfile(member, io.BytesIO(content))
     tars = f"{folder}/{{000000..{NUM_SHARDS - 1:06}}}.tar"
-    dataset = wds.WebDataset(tars, shardshuffle=NUM_SHARDS).shuffle(1000).decode("pil").to_tuple("jpg", "cls")
+    dataset = (
+        wds.WebDataset(tars, shardshuffle=NUM_SHARDS)
+        .shuffle(1000)
+        .decode("pil")
+        .to_tuple("jpg", "cls")
+    )
     dataset = dataset.map_tuple(PilTransform(), int).batched(BATCH_SIZE)
     return iter(wds.WebLoader(dataset, batch_size=None, num_workers=num_workers))
 
@@ -163,9 +175,13 @@ def litdata(source: Source, num_workers: int) -> Iterator[Any]:
     if not folder.exists():
         inputs = [(data, label) for _, data, label in source.rows()]
         # It sets the start method for the whole process: that of the others.
-        ld.optimize(_sample, inputs, str(folder), chunk_bytes="16MB", num_workers=1, start_method="fork")
+        ld.optimize(
+            _sample, inputs, str(folder), chunk_bytes="16MB", num_workers=1, start_method="fork"
+        )
     return iter(
-        ld.StreamingDataLoader(Photos(str(folder), shuffle=True), batch_size=BATCH_SIZE, num_workers=num_workers)
+        ld.StreamingDataLoader(
+            Photos(str(folder), shuffle=True), batch_size=BATCH_SIZE, num_workers=num_workers
+        )
     )
 
 

@@ -27,7 +27,17 @@ from accel_trainer.vision.augment.photo import PhotoAugment, random_resized_box
 from accel_trainer.vision.data.eval_transform import resize_box
 
 from . import results
-from .photo_peers import BATCH_SIZE, NUM_CLASSES, PEERS, PIL, SCALE, SHAPE, SIZE, Source, installed_peers
+from .photo_peers import (
+    BATCH_SIZE,
+    NUM_CLASSES,
+    PEERS,
+    PIL,
+    SCALE,
+    SHAPE,
+    SIZE,
+    Source,
+    installed_peers,
+)
 
 NUM_CUTS = 60
 BARE, OURS = "bare loop", "ours"
@@ -43,7 +53,9 @@ def cut_photos(width: int, height: int) -> list[bytes]:
         photo = Image.fromarray(load_sample_images().images[index % 2])
         left, top = int(places.integers(0, 140)), int(places.integers(0, 52))
         data = io.BytesIO()
-        photo.resize((width, height), box=(left, top, left + 500, top + 375)).save(data, "jpeg", quality=92)
+        photo.resize((width, height), box=(left, top, left + 500, top + 375)).save(
+            data, "jpeg", quality=92
+        )
         files.append(data.getvalue())
     return files
 
@@ -54,7 +66,8 @@ def save_table(folder: Path, files: Sequence[bytes], num_rows: int) -> None:
     from datasets import ClassLabel, Dataset, Features, Image
 
     features = Features({"image": Image(), "label": ClassLabel(num_classes=NUM_CLASSES)})
-    thousand = [files[index % len(files)] for index in range(min(1000, num_rows))]  # in a record batch
+    # in a record batch
+    thousand = [files[index % len(files)] for index in range(min(1000, num_rows))]
     columns = {"image": thousand, "label": [index % NUM_CLASSES for index in range(len(thousand))]}
     few = Dataset.from_dict(columns, features=features)
     table = few.data.table
@@ -88,7 +101,9 @@ def bare_batches(files: Sequence[bytes]) -> Iterator[Any]:
     """Decode, crop, resize and flip into a batch, and do nothing else."""
     import simplejpeg
 
-    draws = PhotoAugment(PhotoAugmentConfig(), size=SIZE, mean=(0.5,) * 3, seed=0, epoch=0).draw(torch.arange(4096))
+    draws = PhotoAugment(PhotoAugmentConfig(), size=SIZE, mean=(0.5,) * 3, seed=0, epoch=0).draw(
+        torch.arange(4096)
+    )
     row = 0
     while True:
         batch = np.empty((BATCH_SIZE, SIZE, SIZE, 3), np.uint8)
@@ -115,7 +130,9 @@ def photos_per_s(batches: Iterator[Any], num_batches: int, clock: Callable[[], f
     return num_taken * BATCH_SIZE / (clock() - start)
 
 
-def make_rate(folder: Path, files: Sequence[bytes], num_batches: int) -> Callable[[str], results.Row]:
+def make_rate(
+    folder: Path, files: Sequence[bytes], num_batches: int
+) -> Callable[[str], results.Row]:
     """Return what measures a way by name; `2 workers` in it is of wall time, otherwise of CPU time."""
     import datasets
 
@@ -151,8 +168,17 @@ def table_of(measured: dict[str, list[results.Row]], *, to: Sequence[str]) -> li
         ratios = {}
         for other in to:
             pairs = zip(rates, measured[other], strict=True)
-            ratios[f"of {other.partition(',')[0]}"] = statistics.median(mine / row["rate"] for mine, row in pairs)
-        table.append({"way": name, "photos/s": statistics.median(rates), "lowest": min(rates), "highest": max(rates)})
+            ratios[f"of {other.partition(',')[0]}"] = statistics.median(
+                mine / row["rate"] for mine, row in pairs
+            )
+        table.append(
+            {
+                "way": name,
+                "photos/s": statistics.median(rates),
+                "lowest": min(rates),
+                "highest": max(rates),
+            }
+        )
         table[-1] |= {**ratios, "n": len(rates), "samples": rates}
     return table
 
@@ -177,7 +203,11 @@ def start_of_a_run(folder: Path) -> None:
     for _ in islice(steps, 300):
         pass
     after = private_bytes()
-    row = {"photos": len(photos.train) + len(photos.val), "load s": loaded_s, "first batch s": first_s}
+    row = {
+        "photos": len(photos.train) + len(photos.val),
+        "load s": loaded_s,
+        "first batch s": first_s,
+    }
     print(json.dumps(row | {"private MiB": (after - before) / 2**20}))
 
 
@@ -188,7 +218,8 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1_280_000, help="of the large dataset")
     parser.add_argument("--large", type=Path, help="only measure the start on this folder")
     options = parser.parse_args()
-    start_accelerator(RuntimeConfig(num_threads=1))  # memory that is freed is kept, as in a run: for all ways
+    # memory that is freed is kept, as in a run: for all ways
+    start_accelerator(RuntimeConfig(num_threads=1))
     if options.large is not None:
         start_of_a_run(options.large)
         return
@@ -206,7 +237,9 @@ def main() -> None:
         large = results.in_process("photos", "--large", f"{scratch}/large")
     tables = {
         "One core, CPU time": table_of(one, to=[BARE, PIL]),
-        "Two workers (threads of ours, processes of the others), wall time": table_of(two, to=[names[0], names[2]]),
+        "Two workers (threads of ours, processes of the others), wall time": table_of(
+            two, to=[names[0], names[2]]
+        ),
         "Start of a run": [large],
     }
     first, second = (list(tables.values())[place][1] for place in (0, 1))

@@ -14,14 +14,34 @@ from . import results
 
 
 def train(
-    config: Path, *, dataset: str, cache_dir: Path, seed: int, flags: Sequence[str] = (), num_processes: int = 1
+    config: Path,
+    *,
+    dataset: str,
+    cache_dir: Path,
+    seed: int,
+    flags: Sequence[str] = (),
+    num_processes: int = 1,
 ) -> results.Row:
     """Return `result.json`, plus `process_s`, the time from the start of Python to its end."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(num_processes),
+    ]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, *(launcher if num_processes > 1 else [])]
         command += ["recipes/cifar.py", "--config", str(config), "--dataset", dataset]
-        command += ["--seed", str(seed), "--output-dir", folder, "--cache-dir", str(cache_dir), *flags]
+        command += [
+            "--seed",
+            str(seed),
+            "--output-dir",
+            folder,
+            "--cache-dir",
+            str(cache_dir),
+            *flags,
+        ]
         start = time.perf_counter()
         subprocess.run(command, cwd=results.ROOT, check=True, stdout=subprocess.DEVNULL)
         process_s = time.perf_counter() - start

@@ -26,7 +26,11 @@ def environment() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.partition(":")[2].strip()
+            for line in info.read_text().splitlines()
+            if "model name" in line
+        ]
         cpu = names[0] if names else cpu
     packages = (
         *("accelerate", "torch", "numpy", "lightning", "pytorch-accelerated", "transformers"),
@@ -70,9 +74,12 @@ def write(
     folder: Path | None = None,
     is_shown: bool = True,
 ) -> None:
-    """Print a result if `is_shown`. If `is_kept`, write `<name>.json` to `folder`: None for `results`, and its README.
+    """Print a result if `is_shown`.
 
-    `started` is the environment before the first measurement; `command` is what measures it, None: its own name.
+    If `is_kept`, write `<name>.json` to `folder`: None for `results`, and its README.
+
+    `started` is the environment before the first measurement; `command` is what measures it, None:
+    its own name.
     """
     result = {
         "title": title,
@@ -160,7 +167,9 @@ def spread(samples: Sequence[float]) -> Row:
     }
 
 
-def interleave(names: Sequence[str], measure: Callable[[str], Row], *, repeats: int) -> dict[str, list[Row]]:
+def interleave(
+    names: Sequence[str], measure: Callable[[str], Row], *, repeats: int
+) -> dict[str, list[Row]]:
     """Measure all in `repeats` interleaved rounds, so that a busy minute affects all of them."""
     measured: dict[str, list[Row]] = {name: [] for name in names}
     for repeat in range(repeats):
@@ -175,7 +184,9 @@ def in_process(module: str, *arguments: str) -> Row:
     """Run `python -m benchmarks.<module> <arguments>` and return the JSON of its last line."""
     settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{module}", *arguments]
-    run = subprocess.run(command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True)
+    run = subprocess.run(
+        command, cwd=ROOT, env=os.environ | settings, capture_output=True, text=True
+    )
     if run.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{run.stderr[-2000:]}")
     row: Row = json.loads(run.stdout.splitlines()[-1])

@@ -20,14 +20,29 @@ from accel_trainer.core.buffers import BufferHistory
 from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.collectives import shutdown, sum_pairwise
 from accel_trainer.training.strategy.exact import ExactStrategy
-from accel_trainer.vision import AugmentConfig, ImageLoader, ImageSplit, ModelConfig, Normalization, build_model
+from accel_trainer.vision import (
+    AugmentConfig,
+    ImageLoader,
+    ImageSplit,
+    ModelConfig,
+    Normalization,
+    build_model,
+)
 
 from . import results
 from .cost_model import CostModel
 
 PROCESSES = (1, 2, 4)
 PREDICTED = (8, 16, 32, 64, 128, 256, 512, 1024)
-PARTS = ("data_s", "compute_s", "synchronised_s", "all_reduce_s", "message_s", "exact_s", "pairwise_s")
+PARTS = (
+    "data_s",
+    "compute_s",
+    "synchronised_s",
+    "all_reduce_s",
+    "message_s",
+    "exact_s",
+    "pairwise_s",
+)
 
 
 def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
@@ -38,15 +53,28 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
         labels=torch.randint(0, 10, (4096,)),
         num_classes=10,
     )
-    plan = BatchConfig(per_device_batch_size=batch_size).plan(4096, num_processes=accelerator.num_processes)
+    plan = BatchConfig(per_device_batch_size=batch_size).plan(
+        4096, num_processes=accelerator.num_processes
+    )
     loader = ImageLoader(
-        split, plan=plan, process_index=accelerator.process_index, seed=0, augment=AugmentConfig(),
-        normalization=Normalization(mean=(0.5,) * 3, std=(0.25,) * 3), device=accelerator.device,
-    )  # fmt: skip
-    plain, twin = (build_model(ModelConfig(name=model_name), in_channels=3, num_classes=10) for _ in range(2))
-    model, optimizer = accelerator.prepare(plain, torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9))
+        split,
+        plan=plan,
+        process_index=accelerator.process_index,
+        seed=0,
+        augment=AugmentConfig(),
+        normalization=Normalization(mean=(0.5,) * 3, std=(0.25,) * 3),
+        device=accelerator.device,
+    )
+    plain, twin = (
+        build_model(ModelConfig(name=model_name), in_channels=3, num_classes=10) for _ in range(2)
+    )
+    model, optimizer = accelerator.prepare(
+        plain, torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9)
+    )
     exact = ExactStrategy(accelerator, seed=0, num_parts=accelerator.num_processes)
-    exact_model, exact_optimizer = exact.prepare(twin, torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9))
+    exact_model, exact_optimizer = exact.prepare(
+        twin, torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9)
+    )
     buffers = BufferHistory(twin)
     gradients, number = torch.zeros(sum(p.numel() for p in plain.parameters())), torch.zeros(1)
     is_alone = accelerator.num_processes == 1
@@ -61,7 +89,9 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
         exact.begin(buffers)
         buffers.save()
         exact.begin_forward(0, 0)
-        loss = torch.nn.functional.cross_entropy(exact_model(batch.inputs), batch.targets, reduction="sum")
+        loss = torch.nn.functional.cross_entropy(
+            exact_model(batch.inputs), batch.targets, reduction="sum"
+        )
         (loss / (len(batch) * accelerator.num_processes)).backward()
         exact.end_backward(len(batch))
         exact.finish([loss.detach()], [{}], [])
@@ -75,7 +105,9 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
         return time.perf_counter() - start_s
 
     samples: dict[str, list[float]] = {name: [] for name in PARTS}
-    step_batches = (step_batch for epoch in range(10**6) for step_batch in loader.step_batches(epoch, 0))
+    step_batches = (
+        step_batch for epoch in range(10**6) for step_batch in loader.step_batches(epoch, 0)
+    )
     for _ in range(num_steps):
         start_s = time.perf_counter()
         batch = next(step_batches).micro_batches[0]
@@ -85,9 +117,13 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
         for name, tensor in (("all_reduce_s", gradients), ("message_s", number)):
             samples[name].append(0.0 if is_alone else timed(partial(dist.all_reduce, tensor)))
         samples["exact_s"].append(timed(partial(exact_step, batch)))
-        samples["pairwise_s"].append(0.0 if is_alone else timed(partial(sum_pairwise, gradients, accelerator)))
+        samples["pairwise_s"].append(
+            0.0 if is_alone else timed(partial(sum_pairwise, gradients, accelerator))
+        )
     shutdown(accelerator)
-    settled = {name: statistics.median(values[len(values) // 4 :]) for name, values in samples.items()}
+    settled = {
+        name: statistics.median(values[len(values) // 4 :]) for name, values in samples.items()
+    }
     return {**settled, "bytes": gradients.numel() * gradients.element_size()}
 
 
@@ -111,22 +147,40 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=32, help="of each process")
     parser.add_argument("--model", default="resnet8")
-    parser.add_argument("--processes", type=int, help="measure once with these, and print it as JSON")
+    parser.add_argument(
+        "--processes", type=int, help="measure once with these, and print it as JSON"
+    )
     options = parser.parse_args()
     if options.processes:
         os.environ["ACCELERATE_USE_CPU"] = "true"
-        row = launch(measure, options.model, options.batch_size, options.steps, num_processes=options.processes)
+        row = launch(
+            measure,
+            options.model,
+            options.batch_size,
+            options.steps,
+            num_processes=options.processes,
+        )
         print(json.dumps(row))
         return
     started = results.environment()
-    arguments = ("--steps", str(options.steps), "--batch-size", str(options.batch_size), "--model", options.model)
+    arguments = (
+        "--steps",
+        str(options.steps),
+        "--batch-size",
+        str(options.batch_size),
+        "--model",
+        options.model,
+    )
     measured = results.interleave(
         [str(number) for number in PROCESSES],
         lambda number: results.in_process("scaling", "--processes", number, *arguments),
         repeats=options.repeats,
     )
     rows = {
-        number: {name: statistics.median(row[name] for row in measured[str(number)]) for name in (*PARTS, "bytes")}
+        number: {
+            name: statistics.median(row[name] for row in measured[str(number)])
+            for name in (*PARTS, "bytes")
+        }
         for number in PROCESSES
     }
     model = fit(rows[1], rows[2])
@@ -168,7 +222,9 @@ def main() -> None:
     )
 
 
-def describe(row: results.Row, number: int, model: CostModel, cores: int, options: argparse.Namespace) -> results.Row:
+def describe(
+    row: results.Row, number: int, model: CostModel, cores: int, options: argparse.Namespace
+) -> results.Row:
     step_s = row["data_s"] + row["synchronised_s"]
     predicted_s = model.step_s(number, processes_per_core=number / cores)
     return {

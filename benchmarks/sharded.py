@@ -33,10 +33,14 @@ from .checkpointing import milliseconds
 NAMES = ("accel_trainer", "accelerate save_state")
 NUM_PROCESSES = 2
 FSDP = {
-    "ACCELERATE_USE_CPU": "true", "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2",
-    "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT", "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
-    "FSDP_MIN_NUM_PARAMS": "1000000", "FSDP_RESHARD_AFTER_FORWARD": "true",
-}  # fmt: skip
+    "ACCELERATE_USE_CPU": "true",
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
+    "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
+    "FSDP_MIN_NUM_PARAMS": "1000000",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+}
 
 
 class Savers:
@@ -68,7 +72,8 @@ class Savers:
         start_s = time.perf_counter()
         if self.name == "accel_trainer":
             self.checkpointer.save(
-                TrainState(optimizer_step=self.step, step_in_epoch=self.step), self.state.state_dict()
+                TrainState(optimizer_step=self.step, step_in_epoch=self.step),
+                self.state.state_dict(),
             )
         else:
             self.accelerator.save_state(str(self.folder / "accelerate"))
@@ -90,7 +95,8 @@ class Savers:
 
     def peak_growth(self, action: Callable[[], object]) -> int:
         """Return by how many bytes the resident memory of this process grows while it saves or loads."""
-        ctypes.CDLL(None).malloc_trim(0)  # give back what was freed: it would be taken again, unnoticed
+        # give back what was freed: it would be taken again, unnoticed
+        ctypes.CDLL(None).malloc_trim(0)
         before = int(psutil.Process().memory_info().rss)
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
         action()
@@ -113,8 +119,14 @@ def measure(name: str, folder: str, repeats: int) -> results.Row:
     savers.checkpointer.close()
     shutdown(accelerator)
     stall_s, save_s, load_s = worst
-    return {"stall_s": stall_s, "save_s": save_s, "load_s": load_s, "shard_bytes": shard_bytes,
-            "save_bytes": save_bytes, "load_bytes": load_bytes}  # fmt: skip
+    return {
+        "stall_s": stall_s,
+        "save_s": save_s,
+        "load_s": load_s,
+        "shard_bytes": shard_bytes,
+        "save_bytes": save_bytes,
+        "load_bytes": load_bytes,
+    }
 
 
 def main() -> None:
@@ -127,28 +139,46 @@ def main() -> None:
     for _ in range(options.rounds):  # in turn
         for name in NAMES:
             with tempfile.TemporaryDirectory() as folder:
-                measured[name].append(launch(measure, name, folder, options.repeats, num_processes=NUM_PROCESSES))
+                measured[name].append(
+                    launch(measure, name, folder, options.repeats, num_processes=NUM_PROCESSES)
+                )
                 shutil.rmtree(folder, ignore_errors=True)
                 Path(folder).mkdir()
     tables = {}
     for caption, key in (
         ("How long training pauses", "stall_s"),
-        ("Until the checkpoint is on the disk (ours is hashed and synced, the other is not)", "save_s"),
+        (
+            "Until the checkpoint is on the disk (ours is hashed and synced, the other is not)",
+            "save_s",
+        ),
         ("Load into a live model and optimizer (ours verified by hash)", "load_s"),
     ):
-        samples = {name: [value for row in rows for value in row[key]] for name, rows in measured.items()}
+        samples = {
+            name: [value for row in rows for value in row[key]] for name, rows in measured.items()
+        }
         base = statistics.median(samples[NAMES[1]])
         tables[caption] = [
-            {"what": name, **milliseconds(samples[name]), "of accelerate": statistics.median(samples[name]) / base}
+            {
+                "what": name,
+                **milliseconds(samples[name]),
+                "of accelerate": statistics.median(samples[name]) / base,
+            }
             for name in NAMES
         ]
     shard_bytes = measured[NAMES[0]][0]["shard_bytes"]
-    growth = {name: {key: max(row[key] for row in rows) / shard_bytes for key in ("save_bytes", "load_bytes")}
-              for name, rows in measured.items()}  # fmt: skip
+    growth = {
+        name: {
+            key: max(row[key] for row in rows) / shard_bytes for key in ("save_bytes", "load_bytes")
+        }
+        for name, rows in measured.items()
+    }
     tables["Memory of a process at its first save and load, in shards of one process"] = [
-        {"what": name, "save": growth[name]["save_bytes"], "load": growth[name]["load_bytes"]} for name in NAMES
+        {"what": name, "save": growth[name]["save_bytes"], "load": growth[name]["load_bytes"]}
+        for name in NAMES
     ]
-    stall, load = (tables[caption][0]["of accelerate"] for caption in (list(tables)[0], list(tables)[2]))
+    stall, load = (
+        tables[caption][0]["of accelerate"] for caption in (list(tables)[0], list(tables)[2])
+    )
     results.write(
         "sharded",
         title="Sharded checkpoints",

@@ -20,7 +20,9 @@ def start(statement: str) -> results.Row:
     """Import in a new process; return its CPU seconds since the start of Python, and its memory."""
     measure = "import time, resource; print(time.process_time(), resource.getrusage(0).ru_maxrss)"
     probe = f"{statement}; {measure}"
-    run = subprocess.run([sys.executable, "-c", probe], cwd=results.ROOT, capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", probe], cwd=results.ROOT, capture_output=True, text=True, check=True
+    )
     cpu_s, kilobytes = map(float, run.stdout.split())
     return {"cpu_s": cpu_s, "rss_mb": kilobytes / 1024}
 

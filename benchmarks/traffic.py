@@ -69,7 +69,9 @@ class Snapshots(Callback):
 def count(norm: bool) -> list[list[list[int]]]:
     """Train a model of 2,570 weights, with a batch norm or without; return what each process counted as JSON."""
     num_processes = int(os.environ["WORLD_SIZE"])
-    samples = [(torch.randn(256), index % 10) for index in range(8 * num_processes * (1 + NUM_STEPS))]
+    samples = [
+        (torch.randn(256), index % 10) for index in range(8 * num_processes * (1 + NUM_STEPS))
+    ]
     config = RecipeConfig(
         batch=BatchConfig(per_device_batch_size=8, eval_batch_size=100),
         trainer=TrainerConfig(num_epochs=1),
@@ -83,9 +85,14 @@ def count(norm: bool) -> list[list[list[int]]]:
             samples, samples[:1000], batch=run.config.batch, seed=0, accelerator=run.accelerator
         )
         trainer = build_trainer(
-            run, model=nn.Sequential(*layers), task=ClassificationTask(), loader=loader, eval_loader=eval_loader,
-            metrics=[MeanLoss(), TopKAccuracy()], callbacks=[snapshots],
-        )  # fmt: skip
+            run,
+            model=nn.Sequential(*layers),
+            task=ClassificationTask(),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=[MeanLoss(), TopKAccuracy()],
+            callbacks=[snapshots],
+        )
         trainer.fit()
         mine = torch.tensor(snapshots.rows)
         counts: list[list[list[int]]] = run.accelerator.gather(mine[None]).tolist()
@@ -102,13 +109,16 @@ def measure(num_processes: int, norm: bool) -> list[list[list[int]]]:
 def table(rows: dict[int, Any], part: str, *, num_weights: int = 0) -> list[results.Row]:
     """Return what the main process and the busiest other one sent in a part of the run, and what more would send.
 
-    Of a step, the bytes of `num_weights` gradients are left out: an all-reduce sends 2 (P - 1) / P of them.
+    Of a step, the bytes of `num_weights` gradients are left out: an all-reduce sends 2 (P - 1) / P
+    of them.
     """
     place, divisor = PARTS[part], NUM_STEPS if part == "step" else 1
 
     def sent(counts: list[list[int]], column: int) -> float:
         before = counts[place - 1][column] if place else 0
-        gradients = 4 * num_weights * 2 * (len(processes) - 1) / len(processes) if column == 1 else 0
+        gradients = (
+            4 * num_weights * 2 * (len(processes) - 1) / len(processes) if column == 1 else 0
+        )
         return (counts[place][column] - before) / divisor - gradients
 
     lines = []
@@ -142,12 +152,20 @@ def main() -> None:
         return
     started = results.environment()
     counted = {
-        norm: {number: results.in_process("traffic", "--processes", str(number), *norm) for number in PROCESSES}
+        norm: {
+            number: results.in_process("traffic", "--processes", str(number), *norm)
+            for number in PROCESSES
+        }
         for norm in ((), ("--norm",))
     }
-    tables = {part.capitalize(): table(counted[()], part) for part in ("rendezvous", "start", "evaluation")}
+    tables = {
+        part.capitalize(): table(counted[()], part)
+        for part in ("rendezvous", "start", "evaluation")
+    }
     tables["A step"] = table(counted[()], "step", num_weights=2_570)
-    tables["A step with a batch norm of 256 channels"] = table(counted["--norm",], "step", num_weights=3_082)
+    tables["A step with a batch norm of 256 channels"] = table(
+        counted["--norm",], "step", num_weights=3_082
+    )
     results.write(
         "traffic",
         title="What is sent beside the gradients",

@@ -53,7 +53,9 @@ class NextCharacter:
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         """Return the loss and the number of characters of each paragraph [B]."""
         logits = model(batch.inputs)
-        losses = F.cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=PADDING, reduction="none")
+        losses = F.cross_entropy(
+            logits.transpose(1, 2), batch.targets, ignore_index=PADDING, reduction="none"
+        )
         return EvalOutput(losses.sum(1), losses, num_items=(batch.targets != PADDING).sum(1))
 
 
@@ -66,14 +68,24 @@ def collate(paragraphs: list[Tensor]) -> tuple[Tensor, Tensor]:
 def train(config: RecipeConfig) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     texts = [part.strip() for text in topics.values() for part in text.split("\n\n")]
-    encoded = [torch.tensor(list(text.encode("ascii", "ignore"))[:MAX_LENGTH]) for text in texts if len(text) > 20]
+    encoded = [
+        torch.tensor(list(text.encode("ascii", "ignore"))[:MAX_LENGTH])
+        for text in texts
+        if len(text) > 20
+    ]
     with start_run(config, recipe="characters") as run:
         loader, eval_loader = build_dataset_loaders(
-            encoded[500:], encoded[:500], run.config.batch,
-            seed=config.seed, accelerator=run.accelerator, collate=collate,
-        )  # fmt: skip
+            encoded[500:],
+            encoded[:500],
+            run.config.batch,
+            seed=config.seed,
+            accelerator=run.accelerator,
+            collate=collate,
+        )
         model, task, metrics = CharacterModel(), NextCharacter(), [MeanLoss()]
-        return build_trainer(run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics).fit()
+        return build_trainer(
+            run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics
+        ).fit()
 
 
 if __name__ == "__main__":

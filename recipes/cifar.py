@@ -38,7 +38,8 @@ class Config(RecipeConfig):
     """The settings of `recipes/cifar.py`."""
 
     dataset: str = "cifar10"
-    """`cifar10`, `cifar100` (from the hub), `digits` (no download), or a folder of parquet, images or CIFAR binary."""
+    """`cifar10`, `cifar100` (from the hub), `digits` (no download), or a folder of parquet, images
+    or CIFAR binary."""
     bad_images: BadImageConfig = field(default_factory=BadImageConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
@@ -48,12 +49,21 @@ class Config(RecipeConfig):
 def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     with start_run(config, recipe="cifar") as run:
-        images = load_images(config.dataset, cache_dir=config.run.cache_dir, bad_images=config.bad_images)
+        images = load_images(
+            config.dataset, cache_dir=config.run.cache_dir, bad_images=config.bad_images
+        )
         loader, eval_loader = build_image_loaders(
-            images, run.config.batch, augment=config.augment, seed=config.seed, accelerator=run.accelerator
+            images,
+            run.config.batch,
+            augment=config.augment,
+            seed=config.seed,
+            accelerator=run.accelerator,
         )
         model = build_model(
-            config.model, in_channels=images.num_channels, num_classes=images.num_classes, image_size=images.image_size
+            config.model,
+            in_channels=images.num_channels,
+            num_classes=images.num_classes,
+            image_size=images.image_size,
         )
         mistakes = WorstMistakes(run.folder, eval_loader, images.class_names)
         trainer = build_trainer(
@@ -62,7 +72,13 @@ def train(config: Config) -> RunResult:
             task=ImageClassificationTask(config.task),
             loader=loader,
             eval_loader=eval_loader,
-            metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(images.num_classes), mistakes],
+            metrics=[
+                MeanLoss(),
+                TopKAccuracy(1),
+                TopKAccuracy(5),
+                ConfusionMatrix(images.num_classes),
+                mistakes,
+            ],
             callbacks=[mistakes],
             data_fingerprint=images.fingerprint,
             export_config={

@@ -1,7 +1,8 @@
 """Train a ResNet, or any timm model, on photos of any size: a folder, parquet, tars, or a dataset on the hub.
 
-accelerate launch recipes/images.py --dataset photos/ --image-size 128 --val-fraction 0.1 --epochs 20
-accelerate launch recipes/images.py --dataset photos/ --model timm/resnet50.a1_in1k --optimizer.layer-decay 0.75
+accelerate launch recipes/images.py --dataset photos/ --image-size 128 --val-fraction 0.1 --epochs
+20 accelerate launch recipes/images.py --dataset photos/ --model timm/resnet50.a1_in1k
+--optimizer.layer-decay 0.75
 """
 
 from __future__ import annotations
@@ -47,24 +48,45 @@ def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     with start_run(config, recipe="images") as run:
         photos = load_photos(
-            config.dataset, image_column=config.photos.image_column, label_column=config.photos.label_column,
-            val_fraction=config.photos.val_fraction, cache_dir=config.run.cache_dir,
-        )  # fmt: skip
+            config.dataset,
+            image_column=config.photos.image_column,
+            label_column=config.photos.label_column,
+            val_fraction=config.photos.val_fraction,
+            cache_dir=config.run.cache_dir,
+        )
         image_size = [config.photos.image_size] * 2
         model = build_model(
-            config.model, in_channels=3, num_classes=photos.num_classes, image_size=image_size,
+            config.model,
+            in_channels=3,
+            num_classes=photos.num_classes,
+            image_size=image_size,
             pretrained=run.checkpoint is None,
-        )  # fmt: skip
+        )
         transform = config.photos.eval_transform(model)
         loader, eval_loader = build_photo_loaders(
-            photos, run.config.batch, augment=config.augment, transform=transform,
-            seed=config.seed, accelerator=run.accelerator,
-        )  # fmt: skip
+            photos,
+            run.config.batch,
+            augment=config.augment,
+            transform=transform,
+            seed=config.seed,
+            accelerator=run.accelerator,
+        )
         mistakes = WorstMistakes(run.folder, eval_loader, photos.class_names)
         return build_trainer(
-            run, model=model, task=ImageClassificationTask(config.task), loader=loader, eval_loader=eval_loader,
-            metrics=[MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(photos.num_classes), mistakes],
-            callbacks=[mistakes], data_fingerprint=photos.fingerprint,
+            run,
+            model=model,
+            task=ImageClassificationTask(config.task),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=[
+                MeanLoss(),
+                TopKAccuracy(1),
+                TopKAccuracy(5),
+                ConfusionMatrix(photos.num_classes),
+                mistakes,
+            ],
+            callbacks=[mistakes],
+            data_fingerprint=photos.fingerprint,
             export_config={
                 "model": asdict(config.model),
                 "in_channels": 3,
@@ -73,7 +95,7 @@ def train(config: Config) -> RunResult:
                 "normalization": {"mean": transform.mean, "std": transform.std},
                 "eval_transform": transform.to_dict(),
             },
-        ).fit()  # fmt: skip
+        ).fit()
 
 
 if __name__ == "__main__":

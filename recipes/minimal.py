@@ -23,7 +23,8 @@ def train(config: RecipeConfig) -> RunResult:
     with start_run(config, recipe="minimal") as run:
         inputs, targets = (torch.tensor(column) for column in load_breast_cancer(return_X_y=True))
         inputs = ((inputs - inputs.mean(0)) / inputs.std(0)).float()
-        dataset = TensorDataset(inputs, targets)  # yours: anything with len() and [index] -> (input, target)
+        # yours: anything with len() and [index] -> (input, target)
+        dataset = TensorDataset(inputs, targets)
         train_set, test_set = random_split(dataset, [469, 100], torch.Generator().manual_seed(0))
         model = nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2))  # yours: any module
         metrics = [MeanLoss(), TopKAccuracy()]  # yours: any metrics
@@ -31,7 +32,9 @@ def train(config: RecipeConfig) -> RunResult:
             train_set, test_set, run.config.batch, seed=config.seed, accelerator=run.accelerator
         )
         task = ClassificationTask()
-        return build_trainer(run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics).fit()
+        return build_trainer(
+            run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics
+        ).fit()
 
 
 if __name__ == "__main__":

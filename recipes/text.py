@@ -44,7 +44,9 @@ class TextTask(ClassificationTask):
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         """Return the cross-entropies [B] and the logits [B, K]."""
         logits = model(**batch.inputs).logits
-        return EvalOutput(nn.functional.cross_entropy(logits, batch.targets, reduction="none"), logits)
+        return EvalOutput(
+            nn.functional.cross_entropy(logits, batch.targets, reduction="none"), logits
+        )
 
 
 def make_tokenizer(texts: list[str]) -> hf.PreTrainedTokenizerFast:
@@ -53,13 +55,25 @@ def make_tokenizer(texts: list[str]) -> hf.PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.WordLevelTrainer(vocab_size=VOCABULARY, special_tokens=["[PAD]", "[UNK]"])
     tokenizer.train_from_iterator(texts, trainer)
-    return hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", model_max_length=MAX_TOKENS)
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", model_max_length=MAX_TOKENS
+    )
 
 
 def train(config: RecipeConfig) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
-    members = [(label, value) for label, library in enumerate(LIBRARIES) for value in vars(library).values()]
-    texts = sorted({(text, label) for label, value in members if callable(value) and (text := inspect.getdoc(value))})
+    members = [
+        (label, value)
+        for label, library in enumerate(LIBRARIES)
+        for value in vars(library).values()
+    ]
+    texts = sorted(
+        {
+            (text, label)
+            for label, value in members
+            if callable(value) and (text := inspect.getdoc(value))
+        }
+    )
     tokenizer = make_tokenizer([text for text, _ in texts[::2]])
     samples = [{**tokenizer(text, truncation=True), "labels": label} for text, label in texts]
     no_dropout = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
@@ -67,11 +81,21 @@ def train(config: RecipeConfig) -> RunResult:
     size = hf.DistilBertConfig(**small, **no_dropout, num_labels=len(LIBRARIES))
     with start_run(config, recipe="text") as run:
         loader, eval_loader = build_dataset_loaders(
-            samples[::2], samples[1::2], run.config.batch,
-            seed=config.seed, accelerator=run.accelerator, collate=hf.DataCollatorWithPadding(tokenizer),
-        )  # fmt: skip
-        model, task, metrics = hf.DistilBertForSequenceClassification(size), TextTask(), [TopKAccuracy(), MeanLoss()]
-        return build_trainer(run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics).fit()
+            samples[::2],
+            samples[1::2],
+            run.config.batch,
+            seed=config.seed,
+            accelerator=run.accelerator,
+            collate=hf.DataCollatorWithPadding(tokenizer),
+        )
+        model, task, metrics = (
+            hf.DistilBertForSequenceClassification(size),
+            TextTask(),
+            [TopKAccuracy(), MeanLoss()],
+        )
+        return build_trainer(
+            run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics
+        ).fit()
 
 
 if __name__ == "__main__":

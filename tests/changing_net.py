@@ -13,14 +13,17 @@ from .workload import NUM_CLASSES, SmallNet
 class ChangingNet(SmallNet):
     """Its forward assigns `center`, as DINO does, and its logits depend on all that it has `counted`.
 
-    counted: "calls" adds 1 to an integer buffer, which it assigns; "samples" adds those of the batch to one; "usage"
-    adds to each class how often it was predicted. The latter two are `summed` if the model says so.
+    counted: "calls" adds 1 to an integer buffer, which it assigns; "samples" adds those of the
+    batch to one; "usage" adds to each class how often it was predicted. The latter two are `summed`
+    if the model says so.
     """
 
     def __init__(self, counted: str = "calls", *, is_summed: bool = True) -> None:
         super().__init__(norm="batch", dropout=0.2)
         self.register_buffer("center", torch.zeros(NUM_CLASSES))
-        self.register_buffer(counted, torch.zeros(NUM_CLASSES if counted == "usage" else (), dtype=torch.int64))
+        self.register_buffer(
+            counted, torch.zeros(NUM_CLASSES if counted == "usage" else (), dtype=torch.int64)
+        )
         self.counted = counted
         if is_summed and counted != "calls":
             self.summed_buffers = (counted,)

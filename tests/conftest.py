@@ -23,10 +23,22 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_EVALUATE_OFFLI
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    if not HAS_TIMEOUT:  # a machine without it, and without a network, can run the tests all the same
+    # a machine without it, and without a network, can run the tests all the same
+    if not HAS_TIMEOUT:
         parser.addini("timeout", "of pytest-timeout")
-    parser.addoption("--effort", type=int, default=1, help="multiplies the repetitions of crash, fuzz and signal tests")
-    parser.addoption("--sample", type=int, default=1, metavar="N", help="run every N-th of the tests that are selected")
+    parser.addoption(
+        "--effort",
+        type=int,
+        default=1,
+        help="multiplies the repetitions of crash, fuzz and signal tests",
+    )
+    parser.addoption(
+        "--sample",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run every N-th of the tests that are selected",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,7 +52,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """Leave out the tests that need a GPU, or as many as their marker says, where there are fewer."""
     if marker := item.get_closest_marker("gpu"):
         (needed,) = marker.args or (1,)
-        item.add_marker(pytest.mark.skipif(torch.cuda.device_count() < needed, reason=f"needs {needed} GPU"))
+        item.add_marker(
+            pytest.mark.skipif(torch.cuda.device_count() < needed, reason=f"needs {needed} GPU")
+        )
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k

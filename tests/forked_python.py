@@ -1,7 +1,8 @@
 """A `python` that forks a process which has imported torch: for commands that start Python themselves.
 
-The test run listens at a socket. What is started in place of Python sends there its arguments, variables, folder, cores
-and standard streams, hands on signals, and ends as the process does that is forked for it, or takes that along.
+The test run listens at a socket. What is started in place of Python sends there its arguments,
+variables, folder, cores and standard streams, hands on signals, and ends as the process does that
+is forked for it, or takes that along.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ os._exit(code)
 LAUNCHER = "ACCEL_TRAINER_LAUNCHER"
 _COMMANDS = {
     "python": [],
-    "accel-trainer": ["-c", "import sys; from accel_trainer.cli.main import main; sys.exit(main())"],
+    "accel-trainer": [
+        "-c",
+        "import sys; from accel_trainer.cli.main import main; sys.exit(main())",
+    ],
     "accelerate": ["-m", "accelerate.commands.accelerate_cli"],
     "torchrun": ["-m", "torch.distributed.run"],
 }
@@ -80,7 +84,9 @@ def forked_python(folder: Path) -> Iterator[Path]:
     address = folder / "socket"
     for name, words in _COMMANDS.items():
         client = folder / name
-        client.write_text(_CLIENT.format(python=sys.executable, words=words, address=address, folder=folder))
+        client.write_text(
+            _CLIENT.format(python=sys.executable, words=words, address=address, folder=folder)
+        )
         client.chmod(0o700)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(address))

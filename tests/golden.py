@@ -2,9 +2,10 @@
 
     python -m tests.golden --base COMMIT
 
-Prints a SHA-256 (its first 16 digits) for each tensor of the exports and the last checkpoints, by name, and for each
-row of metrics without times and rates. The exit code is 1 if a line differs between the two. Both are trained on this
-machine, so that the answer does not depend on its processor.
+Prints a SHA-256 (its first 16 digits) for each tensor of the exports and the last checkpoints, by
+name, and for each row of metrics without times and rates. The exit code is 1 if a line differs
+between the two. Both are trained on this machine, so that the answer does not depend on its
+processor.
 """
 
 from __future__ import annotations
@@ -32,8 +33,23 @@ CIFAR = ("recipes/cifar.py", "--dataset", "CIFAR", "--max-steps", "4", "--config
 CASES: dict[str, tuple[str, ...]] = {
     "digits": ("recipes/cifar.py", "--config", "recipes/configs/digits.yaml", "--epochs", "1"),
     "digits-ema-clip": (
-        *("recipes/cifar.py", "--config", "recipes/configs/digits.yaml", "--epochs", "1", "--ema", "0.99"),
-        *("--trainer.max-grad-norm", "1", "--checkpoint-every-n-steps", "3", "--optimizer.name", "adamw"),
+        *(
+            "recipes/cifar.py",
+            "--config",
+            "recipes/configs/digits.yaml",
+            "--epochs",
+            "1",
+            "--ema",
+            "0.99",
+        ),
+        *(
+            "--trainer.max-grad-norm",
+            "1",
+            "--checkpoint-every-n-steps",
+            "3",
+            "--optimizer.name",
+            "adamw",
+        ),
     ),
     "digits-exact": (
         *("recipes/cifar.py", "--config", "recipes/configs/digits.yaml", "--max-steps", "6"),
@@ -90,7 +106,11 @@ def tensor_hashes(path: Path) -> Iterator[str]:
 def row_hashes(path: Path) -> Iterator[str]:
     for line in path.read_text().splitlines():
         row = json.loads(line)
-        kept = {key: value for key, value in row.items() if not (key.startswith("perf/") or key.endswith("_s"))}
+        kept = {
+            key: value
+            for key, value in row.items()
+            if not (key.startswith("perf/") or key.endswith("_s"))
+        }
         yield f"{row['event']} {row.get('optimizer_step')} {hash_of(json.dumps(kept, sort_keys=True).encode())}"
 
 
@@ -115,7 +135,9 @@ def train_all(sources: Path, folder: Path, data: dict[str, str], only: str) -> l
         options = ["--output-dir", str(run), "--run.cache-dir", str(folder / "cache"), "--quiet"]
         options += ["--runtime.num-threads", "1"]
         environment = {**os.environ, "PYTHONPATH": str(sources)}
-        subprocess.run([sys.executable, *arguments, *options], cwd=sources, env=environment, check=True)
+        subprocess.run(
+            [sys.executable, *arguments, *options], cwd=sources, env=environment, check=True
+        )
         lines += [f"{name} {line}" for line in describe(run)]
         print(f"{name}: {len(lines)} lines so far", file=sys.stderr, flush=True)
     return lines
@@ -131,14 +153,18 @@ def main() -> None:
         data = write_data(folder)
         base = folder / "base"
         worktree = ("git", "-C", str(ROOT), "worktree")
-        subprocess.run([*worktree, "add", "--quiet", "--detach", str(base), arguments.base], check=True)
+        subprocess.run(
+            [*worktree, "add", "--quiet", "--detach", str(base), arguments.base], check=True
+        )
         try:
             before = train_all(base, folder / "before", data, arguments.only)
             after = train_all(ROOT, folder / "after", data, arguments.only)
         finally:
             subprocess.run([*worktree, "remove", "--force", str(base)], check=True)
     print("\n".join(after))
-    if changed := list(difflib.unified_diff(before, after, arguments.base, "here", lineterm="", n=0)):
+    if changed := list(
+        difflib.unified_diff(before, after, arguments.base, "here", lineterm="", n=0)
+    ):
         print("\n".join(changed), file=sys.stderr)
         sys.exit(f"{len(changed)} lines of the comparison differ")
     print(f"equal: {len(after)} tensors and rows of {len(CASES)} recipes", file=sys.stderr)

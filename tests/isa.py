@@ -1,6 +1,7 @@
 """Runs the numeric tests as other CPUs would: with the instruction sets that torch, oneDNN and MKL may use limited.
 
-`make isa-test` prints a table of the levels; `--sample` runs few tests at the lowest level, and with two threads.
+`make isa-test` prints a table of the levels; `--sample` runs few tests at the lowest level, and
+with two threads.
 """
 
 from __future__ import annotations
@@ -19,19 +20,53 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 # What compares numbers that a model, an optimizer or an augmentation computed.
 NUMERIC = (
-    *("tests/training", "tests/optim", "tests/vision", "tests/data", "tests/checkpoint/test_state_dict.py"),
+    *(
+        "tests/training",
+        "tests/optim",
+        "tests/vision",
+        "tests/data",
+        "tests/checkpoint/test_state_dict.py",
+    ),
     *("tests/distributed/test_fsdp.py", "tests/distributed/test_sync_batch_norm.py"),
     *("tests/distributed/test_elastic.py", "tests/fault_tolerance/test_out_of_memory.py"),
-    *("tests/fault_tolerance/test_nonfinite_guard.py", "tests/test_own_recipes.py", "tests/test_recipes.py"),
-    *("tests/core/test_pairwise.py", "tests/distributed/test_fsdp_models.py", "tests/distributed/test_collectives.py"),
-    *("tests/checkpoint/test_manager.py", "tests/checkpoint/test_sharded.py", "tests/checkpoint/test_unseen_state.py"),
-    *("tests/callbacks/test_metric_logger.py", "tests/run/test_own_optimizer.py", "tests/run/test_session.py"),
-    *("tests/cli/recipe/test_dry_run.py", "tests/cli/test_evaluate.py", "tests/cli/test_lr_find.py"),
+    *(
+        "tests/fault_tolerance/test_nonfinite_guard.py",
+        "tests/test_own_recipes.py",
+        "tests/test_recipes.py",
+    ),
+    *(
+        "tests/core/test_pairwise.py",
+        "tests/distributed/test_fsdp_models.py",
+        "tests/distributed/test_collectives.py",
+    ),
+    *(
+        "tests/checkpoint/test_manager.py",
+        "tests/checkpoint/test_sharded.py",
+        "tests/checkpoint/test_unseen_state.py",
+    ),
+    *(
+        "tests/callbacks/test_metric_logger.py",
+        "tests/run/test_own_optimizer.py",
+        "tests/run/test_session.py",
+    ),
+    *(
+        "tests/cli/recipe/test_dry_run.py",
+        "tests/cli/test_evaluate.py",
+        "tests/cli/test_lr_find.py",
+    ),
     *("tests/cli/test_export.py", "tests/cli/test_export_own.py", "tests/cli/test_card_code.py"),
     *("tests/cli/test_rerun.py", "tests/test_pretend.py"),
 )
-FEW = ("tests/vision/test_photo_recipe.py", "tests/optim/test_muon.py", "tests/training/strategy/test_exact.py")
-LOWEST = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
+FEW = (
+    "tests/vision/test_photo_recipe.py",
+    "tests/optim/test_muon.py",
+    "tests/training/strategy/test_exact.py",
+)
+LOWEST = {
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+}
 # Waiting threads sleep, for the tests together have more than there are cores.
 TWO_THREADS = {"TEST_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
 # For each setting the flag of /proc/cpuinfo without which it would ask for what the CPU lacks.
@@ -79,26 +114,52 @@ def run(level: Mapping[str, str], tests: Sequence[str], *, jobs: int) -> Outcome
     """Run `tests` at a level."""
     # A reduced precision of float32 is a choice of the user, not a property of a CPU.
     environment = {
-        name: value for name, value in os.environ.items() if name not in {*LIMITS, "DNNL_DEFAULT_FPMATH_MODE"}
+        name: value
+        for name, value in os.environ.items()
+        if name not in {*LIMITS, "DNNL_DEFAULT_FPMATH_MODE"}
     }
     start_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-n", str(jobs), "--dist", "worksteal"]
-        subprocess.run([*command, "--junitxml", str(report), *tests], cwd=ROOT, env=environment | level, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "not slow",
+            "-n",
+            str(jobs),
+            "--dist",
+            "worksteal",
+        ]
+        subprocess.run(
+            [*command, "--junitxml", str(report), *tests],
+            cwd=ROOT,
+            env=environment | level,
+            check=False,
+        )
         cases = list(ElementTree.parse(report).iter("testcase"))
     kinds = [{child.tag for child in case} & {"failure", "error", "skipped"} for case in cases]
     return Outcome(
         passed=sum(not kind for kind in kinds),
-        failed=[str(case.get("name")) for case, kind in zip(cases, kinds, strict=True) if kind - {"skipped"}],
+        failed=[
+            str(case.get("name"))
+            for case, kind in zip(cases, kinds, strict=True)
+            if kind - {"skipped"}
+        ],
         skipped=sum(kind == {"skipped"} for kind in kinds),
         seconds=time.monotonic() - start_s,
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample", action="store_true", help="only few tests, at the lowest level with two threads")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sample", action="store_true", help="only few tests, at the lowest level with two threads"
+    )
     parser.add_argument("--level", help="only levels whose name contains this")
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("tests", nargs="*", help="instead of the numeric tests")
@@ -115,7 +176,9 @@ def main() -> None:
         print(f"--- {name}", flush=True)
         outcome = run(level, tests, jobs=options.jobs)
         failed = ", ".join(outcome.failed) or "0"
-        rows.append(f"| {name} | {outcome.passed} | {failed} | {outcome.skipped} | {outcome.seconds:.0f} |")
+        rows.append(
+            f"| {name} | {outcome.passed} | {failed} | {outcome.skipped} | {outcome.seconds:.0f} |"
+        )
         has_failed |= bool(outcome.failed) or not outcome.passed
     print("\n".join(rows))
     raise SystemExit(int(has_failed))

@@ -20,7 +20,10 @@ FSDP = {  # as of accelerate_configs/fsdp.yaml, but for a net of 956 parameters
 
 @contextmanager
 def joined_processes() -> Iterator[Accelerator]:
-    """Give this process's accelerator; leave together, so that none misses a peer. Warnings are errors."""
+    """Give this process's accelerator; leave together, so that none misses a peer.
+
+    Warnings are errors.
+    """
     warnings.simplefilter("error")
     accelerator = start_accelerator(RuntimeConfig(num_threads=1, timeout_s=300))
     yield accelerator

@@ -1,7 +1,8 @@
 """A run of the digits with what Windows has: `python -m tests.like_windows FOLDER`.
 
-The names that Windows lacks are gone before the package is imported, and a few calls behave as they do there. Drive
-letters and the file names that are reserved are not imitated, and what it launches has the names of Linux again.
+The names that Windows lacks are gone before the package is imported, and a few calls behave as they
+do there. Drive letters and the file names that are reserved are not imitated, and what it launches
+has the names of Linux again.
 """
 
 from __future__ import annotations
@@ -102,7 +103,16 @@ def main() -> None:
     for module in pkgutil.walk_packages(accel_trainer.__path__, "accel_trainer."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    flags = ["--dataset", "digits", "--model", "resnet8", "--augment.crop-padding", "1", "--runtime.num-threads", "1"]
+    flags = [
+        "--dataset",
+        "digits",
+        "--model",
+        "resnet8",
+        "--augment.crop-padding",
+        "1",
+        "--runtime.num-threads",
+        "1",
+    ]
     flags += [
         "--output-dir",
         str(folder / "run"),
@@ -112,7 +122,9 @@ def main() -> None:
         "1",
     ]
     for num_steps in ("3", "5"):
-        config = accel_trainer.parse_config(cifar.Config, [*flags, "--max-steps", num_steps], description="")
+        config = accel_trainer.parse_config(
+            cifar.Config, [*flags, "--max-steps", num_steps], description=""
+        )
         print(cifar.train(config).position)
     with RunLock(folder / "run" / "run.lock"):
         try:

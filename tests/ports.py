@@ -8,7 +8,10 @@ from contextlib import suppress
 
 
 def free_port() -> int:
-    """Return a port that nobody uses. It is below those that systems give away, so that nobody gets it by chance."""
+    """Return a port that nobody uses.
+
+    It is below those that systems give away, so that nobody gets it by chance.
+    """
     while True:
         port = random.SystemRandom().randrange(10_000, 20_000)
         with suppress(OSError), socket.socket() as probe:

@@ -1,14 +1,16 @@
 """An accelerator that only pretends: its tensors lie on the CPU, its rules are those of a GPU.
 
-Importing this makes `pretend` the accelerator of the process, for good: import it in a process of its own (see
-`processes.py`). There
+Importing this makes `pretend` the accelerator of the process, for good: import it in a process of
+its own (see `processes.py`). There
 - a CPU tensor among those of the device is refused,
 - whatever makes the host wait for the device is noted in `device.syncs`,
-- a copy between the device and pinned memory is garbage until a stream or an event has waited for it,
+- a copy between the device and pinned memory is garbage until a stream or an event has waited for
+  it,
 - the device has random numbers of its own, and no float64 if `device.refuses_float64`,
 - the backend `pretendccl` carries tensors of the device, and only those, between processes.
-Autocast and torch.compile know no device that is made in Python: it has neither. Its bits are those of the CPU, but for
-GroupNorm's backward and dropout, which torch computes otherwise on an accelerator.
+Autocast and torch.compile know no device that is made in Python: it has neither. Its bits are those
+of the CPU, but for GroupNorm's backward and dropout, which torch computes otherwise on an
+accelerator.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch import Tensor, library
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
 
 aten, c10d = torch.ops.aten, torch.ops.c10d
 
@@ -34,7 +39,8 @@ class Copy:
     """A transfer that was asked for: `target` holds garbage until it arrives, which it does as late as it may."""
 
     def __init__(self, target: Tensor, source: Tensor, *, to_host: bool) -> None:
-        # What the device computes later comes after the copy. What the host writes later comes before it.
+        # What the device computes later comes after the copy. What the host writes later comes
+        # before it.
         self.target, self.source = target, source.clone() if to_host else source
         self.to_host, self.has_arrived = to_host, False
         target.fill_(torch.nan if target.is_floating_point() else torch.iinfo(target.dtype).max)
@@ -145,10 +151,15 @@ class Pretend(Tensor):
     @staticmethod
     def __new__(cls, host: Tensor) -> Pretend:
         if host.dtype == torch.float64 and device.refuses_float64:
-            raise TypeError("Cannot convert a pretend tensor to float64 dtype: the device does not support float64")
+            raise TypeError(
+                "Cannot convert a pretend tensor to float64 dtype: the device does not support float64"
+            )
         layout = {"strides": host.stride(), "storage_offset": host.storage_offset()}
-        with torch.inference_mode(False):  # else it could be no view of a tensor from outside (torch 2.13)
-            made = Tensor._make_wrapper_subclass(cls, host.shape, dtype=host.dtype, device="pretend:0", **layout)
+        # else it could be no view of a tensor from outside (torch 2.13)
+        with torch.inference_mode(False):
+            made = Tensor._make_wrapper_subclass(
+                cls, host.shape, dtype=host.dtype, device="pretend:0", **layout
+            )
         made.host, made.streams = host, [device.stream]
         return made
 
@@ -171,14 +182,17 @@ class Pretend(Tensor):
         self.streams.append(stream)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
         if func is aten.copy_.default:
             return copied(*args, **kwargs or {})
         if func is aten._to_copy.default:
             return converted(*args, **kwargs or {})
         if func._can_decompose():  # as in inference mode, where torch 2.13 has not done it before
             return func.decompose(*args, **kwargs or {})
-        if func is c10d._allgather_base_.default:  # gloo, other than NCCL, wants the shape of the parts
+        # gloo, other than NCCL, wants the shape of the parts
+        if func is c10d._allgather_base_.default:
             args = (args[0].view(-1, *args[1].shape[1:]), *args[1:])
         return computed(func, args, kwargs or {})
 
@@ -189,7 +203,9 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
     def on_host(tensor: Pretend) -> Tensor:
         if device.stream not in tensor.streams:
-            raise RuntimeError(f"{func}: memory of another stream, which may be in use again: record_stream is missing")
+            raise RuntimeError(
+                f"{func}: memory of another stream, which may be in use again: record_stream is missing"
+            )
         inputs[id(tensor.host)] = tensor
         return tensor.host
 
@@ -200,8 +216,12 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return Pretend(result) if mine is None else mine
 
     leaves = tree_leaves((args, kwargs))
-    if any(isinstance(leaf, Tensor) and not isinstance(leaf, Pretend) and leaf.ndim for leaf in leaves):
-        raise RuntimeError(f"{func}: Expected all tensors to be on the same device, but found pretend:0 and cpu!")
+    if any(
+        isinstance(leaf, Tensor) and not isinstance(leaf, Pretend) and leaf.ndim for leaf in leaves
+    ):
+        raise RuntimeError(
+            f"{func}: Expected all tensors to be on the same device, but found pretend:0 and cpu!"
+        )
     device.stream.reach_next_operation()
     if is_sync(func, leaves):
         device.note_sync(str(func))
@@ -222,12 +242,16 @@ def is_sync(func: Any, leaves: Sequence[Any]) -> bool:
     """Return whether the host must wait for values, to return them or to know the shape of what comes out."""
     if func in (aten.index.Tensor, aten.index_put_.default):
         return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in leaves[1:])
-    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+    return (
+        torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+    )
 
 
 def copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """Copy `source` into `target`, which may lie on two sides: later, if that side's memory is pinned."""
-    into, out_of = (tensor.host if isinstance(tensor, Pretend) else tensor for tensor in (target, source))
+    into, out_of = (
+        tensor.host if isinstance(tensor, Pretend) else tensor for tensor in (target, source)
+    )
     to_host, from_host = not isinstance(target, Pretend), not isinstance(source, Pretend)
     if not from_host:
         device.stream.reach_next_operation()
@@ -242,7 +266,9 @@ def copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor
     return target
 
 
-def converted(source: Pretend, *, device: Any = None, non_blocking: bool = False, **options: Any) -> Tensor:
+def converted(
+    source: Pretend, *, device: Any = None, non_blocking: bool = False, **options: Any
+) -> Tensor:
     """Return a copy, here or on the host: in pinned memory if it need not be complete, as torch makes it."""
     if device is None or device.type == "pretend":
         return computed(aten._to_copy.default, [source], options)
@@ -263,11 +289,15 @@ def group_on_host(value: Any) -> Any:
     if backend not in _groups:
         _groups[backend] = dist.ProcessGroup(dist.HashStore(), backend.rank(), backend.size())
         _groups[backend]._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        _groups[backend]._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+        _groups[backend]._register_backend(
+            torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend
+        )
     return _groups[backend].boxed()
 
 
-def _prepare_backend(state: PartialState, cpu: bool = False, *others: Any) -> tuple[str | None, DistributedType]:
+def _prepare_backend(
+    state: PartialState, cpu: bool = False, *others: Any
+) -> tuple[str | None, DistributedType]:
     if cpu or "LOCAL_RANK" not in os.environ:
         return _accelerates_choice(state, cpu, *others)
     return "pretendccl", DistributedType.MULTI_CPU
@@ -286,11 +316,15 @@ def is_pinned(tensor: Tensor, device: Any = None) -> bool:
     return tensor.untyped_storage().data_ptr() in _pinned
 
 
-def _empty(size: Sequence[int], *, dtype: Any = None, memory_format: Any = None, **options: Any) -> Pretend:
+def _empty(
+    size: Sequence[int], *, dtype: Any = None, memory_format: Any = None, **options: Any
+) -> Pretend:
     return Pretend(torch.empty(size, dtype=dtype, memory_format=memory_format))
 
 
-def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, **options: Any) -> Pretend:
+def _empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, **options: Any
+) -> Pretend:
     return Pretend(torch.empty_strided(size, stride, dtype=dtype))
 
 
@@ -307,12 +341,22 @@ device = Device()
 os.environ["ACCELERATE_TORCH_DEVICE"] = "pretend:0"
 _setup_privateuseone_for_python_backend("pretend", device)
 _kernels = library.Library("aten", "IMPL")
-for name, kernel in {"empty.memory_format": _empty, "empty_strided": _empty_strided, "_copy_from": _copy_from}.items():
+for name, kernel in {
+    "empty.memory_format": _empty,
+    "empty_strided": _empty_strided,
+    "_copy_from": _copy_from,
+}.items():
     _kernels.impl(name, kernel, "PrivateUse1")
-# A device made in Python has no pinned memory of torch's, and streams that nothing can be seen of (torch 2.13).
+# A device made in Python has no pinned memory of torch's, and streams that nothing can be seen of
+# (torch 2.13).
 _torch_empty, torch.empty = torch.empty, _empty_on_host
 Tensor.pin_memory, Tensor.is_pinned = pin, is_pinned
 torch.Stream, torch.Event = Stream, Event
-torch.accelerator.current_stream, torch.accelerator.synchronize = device.current_stream, device.synchronize
-dist.Backend.register_backend("pretendccl", lambda *launch: dist.ProcessGroupGloo(*launch), devices=["pretend"])
+torch.accelerator.current_stream, torch.accelerator.synchronize = (
+    device.current_stream,
+    device.synchronize,
+)
+dist.Backend.register_backend(
+    "pretendccl", lambda *launch: dist.ProcessGroupGloo(*launch), devices=["pretend"]
+)
 _accelerates_choice, PartialState._prepare_backend = PartialState._prepare_backend, _prepare_backend

@@ -20,8 +20,16 @@ from .ports import free_port
 # Windows can only spawn.
 METHOD = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
 context = multiprocessing.get_context(METHOD)
-# What most processes would import: the first optimizer step torch._dynamo, most of a second, and test modules pytest.
-PRELOADED = ["tests.workload", "torch._dynamo", "recipes.cifar", "sklearn.datasets", "typeguard", "pytest"]
+# What most processes would import: the first optimizer step torch._dynamo, most of a second, and
+# test modules pytest.
+PRELOADED = [
+    "tests.workload",
+    "torch._dynamo",
+    "recipes.cifar",
+    "sklearn.datasets",
+    "typeguard",
+    "pytest",
+]
 context.set_forkserver_preload(PRELOADED)
 
 
@@ -80,7 +88,9 @@ def start(
             environment |= {"ACCELERATE_USE_CPU": "true", "MASTER_PORT": str(port)}
             environment |= variables(rank, num_processes)
         log = folder / f"rank-{rank}.log"
-        process = context.Process(target=_child, args=(log, environment, target, arguments), daemon=not has_workers)
+        process = context.Process(
+            target=_child, args=(log, environment, target, arguments), daemon=not has_workers
+        )
         process.start()
         job.processes.append(process)
     return job
@@ -95,21 +105,35 @@ def run(target: Callable[..., Any], *arguments: Any, num_processes: int = 1, fol
     return job
 
 
-def run_on(accelerator: str, target: Callable[..., Any], *arguments: Any, num_processes: int = 1, folder: Path) -> Job:
+def run_on(
+    accelerator: str,
+    target: Callable[..., Any],
+    *arguments: Any,
+    num_processes: int = 1,
+    folder: Path,
+) -> Job:
     """Run `target` to its end on the `gpu`, or on the accelerator that can only `pretend` (`pretend.py`)."""
-    if accelerator == "pretend" and not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+    if accelerator == "pretend" and not hasattr(
+        backend_registration, "_setup_privateuseone_for_python_backend"
+    ):
         pytest.skip(f"torch {torch.__version__} has no accelerator that is made in Python")
-    return run(_on_accelerator, accelerator, target, arguments, num_processes=num_processes, folder=folder)
+    return run(
+        _on_accelerator, accelerator, target, arguments, num_processes=num_processes, folder=folder
+    )
 
 
-def _on_accelerator(accelerator: str, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _on_accelerator(
+    accelerator: str, target: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     os.environ.pop("ACCELERATE_USE_CPU", None)
     if accelerator == "pretend":
         from . import pretend  # noqa: F401  # makes itself the accelerator of this process
     target(*arguments)
 
 
-def _child(log: Path, environment: dict[str, str], target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _child(
+    log: Path, environment: dict[str, str], target: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(descriptor, sys.stdout.fileno())
     os.dup2(descriptor, sys.stderr.fileno())

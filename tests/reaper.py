@@ -1,6 +1,7 @@
 """Ends what a test run has started, when it is over or was killed.
 
-A launcher that is interrupted takes minutes to give up its processes, and one that is killed leaves them for good.
+A launcher that is interrupted takes minutes to give up its processes, and one that is killed leaves
+them for good.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ def start() -> None:
     os.environ[_MARK] = uuid.uuid4().hex
     if not hasattr(os, "posix_spawn"):  # Windows, where few tests run and none leaves a process
         return
-    os.posix_spawn(sys.executable, [sys.executable, __file__, str(os.getpid())], os.environ, setsid=True)
+    os.posix_spawn(
+        sys.executable, [sys.executable, __file__, str(os.getpid())], os.environ, setsid=True
+    )
 
 
 def find_started() -> list[psutil.Process]:

@@ -15,7 +15,10 @@ from pathlib import Path
 
 
 def run_python(code: str, *, columns: int, environment: dict[str, str] | None = None) -> str:
-    """Return all that `python -c code` writes to a terminal, with its control characters. Raises if it fails."""
+    """Return all that `python -c code` writes to a terminal, with its control characters.
+
+    Raises if it fails.
+    """
     return run([sys.executable, "-c", code], columns=columns, environment=environment)
 
 

@@ -32,7 +32,17 @@ LONG = (
     "gpu",
 )
 TINY = {
-    "overhead": ["--loops", "raw", *OURS, "--repeats", "1", "--steps", "8", "--resnet-repeats", "0"],
+    "overhead": [
+        "--loops",
+        "raw",
+        *OURS,
+        "--repeats",
+        "1",
+        "--steps",
+        "8",
+        "--resnet-repeats",
+        "0",
+    ],
     "input_pipeline": ["--images", "1024", "--repeats", "1", "--workers", "0"],
     "photos": ["--repeats", "1", "--batches", "2", "--records", "2000"],
     "evaluation": ["--repeats", "1"],
@@ -41,7 +51,14 @@ TINY = {
     "startup": ["--repeats", "1"],
     "cpu_cifar": ["--seeds", "1", "--max-steps", "1"],
     "fine_tuning": ["--seeds", "1", "--max-steps", "1"],
-    "padded_lm": ["--seeds", "1", "--ways", "ours: the task returns num_items", "--layouts", "1 x 8"],
+    "padded_lm": [
+        "--seeds",
+        "1",
+        "--ways",
+        "ours: the task returns num_items",
+        "--layouts",
+        "1 x 8",
+    ],
     "scaling": ["--repeats", "1", "--steps", "2"],
     "traffic": [],
     "gpu": ["--tiny"],
@@ -49,7 +66,9 @@ TINY = {
 
 
 def test_the_tables_are_those_of_the_committed_results() -> None:
-    assert (results.FOLDER / "README.md").read_text() == results.readme(), "update it: python -m benchmarks.results"
+    assert (results.FOLDER / "README.md").read_text() == results.readme(), (
+        "update it: python -m benchmarks.results"
+    )
 
 
 def test_each_benchmark_is_tried() -> None:
@@ -58,7 +77,9 @@ def test_each_benchmark_is_tried() -> None:
 
 @pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.filterwarnings("default")  # of packages that are compared with
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in NAMES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in NAMES]
+)
 def test_a_benchmark_runs_with_tiny_sizes(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -117,13 +138,26 @@ def test_the_share_of_copies_under_compute_is_read_from_a_trace() -> None:
         return {"cat": cat, "name": name, "ts": ts, "dur": dur}
 
     copy = "Memcpy HtoD (Pinned -> Device)"
-    kernels = [event("kernel", "gemm", 0, 4), event("kernel", "relu", 2, 4), event("kernel", "gemm", 8, 10)]
-    copies = [event("gpu_memcpy", copy, 1, 9), event("gpu_memcpy", copy, 30, 1), event("gpu_memcpy", "DtoH", 50, 9)]
+    kernels = [
+        event("kernel", "gemm", 0, 4),
+        event("kernel", "relu", 2, 4),
+        event("kernel", "gemm", 8, 10),
+    ]
+    copies = [
+        event("gpu_memcpy", copy, 1, 9),
+        event("gpu_memcpy", copy, 30, 1),
+        event("gpu_memcpy", "DtoH", 50, 9),
+    ]
     assert copied.under_compute([*copies, *kernels, {"name": "process_name"}]) == (2, 0.7)
 
 
 def test_a_table_without_a_row_is_no_error() -> None:
-    result = {"title": "t", "how": "", "environment": results.environment() | {"load_average_after": 0}, "goals": []}
+    result = {
+        "title": "t",
+        "how": "",
+        "environment": results.environment() | {"load_average_after": 0},
+        "goals": [],
+    }
     assert "No row was measured." in results.section("gpu", {**result, "tables": {"empty": []}})
 
 

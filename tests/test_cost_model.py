@@ -8,7 +8,9 @@ import pytest
 
 from benchmarks.cost_model import CostModel
 
-MODEL = CostModel(compute_s=0.1, data_s=0.01, gradient_bytes=100e6, bytes_per_s=10e9, latency_s=1e-5, overlap=0.5)
+MODEL = CostModel(
+    compute_s=0.1, data_s=0.01, gradient_bytes=100e6, bytes_per_s=10e9, latency_s=1e-5, overlap=0.5
+)
 
 
 def test_one_process_sends_nothing() -> None:

@@ -19,7 +19,12 @@ WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 def look(python: str, *command: str, folder: Path) -> tuple[int, str]:
     environment = {**os.environ, "COLOUR": "red"}
     done = subprocess.run(
-        [python, *command], cwd=folder, env=environment, input="typed", capture_output=True, text=True
+        [python, *command],
+        cwd=folder,
+        env=environment,
+        input="typed",
+        capture_output=True,
+        text=True,
     )
     assert done.stderr == ""
     return done.returncode, done.stdout
@@ -34,15 +39,17 @@ def test_forked_python_has_the_arguments_streams_and_exit_code_of_python(
     started = [look(sys.executable, *command, folder=tmp_path) for command in commands]
     request.getfixturevalue("python_is_forked")
     forked = [look(sys.executable, *command, folder=tmp_path) for command in commands]
-    assert [(code, said.replace(str(tmp_path / "script.py"), "script.py")) for code, said in forked] == [
-        (code, said.replace(str(tmp_path / "script.py"), "script.py")) for code, said in started
-    ]
+    assert [
+        (code, said.replace(str(tmp_path / "script.py"), "script.py")) for code, said in forked
+    ] == [(code, said.replace(str(tmp_path / "script.py"), "script.py")) for code, said in started]
 
 
 @pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_reaches_the_process_that_was_forked(number: signal.Signals) -> None:
-    with subprocess.Popen([sys.executable, "-c", WAIT], stdout=subprocess.PIPE, text=True) as client:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAIT], stdout=subprocess.PIPE, text=True
+    ) as client:
         assert client.stdout is not None
         process = psutil.Process(int(client.stdout.readline()))
         client.send_signal(number)

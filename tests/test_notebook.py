@@ -44,7 +44,9 @@ def printed(notebook: Any) -> str:
 
 
 def pictures(notebook: Any) -> list[Image.Image]:
-    outputs = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
+    outputs = [
+        output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])
+    ]
     encoded = [data["image/png"] for data in outputs if "image/png" in data]
     return [Image.open(io.BytesIO(base64.b64decode(picture))).convert("L") for picture in encoded]
 
@@ -66,5 +68,7 @@ def test_the_notebook_trains_the_same_model_in_one_process_and_in_two(tmp_path: 
 
 
 def test_no_output_is_committed() -> None:
-    cells = [cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"]
+    cells = [
+        cell for cell in nbformat.read(NOTEBOOK, as_version=4).cells if cell.cell_type == "code"
+    ]
     assert all(cell.outputs == [] and cell.execution_count is None for cell in cells)

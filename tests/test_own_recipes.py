@@ -45,7 +45,9 @@ def train(name: str, folder: Path, *stops: int, micro: int = 16, dtype: str = "f
     torch.set_default_dtype(getattr(torch, dtype))
     for max_steps in (*stops, NUM_STEPS):
         config = RecipeConfig(
-            batch=BatchConfig(global_batch_size=16, per_device_batch_size=micro, eval_batch_size=100),
+            batch=BatchConfig(
+                global_batch_size=16, per_device_batch_size=micro, eval_batch_size=100
+            ),
             trainer=TrainerConfig(num_epochs=1, max_steps=max_steps, log_every_n_steps=2),
             optimizer=OptimizerConfig(name="adamw", learning_rate=0.002),
             checkpoint=CheckpointConfig(every_n_steps=2),
@@ -68,7 +70,9 @@ def test_a_recipe_is_short(name: str) -> None:
 def test_a_recipe_without_its_library_says_what_to_install() -> None:
     pytest.importorskip("sklearn")
     code = "import sys; sys.modules['transformers'] = None; import recipes.text"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "recipes/text.py needs transformers: pip install transformers\n"
 
@@ -92,10 +96,14 @@ def test_two_processes_train_the_same_model(tmp_path: Path, name: str) -> None:
     for num_processes in (1, 2):
         folder = tmp_path / str(num_processes)
         logs = tmp_path / f"logs-{num_processes}"
-        processes.run(in_float64, name, folder, 16 // num_processes, num_processes=num_processes, folder=logs)
+        processes.run(
+            in_float64, name, folder, 16 // num_processes, num_processes=num_processes, folder=logs
+        )
     one, two = (weights(tmp_path / str(num)) for num in (1, 2))
     assert max(float((one[key] - two[key]).abs().max()) for key in one) <= 1e-10
-    results = [json.loads((tmp_path / str(num) / "result.json").read_text())["metrics"] for num in (1, 2)]
+    results = [
+        json.loads((tmp_path / str(num) / "result.json").read_text())["metrics"] for num in (1, 2)
+    ]
     assert results[0]["eval/loss"] == pytest.approx(results[1]["eval/loss"], abs=1e-10)
 
 

@@ -15,7 +15,11 @@ from . import processes
 def refuses_a_cpu_tensor_among_its_own() -> None:
     ours, theirs = torch.ones(2).to("pretend"), torch.ones(2)
     assert (ours * 2 + torch.tensor(1.0)).tolist() == [3, 3], "but for a number"
-    for mix in (lambda: ours + theirs, lambda: torch.stack([theirs, ours]), lambda: nn.Linear(2, 1)(ours)):
+    for mix in (
+        lambda: ours + theirs,
+        lambda: torch.stack([theirs, ours]),
+        lambda: nn.Linear(2, 1)(ours),
+    ):
         with pytest.raises(RuntimeError, match="same device"):
             mix()
 
@@ -25,7 +29,14 @@ def notes_what_the_host_waits_for() -> None:
 
     ours = torch.arange(3.0, device="pretend") + 1
     assert device.syncs == []
-    waits = (ours.sum().item, ours.tolist, ours.cpu, lambda: bool(ours[0] > 0), lambda: ours[ours > 1], ours.nonzero)
+    waits = (
+        ours.sum().item,
+        ours.tolist,
+        ours.cpu,
+        lambda: bool(ours[0] > 0),
+        lambda: ours[ours > 1],
+        ours.nonzero,
+    )
     for number, wait in enumerate([*waits, lambda: torch.ones(2).to("pretend")], start=1):
         wait()
         assert len(device.syncs) == number
@@ -35,7 +46,11 @@ def notes_what_the_host_waits_for() -> None:
 def gets_a_pinned_copy_when_it_is_waited_for() -> None:
     from .pretend import device
 
-    pinned, stream, training = torch.ones(2).pin_memory(), torch.Stream("pretend"), torch.accelerator.current_stream()
+    pinned, stream, training = (
+        torch.ones(2).pin_memory(),
+        torch.Stream("pretend"),
+        torch.accelerator.current_stream(),
+    )
     with stream:
         sent = pinned.to("pretend", non_blocking=True)
     sent.record_stream(training)

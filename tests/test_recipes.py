@@ -1,4 +1,7 @@
-"""The recipes as people start them, and every mistake they make. Launchers: tests/distributed/test_launchers.py."""
+"""The recipes as people start them, and every mistake they make.
+
+Launchers: tests/distributed/test_launchers.py.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +51,17 @@ def test_the_minimal_recipe_is_short_and_learns(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text())["metrics"]["eval/accuracy"] > 0.9
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recipes" / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "recipes" / "configs").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_every_config_is_one_that_the_recipe_takes(path: Path) -> None:
     config = load_config(cifar.Config, path.read_text(), source=str(path))
     with torch.device("meta"):
         model = build_model(config.model, in_channels=3, num_classes=10)
     build_optimizer(model, config.optimizer)
-    assert f"--config recipes/configs/{path.name}" in path.read_text(), "the command stands at the top"
+    assert f"--config recipes/configs/{path.name}" in path.read_text(), (
+        "the command stands at the top"
+    )
 
 
 def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Path:
@@ -66,7 +73,9 @@ def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Pat
             data = io.BytesIO()
             noise = np.random.default_rng(index).integers(0, 256, (8, 8, 3), dtype=np.uint8)
             Image.fromarray(noise).save(data, "png")
-            encoded.append({"bytes": data.getvalue()[: 40 if index == broken else None], "path": None})
+            encoded.append(
+                {"bytes": data.getvalue()[: 40 if index == broken else None], "path": None}
+            )
         image = pa.struct({"bytes": pa.binary(), "path": pa.string()})
         return pa.table({"img": pa.array(encoded, image), "label": pa.array(labels, pa.int64())})
 
@@ -83,7 +92,11 @@ def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Pat
         (["--model", "resnet21"], ExitCode.USAGE, "no model 'resnet21': did you mean resnet"),
         (["--dataset", "digitz"], ExitCode.USAGE, "no dataset 'digitz': did you mean digits?"),
         (["--dataset", "cifar10"], ExitCode.DATA, "it cannot be loaded from the Hugging Face hub"),
-        (["--batch-size", "0"], ExitCode.USAGE, "batch.per_device_batch_size is 0: set it to 1 or more"),
+        (
+            ["--batch-size", "0"],
+            ExitCode.USAGE,
+            "batch.per_device_batch_size is 0: set it to 1 or more",
+        ),
         (["--batch-size", "5000"], ExitCode.USAGE, "larger than the 1438 training samples"),
         (["--lr", "-0.1"], ExitCode.USAGE, "learning_rate is -0.1: set it to at least 0"),
         (["--lr", "fast"], ExitCode.USAGE, "--lr fast: expected float"),
@@ -95,19 +108,27 @@ def images(folder: Path, labels: list[int], *, broken: int | None = None) -> Pat
     ],
 )
 def test_a_mistake_is_one_line_before_any_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], code: ExitCode, message: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: list[str],
+    code: ExitCode,
+    message: str,
 ) -> None:
     pytest.importorskip("sklearn")
     expect_refusal(tmp_path, capsys, flags, code, message)
 
 
-def test_bad_data_is_named_before_any_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_data_is_named_before_any_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out_of_range = images(tmp_path / "labels", [0, 1, 2, -1])
     expect_refusal(tmp_path, capsys, ["--dataset", str(out_of_range)], ExitCode.DATA, "row 3 of")
     corrupt = images(tmp_path / "corrupt", [0, 1, 2, 0], broken=2)
     expect_refusal(tmp_path, capsys, ["--dataset", str(corrupt)], ExitCode.DATA, "row 2 of")
     empty = images(tmp_path / "empty", [])
-    expect_refusal(tmp_path, capsys, ["--dataset", str(empty)], ExitCode.DATA, "the train split has no images")
+    expect_refusal(
+        tmp_path, capsys, ["--dataset", str(empty)], ExitCode.DATA, "the train split has no images"
+    )
 
 
 def expect_refusal(

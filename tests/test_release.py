@@ -34,7 +34,9 @@ def test_every_dependency_is_pinned_at_a_version_that_it_allows() -> None:
     for line in (ROOT / "constraints.txt").read_text().splitlines():
         if not line.startswith("#"):
             pin = Requirement(line)
-            pinned.setdefault(canonicalize_name(pin.name), []).append(str(pin.specifier).removeprefix("=="))
+            pinned.setdefault(canonicalize_name(pin.name), []).append(
+                str(pin.specifier).removeprefix("==")
+            )
     declared = sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"])
     for wanted in map(Requirement, declared):
         if canonicalize_name(wanted.name) != PROJECT["name"]:  # an extra that has others
@@ -44,13 +46,17 @@ def test_every_dependency_is_pinned_at_a_version_that_it_allows() -> None:
 
 def test_the_workflow_runs_what_the_table_of_platforms_says() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]
-    commands = {name: " ".join(step.get("run", "") for step in job["steps"]) for name, job in jobs.items()}
+    commands = {
+        name: " ".join(step.get("run", "") for step in job["steps"]) for name, job in jobs.items()
+    }
     assert jobs["macos"]["runs-on"].startswith("macos")
     assert "make test" in commands["macos"]
     assert jobs["windows"]["runs-on"].startswith("windows")
     assert "tests/core tests/data tests/optim" in commands["windows"]
     assert "make test-torch" in commands["torch"]
     floor, newest = jobs["torch"]["strategy"]["matrix"]["torch"]
-    allowed = next(Requirement(line).specifier for line in PROJECT["dependencies"] if line.startswith("torch"))
+    allowed = next(
+        Requirement(line).specifier for line in PROJECT["dependencies"] if line.startswith("torch")
+    )
     assert f">={floor.removesuffix('.0')}" in map(str, allowed)
     assert newest == "2.*"

@@ -13,7 +13,10 @@ NUM_THREADS = int(os.environ.get("TEST_THREADS", "1"))  # of torch, in most test
 
 def slow(cases: Iterable[Any]) -> list[Any]:
     """Return the cases of `parametrize` with the marker `slow`; one of several arguments is a tuple."""
-    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+        for case in cases
+    ]
 
 
 def slow_but(shown: Iterable[Any], cases: Iterable[Any]) -> list[Any]:

@@ -40,7 +40,14 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
-from accel_trainer.vision import AugmentConfig, ImageDataset, ImageEvalLoader, ImageLoader, ImageSplit, Normalization
+from accel_trainer.vision import (
+    AugmentConfig,
+    ImageDataset,
+    ImageEvalLoader,
+    ImageLoader,
+    ImageSplit,
+    Normalization,
+)
 
 from .variants import NUM_THREADS
 
@@ -147,8 +154,8 @@ def train(
 ) -> RunResult:
     """Train the small net, or another; called in every process of a launch.
 
-    Its images lie in memory, or come from a dataset by `num_workers` (0: in this process). `fit` owns the
-    loop.
+    Its images lie in memory, or come from a dataset by `num_workers` (0: in this process). `fit`
+    owns the loop.
     """
     augment = AugmentConfig(crop_padding=1, crop_mode="reflect", flip="random", mixup=0.2)
     images = make_images(num_train, num_test)
@@ -221,9 +228,14 @@ def main() -> None:
             eval_batch_size=10,
         ),
     )
-    config = replace(config, trainer=replace(config.trainer, num_epochs=options.epochs, max_steps=options.max_steps))
+    config = replace(
+        config,
+        trainer=replace(config.trainer, num_epochs=options.epochs, max_steps=options.max_steps),
+    )
     dtype = getattr(torch, options.dtype)
-    result = train(config, num_train=options.num_train, norm=options.norm, dropout=options.dropout, dtype=dtype)
+    result = train(
+        config, num_train=options.num_train, norm=options.norm, dropout=options.dropout, dtype=dtype
+    )
     raise SystemExit(75 if result.state == "preempted" else 0)
 
 

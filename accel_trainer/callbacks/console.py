@@ -18,13 +18,19 @@ def say(text: str, *, write: Callable[[str], object] = print) -> None:
         write(text)
         flush()
     except (OSError, ValueError) as error:  # ValueError: it was closed
-        _logger.warning("cannot write to stdout (%s): nothing more is printed, training continues", error)
+        _logger.warning(
+            "cannot write to stdout (%s): nothing more is printed, training continues", error
+        )
         mute()
 
 
 def terminal_columns() -> int | None:
     """Return the width of the terminal on stdout, None if it is a file or a pipe."""
-    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+    return (
+        shutil.get_terminal_size().columns
+        if sys.stdout is not None and sys.stdout.isatty()
+        else None
+    )
 
 
 def fold(text: str, columns: int | None) -> str:
@@ -34,7 +40,9 @@ def fold(text: str, columns: int | None) -> str:
     """
     if columns is None:
         return text
-    wrapper = textwrap.TextWrapper(columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    wrapper = textwrap.TextWrapper(
+        columns, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
     return "\n".join(map(wrapper.fill, text.split("\n")))
 
 

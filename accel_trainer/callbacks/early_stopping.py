@@ -26,7 +26,9 @@ class EarlyStopping(Callback):
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
         """Count evaluations since the best."""
         best = None if trainer.best is None else trainer.best.name
-        self.num_bad_evaluations = 0 if best != self.best_checkpoint else self.num_bad_evaluations + 1
+        self.num_bad_evaluations = (
+            0 if best != self.best_checkpoint else self.num_bad_evaluations + 1
+        )
         self.best_checkpoint = best
         self._stop_if_due(trainer)
 
@@ -36,7 +38,10 @@ class EarlyStopping(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counter, and the best it counts from."""
-        return {"num_bad_evaluations": self.num_bad_evaluations, "best_checkpoint": self.best_checkpoint}
+        return {
+            "num_bad_evaluations": self.num_bad_evaluations,
+            "best_checkpoint": self.best_checkpoint,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the counter."""

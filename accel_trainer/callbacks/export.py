@@ -44,7 +44,9 @@ class OnnxExport(NamedTuple):
         batch = next(batch for batch in self.loader.batches() if len(batch))
         batch = batch.map(lambda tensor: tensor[:_EXAMPLE_SIZE].to("cpu"))
         calls: list[Any] = []
-        with self.model.eval().register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True):
+        with self.model.eval().register_forward_pre_hook(
+            lambda _, *call: calls.append(call), with_kwargs=True
+        ):
             self.task.eval_step(self.model, batch)
         onnx, example = _to_onnx(self.model, *calls[0])
         return onnx, safetensors.torch.save(example)
@@ -53,15 +55,20 @@ class OnnxExport(NamedTuple):
 class Exporter(Callback):
     """Writes `export/model.safetensors` and `export/config.json` on the main process once a run has ended.
 
-    What is needed to build the model is in `export/config.json` from the start, for commands that use a checkpoint.
-    `config` is what is needed to build the model; `weights` are exported from the last step if no evaluation was the
-    best. With `onnx` also `model.onnx`; if the model cannot be converted, a warning says so and the run is done.
+    What is needed to build the model is in `export/config.json` from the start, for commands that
+    use a checkpoint. `config` is what is needed to build the model; `weights` are exported from the
+    last step if no evaluation was the best. With `onnx` also `model.onnx`; if the model cannot be
+    converted, a warning says so and the run is done.
     """
 
     def __init__(
-        self, run_folder: Path, *, weights: Literal["model", "ema"], config: Mapping[str, Any],
+        self,
+        run_folder: Path,
+        *,
+        weights: Literal["model", "ema"],
+        config: Mapping[str, Any],
         onnx: OnnxExport | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._run_folder, self._folder = run_folder, run_folder / "export"
         self._weights, self._config, self._onnx = weights, config, onnx
 
@@ -79,14 +86,20 @@ class Exporter(Callback):
                 filesystem.make_directory(self._folder)
                 if not self._export_best(result):
                     name = checkpoint_name(result.position)
-                    self._export(f"{self._weights} after step {result.position.optimizer_step}", name, self._weights)
+                    self._export(
+                        f"{self._weights} after step {result.position.optimizer_step}",
+                        name,
+                        self._weights,
+                    )
 
     def _export_best(self, result: RunResult) -> bool:
         if result.best is None:
             return False
         weights = "ema" if result.best.metric.startswith("eval_ema/") else "model"
         try:
-            self._export(f"{weights} of the best checkpoint {result.best.name}", result.best.name, weights)
+            self._export(
+                f"{weights} of the best checkpoint {result.best.name}", result.best.name, weights
+            )
         except CheckpointError:
             return False  # a branch does not have the best checkpoint of its run
         return True
@@ -103,39 +116,57 @@ class Exporter(Callback):
         self._write_config(config)
 
     def _write_config(self, config: Mapping[str, Any]) -> None:
-        filesystem.write_file_atomic(self._folder / "config.json", json.dumps(config, indent=1).encode())
+        filesystem.write_file_atomic(
+            self._folder / "config.json", json.dumps(config, indent=1).encode()
+        )
 
     def _export_onnx(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> dict[str, str]:
         """Write the ONNX file and its example, and return their hashes; none, with a warning, if that fails."""
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing (torch 2.13)
+        # it warns that torchvision is missing (torch 2.13)
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         try:
             with warnings.catch_warnings(), torch.no_grad():
-                warnings.simplefilter("ignore")  # of the exporter, about torch's own internals (torch 2.13)
+                # of the exporter, about torch's own internals (torch 2.13)
+                warnings.simplefilter("ignore")
                 files = dict(zip(ONNX_FILES, onnx.files(weights), strict=True))
         except Exception as error:  # torch's exporter raises many types
             reason = " ".join(str(error.__cause__ or error).split())[:200]
-            _logger.warning("no %s: torch cannot convert the model (%s)", self._folder / "model.onnx", reason)
+            _logger.warning(
+                "no %s: torch cannot convert the model (%s)", self._folder / "model.onnx", reason
+            )
             return {}
         for name, data in files.items():
             filesystem.write_file_atomic(self._folder / name, data)
         return {ONNX_FILES[name]: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
-def _to_onnx(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, dict[str, Tensor]]:
+def _to_onnx(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[bytes, dict[str, Tensor]]:
     """Return the model for batches of any size, and the inputs and outputs of this one."""
-    batch, shapes, inputs = torch.export.Dim("batch"), torch.export.ShapesCollection(), _tensors((args, kwargs))
+    batch, shapes, inputs = (
+        torch.export.Dim("batch"),
+        torch.export.ShapesCollection(),
+        _tensors((args, kwargs)),
+    )
     for tensor in inputs:
         others = {axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1}
         shapes[tensor] = others | ({0: batch} if tensor.ndim else {})
-    traced = torch.export.export(model, args, kwargs, dynamic_shapes=shapes.dynamic_shapes(model, args, kwargs))
+    traced = torch.export.export(
+        model, args, kwargs, dynamic_shapes=shapes.dynamic_shapes(model, args, kwargs)
+    )
     program = torch.onnx.export(traced, verbose=False)
     assert program is not None
     graph = program.model_proto.graph
-    sizes = {value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output)}
+    sizes = {
+        value.name: value.type.tensor_type.shape.dim for value in (*graph.input, *graph.output)
+    }
     if any(size[:1] != next(iter(sizes.values()))[:1] for size in sizes.values()):
         raise ValueError("its inputs and outputs are not all of one sample each, [B, ...]")
     example = dict(zip(sizes, [*inputs, *_tensors(model(*args, **kwargs))], strict=True))
-    return bytes(program.model_proto.SerializeToString()), {n: each.contiguous().clone() for n, each in example.items()}
+    return bytes(program.model_proto.SerializeToString()), {
+        n: each.contiguous().clone() for n, each in example.items()
+    }
 
 
 def _tensors(data: Any) -> list[Tensor]:

@@ -35,15 +35,20 @@ _MUCH_WAITING, _WORTH_A_WARNING_S = 0.2, 10.0
 class MetricLogger(Callback):
     """Writes rows to the history and passes them to `sinks` (progress, trackers), on the main process.
 
-    A row has `event` (`train` or `eval`), `optimizer_step`, `epoch` and numbers; (event, optimizer_step) never
-    repeats. An interruption changes nothing in the rows but `perf/...`.
+    A row has `event` (`train` or `eval`), `optimizer_step`, `epoch` and numbers; (event,
+    optimizer_step) never repeats. An interruption changes nothing in the rows but `perf/...`.
     """
 
     def __init__(
-        self, accelerator: Accelerator, *, history: MetricsFile | None, every_n_steps: int,
-        preparation: Stopwatch | None = None, phase_s: Mapping[str, float] = MappingProxyType({}),
+        self,
+        accelerator: Accelerator,
+        *,
+        history: MetricsFile | None,
+        every_n_steps: int,
+        preparation: Stopwatch | None = None,
+        phase_s: Mapping[str, float] = MappingProxyType({}),
         sinks: Sequence[Callable[[Row], None]] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._meters = Meters(accelerator)
         self._history, self._every_n_steps, self._sinks = history, every_n_steps, sinks
         self._preparation, self._phase_s = preparation or Stopwatch(), phase_s
@@ -60,7 +65,10 @@ class MetricLogger(Callback):
         self._restart_timer(trainer)
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """Write a row every n steps and at the end of each epoch. **Collective. Host sync** when it does."""
+        """Write a row every n steps and at the end of each epoch.
+
+        **Collective. Host sync** when it does.
+        """
         self._meters.update(report)
         self._timed_samples += report.num_samples
         is_epoch_end = trainer.state.step_in_epoch == trainer.loader.plan.steps_per_epoch
@@ -71,18 +79,26 @@ class MetricLogger(Callback):
         """Write the evaluation's numbers as a row, after a row of the steps before it that have none yet."""
         if self._meters.num_steps:
             self._write_training(trainer)
-        self._write("eval", trainer, {name: value for name, value in metrics.items() if is_number(value)})
+        self._write(
+            "eval", trainer, {name: value for name, value in metrics.items() if is_number(value)}
+        )
 
     def _write_training(self, trainer: TrainerView) -> None:
         """Write a row of the steps since the last one. **Collective. Host sync.**"""
         values = self._meters.read()  # waits for the device: the clock is read after it
-        spent_s = {name: seconds - self._before_s[name] for name, seconds in self._read_clocks(trainer).items()}
+        spent_s = {
+            name: seconds - self._before_s[name]
+            for name, seconds in self._read_clocks(trainer).items()
+        }
         training_s = spent_s["all"] - spent_s["compile"] - spent_s["evaluation"]
         values["optim/learning_rate"] = trainer.learning_rate_at(trainer.state.optimizer_step - 1)
         if trainer.accelerator.scaler is not None:
             values["optim/loss_scale"] = trainer.accelerator.scaler.get_scale()
         if self._timed_samples:  # none if this attempt only evaluates what an earlier one trained
-            self._total_s, self._total_samples = self._total_s + training_s, self._total_samples + self._timed_samples
+            self._total_s, self._total_samples = (
+                self._total_s + training_s,
+                self._total_samples + self._timed_samples,
+            )
             values["perf/samples_per_s"] = self._timed_samples / training_s
             values["perf/data_wait_fraction"] = spent_s["data"] / training_s
             self._warn_of_data_wait(trainer, values["perf/data_wait_fraction"])
@@ -115,7 +131,12 @@ class MetricLogger(Callback):
     def _read_clocks(self, trainer: TrainerView) -> dict[str, float]:
         compile_s, evaluation_s = self._preparation.seconds, self._phase_s.get("evaluation", 0.0)
         now_s = time.perf_counter()
-        return {"all": now_s, "data": trainer.data_wait_s, "compile": compile_s, "evaluation": evaluation_s}
+        return {
+            "all": now_s,
+            "data": trainer.data_wait_s,
+            "compile": compile_s,
+            "evaluation": evaluation_s,
+        }
 
     def _restart_timer(self, trainer: TrainerView) -> None:
         self._before_s, self._timed_samples = self._read_clocks(trainer), 0
@@ -125,11 +146,16 @@ class MetricLogger(Callback):
         is_long = fraction > _MUCH_WAITING and trainer.data_wait_s > _WORTH_A_WARNING_S
         if is_long and trainer.accelerator.is_main_process and not self._has_warned:
             self._has_warned = True
-            advice = ": raise --batch.num-workers" if isinstance(trainer.loader, DatasetLoader) else ""
+            advice = (
+                ": raise --batch.num-workers" if isinstance(trainer.loader, DatasetLoader) else ""
+            )
             _logger.warning("training waits for data %.0f %% of the time%s", 100 * fraction, advice)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums since the last row and the length of the history. **Collective. Host sync.**"""
+        """Return the sums since the last row and the length of the history.
+
+        **Collective. Host sync.**
+        """
         meters = self._meters.state_dict()
         return {"meters": meters, "history_bytes": self._history.size if self._history else 0}
 
@@ -143,8 +169,8 @@ class MetricLogger(Callback):
 class Meters:
     """Sums step reports between two rows, without a kernel or a sync per step.
 
-    Reports are kept and summed in float64 when they are read. Sums of float32 in float64 are exact over any realistic
-    interval, so the means do not depend on when they were summed or saved.
+    Reports are kept and summed in float64 when they are read. Sums of float32 in float64 are exact
+    over any realistic interval, so the means do not depend on when they were summed or saved.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -163,9 +189,15 @@ class Meters:
         return len(self._pending) + self._counts["num_updates"] + self._counts["num_skipped"]
 
     def update(self, report: StepReport) -> None:
-        """Add a step to the sums; of a skipped one only the count. Raises ConfigError for a name that is taken."""
+        """Add a step to the sums; of a skipped one only the count.
+
+        Raises ConfigError for a name that is taken.
+        """
         if taken := _TAKEN.intersection(report.sums):
-            raise ConfigError("SUMS", f"train_step returned a sum named {min(taken)}, which is reserved: rename it")
+            raise ConfigError(
+                "SUMS",
+                f"train_step returned a sum named {min(taken)}, which is reserved: rename it",
+            )
         self._pending.append(report)
         if len(self._pending) >= _SUM_AFTER:
             self._sum_pending()
@@ -179,10 +211,16 @@ class Meters:
             return
         columns = {"loss": [report.loss_sum for report in reports]}
         columns |= {name: [report.sums[name] for report in reports] for name in reports[0].sums}
-        columns |= {_ITEMS: items} if (items := [r.num_items for r in reports if r.num_items is not None]) else {}
+        columns |= (
+            {_ITEMS: items}
+            if (items := [r.num_items for r in reports if r.num_items is not None])
+            else {}
+        )
         if norms := [report.grad_norm for report in reports if report.grad_norm is not None]:
             # Every process has the same norm: count it once.
-            columns["grad_norm"] = norms if self._accelerator.is_main_process else [torch.zeros_like(norms[0])]
+            columns["grad_norm"] = (
+                norms if self._accelerator.is_main_process else [torch.zeros_like(norms[0])]
+            )
         for name, column in columns.items():
             total = torch.stack(column).to(self._device).double().sum()
             self._local[name] = self._local[name] + total if name in self._local else total
@@ -198,9 +236,15 @@ class Meters:
         return dict(zip(self._local, sums.tolist(), strict=True))
 
     def read(self) -> dict[str, float]:
-        """Return the means since the last read, over all processes, and start again. **Collective. Host sync.**"""
+        """Return the means since the last read, over all processes, and start again.
+
+        **Collective. Host sync.**
+        """
         sums = self._global_sums()  # first: this counts the steps that are pending
-        num_items, num_updates = sums.pop(_ITEMS, self._counts["num_items"]), self._counts["num_updates"]
+        num_items, num_updates = (
+            sums.pop(_ITEMS, self._counts["num_items"]),
+            self._counts["num_updates"],
+        )
         norm = sums.pop("grad_norm", None)
         means = {f"train/{name}": value / (num_items or 1) for name, value in sums.items()}
         if norm is not None:
@@ -212,12 +256,15 @@ class Meters:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the global sums. **Collective. Host sync.**"""
-        return {"sums": self._global_sums(), **self._counts}  # in this order: the first counts what is pending
+        # in this order: the first counts what is pending
+        return {"sums": self._global_sums(), **self._counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the sums on the main process; the others start at zero, for any number of processes."""
         self._clear()
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
         is_main = self._accelerator.is_main_process
-        self._local = {name: zero + value if is_main else zero for name, value in state["sums"].items()}
+        self._local = {
+            name: zero + value if is_main else zero for name, value in state["sums"].items()
+        }
         self._counts = {name: state[name] for name in self._counts}

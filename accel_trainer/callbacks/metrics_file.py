@@ -18,14 +18,15 @@ _logger = logging.getLogger(__name__)
 class MetricsFile:
     """The rows of a run. Every checkpoint holds its length, so that a resume never repeats a row.
 
-    Rows that cannot be written are kept and written with the next. Training continues, but no checkpoint is committed
-    until they are on the disk: `sync` comes first.
+    Rows that cannot be written are kept and written with the next. Training continues, but no
+    checkpoint is committed until they are on the disk: `sync` comes first.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = AppendFile(path)
-        self._file.drop_half_line()  # as a power loss may leave one: the next row must not continue it
+        # as a power loss may leave one: the next row must not continue it
+        self._file.drop_half_line()
         self._unwritten = b""
         self._lock = threading.Lock()  # a row is appended while the thread that saves syncs
 
@@ -45,7 +46,11 @@ class MetricsFile:
                 self._write()
             except OSError as error:
                 if is_first:
-                    _logger.warning("a row of %s cannot be written yet and is kept: %s", self.path, error.strerror)
+                    _logger.warning(
+                        "a row of %s cannot be written yet and is kept: %s",
+                        self.path,
+                        error.strerror,
+                    )
 
     def _write(self) -> None:
         if self._unwritten:

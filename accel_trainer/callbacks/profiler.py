@@ -19,7 +19,8 @@ _WARMUP_STEPS, _STEPS = 5, 10
 class Profile(Callback):
     """Traces steps 6 to 15 of an attempt on the main process into `trace.json` in `folder`.
 
-    The weights are the same with and without it, bit for bit. `show` gets a line that says where the trace is.
+    The weights are the same with and without it, bit for bit. `show` gets a line that says where
+    the trace is.
     """
 
     def __init__(self, folder: Path, *, show: Callable[[str], None]) -> None:
@@ -54,4 +55,6 @@ class Profile(Callback):
         """Report that there were too few steps."""
         if self._profiler is not None:
             self._profiler.stop()
-            self._show(f"no profile: it needs {_WARMUP_STEPS + _STEPS} steps, there were {self._num_steps}")
+            self._show(
+                f"no profile: it needs {_WARMUP_STEPS + _STEPS} steps, there were {self._num_steps}"
+            )

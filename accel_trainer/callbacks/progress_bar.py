@@ -26,7 +26,8 @@ _NUM_ON_BAR = 2
 class ProgressBar(Callback):
     """Shows each row of numbers (`show` is a sink of `MetricLogger`), and the steps and time left.
 
-    The time left follows from the time per step of this attempt, which includes logs, saves and evaluations.
+    The time left follows from the time per step of this attempt, which includes logs, saves and
+    evaluations.
     """
 
     def __init__(self, config: TrainerConfig, *, banner: str, is_quiet: bool = False) -> None:
@@ -50,7 +51,8 @@ class ProgressBar(Callback):
             where = f"after step {self._first_step}, epoch {trainer.state.epoch + 1} of {self._config.num_epochs}"
             self.write(f"continuing {where}, from {checkpoint_name(trainer.state)}")
         if sys.stderr.isatty() and not self._is_quiet:
-            self._terminal.enter_context(logging_redirect_tqdm())  # a warning gets a line of its own
+            # a warning gets a line of its own
+            self._terminal.enter_context(logging_redirect_tqdm())
             self._bar = tqdm(
                 desc=self._epoch(trainer.state.epoch + 1),
                 total=self._num_steps,
@@ -91,7 +93,9 @@ class ProgressBar(Callback):
         """Show how it ended."""
         self._terminal.close()
         step = result.position.optimizer_step
-        self.write(f"{result.state}: {result.stop_reason} at step {step}  {'  '.join(_numbers(result.metrics))}")
+        self.write(
+            f"{result.state}: {result.stop_reason} at step {step}  {'  '.join(_numbers(result.metrics))}"
+        )
         if (best := result.best) is not None:
             self.write(f"best: {_short(best.metric)} {best.value:.4f} in {best.name}")
 
@@ -111,7 +115,12 @@ def _numbers(row: Mapping[str, Any]) -> list[str]:
 def _short(name: str) -> str:
     """Return the name as a person says it: `train/loss` is loss, `eval/accuracy` eval accuracy."""
     group, _, rest = name.partition("/")
-    rest = rest.replace("_", " ").replace(" per s", "/s").removesuffix(" fraction").removesuffix(" gib")
+    rest = (
+        rest.replace("_", " ")
+        .replace(" per s", "/s")
+        .removesuffix(" fraction")
+        .removesuffix(" gib")
+    )
     return rest if group in ("train", "optim", "perf") else f"{group.replace('_', ' ')} {rest}"
 
 

@@ -23,7 +23,8 @@ _logger = logging.getLogger(__name__)
 
 _WANDB_SETTINGS = {"console": "off", "silent": True, "init_timeout": 60}  # seconds
 _PLAIN = (bool, int, float, str)  # what every tracker takes as a hyperparameter
-# Defaults that keep trackers in their folder and quiet, for those that read them from the environment.
+# Defaults that keep trackers in their folder and quiet, for those that read them from the
+# environment.
 _VARIABLES = {
     "mlflow": {"MLFLOW_TRACKING_URI": "sqlite:///{}/mlflow.db", "MLFLOW_LOGGING_LEVEL": "WARNING"},
     "trackio": {"TRACKIO_DIR": "{}"},
@@ -35,17 +36,24 @@ def check_trackers(names: Sequence[str]) -> None:
     for name in names:
         if name not in LOGGER_TYPE_TO_CLASS:
             known = ", ".join(sorted(map(str, LOGGER_TYPE_TO_CLASS)))
-            raise ConfigError("TRACKER", f"--track {name}: accelerate has no such tracker: choose from {known}")
+            raise ConfigError(
+                "TRACKER", f"--track {name}: accelerate has no such tracker: choose from {known}"
+            )
         if not filter_trackers([name], "."):
-            raise ConfigError("TRACKER", f"--track {name} needs a package that is missing: pip install {name}")
+            raise ConfigError(
+                "TRACKER", f"--track {name} needs a package that is missing: pip install {name}"
+            )
 
 
 class Trackers(Callback):
-    """Keeps a copy of the history in each tracker named, below `trackers/` in the run folder. For the main process.
+    """Keeps a copy of the history in each tracker named, below `trackers/` in the run folder.
 
-    Every start makes the copy again from the rows that the checkpoint kept, so that each row is there once, with the
-    value of the history. Offline, unless the tracker's own environment variables say otherwise; an online run of wandb
-    is continued by an id that is kept in the run folder. A tracker that fails is dropped until the next start.
+    For the main process.
+
+    Every start makes the copy again from the rows that the checkpoint kept, so that each row is
+    there once, with the value of the history. Offline, unless the tracker's own environment
+    variables say otherwise; an online run of wandb is continued by an id that is kept in the run
+    folder. A tracker that fails is dropped until the next start.
     """
 
     def __init__(self, names: Sequence[str], *, run: Path, config: Mapping[str, Any]) -> None:
@@ -57,8 +65,14 @@ class Trackers(Callback):
         """Start the trackers; the history has been cut back to the checkpoint."""
         filesystem.make_directory(self._run / "trackers")
         for name in self._names:
-            unset = {key: value for key, value in _VARIABLES.get(name, {}).items() if key not in os.environ}
-            defaults = {key: value.format(self._run / "trackers" / name) for key, value in unset.items()}
+            unset = {
+                key: value
+                for key, value in _VARIABLES.get(name, {}).items()
+                if key not in os.environ
+            }
+            defaults = {
+                key: value.format(self._run / "trackers" / name) for key, value in unset.items()
+            }
             self._variables.enter_context(patch_environment(**defaults))
             with self._dropped_on_error(name):
                 self._trackers[name] = _start(name, self._run, self._config)
@@ -106,12 +120,20 @@ def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:
         "tensorboard": {"purge_step": 0},  # a viewer that is open forgets what it had read
         "mlflow": {"run_name": run.name},
         "trackio": {"name": run.name},
-        "wandb": {"name": run.name, "dir": str(folder), "settings": _WANDB_SETTINGS, **_wandb_mode(run)},
+        "wandb": {
+            "name": run.name,
+            "dir": str(folder),
+            "settings": _WANDB_SETTINGS,
+            **_wandb_mode(run),
+        },
     }
     where = [str(folder)] if adapter.requires_logging_directory else []
     tracker = adapter(run.parent.name, *where, **options.get(name, {}))
     tracker.start()
-    plain = {key: value if isinstance(value, _PLAIN) else str(value) for key, value in flatten_config(config)}
+    plain = {
+        key: value if isinstance(value, _PLAIN) else str(value)
+        for key, value in flatten_config(config)
+    }
     tracker.store_init_configuration(plain)
     return tracker
 
@@ -123,4 +145,8 @@ def _wandb_mode(run: Path) -> dict[str, str]:
         return {"mode": mode}
     if not id_file.exists():
         filesystem.write_file_atomic(id_file, uuid.uuid4().hex.encode())
-    return {"mode": mode, "id": filesystem.read_file(id_file, max_bytes=64).decode(), "resume": "allow"}
+    return {
+        "mode": mode,
+        "id": filesystem.read_file(id_file, max_bytes=64).decode(),
+        "resume": "allow",
+    }

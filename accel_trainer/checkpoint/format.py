@@ -49,7 +49,8 @@ Files = dict[str, bytes]
 class LoadedCheckpoint:
     """A verified checkpoint: its name, its manifest and the state of each piece, with tensors on the CPU.
 
-    A piece in shards has a StoredTensor for each tensor; its `slices` are not verified before they are read.
+    A piece in shards has a StoredTensor for each tensor; its `slices` are not verified before they
+    are read.
     """
 
     name: str
@@ -69,16 +70,22 @@ def list_checkpoints(directory: Path) -> list[Path]:
     Raises CheckpointError if the directory is a link, which may lead to another run's.
     """
     if directory.is_symlink():
-        raise CheckpointError("CKPT_LINK", f"{directory} is a link: give the run that it points to, or move it away")
+        raise CheckpointError(
+            "CKPT_LINK", f"{directory} is a link: give the run that it points to, or move it away"
+        )
     if not directory.is_dir():
         return []
     return sorted(path for path in directory.iterdir() if CHECKPOINT_NAME.fullmatch(path.name))
 
 
 def write_checkpoint(
-    final: Path, pieces: Mapping[str, Encoded], *, header: Mapping[str, object], before_commit: Callable[[], None],
+    final: Path,
+    pieces: Mapping[str, Encoded],
+    *,
+    header: Mapping[str, object],
+    before_commit: Callable[[], None],
     peers: Peers = SINGLE_PROCESS,
-) -> None:  # fmt: skip
+) -> None:
     """Write a checkpoint: on return it is complete and durable, and until then it does not exist.
 
     **Collective** over `peers`: the main process makes it valid once all have written their files.
@@ -106,7 +113,9 @@ def write_checkpoint(
         peers.agree(lambda: finish() if is_main else None)
 
 
-def _write_pieces(folder: Path, pieces: Mapping[str, Encoded], process_index: int) -> dict[str, dict[str, object]]:
+def _write_pieces(
+    folder: Path, pieces: Mapping[str, Encoded], process_index: int
+) -> dict[str, dict[str, object]]:
     """Write this process's files, and return their entries for the manifest."""
     files = {}
     for piece, encoded in pieces.items():
@@ -116,7 +125,9 @@ def _write_pieces(folder: Path, pieces: Mapping[str, Encoded], process_index: in
             name = f"{piece}/r{process_index:05d}.safetensors"
             files[name] = write_slices(folder / name, encoded)
         elif encoded.tensors and process_index == 0:
-            files[f"{piece}.safetensors"] = _write(folder / f"{piece}.safetensors", pack_tensors(encoded.tensors))
+            files[f"{piece}.safetensors"] = _write(
+                folder / f"{piece}.safetensors", pack_tensors(encoded.tensors)
+            )
     return files
 
 
@@ -155,16 +166,23 @@ def read_checkpoint(path: Path) -> Files:
     Raises CheckpointError naming the file that is damaged.
     """
     files, manifest = read_manifest(path)
-    return files | {name: read_listed_file(path / name, entry) for name, entry in manifest["files"].items()}
+    return files | {
+        name: read_listed_file(path / name, entry) for name, entry in manifest["files"].items()
+    }
 
 
 def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a file if they are those of its `entry` in the manifest. Its size is checked first."""
+    """Return the bytes of a file if they are those of its `entry` in the manifest.
+
+    Its size is checked first.
+    """
     if "header_bytes" in entry:
         return read_header(path, entry)
     size = entry["bytes"]
     if size > (free := free_memory_bytes()):
-        raise damaged(path, f"the manifest says {size} bytes, but only {free} bytes of memory are free")
+        raise damaged(
+            path, f"the manifest says {size} bytes, but only {free} bytes of memory are free"
+        )
     data = _read(path, max_bytes=size)
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
         raise damaged(path, "its sha256 is not the one in the manifest")
@@ -206,7 +224,9 @@ def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
     manifest = parse_json(files[MANIFEST])
     if manifest["format"] != FORMAT:
         fact = f"{path / MANIFEST} has format {manifest['format']}, this version reads {FORMAT}"
-        raise CheckpointError("CKPT_FORMAT", f"{fact}: use the version of accel_trainer that wrote it")
+        raise CheckpointError(
+            "CKPT_FORMAT", f"{fact}: use the version of accel_trainer that wrote it"
+        )
     name = checkpoint_name(_position(manifest))
     if CHECKPOINT_NAME.fullmatch(path.name) and path.name != name:
         raise damaged(path / MANIFEST, f"it belongs to {name}")

@@ -35,14 +35,17 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class CheckpointConfig:
     """When checkpoints are saved, and which are kept."""
 
-    every_n_steps: Annotated[int | None, tyro.conf.arg(aliases=["--checkpoint-every-n-steps"])] = None
+    every_n_steps: Annotated[int | None, tyro.conf.arg(aliases=["--checkpoint-every-n-steps"])] = (
+        None
+    )
     """Save every n optimizer steps; None: only at the end of epochs."""
     every_n_epochs: int = 1
     """Save at the end of every n-th epoch."""
     keep_last_n: int = 2
     """How many of the newest checkpoints to keep: at least 2, in case the newest is damaged."""
     keep_every_n_steps: int | None = None
-    """Also keep, for good, the checkpoints at multiples of this many optimizer steps; None: no others."""
+    """Also keep, for good, the checkpoints at multiples of this many optimizer steps; None: no
+    others."""
     max_failed_saves: int = 3
     """End the run after this many failed saves in a row; until then a failed save is a warning."""
 
@@ -50,12 +53,16 @@ class CheckpointConfig:
         names = ("every_n_steps", "every_n_epochs", "keep_every_n_steps", "max_failed_saves")
         AT_LEAST_ONE.check(self, "checkpoint", *names)
         if self.keep_last_n < 2:
-            raise ConfigError("CONFIG", f"checkpoint.keep_last_n is {self.keep_last_n}: set it to 2 or more")
+            raise ConfigError(
+                "CONFIG", f"checkpoint.keep_last_n is {self.keep_last_n}: set it to 2 or more"
+            )
 
     def is_due(self, position: TrainState) -> bool:
         """Whether a checkpoint is due at `position`."""
         is_epoch_due = position.step_in_epoch == 0 and position.epoch % self.every_n_epochs == 0
-        is_step_due = self.every_n_steps is not None and position.optimizer_step % self.every_n_steps == 0
+        is_step_due = (
+            self.every_n_steps is not None and position.optimizer_step % self.every_n_steps == 0
+        )
         return position.optimizer_step > 0 and (is_epoch_due or is_step_due)
 
 
@@ -63,24 +70,33 @@ class Checkpointer:
     """Saves and deletes the checkpoints of one run in `directory`.
 
     `metadata` goes into every manifest: `config_sha256`, `data_fingerprint`, versions and the like.
-    `before_commit` runs in the saving thread just before a checkpoint becomes valid, to sync what must not be older
-    than the checkpoint, such as the history of metrics. `peers` are the processes that save together, each its shards;
-    each has a Checkpointer, and saves, waits and fails in the same order.
+    `before_commit` runs in the saving thread just before a checkpoint becomes valid, to sync what
+    must not be older than the checkpoint, such as the history of metrics. `peers` are the processes
+    that save together, each its shards; each has a Checkpointer, and saves, waits and fails in the
+    same order.
 
-    `last_committed` is the name of the newest durable checkpoint; `num_failed_saves` counts failures in a row.
+    `last_committed` is the name of the newest durable checkpoint; `num_failed_saves` counts
+    failures in a row.
     """
 
     def __init__(
-        self, directory: Path, *, config: CheckpointConfig, metadata: Mapping[str, object],
-        before_commit: Callable[[], None] = lambda: None, peers: Peers = SINGLE_PROCESS,
-    ) -> None:  # fmt: skip
+        self,
+        directory: Path,
+        *,
+        config: CheckpointConfig,
+        metadata: Mapping[str, object],
+        before_commit: Callable[[], None] = lambda: None,
+        peers: Peers = SINGLE_PROCESS,
+    ) -> None:
         self.directory, self.config, self.peers = directory, config, peers
         self.last_committed: str | None = None
         self.num_failed_saves = 0
-        self._own: set[bytes | None] = set()  # marks: somebody may put other checkpoints beside them
+        # marks: somebody may put other checkpoints beside them
+        self._own: set[bytes | None] = set()
         self._metadata, self._before_commit = dict(metadata), before_commit
         self._snapshot = Snapshot()
-        # On one core: a second OpenMP team slows the training thread down for good (to 0.76 of its speed on two cores).
+        # On one core: a second OpenMP team slows the training thread down for good (to 0.76 of its
+        # speed on two cores).
         self._executor = ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, (1,))
         self._pending: Future[None] | None = None
 
@@ -107,17 +123,30 @@ class Checkpointer:
         num_missing = 1 if found else 2
         if free < num_missing * needed:
             fact = f"{num_missing} more checkpoints must fit, of {needed} bytes each; {self.directory} has {free} free"
-            raise CheckpointError("CKPT_PREFLIGHT", f"{fact}: free some space or choose another folder")
+            raise CheckpointError(
+                "CKPT_PREFLIGHT", f"{fact}: free some space or choose another folder"
+            )
 
     def check_shared_disk(self) -> None:
-        """Raise CheckpointError if some peer does not see the files of the others. **Collective** over peers."""
+        """Raise CheckpointError if some peer does not see the files of the others.
+
+        **Collective** over peers.
+        """
         if self.peers.group is None:
             return
         with ExitStack() as stack:
             try:
-                names = self.peers.agree(lambda: stack.enter_context(filesystem.probe_file(self.directory)).name)
-                seen = self.peers.agree(lambda: all((self.directory / name).exists() for name in names))
-                reason = None if all(seen) else f"process {seen.index(False)} does not see the files of all"
+                names = self.peers.agree(
+                    lambda: stack.enter_context(filesystem.probe_file(self.directory)).name
+                )
+                seen = self.peers.agree(
+                    lambda: all((self.directory / name).exists() for name in names)
+                )
+                reason = (
+                    None
+                    if all(seen)
+                    else f"process {seen.index(False)} does not see the files of all"
+                )
             except OSError as error:
                 reason = error.strerror or str(error)
         if reason is not None:
@@ -125,16 +154,25 @@ class Checkpointer:
             fix = "choose a folder that they share, or set fsdp_state_dict_type to FULL_STATE_DICT"
             raise CheckpointError("CKPT_PREFLIGHT", f"{fact}: {fix}")
 
-    def save(self, position: TrainState, pieces: Mapping[str, object], *, best: BestCheckpoint | None = None) -> None:
+    def save(
+        self,
+        position: TrainState,
+        pieces: Mapping[str, object],
+        *,
+        best: BestCheckpoint | None = None,
+    ) -> None:
         """Copy `pieces`, name -> state of plain values and tensors, and write them in the background.
 
-        Returns once the copy is made: training may continue. `best`, the best checkpoint so far and perhaps this one,
-        is kept, and best.json names it. A valid checkpoint of this run at `position` is not written again. Raises what
-        an earlier save left, as `wait` does, and CheckpointError for a state that cannot be stored.
+        Returns once the copy is made: training may continue. `best`, the best checkpoint so far and
+        perhaps this one, is kept, and best.json names it. A valid checkpoint of this run at
+        `position` is not written again. Raises what an earlier save left, as `wait` does, and
+        CheckpointError for a state that cannot be stored.
         """
         self.wait()
         encoded = {name: encode(value, name=name) for name, value in pieces.items()}
-        encoded = {name: own_slices(each, self.peers.process_index) for name, each in encoded.items()}
+        encoded = {
+            name: own_slices(each, self.peers.process_index) for name, each in encoded.items()
+        }
         copies, wait_for_copies = self._snapshot.take(encoded)
         header = {**self._metadata, **asdict(position)}
         name = checkpoint_name(position)
@@ -151,8 +189,8 @@ class Checkpointer:
     def wait(self, *, must_succeed: bool = False) -> None:
         """Return when no save is running.
 
-        An OSError of the save is a warning; after `max_failed_saves` in a row, or with `must_succeed`, it is a
-        CheckpointError. Raises DivergedError for a NaN or inf.
+        An OSError of the save is a warning; after `max_failed_saves` in a row, or with
+        `must_succeed`, it is a CheckpointError. Raises DivergedError for a NaN or inf.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -171,13 +209,17 @@ class Checkpointer:
         count = f"failure {self.num_failed_saves} of {self.config.max_failed_saves}"
         is_gone = not self.directory.is_dir()
         if must_succeed or is_gone or self.num_failed_saves >= self.config.max_failed_saves:
-            fix = "the folder is gone" if is_gone else f"{count}: free or repair the disk and resume"
+            fix = (
+                "the folder is gone" if is_gone else f"{count}: free or repair the disk and resume"
+            )
             raise CheckpointError(code, f"{reason}, {fix}") from error
         if self.peers.process_index == 0:
             fact = f"error[{code}]: {reason}; older checkpoints are intact and training continues"
             _logger.warning("%s, %s", fact, count)
 
-    def _commit(self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]) -> None:
+    def _commit(
+        self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]
+    ) -> None:
         path = self.directory / name
 
         def check() -> bool:
@@ -188,12 +230,18 @@ class Checkpointer:
                 if (key := first_nonfinite(encoded.tensors)) is not None:
                     newest = f"{name} is not saved and {self.last_committed} stays the newest"
                     fact = f"{piece}: {key} is NaN or inf: {newest}"
-                    raise DivergedError("CKPT_NONFINITE", f"{fact}: lower the learning rate and resume from it")
+                    raise DivergedError(
+                        "CKPT_NONFINITE", f"{fact}: lower the learning rate and resume from it"
+                    )
             is_known = name == self.last_committed
-            return self.peers.process_index == 0 and retention.has_valid(path, self._metadata, trust_slices=is_known)
+            return self.peers.process_index == 0 and retention.has_valid(
+                path, self._metadata, trust_slices=is_known
+            )
 
         if not self.peers.agree(check)[0]:
-            write_checkpoint(path, pieces, header=header, before_commit=self._before_commit, peers=self.peers)
+            write_checkpoint(
+                path, pieces, header=header, before_commit=self._before_commit, peers=self.peers
+            )
         self.last_committed = name
 
     def _tidy_up(self, name: str, best: BestCheckpoint | None) -> None:
@@ -211,14 +259,21 @@ class Checkpointer:
             )
         except OSError as error:
             # The checkpoint is safe; the next save tidies up again.
-            _logger.warning("cannot tidy up %s after saving %s: %s", self.directory, name, error.strerror)
+            _logger.warning(
+                "cannot tidy up %s after saving %s: %s", self.directory, name, error.strerror
+            )
 
     def record_best(self, best: BestCheckpoint | None) -> None:
-        """Write the best checkpoint so far to best.json, outside a save. Call it on main, after `wait`."""
+        """Write the best checkpoint so far to best.json, outside a save.
+
+        Call it on main, after `wait`.
+        """
         try:
             retention.update_best(self.directory, best)
         except OSError as error:
-            _logger.warning("cannot write %s: %s", self.directory / retention.BEST_FILE, error.strerror)
+            _logger.warning(
+                "cannot write %s: %s", self.directory / retention.BEST_FILE, error.strerror
+            )
 
     def close(self) -> None:
         """Wait for the last save and stop the thread."""

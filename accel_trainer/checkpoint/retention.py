@@ -39,16 +39,19 @@ def find_checkpoint(
 ) -> tuple[Files, LoadedCheckpoint] | None:
     """Return the newest valid checkpoint, or the one called `name`, as the bytes of its files and decoded.
 
-    A damaged newest one is reported and skipped, and quarantined by the next save; a damaged `name` is an error. With
-    `trust_slices` the slices of shards are not read here: whoever reads them verifies them, and passes what it found in
-    `known_damaged`. None if there never was a checkpoint. Raises CheckpointError if there are checkpoints, but no valid
-    one: only the user may decide to start over.
+    A damaged newest one is reported and skipped, and quarantined by the next save; a damaged `name`
+    is an error. With `trust_slices` the slices of shards are not read here: whoever reads them
+    verifies them, and passes what it found in `known_damaged`. None if there never was a
+    checkpoint. Raises CheckpointError if there are checkpoints, but no valid one: only the user may
+    decide to start over.
     """
     candidates = list_checkpoints(directory)
     if name is not None:
         if directory / name not in candidates:
             known = ", ".join(path.name for path in candidates[-3:]) or "none"
-            raise CheckpointError("CKPT_NOT_FOUND", f"{directory / name} does not exist: there are {known}")
+            raise CheckpointError(
+                "CKPT_NOT_FOUND", f"{directory / name} does not exist: there are {known}"
+            )
         return _read(directory / name, trust_slices=trust_slices)
     for path in reversed(candidates):
         try:
@@ -61,17 +64,24 @@ def find_checkpoint(
             _logger.warning("%s is passed over: %s", path.name, error)
     if has_checkpoints(directory):
         fact = f"every checkpoint in {directory} is damaged"
-        raise CheckpointError("CKPT_NONE_VALID", f"{fact}: restore one, or move them away to train from scratch")
+        raise CheckpointError(
+            "CKPT_NONE_VALID", f"{fact}: restore one, or move them away to train from scratch"
+        )
     return None
 
 
 def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoint | None:
-    """Return what `find_checkpoint` finds, decoded. With a `name`, slices are verified when they are read."""
+    """Return what `find_checkpoint` finds, decoded.
+
+    With a `name`, slices are verified when they are read.
+    """
     found = find_checkpoint(directory, name, trust_slices=name is not None)
     return None if found is None else found[1]
 
 
-def _read(path: Path, *, trust_slices: bool, num_failures: int = 0) -> tuple[Files, LoadedCheckpoint]:
+def _read(
+    path: Path, *, trust_slices: bool, num_failures: int = 0
+) -> tuple[Files, LoadedCheckpoint]:
     try:
         files = read_checkpoint(path)
         loaded = decode_files(files, path)
@@ -86,7 +96,10 @@ def _read(path: Path, *, trust_slices: bool, num_failures: int = 0) -> tuple[Fil
 
 
 def has_valid(path: Path, metadata: Mapping[str, object], *, trust_slices: bool = False) -> bool:
-    """Whether a valid checkpoint of this run is at `path`. Any other that is there is quarantined."""
+    """Whether a valid checkpoint of this run is at `path`.
+
+    Any other that is there is quarantined.
+    """
     if not path.exists() and not path.is_symlink():
         return False
     try:
@@ -95,7 +108,9 @@ def has_valid(path: Path, metadata: Mapping[str, object], *, trust_slices: bool 
         _logger.warning("%s", error)
         quarantine(path, "damaged")
         return False
-    if any(manifest.get(name) != metadata.get(name) for name in ("config_sha256", "data_fingerprint")):
+    if any(
+        manifest.get(name) != metadata.get(name) for name in ("config_sha256", "data_fingerprint")
+    ):
         quarantine(path, "superseded")
         return False
     # The process that renamed it may have died before the name was durable.
@@ -139,18 +154,26 @@ def apply_retention(
 ) -> None:
     """Delete what is not kept, now that `newest` is committed: only complete checkpoints that the run made.
 
-    Kept are the last `keep_last_n`, the best, and multiples of `keep_every_n_steps`. A checkpoint later than `newest`
-    was written before the run resumed from an older one: it is quarantined.
+    Kept are the last `keep_last_n`, the best, and multiples of `keep_every_n_steps`. A checkpoint
+    later than `newest` was written before the run resumed from an older one: it is quarantined.
     """
     candidates = list_checkpoints(directory)
     for path in candidates:
         if path.name > newest:
-            _logger.warning("%s is later than this run, which resumed from an older one: quarantined", path)
+            _logger.warning(
+                "%s is later than this run, which resumed from an older one: quarantined", path
+            )
             quarantine(path, "superseded")
-    committed = [path for path in candidates if path.name <= newest and is_own(path) and is_committed(path)]
+    committed = [
+        path for path in candidates if path.name <= newest and is_own(path) and is_committed(path)
+    ]
     kept = {newest, best_name(directory), *(path.name for path in committed[-keep_last_n:])}
     if keep_every_n_steps is not None:
-        kept |= {path.name for path in committed if int(path.name.split("-")[1]) % keep_every_n_steps == 0}
+        kept |= {
+            path.name
+            for path in committed
+            if int(path.name.split("-")[1]) % keep_every_n_steps == 0
+        }
     filesystem.remove_directories(path for path in committed if path.name not in kept)
     filesystem.sweep(directory)
 

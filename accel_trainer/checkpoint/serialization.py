@@ -1,4 +1,6 @@
-"""State as data: plain values to JSON and tensors, tensors to safetensors, and back. No objects, no code.
+"""State as data: plain values to JSON and tensors, tensors to safetensors, and back.
+
+No objects, no code.
 
 The set of types is closed: anything else is refused when it is saved, with the path to it.
 """
@@ -24,10 +26,20 @@ from ..core.filesystem import Chunk, read_file
 
 MAX_BYTES = 8 * 2**20
 DTYPES = {  # in the order in which safetensors' own `save` writes them
-    "U64": torch.uint64, "I64": torch.int64, "F64": torch.float64, "F32": torch.float32,
-    "U32": torch.uint32, "I32": torch.int32, "BF16": torch.bfloat16, "F16": torch.float16,
-    "U16": torch.uint16, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_SIZE = struct.Struct("<Q")
 
@@ -63,17 +75,21 @@ def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
 # --- tensors as a safetensors file ---
 
 
-def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> list[Chunk]:
+def pack_tensors(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> list[Chunk]:
     """Return the file as chunks: a header, and the memory of the CPU tensors, which must be contiguous.
 
-    safetensors' own `save` copies everything twice while it holds the interpreter lock: a background save would
-    pause training.
+    safetensors' own `save` copies everything twice while it holds the interpreter lock: a
+    background save would pause training.
     """
     header, order = pack_header(tensors, metadata)
     return [header, *(memory_of(tensors[name]) for name in order)]
 
 
-def pack_header(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
+def pack_header(
+    tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, list[str]]:
     """Return the header of a file, and the order in which the tensors' bytes follow it.
 
     Of the tensors only `shape` and `dtype` are read.
@@ -87,7 +103,8 @@ def pack_header(tensors: Mapping[str, Any], metadata: Mapping[str, str] | None =
         header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": offsets}
         offset = offsets[1]
     described = {} if metadata is None else {"__metadata__": metadata}
-    text = dump_json(described | {name: header[name] for name in tensors})  # in the order of the state dict
+    # in the order of the state dict
+    text = dump_json(described | {name: header[name] for name in tensors})
     text += b" " * (-len(text) % 8)
     return _HEADER_SIZE.pack(len(text)) + text, order
 
@@ -98,12 +115,18 @@ def memory_of(tensor: Tensor) -> memoryview:
 
 
 def unpack_tensors(data: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a file, in the order of its header. Raises ValueError for an invalid file."""
+    """Return the tensors of a file, in the order of its header.
+
+    Raises ValueError for an invalid file.
+    """
     try:
         tensors = safetensors.torch.load(data)  # checks the header
         (size,) = _HEADER_SIZE.unpack_from(data)
-        return {name: tensors[name] for name in json.loads(data[8 : 8 + size]) if name != "__metadata__"}
-    except (SafetensorError, KeyError, TypeError, RuntimeError) as error:  # such as a dtype that torch lacks
+        return {
+            name: tensors[name] for name in json.loads(data[8 : 8 + size]) if name != "__metadata__"
+        }
+    except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
+        # Such as a dtype that torch lacks
         raise ValueError(f"not a safetensors file ({error})") from None
 
 
@@ -114,10 +137,17 @@ def unpack_metadata(data: bytes) -> dict[str, str]:
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of a tensor that holds NaN or inf, or None. **Host sync** for a device's tensors."""
+    """Return the name of a tensor that holds NaN or inf, or None.
+
+    **Host sync** for a device's tensors.
+    """
     for name, tensor in tensors.items():
         # The sum is 90 times as fast as isfinite, which only has to look where the sum overflows.
-        if tensor.is_floating_point() and not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+        if (
+            tensor.is_floating_point()
+            and not torch.isfinite(tensor.sum())
+            and not torch.isfinite(tensor).all()
+        ):
             return name
     return None
 
@@ -129,8 +159,9 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
 class Encoded:
     """A value as JSON, the skeleton, and the tensors that it refers to by key.
 
-    A flat, non-empty dict of tensors has no skeleton: any other program can load its file as a state dict. `wholes` are
-    the shapes of the tensors that these are slices of, and where each slice begins; None: the tensors are whole.
+    A flat, non-empty dict of tensors has no skeleton: any other program can load its file as a
+    state dict. `wholes` are the shapes of the tensors that these are slices of, and where each
+    slice begins; None: the tensors are whole.
     """
 
     skeleton: bytes | None
@@ -141,12 +172,16 @@ class Encoded:
 def encode(value: object, *, name: str) -> Encoded:
     """Split `value`; the tensors are references, not copies.
 
-    Raises CheckpointError with the path, such as `optimizer.state[0].foo`, of what cannot be stored.
+    Raises CheckpointError with the path, such as `optimizer.state[0].foo`, of what cannot be
+    stored.
     """
     if (
         isinstance(value, dict)
         and value
-        and all(type(key) is str and key != "__metadata__" and isinstance(each, Tensor) for key, each in value.items())
+        and all(
+            type(key) is str and key != "__metadata__" and isinstance(each, Tensor)
+            for key, each in value.items()
+        )
     ):
         for key, tensor in value.items():
             _check_tensor(tensor, f"{name}.{key}")
@@ -164,7 +199,9 @@ def decode(skeleton: bytes | None, tensors: Mapping[str, Any]) -> Any:
 
 
 def _unstorable(path: str, reason: str) -> CheckpointError:
-    return CheckpointError("CKPT_TYPE", f"{path} {reason} and cannot be stored: use plain values and tensors")
+    return CheckpointError(
+        "CKPT_TYPE", f"{path} {reason} and cannot be stored: use plain values and tensors"
+    )
 
 
 def _check_tensor(tensor: Tensor, path: str) -> None:
@@ -175,7 +212,9 @@ def _check_tensor(tensor: Tensor, path: str) -> None:
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Return the JSON for `value`. Types must match exactly: a subclass would be loaded as its base class.
+    """Return the JSON for `value`.
+
+    Types must match exactly: a subclass would be loaded as its base class.
 
     `{"$tag": ...}` stands for what JSON lacks: tensors, tuples, NaN and keys that are not text.
     """
@@ -191,7 +230,9 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {key: _encode(item, f"{path}.{key}", tensors) for key, item in value.items()}
         pairs = [(f"{path}[{key!r}]", pair) for key, pair in zip(value, value.items(), strict=True)]
-        return {"$dict": [[_encode(each, where, tensors) for each in pair] for where, pair in pairs]}
+        return {
+            "$dict": [[_encode(each, where, tensors) for each in pair] for where, pair in pairs]
+        }
     if isinstance(value, Tensor):
         _check_tensor(value, path)
         while path in tensors:  # as for {"a.b": ...} beside {"a": {"b": ...}}

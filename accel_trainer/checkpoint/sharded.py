@@ -2,8 +2,9 @@
 
     model/r00003.safetensors    the slices of process 3; process 0 also writes what is not sharded
 
-The files are those of torch.distributed.checkpoint: its HuggingFaceStorageReader reads the folder. The manifest has the
-SHA-256 of each file's header, and the header that of each slice: a process verifies what it reads, and no more.
+The files are those of torch.distributed.checkpoint: its HuggingFaceStorageReader reads the folder.
+The manifest has the SHA-256 of each file's header, and the header that of each slice: a process
+verifies what it reads, and no more.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from .serialization import (
     parse_json,
 )
 
-_PLACES = "DCP_SHARDING_INFO"  # in the header's metadata; of each slice torch reads only `saved_offsets`
+# in the header's metadata; of each slice torch reads only `saved_offsets`
+_PLACES = "DCP_SHARDING_INFO"
 
 
 # --- writing ---
@@ -53,13 +55,21 @@ def write_slices(path: Path, encoded: Encoded) -> dict[str, object]:
     """Write this process's file, durably, and return its entry for the manifest."""
     assert encoded.wholes is not None
     places = {
-        key: {"saved_offsets": offsets, "shape": shape, "sha256": _sha256(memory_of(encoded.tensors[key]))}
+        key: {
+            "saved_offsets": offsets,
+            "shape": shape,
+            "sha256": _sha256(memory_of(encoded.tensors[key])),
+        }
         for key, (shape, offsets) in encoded.wholes.items()
     }
     chunks = pack_tensors(encoded.tensors, {"format": "pt", _PLACES: json.dumps(places)})
     filesystem.create_file(path, chunks)
     filesystem.disk.sync_directory(path.parent)
-    return {"bytes": sum(map(len, chunks)), "header_bytes": len(chunks[0]), "sha256": _sha256(chunks[0])}
+    return {
+        "bytes": sum(map(len, chunks)),
+        "header_bytes": len(chunks[0]),
+        "sha256": _sha256(chunks[0]),
+    }
 
 
 def _sha256(data: filesystem.Chunk) -> str:
@@ -105,21 +115,32 @@ class StoredTensor:
     dtype: torch.dtype
     slices: list[StoredSlice] = field(default_factory=list)
 
-    def read(self, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
-        """Return the part of `shape` that begins at `offsets`, on the CPU; None: the whole. Raises CheckpointError."""
+    def read(
+        self, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the part of `shape` that begins at `offsets`, on the CPU; None: the whole.
+
+        Raises CheckpointError.
+        """
         offsets, shape = offsets or [0] * len(self.shape), self.shape if shape is None else shape
         part = torch.zeros(tuple(shape), dtype=self.dtype)
         for stored in self.slices:
             both = list(zip(offsets, shape, stored.offsets, stored.shape, strict=True))
             starts = [max(mine, theirs) for mine, _, theirs, _ in both]
-            sizes = [min(a + n, b + m) - start for (a, n, b, m), start in zip(both, starts, strict=True)]
+            sizes = [
+                min(a + n, b + m) - start for (a, n, b, m), start in zip(both, starts, strict=True)
+            ]
             if min(sizes, default=1) > 0:
-                part[_box(starts, sizes, offsets)] = stored.read()[_box(starts, sizes, stored.offsets)]
+                found = stored.read()[_box(starts, sizes, stored.offsets)]
+                part[_box(starts, sizes, offsets)] = found
         return part
 
 
 def read_header(path: Path, entry: Mapping[str, Any]) -> bytes:
-    """Return the header of a file if it is that of its `entry` in the manifest. Raises CheckpointError."""
+    """Return the header of a file if it is that of its `entry` in the manifest.
+
+    Raises CheckpointError.
+    """
     header = _read(path, 0, entry["header_bytes"]).numpy().tobytes()
     if _sha256(header) != entry["sha256"]:
         raise damaged(path, "the sha256 of its header is not the one in the manifest")
@@ -135,7 +156,9 @@ def read_slices(path: Path, header: bytes) -> list[StoredSlice]:
         numbers = (entry["shape"], places[key]["shape"], places[key]["saved_offsets"])
         shape, whole, offsets = map(torch.Size, numbers)
         dtype, start = DTYPES[entry["dtype"]], len(header) + entry["data_offsets"][0]
-        slices.append(StoredSlice(path, key, dtype, shape, whole, offsets, start, places[key]["sha256"]))
+        slices.append(
+            StoredSlice(path, key, dtype, shape, whole, offsets, start, places[key]["sha256"])
+        )
     return slices
 
 
@@ -148,7 +171,9 @@ def stored_tensors(slices: Iterable[StoredSlice]) -> dict[str, StoredTensor]:
 
 
 def keep_slices(slices: Iterable[StoredSlice], part: int, num_parts: int) -> None:
-    """Verify and keep the slices of every `num_parts`-th file, from number `part` on. Raises CheckpointError.
+    """Verify and keep the slices of every `num_parts`-th file, from number `part` on.
+
+    Raises CheckpointError.
 
     On as many processes as wrote them, process `part` then needs just these.
     """
@@ -158,7 +183,10 @@ def keep_slices(slices: Iterable[StoredSlice], part: int, num_parts: int) -> Non
 
 
 def _read(path: Path, start: int, num_bytes: int) -> Tensor:
-    """Return bytes of a regular file as uint8 [N]. Raises CheckpointError if it ends before them."""
+    """Return bytes of a regular file as uint8 [N].
+
+    Raises CheckpointError if it ends before them.
+    """
     data = torch.empty(num_bytes, dtype=torch.uint8)
     if path.parent.is_symlink():
         raise damaged(path.parent, "it is a link")
@@ -176,9 +204,13 @@ def _read(path: Path, start: int, num_bytes: int) -> Tensor:
 # --- whole tensors and stored ones ---
 
 
-def _box(starts: Sequence[int], sizes: Sequence[int], origin: Sequence[int] | None = None) -> tuple[slice, ...]:
+def _box(
+    starts: Sequence[int], sizes: Sequence[int], origin: Sequence[int] | None = None
+) -> tuple[slice, ...]:
     """Return the index of the box of `sizes` that begins at `starts`, counted from `origin`."""
-    begins = starts if origin is None else [start - at for start, at in zip(starts, origin, strict=True)]
+    begins = (
+        starts if origin is None else [start - at for start, at in zip(starts, origin, strict=True)]
+    )
     return tuple(slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=True))
 
 
@@ -195,7 +227,11 @@ def load_like(mine: Tensor, stored: Tensor | StoredTensor) -> Tensor:
     if not is_shard(mine) or is_shard(stored):
         return load_whole(stored)  # type: ignore[no-any-return]  # a Tensor, as `stored` stands for one
     offsets, shape = place_in_whole(mine)
-    local = stored.read(offsets, shape) if isinstance(stored, StoredTensor) else stored[_box(offsets, shape)]
+    local = (
+        stored.read(offsets, shape)
+        if isinstance(stored, StoredTensor)
+        else stored[_box(offsets, shape)]
+    )
     return as_shard(mine, local)
 
 

@@ -35,7 +35,10 @@ class Snapshot:
                 buffer.copy_(tensor.detach(), non_blocking=is_async)
                 buffers[name, key] = buffer
                 devices.add(tensor.device)
-            copies[name] = replace(encoded, tensors={key: buffers[name, key] for key in encoded.tensors})
+            copies[name] = replace(
+                encoded, tensors={key: buffers[name, key] for key in encoded.tensors}
+            )
         self._buffers = buffers
-        # Later kernels of a stream run after the copies: training cannot change what is being copied.
+        # Later kernels of a stream run after the copies: training cannot change what is being
+        # copied.
         return copies, arrival(*devices)

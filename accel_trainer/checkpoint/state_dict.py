@@ -20,7 +20,8 @@ from .sharded import StoredTensor, load_like, load_whole
 _SAME_OPTIONS = "start with the options that it was made with"
 _STATE = ("params", "lr")  # what a group of parameters has beside settings
 _OURS = ("class", "initial_groups")  # what an optimizer's piece has beside its state dict
-EXTRA_STATE = "_extra_state"  # the end of the key under which torch stores what `get_extra_state` returns
+# the end of the key under which torch stores what `get_extra_state` returns
+EXTRA_STATE = "_extra_state"
 
 
 class ModelWeights(Part):
@@ -35,7 +36,10 @@ class ModelWeights(Part):
         return dict(self.model.state_dict())
 
     def fit(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the tensors by their names of today. Raises CheckpointError if they are those of another model."""
+        """Return the tensors by their names of today.
+
+        Raises CheckpointError if they are those of another model.
+        """
         renamed = rename_weights(self.model, stored)
         check_weights(self._name, self.model.state_dict(), renamed)
         return renamed
@@ -43,7 +47,9 @@ class ModelWeights(Part):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the tensors, of stored ones what this process needs."""
         live = self.model.state_dict()
-        self.model.load_state_dict({key: load_like(live[key], value) for key, value in state.items()})
+        self.model.load_state_dict(
+            {key: load_like(live[key], value) for key, value in state.items()}
+        )
 
 
 class EvaluatedWeights(ModelWeights):
@@ -80,7 +86,10 @@ class AverageWeights(ModelWeights):
 
 
 class OptimizerState(Part):
-    """The state of an optimizer. Create it before the first step: it records the settings that the run starts with."""
+    """The state of an optimizer.
+
+    Create it before the first step: it records the settings that the run starts with.
+    """
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
         self._optimizer = optimizer
@@ -93,7 +102,10 @@ class OptimizerState(Part):
         return settings | self._optimizer.state_dict()
 
     def fit(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state dict to load. Raises CheckpointError for another optimizer, or other parameters."""
+        """Return the state dict to load.
+
+        Raises CheckpointError for another optimizer, or other parameters.
+        """
         return fitted_optimizer_state(self._optimizer, self._model, stored)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -135,7 +147,11 @@ class UnlistedBuffers(Part):
         for name, model in self._models.items():
             before = self._initial[name]
             buffers = unlisted_buffers(model)
-            kept = {key: new for key, new in buffers.items() if not (key in before and equal_bits(new, before[key]))}
+            kept = {
+                key: new
+                for key, new in buffers.items()
+                if not (key in before and equal_bits(new, before[key]))
+            }
             if kept:
                 changed[name] = kept
         return changed
@@ -190,7 +206,10 @@ def rename_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str,
 def _current_names(model: nn.Module, names: Iterable[str]) -> list[str]:
     """Return the names of today: a model's `former_names` maps modules of older versions to these."""
     former = getattr(model, "former_names", {}).items()
-    return [next((new + n[len(old) :] for old, new in former if n.startswith(f"{old}.")), n) for n in names]
+    return [
+        next((new + n[len(old) :] for old, new in former if n.startswith(f"{old}.")), n)
+        for n in names
+    ]
 
 
 def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
@@ -202,42 +221,65 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
         if key.endswith(EXTRA_STATE):
             continue  # the module's own business, which may grow
         if here.shape != there.shape or here.dtype != there.dtype:
-            differences.append(f"{key} is {there.dtype} {list(there.shape)}, here {here.dtype} {list(here.shape)}")
+            differences.append(
+                f"{key} is {there.dtype} {list(there.shape)}, here {here.dtype} {list(here.shape)}"
+            )
     if differences:
         more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
         fact = f"the checkpoint's {name} does not fit: {'; '.join(sorted(differences)[:5])}{more}"
         raise CheckpointError("CKPT_WEIGHTS", f"{fact}: use the --model it was made with")
 
 
-def fitted_optimizer_state(optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]) -> dict[str, Any]:
+def fitted_optimizer_state(
+    optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the state dict to load, after checking that it is of the same optimizer over the same parameters.
 
-    A setting that differs from what the saved run started with was changed on purpose: this run's value is kept. All
-    other settings are the checkpoint's, since some optimizers change them as they train. What torch's own optimizers
-    do not have is loaded as it was saved.
+    A setting that differs from what the saved run started with was changed on purpose: this run's
+    value is kept. All other settings are the checkpoint's, since some optimizers change them as
+    they train. What torch's own optimizers do not have is loaded as it was saved.
     """
     if piece.get("class") != type(optimizer).__name__:
         fact = f"the checkpoint's optimizer is {piece.get('class')}, this run's is {type(optimizer).__name__}"
-        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: use the former, or start from its weights with --init-from")
-    loaded = {name: load_all(value) for name, value in piece.items() if name not in (*_OURS, "state")}
+        raise CheckpointError(
+            "CKPT_OPTIMIZER", f"{fact}: use the former, or start from its weights with --init-from"
+        )
+    loaded = {
+        name: load_all(value) for name, value in piece.items() if name not in (*_OURS, "state")
+    }
     if "state" in piece:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        loaded["state"] = {key: _fitted_state(value, key, parameters) for key, value in piece["state"].items()}
+        parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
+        state = piece["state"].items()
+        loaded["state"] = {key: _fitted_state(value, key, parameters) for key, value in state}
     if "param_groups" in piece:
         loaded["param_groups"] = _fitted_groups(optimizer, model, piece)
     return loaded
 
 
-def _fitted_groups(optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _fitted_groups(
+    optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     own, stored = optimizer.state_dict()["param_groups"], piece["param_groups"]
-    if len(own) != len(stored) or not all(_fits_group(model, *pair) for pair in zip(own, stored, strict=True)):
+    if len(own) != len(stored) or not all(
+        _fits_group(model, *pair) for pair in zip(own, stored, strict=True)
+    ):
         fix = f"{_SAME_OPTIONS}, or from its weights with --init-from"
-        raise CheckpointError("CKPT_OPTIMIZER", f"the checkpoint's optimizer has other parameters: {fix}")
+        raise CheckpointError(
+            "CKPT_OPTIMIZER", f"the checkpoint's optimizer has other parameters: {fix}"
+        )
     initial = piece.get("initial_groups") or [_settings(group) for group in piece["param_groups"]]
     groups = []
-    for mine, theirs, before in zip(optimizer.param_groups, piece["param_groups"], initial, strict=True):
+    for mine, theirs, before in zip(
+        optimizer.param_groups, piece["param_groups"], initial, strict=True
+    ):
         # Also the names of the parameters, which may have been others.
-        changed = {name: value for name, value in mine.items() if name not in _STATE and value != before.get(name)}
+        changed = {
+            name: value
+            for name, value in mine.items()
+            if name not in _STATE and value != before.get(name)
+        }
         groups.append({**theirs, **changed})
     return groups
 
@@ -249,26 +291,43 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fits_group(model: nn.Module, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """Whether a group has the parameters and settings of this run's, perhaps with settings that training added."""
-    mine_names, names = (_current_names(model, group.get("param_names", ())) for group in (mine, theirs))
-    return mine.keys() <= theirs.keys() and names == mine_names and len(mine["params"]) == len(theirs["params"])
+    mine_names, names = (
+        _current_names(model, group.get("param_names", ())) for group in (mine, theirs)
+    )
+    return (
+        mine.keys() <= theirs.keys()
+        and names == mine_names
+        and len(mine["params"]) == len(theirs["params"])
+    )
 
 
 def _fitted_state(values: Any, key: Any, parameters: Sequence[Tensor]) -> Any:
     """Return the state under `key` of an optimizer's state dict, fitted if it is that of a parameter."""
-    if not isinstance(values, Mapping) or not isinstance(key, int) or key not in range(len(parameters)):
+    if (
+        not isinstance(values, Mapping)
+        or not isinstance(key, int)
+        or key not in range(len(parameters))
+    ):
         return load_all(values)
     return {name: _fitted(value, parameters[key]) for name, value in values.items()}
 
 
 def _fitted(value: Any, parameter: Tensor) -> Any:
     """Return per-parameter state; what has the parameter's shape in its memory layout, which fused kernels need."""
-    if not isinstance(value, Tensor | StoredTensor) or not value.shape or value.shape != parameter.shape:
+    if (
+        not isinstance(value, Tensor | StoredTensor)
+        or not value.shape
+        or value.shape != parameter.shape
+    ):
         return load_all(value)  # a step, or Adafactor's row_var
     return torch.empty_like(parameter, dtype=value.dtype).copy_(load_like(parameter, value))
 
 
 def load_all(value: Any) -> Any:
-    """Return `value` with every stored tensor in it read, and every shard whole. **Collective** with shards."""
+    """Return `value` with every stored tensor in it read, and every shard whole.
+
+    **Collective** with shards.
+    """
     if isinstance(value, Mapping):
         return {key: load_all(part) for key, part in value.items()}
     if isinstance(value, list | tuple):

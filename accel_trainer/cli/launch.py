@@ -17,7 +17,9 @@ from ..core.platform import STOP_SIGNALS
 
 GRACE_S = 300  # torch's 30 s would cut off a longer checkpoint
 
-_EXAMPLE = "example: accel-trainer launch --num_processes 4 --multi_gpu recipes/cifar.py --epochs 30"
+_EXAMPLE = (
+    "example: accel-trainer launch --num_processes 4 --multi_gpu recipes/cifar.py --epochs 30"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.signals_to_handle = "SIGQUIT"  # torch would handle the others and change the exit codes
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
     os.environ["ACCEL_TRAINER_LAUNCHER"] = str(os.getpid())
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the run itself reports it in one line
+    # the run itself reports it in one line
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     with signals_handed_on() as received:
         try:
             launch_command(options)
@@ -47,8 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def signals_handed_on() -> Iterator[list[int]]:
     """Forward signals to all children inside the block; yield the list of signal numbers received.
 
-    A first INT is forwarded as TERM: a terminal also sends INT to the children, and a second INT would make them
-    exit at once. The launchers of torch and accelerate do not say which children they start: `Popen` does.
+    A first INT is forwarded as TERM: a terminal also sends INT to the children, and a second INT
+    would make them exit at once. The launchers of torch and accelerate do not say which children
+    they start: `Popen` does.
     """
     received: list[int] = []
     children: list[subprocess.Popen[Any]] = []
@@ -63,7 +67,9 @@ def signals_handed_on() -> Iterator[list[int]]:
         received.append(number)
         for child in children:
             if child.returncode is None:
-                child.send_signal(signal.SIGTERM if number == signal.SIGINT and is_first else number)
+                child.send_signal(
+                    signal.SIGTERM if number == signal.SIGINT and is_first else number
+                )
 
     previous = {number: signal.signal(number, hand_on) for number in STOP_SIGNALS}
     subprocess.Popen.__init__ = start_and_remember  # type: ignore[method-assign]  # for the block

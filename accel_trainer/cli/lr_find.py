@@ -59,16 +59,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=_EXAMPLE,
         allow_abbrev=False,
     )
-    parser.add_argument("--from", type=float, default=1e-5, dest="lowest", help="first value; default: 1e-5")
-    parser.add_argument("--to", type=float, default=10.0, dest="highest", help="last value; default: 10")
+    parser.add_argument(
+        "--from", type=float, default=1e-5, dest="lowest", help="first value; default: 1e-5"
+    )
+    parser.add_argument(
+        "--to", type=float, default=10.0, dest="highest", help="last value; default: 10"
+    )
     parser.add_argument("--steps", type=int, default=100, help="values between them; default: 100")
-    parser.add_argument("--png", type=Path, default=Path("lr-find.png"), help="default: lr-find.png")
+    parser.add_argument(
+        "--png", type=Path, default=Path("lr-find.png"), help="default: lr-find.png"
+    )
     parser.add_argument("--num-processes", type=int, metavar="N", default=1, help="default: 1")
     options, flags = parser.parse_known_args(argv)
     if recipe is None:
         raise ConfigError("LR_FIND", f"name the recipe first; {_EXAMPLE}")
     if not 0 < options.lowest < options.highest or options.steps < 10:
-        raise ConfigError("LR_FIND", "--from must be above 0 and below --to, and --steps at least 10")
+        raise ConfigError(
+            "LR_FIND", "--from must be above 0 and below --to, and --steps at least 10"
+        )
     growth = (options.highest / options.lowest) ** (1 / (options.steps - 1))
     ramp = [*flags, *_ramp(options.lowest, growth, options.steps)]
     parse_config(find_config_class(Path(recipe)), ramp, description="")
@@ -82,10 +90,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ramp(lowest: float, growth: float, num_steps: int) -> list[str]:
     """Return the flags of a run whose learning rate grows at each step and which evaluates only at its end."""
     flags = {
-        "--lr": lowest, "--schedule.shape": "exponential", "--schedule.gamma": growth, "--schedule.warmup-epochs": 0.0,
-        "--schedule.min-fraction": 0.0, "--max-steps": num_steps, "--epochs": num_steps + 1, "--resume": "never",
-        "--trainer.log-every-n-steps": 1, "--trainer.evaluate-every-n-epochs": num_steps + 1,
-    }  # fmt: skip
+        "--lr": lowest,
+        "--schedule.shape": "exponential",
+        "--schedule.gamma": growth,
+        "--schedule.warmup-epochs": 0.0,
+        "--schedule.min-fraction": 0.0,
+        "--max-steps": num_steps,
+        "--epochs": num_steps + 1,
+        "--resume": "never",
+        "--trainer.log-every-n-steps": 1,
+        "--trainer.evaluate-every-n-epochs": num_steps + 1,
+    }
     return [str(word) for flag in flags.items() for word in flag]
 
 
@@ -96,7 +111,9 @@ def _measure(command: Sequence[str], num_processes: int) -> list[float]:
         command = [*command, "--output-dir", str(folder)]
         with (
             signals_handed_on(),
-            start_recipe(command, num_processes=num_processes, output=subprocess.DEVNULL) as process,
+            start_recipe(
+                command, num_processes=num_processes, output=subprocess.DEVNULL
+            ) as process,
         ):
             code = process.wait()
         if code not in (ExitCode.DONE, ExitCode.DIVERGED):
@@ -125,7 +142,9 @@ def _verdict(sweep: Sweep) -> list[str]:
         return ["the loss never fell: check the data, the labels and the model"]
     lines = [f"steepest fall of the loss at --lr {sweep.steepest:.2g}"]
     if sweep.divergence is not None:
-        lines.append(f"diverges at --lr {sweep.divergence:.2g}; one tenth of that is {sweep.divergence / 10:.2g}")
+        lines.append(
+            f"diverges at --lr {sweep.divergence:.2g}; one tenth of that is {sweep.divergence / 10:.2g}"
+        )
     return [*lines, f"suggestion: --lr {sweep.suggestion:.2g}"]
 
 
@@ -135,10 +154,17 @@ def _draw(sweep: Sweep, path: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
-    axes.plot(sweep.learning_rates, sweep.losses, ".", color="#b9b9b9", markersize=4, label="each step")
+    axes.plot(
+        sweep.learning_rates, sweep.losses, ".", color="#b9b9b9", markersize=4, label="each step"
+    )
     axes.plot(sweep.learning_rates, sweep.smooth, color="#2f62d3", label="averaged")
     if sweep.divergence is not None:
-        axes.axvline(sweep.divergence, color="#c8345e", linestyle=":", label=f"diverges, {sweep.divergence:.2g}")
+        axes.axvline(
+            sweep.divergence,
+            color="#c8345e",
+            linestyle=":",
+            label=f"diverges, {sweep.divergence:.2g}",
+        )
     if sweep.suggestion is not None:
         axes.axvline(sweep.suggestion, color="#0c8a6c", label=f"suggestion, {sweep.suggestion:.2g}")
     finite = [value for value in sweep.losses if math.isfinite(value)]

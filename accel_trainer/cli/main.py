@@ -20,13 +20,16 @@ from .runs.tables import printable
 _PACKAGE = __name__.rpartition(".")[0]
 _INTERRUPTED = 130  # 128 + SIGINT
 # The first line of a source file: parsing all files would take longer than a small command.
-_SUMMARY = re.compile(r'"""`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`: (?P<text>.+?)(?:""")?\n')
+_SUMMARY = re.compile(
+    r'"""`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`: (?P<text>.+?)(?:""")?\n'
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` and return its exit code; without one, list the commands.
 
-    A `UserError` becomes one line on stderr and its exit code, and Ctrl-C 130, as for a program that it ends.
+    A `UserError` becomes one line on stderr and its exit code, and Ctrl-C 130, as for a program
+    that it ends.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
@@ -74,7 +77,8 @@ def _overview() -> str:
 def find_commands() -> dict[str, tuple[str, str, str]]:
     """Return, by name, the module, arguments and summary of each command, read without importing it.
 
-    A module is a command if its docstring starts like "`accel-trainer status RUN`: how a run is doing".
+    A module is a command if its docstring starts like "`accel-trainer status RUN`: how a run is
+    doing".
     """
     commands = {}
     for module in pkgutil.walk_packages(sys.modules[_PACKAGE].__path__, f"{_PACKAGE}."):

@@ -84,7 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Write the files of a new project into a folder that does not exist yet."""
     parser = CommandParser(prog="accel-trainer new", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder to create")
-    parser.add_argument("--template", choices=TEMPLATES, default="cifar", help="the recipe to start from")
+    parser.add_argument(
+        "--template", choices=TEMPLATES, default="cifar", help="the recipe to start from"
+    )
     options = parser.parse_args(argv)
     folder: Path = options.folder
     if folder.exists():
@@ -113,7 +115,10 @@ def _files(name: str, template: str) -> dict[str, bytes]:
         "test_train.py": _TEST.format(imports=imports, setup=setup, flags=test_flags),
         ".gitignore": "runs/\n__pycache__/\n",
     }
-    presets = {f"{_PRESETS}/{path.name}": _read(path) for path in sorted(_template(_PRESETS).glob("*.yaml"))}
+    presets = {
+        f"{_PRESETS}/{path.name}": _read(path)
+        for path in sorted(_template(_PRESETS).glob("*.yaml"))
+    }
     return {path: text.encode() for path, text in texts.items()} | presets
 
 

@@ -18,13 +18,19 @@ class CommandParser(argparse.ArgumentParser):
         """Add the flags of commands that read labelled photos."""
         self.add_argument("--image-column", help="the column of the photos, if there are several")
         self.add_argument("--label-column", help="the column of the classes, if there are several")
-        self.add_argument("--num-workers", type=int, help="threads that decode; default: as many as there are CPUs")
+        self.add_argument(
+            "--num-workers",
+            type=int,
+            help="threads that decode; default: as many as there are CPUs",
+        )
         self.add_cache_option()
 
     def add_cache_option(self) -> None:
         """Add the flag of commands that read a dataset."""
         cache_help = "where decoded images, and the files of `datasets`, are cached"
-        self.add_argument("--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help=cache_help)
+        self.add_argument(
+            "--cache-dir", type=Path, default=Path("~/.cache/accel_trainer"), help=cache_help
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError with the message and its fix."""

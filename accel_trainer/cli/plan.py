@@ -45,11 +45,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
     parser = CommandParser(
-        prog="accel-trainer plan [RECIPE.py]", description=__doc__, epilog=_EXAMPLE, allow_abbrev=False
+        prog="accel-trainer plan [RECIPE.py]",
+        description=__doc__,
+        epilog=_EXAMPLE,
+        allow_abbrev=False,
     )
-    parser.add_argument("--num-processes", type=int, metavar="N", default=1, help="processes to plan for; default: 1")
     parser.add_argument(
-        "--num-samples", type=int, metavar="N", help="training samples; default: counted in the recipe's --dataset"
+        "--num-processes",
+        type=int,
+        metavar="N",
+        default=1,
+        help="processes to plan for; default: 1",
+    )
+    parser.add_argument(
+        "--num-samples",
+        type=int,
+        metavar="N",
+        help="training samples; default: counted in the recipe's --dataset",
     )
     options, flags = parser.parse_known_args(argv)
     config_class = RecipeConfig if recipe is None else find_config_class(recipe)
@@ -66,18 +78,24 @@ def find_config_class(path: Path) -> type[RecipeConfig]:
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError("RECIPE", f"{path} is not a recipe: give the path of a Python file")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look up their types
+    # where dataclasses look up their types
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except UserError:
         raise
     except Exception as error:
         raise ConfigError(
-            "RECIPE", f"{path} cannot be imported ({type(error).__name__}: {error}): run it to see where"
+            "RECIPE",
+            f"{path} cannot be imported ({type(error).__name__}: {error}): run it to see where",
         ) from error
-    classes = [v for v in vars(module).values() if isinstance(v, type) and issubclass(v, RecipeConfig)]
+    classes = [
+        v for v in vars(module).values() if isinstance(v, type) and issubclass(v, RecipeConfig)
+    ]
     if not classes:
-        raise ConfigError("RECIPE", f"{path} has no RecipeConfig: give a file like recipes/cifar.py")
+        raise ConfigError(
+            "RECIPE", f"{path} has no RecipeConfig: give a file like recipes/cifar.py"
+        )
     return max(classes, key=lambda found: len(found.__mro__))
 
 
@@ -85,18 +103,24 @@ def _count_samples(config: Any) -> int:
     """Return the number of training samples, found by the reader that the recipe's settings are for."""
     dataset, settings = getattr(config, "dataset", None), vars(config).values()
     if not isinstance(dataset, str):
-        raise ConfigError("PLAN", "this recipe has no --dataset to count samples in: add --num-samples")
+        raise ConfigError(
+            "PLAN", "this recipe has no --dataset to count samples in: add --num-samples"
+        )
     for photos in settings:
         if isinstance(photos, PhotoConfig):
             found = load_photos(
-                dataset, image_column=photos.image_column, label_column=photos.label_column,
-                val_fraction=photos.val_fraction, cache_dir=config.run.cache_dir,
-            )  # fmt: skip
+                dataset,
+                image_column=photos.image_column,
+                label_column=photos.label_column,
+                val_fraction=photos.val_fraction,
+                cache_dir=config.run.cache_dir,
+            )
             return len(found.train)
     if not any(isinstance(images, BadImageConfig) for images in settings):
         fact = "only a recipe with the settings of load_images or load_photos (BadImageConfig, PhotoConfig) is counted"
         raise ConfigError("PLAN", f"{fact}: add --num-samples")
-    return _KNOWN_SAMPLES.get(dataset) or len(find_source(dataset).read().train.labels)  # decodes and caches nothing
+    # decodes and caches nothing
+    return _KNOWN_SAMPLES.get(dataset) or len(find_source(dataset).read().train.labels)
 
 
 def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> RunPlan:
@@ -117,12 +141,18 @@ def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> R
         config=config,
         batch=batch,
         peak_learning_rate=peak_learning_rate,
-        warmup_steps=config.schedule.warmup_steps(total_steps=total_steps, steps_per_epoch=batch.steps_per_epoch),
+        warmup_steps=config.schedule.warmup_steps(
+            total_steps=total_steps, steps_per_epoch=batch.steps_per_epoch
+        ),
         learning_rate_at=learning_rate_at,
         num_steps=len(positions),
         # A run also evaluates and saves at its last step.
-        evaluation_steps=sorted({*(end.optimizer_step for end in ends if end.epoch % every == 0), len(positions)}),
-        save_steps=sorted({*(p.optimizer_step for p in positions if config.checkpoint.is_due(p)), len(positions)}),
+        evaluation_steps=sorted(
+            {*(end.optimizer_step for end in ends if end.epoch % every == 0), len(positions)}
+        ),
+        save_steps=sorted(
+            {*(p.optimizer_step for p in positions if config.checkpoint.is_due(p)), len(positions)}
+        ),
     )
 
 
@@ -138,7 +168,11 @@ def _positions(config: RecipeConfig, batch: BatchPlan) -> Iterator[TrainState]:
 
 def describe(plan: RunPlan) -> list[str]:
     """Return the plan as lines of text."""
-    batch, optimizer, trainer = plan.batch, plan.config.optimizer.with_learning_rate(), plan.config.trainer
+    batch, optimizer, trainer = (
+        plan.batch,
+        plan.config.optimizer.with_learning_rate(),
+        plan.config.trainer,
+    )
     last = batch.step_batch_size(batch.steps_per_epoch - 1)
     stop = "" if plan.num_steps == trainer.num_epochs * batch.steps_per_epoch else " (--max-steps)"
     ratio = f"{batch.global_batch_size}/{optimizer.base_batch_size}"
@@ -166,7 +200,11 @@ def _warmup(plan: RunPlan) -> str:
 def _curve(plan: RunPlan) -> list[str]:
     """Return the learning rate at about ten steps."""
     count = plan.num_steps
-    steps = {1, plan.warmup_steps, *(round(count * row / _NUM_ROWS) for row in range(_NUM_ROWS + 1))}
+    steps = {
+        1,
+        plan.warmup_steps,
+        *(round(count * row / _NUM_ROWS) for row in range(_NUM_ROWS + 1)),
+    }
     rows = []
     for step in sorted(step for step in steps if 1 <= step <= count):
         learning_rate = plan.learning_rate_at(step - 1)
@@ -178,4 +216,6 @@ def _curve(plan: RunPlan) -> list[str]:
 def _listed(steps: Sequence[int]) -> str:
     if len(steps) <= 6:
         return ", ".join(f"{step:,}" for step in steps)
-    return f"{', '.join(f'{step:,}' for step in steps[:3])}, ... {steps[-1]:,} ({len(steps):,} times)"
+    return (
+        f"{', '.join(f'{step:,}' for step in steps[:3])}, ... {steps[-1]:,} ({len(steps):,} times)"
+    )

@@ -13,8 +13,13 @@ T = TypeVar("T")
 _NUM_AHEAD = 128
 
 
-def in_order(threads: ThreadPoolExecutor, function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
-    """Yield `function(item)` for each item, in order. An error of `function` is raised at its place."""
+def in_order(
+    threads: ThreadPoolExecutor, function: Callable[[S], T], items: Iterable[S]
+) -> Iterator[T]:
+    """Yield `function(item)` for each item, in order.
+
+    An error of `function` is raised at its place.
+    """
     waiting: deque[Future[T]] = deque()
     try:
         for item in items:

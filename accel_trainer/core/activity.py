@@ -12,8 +12,8 @@ from .train_state import TrainState
 class Activity:
     """What a process is doing, for those who watch it: a thread, and the reports of errors.
 
-    The trainer sets `position` once, and counts `num_forwards`. `phase_s` are the seconds spent in each phase that has
-    ended.
+    The trainer sets `position` once, and counts `num_forwards`. `phase_s` are the seconds spent in
+    each phase that has ended.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,10 @@ class Activity:
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """Set the phase for the block. After an error it stays: that is where the error happened."""
+        """Set the phase for the block.
+
+        After an error it stays: that is where the error happened.
+        """
         before = self._phase
         self.phase = phase
         yield

@@ -1,4 +1,7 @@
-"""Batch arithmetic: how an epoch is split into step batches, processes and micro-batches. Pure integers."""
+"""Batch arithmetic: how an epoch is split into step batches, processes and micro-batches.
+
+Pure integers.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ Reduce = Literal["float", "exact"]
 class BatchPlan:
     """Splits an epoch of `num_samples` into step batches of `global_batch_size`, the same on any hardware.
 
-    A step batch is the samples of one optimizer step. Each process takes a contiguous slice of it, split into
-    micro-batches of at most `per_device_batch_size`. The last step batch of an epoch may be short: it is trained,
-    every sample once, or left out with `drop_last`.
+    A step batch is the samples of one optimizer step. Each process takes a contiguous slice of it,
+    split into micro-batches of at most `per_device_batch_size`. The last step batch of an epoch may
+    be short: it is trained, every sample once, or left out with `drop_last`.
     """
 
     num_samples: int
@@ -33,17 +36,28 @@ class BatchPlan:
     reduce: Reduce = "float"
 
     def __post_init__(self) -> None:
-        num_samples, batch_size, num_processes = self.num_samples, self.global_batch_size, self.num_processes
+        num_samples, batch_size, num_processes = (
+            self.num_samples,
+            self.global_batch_size,
+            self.num_processes,
+        )
         if num_samples < max(1, num_processes):
             fact = f"{num_samples} training samples are too few for {num_processes} processes"
             raise DataError("DATA_TOO_SMALL", f"{fact}: add data, or launch fewer processes")
-        AT_LEAST_ONE.check(self, "batch", "global_batch_size", "per_device_batch_size", "num_processes")
+        AT_LEAST_ONE.check(
+            self, "batch", "global_batch_size", "per_device_batch_size", "num_processes"
+        )
         if batch_size > num_samples:
             fact = f"global batch {batch_size} is larger than the {num_samples} training samples"
-            raise ConfigError("BATCH_SIZE", f"{fact}: set it to at most {num_samples - num_samples % num_processes}")
+            raise ConfigError(
+                "BATCH_SIZE",
+                f"{fact}: set it to at most {num_samples - num_samples % num_processes}",
+            )
         if batch_size % num_processes:
             fact = f"global batch {batch_size} is not divisible by {num_processes} processes"
-            raise ConfigError("BATCH_SIZE", f"{fact}: set --global-batch-size to a multiple of {num_processes}")
+            raise ConfigError(
+                "BATCH_SIZE", f"{fact}: set --global-batch-size to a multiple of {num_processes}"
+            )
         check_reducible(self.reduce, batch_size, self.per_device_batch_size, num_processes)
 
     @cached_property
@@ -60,11 +74,17 @@ class BatchPlan:
     @property
     def num_parts(self) -> int:
         """Contiguous parts of the samples, each as many on every process: one a process, or with `exact` any number."""
-        return self.num_processes if self.reduce == "float" else self.global_batch_size // self.per_device_batch_size
+        return (
+            self.num_processes
+            if self.reduce == "float"
+            else self.global_batch_size // self.per_device_batch_size
+        )
 
     def step_batch_size(self, step_in_epoch: int) -> int:
         """Samples of step `step_in_epoch` over all processes: the global batch, or fewer in a short last step."""
-        return min(self.global_batch_size, self.num_samples - step_in_epoch * self.global_batch_size)
+        return min(
+            self.global_batch_size, self.num_samples - step_in_epoch * self.global_batch_size
+        )
 
     def micro_batches(self, step_in_epoch: int, process_index: int) -> list[range]:
         """Return the positions in the epoch's order of each micro-batch of one process; as many on every process."""
@@ -83,15 +103,21 @@ class BatchPlan:
 
 
 def split_evenly(
-    positions: range, batch_size: int, num_processes: int, process_index: int, *, num_parts: int | None = None
+    positions: range,
+    batch_size: int,
+    num_processes: int,
+    process_index: int,
+    *,
+    num_parts: int | None = None,
 ) -> list[range]:
     """Return one process's contiguous slice of `positions`, split into batches of at most `batch_size`.
 
-    The slice is one of `num_parts` (None: `num_processes`), or several in a row, none of which shares a batch: with a
-    fixed number of parts, the batches are the same on any number of processes that divides it.
+    The slice is one of `num_parts` (None: `num_processes`), or several in a row, none of which
+    shares a batch: with a fixed number of parts, the batches are the same on any number of
+    processes that divides it.
 
-    Every process has as many batches, the last of a part perhaps empty: a forward is a collective where batch norms
-    span all processes, or where weights are sharded.
+    Every process has as many batches, the last of a part perhaps empty: a forward is a collective
+    where batch norms span all processes, or where weights are sharded.
     """
     num_parts = num_parts or num_processes
     cuts = range(0, math.ceil(len(positions) / num_parts), batch_size)
@@ -99,14 +125,20 @@ def split_evenly(
     return [part[cut : cut + batch_size] for part in own for cut in cuts]
 
 
-def own_parts(positions: range, num_parts: int, num_processes: int, process_index: int) -> list[range]:
+def own_parts(
+    positions: range, num_parts: int, num_processes: int, process_index: int
+) -> list[range]:
     """Return one process's parts of `positions`, which is cut into `num_parts` of equal length, or one less."""
-    own = range(process_index * num_parts // num_processes, (process_index + 1) * num_parts // num_processes)
+    own = range(
+        process_index * num_parts // num_processes, (process_index + 1) * num_parts // num_processes
+    )
     cuts = [math.ceil(len(positions) * part / num_parts) for part in (*own, own.stop)]
     return [positions[start:stop] for start, stop in pairwise(cuts)]
 
 
-def check_reducible(reduce: Reduce, global_batch_size: int, per_device_batch_size: int, num_processes: int) -> None:
+def check_reducible(
+    reduce: Reduce, global_batch_size: int, per_device_batch_size: int, num_processes: int
+) -> None:
     """Raise ConfigError if micro-batches or processes cannot be added up in pairs, which `exact` does."""
     if reduce == "float":
         return
@@ -115,7 +147,10 @@ def check_reducible(reduce: Reduce, global_batch_size: int, per_device_batch_siz
     if rest or num_parts & (num_parts - 1):
         fact = f"--reduce exact needs 1, 2, 4, 8, ... micro-batches per step, and {split} is"
         value = global_batch_size / per_device_batch_size
-        raise ConfigError("REDUCE", f"{fact} {value:g}: set --global-batch-size to a power of two times --batch-size")
+        raise ConfigError(
+            "REDUCE",
+            f"{fact} {value:g}: set --global-batch-size to a power of two times --batch-size",
+        )
     if num_processes & (num_processes - 1) or num_processes > num_parts:
         fact = f"--reduce exact needs 1, 2, 4, 8, ... processes, and at most {num_parts}, the micro-batches per step"
         fewer = min(num_parts, 1 << num_processes.bit_length() - 1)
@@ -126,37 +161,49 @@ def check_reducible(reduce: Reduce, global_batch_size: int, per_device_batch_siz
 class BatchConfig:
     """How many samples make a step: per device x processes x accumulation = global.
 
-    Only the global batch affects what is learned, not how it is split over processes and micro-batches.
+    Only the global batch affects what is learned, not how it is split over processes and
+    micro-batches.
     """
 
     per_device_batch_size: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 128
     """Samples per forward pass on one process."""
     global_batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--global-batch-size"])] = None
-    """Samples per optimizer step over all processes; None: per device x processes x accumulation. If set, it determines
-    the accumulation."""
+    """Samples per optimizer step over all processes; None: per device x processes x accumulation.
+    If set, it determines the accumulation."""
     accumulation_steps: Annotated[int, tyro.conf.arg(aliases=["--accumulate"])] = 1
     """Micro-batches per optimizer step on each process."""
     drop_last: bool = False
     """Drop the short last step of an epoch; otherwise it is trained too, each sample once."""
     reduce: Annotated[Reduce, tyro.conf.arg(aliases=["--reduce"])] = "float"
-    """How the micro-batches of a step are summed: `float` is fastest, but rounds differently for each process count;
-    `exact` sums in a fixed order: the same bits on 1, 2, 4, ... processes. Both are float32."""
+    """How the micro-batches of a step are summed: `float` is fastest, but rounds differently for
+    each process count; `exact` sums in a fixed order: the same bits on 1, 2, 4, ... processes. Both
+    are float32."""
     eval_batch_size: int = 500
     """Samples per forward pass on one process in evaluation. It never changes a metric."""
     num_workers: int = 0
     """Data workers per training process, for data that is not already decoded in memory."""
 
     def __post_init__(self) -> None:
-        names = ("per_device_batch_size", "global_batch_size", "accumulation_steps", "eval_batch_size")
+        names = (
+            "per_device_batch_size",
+            "global_batch_size",
+            "accumulation_steps",
+            "eval_batch_size",
+        )
         AT_LEAST_ONE.check(self, "batch", *names)
         NOT_NEGATIVE.check(self, "batch", "num_workers")
         if self.reduce == "exact" and self.accumulation_steps > 1:
             fact = "--reduce exact does not work with --accumulate, which changes the micro-batches"
-            raise ConfigError("REDUCE", f"{fact}: leave it out, and choose --batch-size and --global-batch-size")
+            raise ConfigError(
+                "REDUCE", f"{fact}: leave it out, and choose --batch-size and --global-batch-size"
+            )
 
     def resolved_global_batch_size(self, num_processes: int) -> int:
         """Return the samples of one optimizer step on `num_processes`."""
-        return self.global_batch_size or self.per_device_batch_size * num_processes * self.accumulation_steps
+        return (
+            self.global_batch_size
+            or self.per_device_batch_size * num_processes * self.accumulation_steps
+        )
 
     def resolved_per_device_batch_size(self, num_processes: int) -> int:
         """Return the samples of one forward on one of `num_processes`."""
@@ -170,17 +217,26 @@ class BatchConfig:
     def check_reducible(self, num_processes: int) -> None:
         """Raise ConfigError if `reduce` does not fit the micro-batches of a step on `num_processes`."""
         batch_size = self.resolved_global_batch_size(num_processes)
-        check_reducible(self.reduce, batch_size, self.resolved_per_device_batch_size(num_processes), num_processes)
+        check_reducible(
+            self.reduce,
+            batch_size,
+            self.resolved_per_device_batch_size(num_processes),
+            num_processes,
+        )
 
     def plan(self, num_samples: int, *, num_processes: int) -> BatchPlan:
         """Return the arithmetic for `num_samples` on `num_processes`.
 
         Raises:
-            ConfigError: the global batch is larger than the data, or not divisible by the processes.
+            ConfigError: the global batch is larger than the data, or not divisible by the
+                processes.
             DataError: there are fewer samples than processes.
         """
         return BatchPlan(
-            num_samples=num_samples, global_batch_size=self.resolved_global_batch_size(num_processes),
-            per_device_batch_size=self.resolved_per_device_batch_size(num_processes), num_processes=num_processes,
-            drop_last=self.drop_last, reduce=self.reduce,
-        )  # fmt: skip
+            num_samples=num_samples,
+            global_batch_size=self.resolved_global_batch_size(num_processes),
+            per_device_batch_size=self.resolved_per_device_batch_size(num_processes),
+            num_processes=num_processes,
+            drop_last=self.drop_last,
+            reduce=self.reduce,
+        )

@@ -24,8 +24,11 @@ def buffer_places(model: nn.Module) -> dict[str, Place]:
 
 def buffers_at(places: Sequence[Place]) -> list[Tensor]:
     """Return the tensors that are at `places` now."""
-    # torch's public ways (getattr, get_buffer, named_buffers) take 15 to 45 times as long: 0.2 ms a step with 20 norms.
-    return [NOTHING if (buffer := owner._buffers[name]) is None else buffer for owner, name in places]
+    # torch's public ways (getattr, get_buffer, named_buffers) take 15 to 45 times as long: 0.2 ms a
+    # step with 20 norms.
+    return [
+        NOTHING if (buffer := owner._buffers[name]) is None else buffer for owner, name in places
+    ]
 
 
 def are_same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
@@ -54,7 +57,9 @@ class BufferCopy:
     def put_back(self) -> None:
         """Let the buffers be as they were at the last `take`; one that was assigned since is replaced by a copy."""
         now = buffers_at(self._places)
-        for (owner, name), buffer, before, copied in zip(self._places, now, self._buffers, self.tensors, strict=True):
+        for (owner, name), buffer, before, copied in zip(
+            self._places, now, self._buffers, self.tensors, strict=True
+        ):
             if buffer is before:
                 buffer.detach().copy_(copied)
             else:

@@ -14,7 +14,10 @@ from .types import Loader, StepReport
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. `metrics` are those of the last evaluation; `state` is `done`, `stopped` or `preempted`."""
+    """How a run ended.
+
+    `metrics` are those of the last evaluation; `state` is `done`, `stopped` or `preempted`.
+    """
 
     state: Literal["done", "stopped", "preempted"]
     stop_reason: str
@@ -59,20 +62,25 @@ class TrainerView(Protocol):
 
 
 class Callback:
-    """Observes a run, on every process. It may call `trainer.request_stop`; it assigns nothing to the trainer.
+    """Observes a run, on every process.
+
+    It may call `trainer.request_stop`; it assigns nothing to the trainer.
 
     The order of a run: on_fit_start, then per step on_step_end, per evaluation on_evaluate_end, per
     epoch on_epoch_end, per checkpoint on_checkpoint; at the end on_fit_end, or on_error.
 
-    What `state_dict` returns is stored in every checkpoint under the class's name, and the number of the callback
-    among those of its class. An exception ends the run, with the callback's name.
+    What `state_dict` returns is stored in every checkpoint under the class's name, and the number
+    of the callback among those of its class. An exception ends the run, with the callback's name.
     """
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Before the first step; `trainer.state` is where the run starts or continues."""
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """After optimizer step `report.optimizer_step`. Reading one of its tensors is a host sync."""
+        """After optimizer step `report.optimizer_step`.
+
+        Reading one of its tensors is a host sync.
+        """
 
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
         """After an evaluation; the metrics are the same on every process."""

@@ -20,7 +20,10 @@ class Range:
     has: Callable[[float], bool]
 
     def check(self, config: object, group: str, *names: str) -> None:
-        """Raise ConfigError if a named value of `config`, or an item of one, is out of range. None is allowed."""
+        """Raise ConfigError if a named value of `config`, or an item of one, is out of range.
+
+        None is allowed.
+        """
         for name in names:
             value = getattr(config, name)
             numbers = value if isinstance(value, tuple) else (value,)
@@ -49,7 +52,8 @@ def check_pattern(config: object, group: str, name: str) -> None:
 
 def config_to_dict(config: Any) -> dict[str, Any]:
     """Return the config as nested dicts of plain YAML and JSON values."""
-    plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))  # a Path becomes text
+    # a Path becomes text
+    plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
     return plain
 
 

@@ -1,6 +1,7 @@
 """Errors that a user can fix: one clear line, and an exit code that a scheduler can act on.
 
-The codes are those of sysexits.h where it has one: a job script can distinguish "fix the command" from "try again".
+The codes are those of sysexits.h where it has one: a job script can distinguish "fix the command"
+from "try again".
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import re
 from enum import IntEnum
 from typing import Any
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")  # a terminal would obey them
+# a terminal would obey them
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
 
 class ExitCode(IntEnum):
@@ -23,11 +25,14 @@ class ExitCode(IntEnum):
     CHECKPOINT = 74  # checkpoints cannot be written, or none is valid: do not retry
     PREEMPTED = 75  # stopped by a signal, resumable: run the same command again
     DIVERGED = 79  # a loss or weight became NaN or inf: do not retry
-    USER_CODE = 80  # the user's own code, such as a model or a callback, raised an error: do not retry
+    # the user's own code, such as a model or a callback, raised an error: do not retry
+    USER_CODE = 80
 
 
 class UserError(Exception):
-    """What happened, the value, and the fix, in one line. Shown without a traceback unless `--debug`.
+    """What happened, the value, and the fix, in one line.
+
+    Shown without a traceback unless `--debug`.
 
     `code` is a short stable name (`CKPT_NONE_VALID`) to search for.
     """

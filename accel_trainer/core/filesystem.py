@@ -31,8 +31,8 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | platform.SAFELY
 class Disk:
     """The changes to a disk, one method each.
 
-    Everything below goes through `disk`: tests replace it to count the changes, to crash or fail at one of them, or
-    to record them and replay what a power loss may leave.
+    Everything below goes through `disk`: tests replace it to count the changes, to crash or fail at
+    one of them, or to record them and replay what a power loss may leave.
     """
 
     def make_directory(self, path: Path) -> None:
@@ -96,14 +96,18 @@ def temporary_path(path: Path, kind: str) -> Path:
 
 def make_directory(path: Path) -> None:
     """Create a directory durably. Its parent must exist; the directory itself may."""
-    if path.is_symlink() or not path.is_dir():  # a link is an error: it may lead to another's folder
+    # a link is an error: it may lead to another's folder
+    if path.is_symlink() or not path.is_dir():
         disk.make_directory(path)
     # Also if it exists: the process that created it may have died before this.
     disk.sync_directory(path.parent)
 
 
 def create_file(path: Path, chunks: Iterable[Chunk]) -> None:
-    """Write a file that must not exist yet, and sync it. Its name is durable once its directory is synced."""
+    """Write a file that must not exist yet, and sync it.
+
+    Its name is durable once its directory is synced.
+    """
     descriptor = disk.create(path)
     try:
         for chunk in chunks:
@@ -161,7 +165,10 @@ def rename(source: Path, target: Path) -> None:
 
 
 def remove_directories(paths: Iterable[Path]) -> None:
-    """Delete directories. A crash leaves each complete under its name, or under a name that `sweep` deletes."""
+    """Delete directories.
+
+    A crash leaves each complete under its name, or under a name that `sweep` deletes.
+    """
     renamed = []
     for path in paths:
         renamed.append(temporary_path(path, "del"))
@@ -176,8 +183,8 @@ def remove_directories(paths: Iterable[Path]) -> None:
 def sweep(directory: Path) -> None:
     """Delete what crashed writers left in `directory`.
 
-    Call it before writing, and only under the run lock, which proves that the writers are dead: process ids do not,
-    since containers reuse them.
+    Call it before writing, and only under the run lock, which proves that the writers are dead:
+    process ids do not, since containers reuse them.
     """
     for path in [path for path in directory.iterdir() if TEMPORARY_NAME.fullmatch(path.name)]:
         _discard(path)
@@ -269,7 +276,10 @@ class AppendFile:
         return os.fstat(self._descriptor).st_size
 
     def append(self, line: bytes) -> None:
-        """Write `line` at the end. It survives a crash of the process immediately, a power loss after `sync`."""
+        """Write `line` at the end.
+
+        It survives a crash of the process immediately, a power loss after `sync`.
+        """
         size = self.size
         try:
             disk.write(self.path, self._descriptor, line)

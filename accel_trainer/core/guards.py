@@ -1,6 +1,7 @@
 """Folders that are in use: nothing in one is changed once another folder has taken its path.
 
-A program that renames a folder, or puts another in its place, does not tell the run that writes there by its path.
+A program that renames a folder, or puts another in its place, does not tell the run that writes
+there by its path.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _guards: list[_Guard] = []
 def guarded(folder: Path, path: Path, descriptor: int) -> Iterator[None]:
     """Let any change in `folder` raise CheckpointError once another file than `descriptor` is at `path`.
 
-    The open descriptor keeps the inode number from being given to another file. A file system that has no lasting
-    identities is not guarded.
+    The open descriptor keeps the inode number from being given to another file. A file system that
+    has no lasting identities is not guarded.
     """
     guard = _Guard(folder, path, os.fstat(descriptor))
     if not os.path.samestat(os.lstat(path), guard.expected):

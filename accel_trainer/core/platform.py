@@ -44,7 +44,8 @@ def sync_directory(path: Path) -> None:
 def take_lock(descriptor: int) -> None:
     """Lock an open file until it is closed or this process ends. Raises OSError if it is locked.
 
-    A POSIX record lock: no child process keeps it. It is lost when this process closes any descriptor of the file.
+    A POSIX record lock: no child process keeps it. It is lost when this process closes any
+    descriptor of the file.
     """
     if fcntl is not None:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -68,7 +69,10 @@ def is_locked(descriptor: int) -> bool:
 
 
 def wait_for_lock(descriptor: int) -> None:
-    """Wait until nobody else has locked an open file, and lock it until it is closed. Raises OSError without locks."""
+    """Wait until nobody else has locked an open file, and lock it until it is closed.
+
+    Raises OSError without locks.
+    """
     if fcntl is not None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     else:

@@ -9,7 +9,10 @@ from .errors import CheckpointError
 
 
 class Part:
-    """A part of a run with state, such as the model. Each is checked before any of them is restored."""
+    """A part of a run with state, such as the model.
+
+    Each is checked before any of them is restored.
+    """
 
     is_optional = False
     """Whether a checkpoint may lack it: it then stays as it is."""
@@ -17,7 +20,10 @@ class Part:
     """Whether it may begin at a checkpoint that lacks it, if settings were changed on purpose."""
 
     def fit(self, stored: Any) -> Any:
-        """Return what `load_state_dict` takes. Raises CheckpointError if `stored` is not of such a part."""
+        """Return what `load_state_dict` takes.
+
+        Raises CheckpointError if `stored` is not of such a part.
+        """
         return stored
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -49,12 +55,18 @@ class Registry:
         Raises:
             CheckpointError: one is missing or does not fit; nothing is changed then.
         """
-        missing = [name for name, part in self._parts.items() if name not in stored and not part.is_optional]
+        missing = [
+            name
+            for name, part in self._parts.items()
+            if name not in stored and not part.is_optional
+        ]
         for name in missing:
             if not (changes and self._parts[name].starts_fresh):
                 fix = "start with the options that it was made with"
                 raise CheckpointError("CKPT_MISSING", f"the checkpoint has no {name}: {fix}")
-        fitted = {name: part.fit(stored[name]) for name, part in self._parts.items() if name in stored}
+        fitted = {
+            name: part.fit(stored[name]) for name, part in self._parts.items() if name in stored
+        }
         for name, state in fitted.items():
             self._parts[name].load_state_dict(state)
         for name in missing:

@@ -1,4 +1,7 @@
-"""All randomness. Each draw is a pure function of named integers: no generator state to save or to advance."""
+"""All randomness.
+
+Each draw is a pure function of named integers: no generator state to save or to advance.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from torch import Tensor
 
 N = TypeVar("N", int, Tensor)
 
-# The golden-ratio increment and the two multipliers of "lowbias32" (C. Wellons, "Prospecting for hash
-# functions", 2018: bias 0.17, no 32-bit multiply-xorshift of this length known to be better).
+# The golden-ratio increment and the two multipliers of "lowbias32" (C. Wellons, "Prospecting for
+# hash functions", 2018: bias 0.17, no 32-bit multiply-xorshift of this length known to be better).
 _INCREMENT, _MULTIPLIER_1, _MULTIPLIER_2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
 _MASK = 0xFFFFFFFF
 _EVALUATION = 0x6576616C  # a key that is no process's
@@ -29,7 +32,10 @@ def _mix(x: N) -> N:
 
 
 def fold_in(*keys: int, start: int = _INCREMENT) -> int:
-    """Hash any integers into one key in [0, 2**32). `start` is the key of integers that come before them."""
+    """Hash any integers into one key in [0, 2**32).
+
+    `start` is the key of integers that come before them.
+    """
     key = start
     for value in keys:
         while True:  # 32 bits at a time, so that large seeds do not alias
@@ -43,8 +49,8 @@ def fold_in(*keys: int, start: int = _INCREMENT) -> int:
 def random_bits(key: int, sample_ids: Tensor, draw: int) -> Tensor:
     """Draw 32 random bits per sample: int64 [B] in [0, 2**32), on the device of `sample_ids`.
 
-    Integer arithmetic only: equal on every device. `draw` numbers the draws for one sample (0 for the crop's row,
-    1 for its column, and so on).
+    Integer arithmetic only: equal on every device. `draw` numbers the draws for one sample (0 for
+    the crop's row, 1 for its column, and so on).
     """
     return _mix((_mix((sample_ids & _MASK) ^ key) + fold_in(key, draw)) & _MASK)
 
@@ -65,7 +71,9 @@ def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:
     return torch.randperm(num_samples, generator=generator)
 
 
-def seed_forward(process_key: int, *, optimizer_step: int, micro_batch: int, device: torch.device) -> None:
+def seed_forward(
+    process_key: int, *, optimizer_step: int, micro_batch: int, device: torch.device
+) -> None:
     """Seed torch's generators of the CPU and of `device` for one forward: dropout needs no stored generator state.
 
     `process_key` is `fold_in(seed, process_index)`.

@@ -19,9 +19,16 @@ from .guards import guarded
 
 # What a run writes into its folder.
 _FILES = (
-    "attempts.jsonl", "config.yaml", "environment.json", "evaluation.safetensors", "metrics.jsonl", "mistakes.json",
-    "result.json", "run.lock", "status.json",
-)  # fmt: skip
+    "attempts.jsonl",
+    "config.yaml",
+    "environment.json",
+    "evaluation.safetensors",
+    "metrics.jsonl",
+    "mistakes.json",
+    "result.json",
+    "run.lock",
+    "status.json",
+)
 _FOLDERS = ("checkpoints", "export", "logs", "profile", "trackers")
 
 
@@ -31,10 +38,15 @@ def prepare_directory(path: Path) -> Path:
     Raises OutputError: an impossible name, a file in the way, or no permission.
     """
     if re.search(r"[\x00-\x1f\x7f]", str(path)):
-        raise OutputError("OUT_DIR_NAME", f"the output folder {str(path)!r} contains a control character: rename it")
+        raise OutputError(
+            "OUT_DIR_NAME",
+            f"the output folder {str(path)!r} contains a control character: rename it",
+        )
     with writes_to(path):
         path = path.resolve()
-        for missing in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
+        for missing in reversed(
+            [folder for folder in (path, *path.parents) if not folder.exists()]
+        ):
             filesystem.make_directory(missing)
         with filesystem.probe_file(path):
             pass
@@ -46,7 +58,9 @@ def expand_home(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:
-        raise ConfigError("HOME", f"the home folder in {path} is unknown: set HOME, or give an absolute path") from None
+        raise ConfigError(
+            "HOME", f"the home folder in {path} is unknown: set HOME, or give an absolute path"
+        ) from None
 
 
 @contextmanager
@@ -69,23 +83,33 @@ def free_bytes(path: Path) -> int:
 def refuse_strange_entries(folder: Path) -> None:
     """Raise OutputError for something in `folder` that a run would overwrite, and that no run has written.
 
-    That is a link, a pipe or the like with the name of a run's file or folder; and any of these files where there is
-    neither the lock nor a checkpoint of a run.
+    That is a link, a pipe or the like with the name of a run's file or folder; and any of these
+    files where there is neither the lock nor a checkpoint of a run.
     """
     for names, kind, is_one in ((_FILES, "file", stat.S_ISREG), (_FOLDERS, "folder", stat.S_ISDIR)):
         for path in filter(os.path.lexists, (folder / name for name in names)):
             if not is_one(path.lstat().st_mode):
-                raise OutputError("OUT_DIR_ENTRY", f"{path} is not a {kind}: move it away, or choose another folder")
+                raise OutputError(
+                    "OUT_DIR_ENTRY",
+                    f"{path} is not a {kind}: move it away, or choose another folder",
+                )
     if (folder / "run.lock").exists() or any((folder / "checkpoints").glob("*step-*")):
         return
-    overwritten = [folder / name for name in (*_FILES, "export/config.json", "export/model.safetensors")]
+    overwritten = [
+        folder / name for name in (*_FILES, "export/config.json", "export/model.safetensors")
+    ]
     if found := next((path for path in overwritten if path.exists()), None):
-        fact = f"{found} would be overwritten, and the folder has no run.lock or checkpoint of a run"
+        fact = (
+            f"{found} would be overwritten, and the folder has no run.lock or checkpoint of a run"
+        )
         raise OutputError("OUT_DIR_ENTRY", f"{fact}: move it away, or choose another folder")
 
 
 def remove_new_folder(folder: Path) -> None:
-    """Remove what a start has written to a new folder, and the folder if nothing else is in it. Raises OSError."""
+    """Remove what a start has written to a new folder, and the folder if nothing else is in it.
+
+    Raises OSError.
+    """
     written = [folder / name for name in (*_FILES, "export/config.json")]
     for path in (*written, *(folder / "logs").glob("rank-*.json")):
         if path.is_file():
@@ -96,7 +120,9 @@ def remove_new_folder(folder: Path) -> None:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether another process has the lock of a run's folder; takes no lock. Unknown counts as in use.
+    """Whether another process has the lock of a run's folder; takes no lock.
+
+    Unknown counts as in use.
 
     Not for the process that has the lock: it would lose it.
     """
@@ -110,14 +136,18 @@ def is_in_use(folder: Path) -> bool:
 class RunLock:
     """An exclusive lock on a run's folder, held until the end of the block or of the process.
 
-    The kernel frees it when the process dies, and a forked data worker does not keep it: it needs no age, timeout or
-    takeover. The content of the file only tells people who holds it.
+    The kernel frees it when the process dies, and a forked data worker does not keep it: it needs
+    no age, timeout or takeover. The content of the file only tells people who holds it.
     """
 
     def __init__(self, path: Path) -> None:
-        """Take the lock. Raises OutputError if another run has it, or if the file system has no locks."""
+        """Take the lock.
+
+        Raises OutputError if another run has it, or if the file system has no locks.
+        """
         self._path = path
-        # The lock is lost when the process closes any descriptor of the file: there is only this one.
+        # The lock is lost when the process closes any descriptor of the file: there is only this
+        # one.
         with writes_to(path.parent):
             self._descriptor = filesystem.open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
@@ -147,6 +177,10 @@ class RunLock:
 
 def _not_locked(folder: Path, error: OSError, owner: bytes) -> OutputError:
     if error.errno not in (errno.EACCES, errno.EAGAIN):
-        return OutputError("NO_LOCKS", f"{folder} cannot be locked ({error.strerror}): choose another --output-dir")
+        return OutputError(
+            "NO_LOCKS", f"{folder} cannot be locked ({error.strerror}): choose another --output-dir"
+        )
     who = owner.decode(errors="replace")[:200] or "another process"
-    return OutputError("LOCKED", f"{folder} is locked by {who}: wait for that run or choose another --output-dir")
+    return OutputError(
+        "LOCKED", f"{folder} is locked by {who}: wait for that run or choose another --output-dir"
+    )

@@ -24,7 +24,9 @@ def place_in_whole(shard: DTensor) -> tuple[list[int], list[int]]:
     """Return where this process's shard begins in the whole, and its shape."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    shape, offsets = compute_local_shape_and_global_offset(shard.shape, shard.device_mesh, shard.placements)
+    shape, offsets = compute_local_shape_and_global_offset(
+        shard.shape, shard.device_mesh, shard.placements
+    )
     return list(offsets), list(shape)
 
 
@@ -33,4 +35,6 @@ def as_shard(mine: DTensor, local: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     mesh, placements, local = mine.device_mesh, mine.placements, local.to(mine.device)
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=mine.shape, stride=mine.stride())
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=mine.shape, stride=mine.stride()
+    )

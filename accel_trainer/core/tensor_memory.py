@@ -16,8 +16,8 @@ def is_dense(tensor: Tensor) -> bool:
 def make_dense(model: nn.Module) -> None:
     """Give parameters that are slices or expanded, and buffers that are expanded, dense memory of their own.
 
-    Fused kernels would write between the elements of a slice, and elements that share memory cannot be loaded. Buffers
-    that are slices stay: they may be a part of another buffer on purpose.
+    Fused kernels would write between the elements of a slice, and elements that share memory cannot
+    be loaded. Buffers that are slices stay: they may be a part of another buffer on purpose.
     """
     expanded = [buffer for buffer in model.buffers() if 0 in buffer.stride()]
     for tensor in (*model.parameters(), *expanded):
@@ -40,8 +40,13 @@ def tied_by_memory(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
 def copy_model(model: nn.Module) -> nn.Module:
     """Return a deep copy of `model`.
 
-    Of tensors that its modules have computed, such as the weight of torch's older `weight_norm`, the copy has the
-    values: torch refuses to copy their graph.
+    Of tensors that its modules have computed, such as the weight of torch's older `weight_norm`,
+    the copy has the values: torch refuses to copy their graph.
     """
-    computed = [v for module in model.modules() for v in vars(module).values() if isinstance(v, Tensor) and v.grad_fn]
+    computed = [
+        v
+        for module in model.modules()
+        for v in vars(module).values()
+        if isinstance(v, Tensor) and v.grad_fn
+    ]
     return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in computed})

@@ -10,12 +10,12 @@ from typing import Literal
 class TrainState:
     """The position of a run, the same on every process and for any number of processes.
 
-    `optimizer_step` counts completed updates (skipped fp16 steps included: their data was consumed).
-    `epoch` is the epoch in progress and `step_in_epoch` the step batches consumed of it, one per optimizer step.
-    `samples_seen` counts samples over all processes and epochs.
+    `optimizer_step` counts completed updates (skipped fp16 steps included: their data was
+    consumed). `epoch` is the epoch in progress and `step_in_epoch` the step batches consumed of it,
+    one per optimizer step. `samples_seen` counts samples over all processes and epochs.
 
-    Step batches, unlike micro-batches, are the same for any number of processes and any accumulation: a run can
-    continue on other hardware.
+    Step batches, unlike micro-batches, are the same for any number of processes and any
+    accumulation: a run can continue on other hardware.
     """
 
     optimizer_step: int = 0

@@ -8,7 +8,8 @@ from torch import nn
 def set_training_mode(model: nn.Module) -> None:
     """Put `model` into training mode, except for norms in a frozen part: they keep their statistics.
 
-    These are norms whose parameters are all frozen, or, of those without parameters, the ones of the module before.
+    These are norms whose parameters are all frozen, or, of those without parameters, the ones of
+    the module before.
     """
     model.train()
     is_frozen = False

@@ -24,8 +24,9 @@ class Batch:
 
     `inputs` [B, ...] and `targets` [B] int64 class ids or [B, K] float class weights lie on the
     device of the run; each may be a tensor or a dict, list or tuple of tensors, to any depth.
-    `sample_ids` int64 [B] are the samples' positions in their dataset: they seed what is random per sample, and
-    errors name them. B may be 0: a process with no samples of a short step batch still joins its collectives.
+    `sample_ids` int64 [B] are the samples' positions in their dataset: they seed what is random per
+    sample, and errors name them. B may be 0: a process with no samples of a short step batch still
+    joins its collectives.
     """
 
     inputs: Any
@@ -69,8 +70,8 @@ class LazyBatches(Sequence[Batch]):
 class StepBatch(NamedTuple):
     """What one optimizer step consumes: this process's micro-batches, and the samples of all processes.
 
-    `micro_batches` is never empty: every process runs the backward that synchronises gradients. `num_samples` comes
-    from the plan, without a collective.
+    `micro_batches` is never empty: every process runs the backward that synchronises gradients.
+    `num_samples` comes from the plan, without a collective.
     """
 
     micro_batches: Sequence[Batch]
@@ -83,13 +84,14 @@ NO_SUMS: Mapping[str, Tensor] = MappingProxyType({})
 class StepOutput(NamedTuple):
     """What a Task returns for a micro-batch.
 
-    `loss_sum` [] is the loss summed over the micro-batch, with its graph; the engine divides it by the samples of the
-    whole step batch. `sums` are further sums ([] each, detached) to report next to the loss, such as correct
-    predictions.
+    `loss_sum` [] is the loss summed over the micro-batch, with its graph; the engine divides it by
+    the samples of the whole step batch. `sums` are further sums ([] each, detached) to report next
+    to the loss, such as correct predictions.
 
-    `num_items` [] (detached) replaces the samples as the divisor of the loss and of `sums`: the tokens that are not
-    padding, say, or the labelled pixels. The engine adds it up over all micro-batches and processes, which takes one
-    collective a step. A Task returns it for every micro-batch or for none.
+    `num_items` [] (detached) replaces the samples as the divisor of the loss and of `sums`: the
+    tokens that are not padding, say, or the labelled pixels. The engine adds it up over all
+    micro-batches and processes, which takes one collective a step. A Task returns it for every
+    micro-batch or for none.
     """
 
     loss_sum: Tensor
@@ -100,7 +102,8 @@ class StepOutput(NamedTuple):
 class EvalOutput(NamedTuple):
     """Per-sample results of a micro-batch in evaluation: `losses` [B] and `outputs` [B, ...].
 
-    `num_items` [B] are the items of each sample where the loss is a mean over items, such as tokens; None: 1 each.
+    `num_items` [B] are the items of each sample where the loss is a mean over items, such as
+    tokens; None: 1 each.
     """
 
     losses: Tensor
@@ -112,10 +115,11 @@ class StepReport(NamedTuple):
     """The report of one optimizer step. Tensors stay on the device: reading one is a host sync.
 
     `optimizer_step` is the step just finished (the first is 1). `loss_sum` [] and `sums` cover this
-    process's samples (with `--reduce exact`, those of the step on the main process, none on the others); `num_samples`
-    all processes'. `grad_norm` [] is the global norm before clipping,
-    None if nothing asked for it. `was_skipped`: the weights did not change, because of an fp16 overflow, NaN or inf.
-    `num_items` [] is what this process's `loss_sum` and `sums` are divided by, if not by samples.
+    process's samples (with `--reduce exact`, those of the step on the main process, none on the
+    others); `num_samples` all processes'. `grad_norm` [] is the global norm before clipping, None
+    if nothing asked for it. `was_skipped`: the weights did not change, because of an fp16 overflow,
+    NaN or inf. `num_items` [] is what this process's `loss_sum` and `sums` are divided by, if not
+    by samples.
     """
 
     optimizer_step: int
@@ -130,7 +134,10 @@ class StepReport(NamedTuple):
 
 
 class Task(Protocol):
-    """Turns a batch into a loss. The model's forward is called once per batch, through `model(...)`."""
+    """Turns a batch into a loss.
+
+    The model's forward is called once per batch, through `model(...)`.
+    """
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the loss summed over the batch. Called under autocast."""
@@ -143,10 +150,14 @@ class Loader(Protocol):
     """A seekable source of step batches: the same samples for any number of processes."""
 
     plan: BatchPlan
-    """The arithmetic that splits an epoch into step batches. It may be replaced: the next `step_batches` follows it."""
+    """The arithmetic that splits an epoch into step batches. It may be replaced: the next
+    `step_batches` follows it."""
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
-        """Yield this process's step batches of `epoch` from its step `first_step` on. Seeking is O(1)."""
+        """Yield this process's step batches of `epoch` from its step `first_step` on.
+
+        Seeking is O(1).
+        """
 
 
 class EvalLoader(Protocol):
@@ -163,8 +174,8 @@ class EvalLoader(Protocol):
 class Metric(Protocol):
     """Sums over samples that add up over batches and processes, and the numbers computed from them.
 
-    Sums are float64: counts are exact up to 2**53. For a device without float64 the sums, the batches and the outputs
-    are on the CPU.
+    Sums are float64: counts are exact up to 2**53. For a device without float64 the sums, the
+    batches and the outputs are on the CPU.
     """
 
     @property
@@ -175,7 +186,10 @@ class Metric(Protocol):
         """Return zeroed sums, float64 of any fixed shape, on `device`."""
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Add a batch to `sums` in place. No host sync. Raises ConfigError for a batch that it cannot measure."""
+        """Add a batch to `sums` in place.
+
+        No host sync. Raises ConfigError for a batch that it cannot measure.
+        """
 
     def compute(self, sums: Tensor) -> Mapping[str, Any]:
         """Return named numbers from the merged sums, on the CPU; also texts, lists and dicts, which are not logged."""

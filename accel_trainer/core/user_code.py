@@ -19,7 +19,8 @@ aiohttp fsspec httpcore httpx requests urllib3
 aim clearml comet_ml dvclive mlflow swanlab tensorboard trackio wandb
 """
 LIBRARIES = frozenset(_NAMES.split())
-"""Packages that this one calls, by itself or through another: an error raised in one of them belongs to its caller."""
+"""Packages that this one calls, by itself or through another: an error raised in one of them
+belongs to its caller."""
 
 _OURS = __name__.partition(".")[0]
 _OTHERS = LIBRARIES | sys.stdlib_module_names | {_OURS}
@@ -37,7 +38,8 @@ class PeerFailed(PartFailed):
 def is_lost_peer(error: BaseException) -> bool:
     """Return whether an error means that another process is gone, has failed or does not answer.
 
-    gloo has no type for that: it raises a RuntimeError that names a file of its sources (torch 2.13).
+    gloo has no type for that: it raises a RuntimeError that names a file of its sources (torch
+    2.13).
     """
     is_gloos = isinstance(error, RuntimeError) and "gloo" in str(error)
     return is_gloos or isinstance(error, (PeerFailed, dist.DistError))
@@ -74,8 +76,8 @@ def print_error(error: BaseException) -> None:
 def find_user_code(error: BaseException) -> str | None:
     """Return where the user's code raised `error`, such as `at train.py:12 in forward`; None if it did not.
 
-    The user's code is what belongs neither to this package nor to Python or `LIBRARIES`. A layer of torch that fails
-    in a forward, and a backward that fails, are the user's model.
+    The user's code is what belongs neither to this package nor to Python or `LIBRARIES`. A layer of
+    torch that fails in a forward, and a backward that fails, are the user's model.
     """
     model: str | None = None
     for frame, line in reversed(list(traceback.walk_tb(_cause(error).__traceback__))):
@@ -84,7 +86,8 @@ def find_user_code(error: BaseException) -> str | None:
             path = frame.f_code.co_filename.removeprefix(f"{os.getcwd()}{os.sep}")
             return f"at {path}:{line} in {frame.f_code.co_name}"
         if package == _OURS:
-            if isinstance(_cause(error), TypeError) and "() " in str(error):  # mypy checks our own calls
+            # mypy checks our own calls
+            if isinstance(_cause(error), TypeError) and "() " in str(error):
                 return "as accel_trainer calls it"
             return None if is_lost_peer(error) else model or None
         if model is None:
@@ -104,12 +107,16 @@ def _find_model(frame: FrameType) -> str | None:
 
 def _cause(error: BaseException) -> BaseException:
     """Return the error itself of a part that failed."""
-    return error.__cause__ if isinstance(error, PartFailed) and error.__cause__ is not None else error
+    return (
+        error.__cause__ if isinstance(error, PartFailed) and error.__cause__ is not None else error
+    )
 
 
 def _package(frame: FrameType) -> str:
     """Return the top-level package of the code, also of one that is run as `__main__`."""
-    return str(frame.f_globals.get("__package__") or frame.f_globals.get("__name__")).partition(".")[0]
+    return str(frame.f_globals.get("__package__") or frame.f_globals.get("__name__")).partition(
+        "."
+    )[0]
 
 
 def _drop_other_frames(shown: traceback.TracebackException, error: BaseException) -> None:

@@ -23,13 +23,17 @@ from .workers import WORKER_TIMEOUT_S, Collate, SampleReader
 class DatasetLoader:
     """Training batches of the samples of `reader`, decoded as they are needed.
 
-    Samples are seeded from (seed, epoch, sample id): augmentation is the same for any number of workers and
-    processes, and after a resume.
+    Samples are seeded from (seed, epoch, sample id): augmentation is the same for any number of
+    workers and processes, and after a resume.
     """
 
-    def __init__(self, reader: SampleReader, plan: BatchPlan, *, seed: int, process_index: int = 0) -> None:
+    def __init__(
+        self, reader: SampleReader, plan: BatchPlan, *, seed: int, process_index: int = 0
+    ) -> None:
         if plan.num_samples != len(reader):
-            raise ValueError(f"the plan is for {plan.num_samples} samples, the dataset has {len(reader)}")
+            raise ValueError(
+                f"the plan is for {plan.num_samples} samples, the dataset has {len(reader)}"
+            )
         self.plan = plan
         self._reader, self._seed, self._process_index = reader, seed, process_index
 
@@ -42,19 +46,28 @@ class DatasetLoader:
         order = epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch)
         read = partial(self._reader.read, key=fold_in(self._seed, epoch))
         to_device = DeviceCopy(self._reader.device)
-        yield from read_steps(self.plan, order, first_step, self._process_index, read=read, to_device=to_device)
+        yield from read_steps(
+            self.plan, order, first_step, self._process_index, read=read, to_device=to_device
+        )
 
 
 class DatasetEvalLoader:
     """Evaluation batches of the samples of `reader`: a contiguous slice for each process, without padding."""
 
     def __init__(
-        self, reader: SampleReader, *, batch_size: int, num_processes: int = 1, process_index: int = 0,
+        self,
+        reader: SampleReader,
+        *,
+        batch_size: int,
+        num_processes: int = 1,
+        process_index: int = 0,
         num_parts: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._reader, self.num_samples = reader, len(reader)
         samples = range(self.num_samples)
-        self._batches = split_evenly(samples, batch_size, num_processes, process_index, num_parts=num_parts)
+        self._batches = split_evenly(
+            samples, batch_size, num_processes, process_index, num_parts=num_parts
+        )
 
     def fingerprint(self) -> str:
         """Return a hash of some samples."""
@@ -67,17 +80,26 @@ class DatasetEvalLoader:
 
 
 def build_dataset_loaders(
-    train: Any, test: Any, batch: BatchConfig, *, seed: int, accelerator: Accelerator,
-    collate: Collate = default_collate, num_classes: int | None = None, timeout_s: float = WORKER_TIMEOUT_S,
+    train: Any,
+    test: Any,
+    batch: BatchConfig,
+    *,
+    seed: int,
+    accelerator: Accelerator,
+    collate: Collate = default_collate,
+    num_classes: int | None = None,
+    timeout_s: float = WORKER_TIMEOUT_S,
     columns: tuple[str, str] | None = None,
-) -> tuple[DatasetLoader, DatasetEvalLoader]:  # fmt: skip
+) -> tuple[DatasetLoader, DatasetEvalLoader]:
     """Return this process's training and evaluation loader over map-style datasets.
 
-    Samples are `(input, target)` pairs, or what `collate` makes a batch of; of a table, such as a `datasets.Dataset`,
-    `columns` names the column of the inputs and that of the targets. The other options are those of `SampleReader`.
+    Samples are `(input, target)` pairs, or what `collate` makes a batch of; of a table, such as a
+    `datasets.Dataset`, `columns` names the column of the inputs and that of the targets. The other
+    options are those of `SampleReader`.
 
     Raises:
-        ConfigError: the batch does not fit the data or the processes, or a dataset has no `len()` and `[index]`.
+        ConfigError: the batch does not fit the data or the processes, or a dataset has no `len()`
+            and `[index]`.
         DataError: there are fewer samples than processes.
     """
     check_dataset(train, "train")
@@ -87,24 +109,36 @@ def build_dataset_loaders(
         test = Columns(test, columns)
     readers = [
         SampleReader(
-            dataset, accelerator.device, num_workers=batch.num_workers, collate=collate, num_classes=num_classes,
+            dataset,
+            accelerator.device,
+            num_workers=batch.num_workers,
+            collate=collate,
+            num_classes=num_classes,
             timeout_s=timeout_s,
         )
         for dataset in (train, test)
-    ]  # fmt: skip
+    ]
     num_processes, index = accelerator.num_processes, accelerator.process_index
     plan = batch.plan(len(train), num_processes=num_processes)
     loader = DatasetLoader(readers[0], plan, seed=seed, process_index=index)
     return loader, DatasetEvalLoader(
-        readers[1], batch_size=batch.eval_batch_size, num_processes=num_processes, process_index=index,
+        readers[1],
+        batch_size=batch.eval_batch_size,
+        num_processes=num_processes,
+        process_index=index,
         num_parts=plan.num_parts,
-    )  # fmt: skip
+    )
 
 
 def read_steps(
-    plan: BatchPlan, order: Tensor, first_step: int, process_index: int, *,
-    read: Callable[[Sequence[Tensor]], Iterator[Batch]], to_device: Callable[[Batch], Batch],
-) -> Iterator[StepBatch]:  # fmt: skip
+    plan: BatchPlan,
+    order: Tensor,
+    first_step: int,
+    process_index: int,
+    *,
+    read: Callable[[Sequence[Tensor]], Iterator[Batch]],
+    to_device: Callable[[Batch], Batch],
+) -> Iterator[StepBatch]:
     """Yield a process's step batches of an epoch from `first_step` on, its samples in `order` [num_samples].
 
     `read` gets the sample ids of all micro-batches and yields a batch on the host for each.
@@ -117,10 +151,13 @@ def read_steps(
         host: list[Batch] = []
         micro_batches = LazyBatches(partial(_read_up_to, batches, host, to_device), len(step_batch))
         yield StepBatch(micro_batches, num_samples=plan.step_batch_size(step))
-        host += islice(batches, len(step_batch) - len(host))  # not indexed: the next step begins after this one
+        # not indexed: the next step begins after this one
+        host += islice(batches, len(step_batch) - len(host))
 
 
-def _read_up_to(batches: Iterator[Batch], host: list[Batch], to_device: Callable[[Batch], Batch], index: int) -> Batch:
+def _read_up_to(
+    batches: Iterator[Batch], host: list[Batch], to_device: Callable[[Batch], Batch], index: int
+) -> Batch:
     """Return batch `index` of a step on the device; `host` has those of the step that were read."""
     host += islice(batches, max(0, index + 1 - len(host)))
     return to_device(host[index])

@@ -22,13 +22,17 @@ SAMPLED_OBJECTS = "sampled-objects:"
 def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
     """Return a prefix and the SHA-256 of the number of samples and of `NUM_HASHED` evenly spaced ones.
 
-    `read(index)` returns a sample: what `hash_value` takes. Returns an empty string, after a warning, for a sample
-    that cannot be hashed, or if the first one differs when it is read again.
+    `read(index)` returns a sample: what `hash_value` takes. Returns an empty string, after a
+    warning, for a sample that cannot be hashed, or if the first one differs when it is read again.
     """
     kinds = set[type]()
     num_hashed = min(NUM_HASHED, num_samples)
     hashes: list[bytes] = []
-    for index in (0, 0, *(position * num_samples // num_hashed for position in range(1, num_hashed))):
+    for index in (
+        0,
+        0,
+        *(position * num_samples // num_hashed for position in range(1, num_hashed)),
+    ):
         sample = read(index)
         try:
             hashes.append(hash_value(sample, kinds))
@@ -59,7 +63,9 @@ def is_same_data(stored: str, now: str) -> bool:
     """Whether nothing speaks against it: one of the fingerprints may be missing, or of an earlier version."""
     is_earlier = stored.startswith(SAMPLED) and now.startswith(SAMPLED_OBJECTS)
     if is_earlier:
-        _logger.warning("the checkpoint has no hash of the objects in the samples: only their number is compared")
+        _logger.warning(
+            "the checkpoint has no hash of the objects in the samples: only their number is compared"
+        )
     return is_earlier or stored == now or "" in (stored, now)
 
 
@@ -67,14 +73,18 @@ def describe_fingerprint(fingerprint: str) -> str:
     """Return a description of what is compared when a run is resumed."""
     if not fingerprint:
         return "only their number"
-    return "a hash of some samples" if fingerprint.startswith((SAMPLED, SAMPLED_OBJECTS)) else "a hash of all samples"
+    return (
+        "a hash of some samples"
+        if fingerprint.startswith((SAMPLED, SAMPLED_OBJECTS))
+        else "a hash of all samples"
+    )
 
 
 def hash_value(value: Any, kinds: set[type] | None = None) -> bytes:
     """Return the SHA-256 of the content of tensors, arrays, pictures, text, numbers and objects, nested.
 
-    An object is what pickle would keep of it; the classes of objects are added to `kinds`. Raises any error of an
-    object that cannot be pickled.
+    An object is what pickle would keep of it; the classes of objects are added to `kinds`. Raises
+    any error of an object that cannot be pickled.
     """
     kinds = set() if kinds is None else kinds
     digest = hashlib.sha256(type(value).__name__.encode())

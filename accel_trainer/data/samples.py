@@ -34,12 +34,16 @@ def check_dataset(dataset: Any, name: str) -> None:
 class Columns:
     """The samples `(input, target)` of a table whose rows are mappings, such as a `datasets.Dataset`.
 
-    A picture becomes float32 [C, H, W] from 0 to 1, of 1 or 3 channels; any other value stays as it is.
+    A picture becomes float32 [C, H, W] from 0 to 1, of 1 or 3 channels; any other value stays as it
+    is.
     """
 
     def __init__(self, table: Any, columns: tuple[str, str]) -> None:
         if isinstance(columns, str) or len(columns) != 2:
-            raise ConfigError("DATASET", f'columns={columns!r}: give two names, such as columns=("image", "label")')
+            raise ConfigError(
+                "DATASET",
+                f'columns={columns!r}: give two names, such as columns=("image", "label")',
+            )
         self._table, self._columns = table, columns
 
     def __len__(self) -> int:
@@ -57,6 +61,8 @@ def _tensor_of_picture(value: Any) -> Any:
     if not hasattr(value, "getbands"):  # only pictures of Pillow have it
         return value
     if value.mode not in ("L", "RGB"):
-        raise ValueError(f'a picture has mode {value.mode}: convert it to "RGB" or "L", such as in with_transform')
+        raise ValueError(
+            f'a picture has mode {value.mode}: convert it to "RGB" or "L", such as in with_transform'
+        )
     pixels = torch.from_numpy(np.array(value)).float() / 255
     return pixels[None] if value.mode == "L" else pixels.permute(2, 0, 1).contiguous()

@@ -15,7 +15,8 @@ _CHILD_DIED = getattr(signal, "SIGCHLD", None)  # None: Windows
 class WorkerDeaths:
     """Reports the death of a data worker only while this process waits for data.
 
-    torch's handler of SIGCHLD raises anywhere: in a forward, a save, or a callback that takes the error for its own.
+    torch's handler of SIGCHLD raises anywhere: in a forward, a save, or a callback that takes the
+    error for its own.
     """
 
     def __init__(self) -> None:
@@ -23,11 +24,20 @@ class WorkerDeaths:
         self._is_waiting = False
 
     def defer(self) -> None:
-        """Replace torch's handler, which is installed with the first workers. Does nothing outside the main thread."""
+        """Replace torch's handler, which is installed with the first workers.
+
+        Does nothing outside the main thread.
+        """
         handler = signal.getsignal(_CHILD_DIED) if _CHILD_DIED else None
-        if _CHILD_DIED and callable(handler) and getattr(handler, "__module__", "").startswith("torch."):
+        if (
+            _CHILD_DIED
+            and callable(handler)
+            and getattr(handler, "__module__", "").startswith("torch.")
+        ):
             with suppress(ValueError):  # outside the main thread
-                signal.signal(_CHILD_DIED, lambda *event: self._is_waiting and self._raise_if_dead(*event))
+                signal.signal(
+                    _CHILD_DIED, lambda *event: self._is_waiting and self._raise_if_dead(*event)
+                )
                 self._raise_if_dead = handler
 
     @contextmanager

@@ -24,37 +24,62 @@ from .workers import Collate, inputs_and_targets, unusable_samples
 class StreamLoader:
     """Training batches of the samples that `stream(epoch)` yields, in their order.
 
-    Every process reads the whole stream and keeps its part; a resume reads up to its position again. So a run is exact
-    if `stream(epoch)` yields the same samples each time it is called, in any process, and shuffles by the epoch itself.
+    Every process reads the whole stream and keeps its part; a resume reads up to its position
+    again. So a run is exact if `stream(epoch)` yields the same samples each time it is called, in
+    any process, and shuffles by the epoch itself.
     """
 
     def __init__(
-        self, stream: Callable[[int], Iterable[Any]], plan: BatchPlan, *, device: torch.device,
-        collate: Collate = default_collate, process_index: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        stream: Callable[[int], Iterable[Any]],
+        plan: BatchPlan,
+        *,
+        device: torch.device,
+        collate: Collate = default_collate,
+        process_index: int = 0,
+    ) -> None:
         self.plan = plan
-        self._stream, self._device, self._collate, self._process_index = stream, device, collate, process_index
+        self._stream, self._device, self._collate, self._process_index = (
+            stream,
+            device,
+            collate,
+            process_index,
+        )
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
-        """Yield the step batches of `epoch` from `first_step` on. Raises DataError if the stream ends early."""
+        """Yield the step batches of `epoch` from `first_step` on.
+
+        Raises DataError if the stream ends early.
+        """
         order = torch.arange(self.plan.num_samples)
         read = partial(_read, self._stream(epoch), collate=self._collate)
         to_device = DeviceCopy(self._device)
-        yield from read_steps(self.plan, order, first_step, self._process_index, read=read, to_device=to_device)
+        yield from read_steps(
+            self.plan, order, first_step, self._process_index, read=read, to_device=to_device
+        )
 
 
 class StreamEvalLoader:
     """Evaluation batches of the first `num_samples` of `stream()`: a contiguous slice for each process."""
 
     def __init__(
-        self, stream: Callable[[], Iterable[Any]], num_samples: int, *, batch_size: int, device: torch.device,
-        collate: Collate = default_collate, num_processes: int = 1, process_index: int = 0,
+        self,
+        stream: Callable[[], Iterable[Any]],
+        num_samples: int,
+        *,
+        batch_size: int,
+        device: torch.device,
+        collate: Collate = default_collate,
+        num_processes: int = 1,
+        process_index: int = 0,
         num_parts: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.num_samples = num_samples
         self._stream, self._device, self._collate = stream, device, collate
         samples = range(num_samples)
-        self._batches = split_evenly(samples, batch_size, num_processes, process_index, num_parts=num_parts)
+        self._batches = split_evenly(
+            samples, batch_size, num_processes, process_index, num_parts=num_parts
+        )
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's samples, in order. Raises DataError if the stream is short."""
@@ -63,9 +88,15 @@ class StreamEvalLoader:
 
 
 def build_stream_loaders(
-    train: Callable[[int], Iterable[Any]], test: Callable[[], Iterable[Any]], batch: BatchConfig, *,
-    num_train: int, num_test: int, accelerator: Accelerator, collate: Collate = default_collate,
-) -> tuple[StreamLoader, StreamEvalLoader]:  # fmt: skip
+    train: Callable[[int], Iterable[Any]],
+    test: Callable[[], Iterable[Any]],
+    batch: BatchConfig,
+    *,
+    num_train: int,
+    num_test: int,
+    accelerator: Accelerator,
+    collate: Collate = default_collate,
+) -> tuple[StreamLoader, StreamEvalLoader]:
     """Return this process's loaders over the `num_train` samples of each `train(epoch)` and the `num_test` of `test()`.
 
     Samples are `(input, target)` pairs, or what `collate` makes a batch of.
@@ -78,15 +109,28 @@ def build_stream_loaders(
             with suppress(ValueError):  # some functions written in C have no signature
                 inspect.signature(stream).bind(*arguments)
         except TypeError as error:
-            fact, call = f"{name} cannot start a stream ({error})", f"{name}({'epoch' if arguments else ''})"
-            raise ConfigError("DATA_STREAM", f"{fact}: pass a function for which {call} yields samples") from error
+            fact, call = (
+                f"{name} cannot start a stream ({error})",
+                f"{name}({'epoch' if arguments else ''})",
+            )
+            raise ConfigError(
+                "DATA_STREAM", f"{fact}: pass a function for which {call} yields samples"
+            ) from error
     num_processes, index = accelerator.num_processes, accelerator.process_index
     plan = batch.plan(num_train, num_processes=num_processes)
-    loader = StreamLoader(train, plan, device=accelerator.device, collate=collate, process_index=index)
+    loader = StreamLoader(
+        train, plan, device=accelerator.device, collate=collate, process_index=index
+    )
     return loader, StreamEvalLoader(
-        test, num_test, batch_size=batch.eval_batch_size, device=accelerator.device, collate=collate,
-        num_processes=num_processes, process_index=index, num_parts=plan.num_parts,
-    )  # fmt: skip
+        test,
+        num_test,
+        batch_size=batch.eval_batch_size,
+        device=accelerator.device,
+        collate=collate,
+        num_processes=num_processes,
+        process_index=index,
+        num_parts=plan.num_parts,
+    )
 
 
 def _read(stream: Iterable[Any], ids: Sequence[Tensor], *, collate: Collate) -> Iterator[Batch]:
@@ -100,13 +144,17 @@ def _read(stream: Iterable[Any], ids: Sequence[Tensor], *, collate: Collate) -> 
                 latest = next((sample for sample in samples if sample[0] == wanted), None)
             if latest is None:
                 fact = f"the stream ended before sample {wanted}, counted from 0"
-                raise DataError("DATA_STREAM", f"{fact}: lower num_train or num_test, or yield more samples")
+                raise DataError(
+                    "DATA_STREAM", f"{fact}: lower num_train or num_test, or yield more samples"
+                )
             rows.append(latest[1])
         positions = batch_ids if len(batch_ids) else torch.arange(len(rows))
         try:
             inputs, targets = inputs_and_targets(collate(rows))
         except Exception as error:
-            what = f"samples {', '.join(map(str, positions.tolist()))} cannot be collated into a batch"
+            what = (
+                f"samples {', '.join(map(str, positions.tolist()))} cannot be collated into a batch"
+            )
             raise unusable_samples(f"{what} ({describe_error(error)})") from error
         batch = Batch(inputs, targets, positions)
         yield batch if len(batch_ids) else batch.map(lambda tensor: tensor[:0])

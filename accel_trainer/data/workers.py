@@ -26,8 +26,8 @@ from .fingerprint import fingerprint_samples
 from .signals import ignore_signals, worker_deaths
 
 Collate = Callable[[list[Any]], Any]
-"""Makes `(inputs, targets)` of a list of samples, or a mapping, as the data collators of transformers do: its `labels`
-are the targets, the rest is the inputs."""
+"""Makes `(inputs, targets)` of a list of samples, or a mapping, as the data collators of
+transformers do: its `labels` are the targets, the rest is the inputs."""
 
 WORKER_TIMEOUT_S = 300.0
 _WORKER_CHECK_S = 0.5
@@ -36,19 +36,25 @@ _WORKER_CHECK_S = 0.5
 class SampleReader:
     """Batches of a map-style dataset, read in this process or in `num_workers` others.
 
-    Samples are whatever `collate` takes: `(input, target)` pairs for the default one.
-    Random transforms inside the dataset may use Python's, numpy's or torch's global generators: they are seeded
-    before each sample. The workers live as long as the reader. Batches are in host memory, pinned if `device` is an
-    accelerator.
+    Samples are whatever `collate` takes: `(input, target)` pairs for the default one. Random
+    transforms inside the dataset may use Python's, numpy's or torch's global generators: they are
+    seeded before each sample. The workers live as long as the reader. Batches are in host memory,
+    pinned if `device` is an accelerator.
 
-    A `DataError` names a sample that cannot be read, whose label is not below `num_classes` (None: not checked), or
-    whose data worker dies or takes more than `timeout_s` for a batch.
+    A `DataError` names a sample that cannot be read, whose label is not below `num_classes` (None:
+    not checked), or whose data worker dies or takes more than `timeout_s` for a batch.
     """
 
     def __init__(
-        self, dataset: Any, device: torch.device, *, num_workers: int = 0, collate: Collate = default_collate,
-        num_classes: int | None = None, timeout_s: float = WORKER_TIMEOUT_S,
-    ) -> None:  # fmt: skip
+        self,
+        dataset: Any,
+        device: torch.device,
+        *,
+        num_workers: int = 0,
+        collate: Collate = default_collate,
+        num_classes: int | None = None,
+        timeout_s: float = WORKER_TIMEOUT_S,
+    ) -> None:
         self.dataset, self.device = dataset, device
         self._samples = _SeededSamples(dataset, num_workers=num_workers)
         self._order = _Order()
@@ -61,7 +67,8 @@ class SampleReader:
             collate_fn=self._make_batch,
             pin_memory=has_streams(device),
             timeout=timeout_s if num_workers else 0,
-            generator=torch.Generator(),  # or creating the iterator would draw from the global generator
+            # or creating the iterator would draw from the global generator
+            generator=torch.Generator(),
             worker_init_fn=self._samples.start_worker if num_workers else None,
         )
         # Workers ignore the SIGTERM that Python sends them at exit, and then waits for them.
@@ -98,7 +105,9 @@ class SampleReader:
             if "pickle" not in str(error):
                 raise
             fix = "define it at the top level of a file, without lambdas and open files, or use --batch.num-workers 0"
-            raise ConfigError("DATASET", f"data workers cannot be given the dataset ({error}): {fix}") from error
+            raise ConfigError(
+                "DATASET", f"data workers cannot be given the dataset ({error}): {fix}"
+            ) from error
 
     def fingerprint(self) -> str:
         """Return a hash of some samples."""
@@ -132,8 +141,8 @@ def _failed(what: str, error: Exception) -> _SampleError:
 class _SeededSamples:
     """The dataset as a worker reads it: each sample under its own seed, with its id.
 
-    Shared with the main process: `last_begun`, the sample that each worker began last, and `is_closed`, which ends
-    the workers.
+    Shared with the main process: `last_begun`, the sample that each worker began last, and
+    `is_closed`, which ends the workers.
     """
 
     def __init__(self, dataset: Any, *, num_workers: int) -> None:
@@ -164,20 +173,26 @@ class _SeededSamples:
             raise _failed(f"sample {sample_id} cannot be read", error) from error
 
 
-def _make_batch(samples: list[tuple[int, Any]], *, collate: Collate, num_classes: int | None) -> Batch:
+def _make_batch(
+    samples: list[tuple[int, Any]], *, collate: Collate, num_classes: int | None
+) -> Batch:
     """Return the `Batch` of samples with their ids. Labels are checked here, on the host."""
     ids = [sample_id for sample_id, _ in samples]
     try:
         inputs, targets = inputs_and_targets(collate([sample for _, sample in samples]))
     except Exception as error:
-        raise _failed(f"samples {', '.join(map(str, ids))} cannot be collated into a batch", error) from error
+        raise _failed(
+            f"samples {', '.join(map(str, ids))} cannot be collated into a batch", error
+        ) from error
     if num_classes is not None:
         if not isinstance(targets, Tensor):
             fact = f"samples {', '.join(map(str, ids))} have labels that are a {type(targets).__name__}, not a tensor"
             raise _SampleError(f"{fact}: number the classes from 0")
         for sample_id, label in zip(ids, targets.tolist(), strict=True):
             if not 0 <= label < num_classes:
-                raise _SampleError(f"sample {sample_id} has label {label}, the classes are 0 to {num_classes - 1}")
+                raise _SampleError(
+                    f"sample {sample_id} has label {label}, the classes are 0 to {num_classes - 1}"
+                )
     return Batch(inputs, targets, torch.tensor(ids))
 
 
@@ -187,9 +202,13 @@ def inputs_and_targets(collated: Any) -> tuple[Any, Any]:
         try:
             inputs, targets = collated
         except (TypeError, ValueError):
-            raise ValueError(f"the batch is a {type(collated).__name__}, not of (input, target) pairs") from None
+            raise ValueError(
+                f"the batch is a {type(collated).__name__}, not of (input, target) pairs"
+            ) from None
         return inputs, targets
-    return {name: value for name, value in collated.items() if name != "labels"}, collated.get("labels")
+    return {name: value for name, value in collated.items() if name != "labels"}, collated.get(
+        "labels"
+    )
 
 
 def unusable_samples(fact: str) -> DataError:
@@ -200,11 +219,13 @@ def unusable_samples(fact: str) -> DataError:
 def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:
     """Return the DataError for an error in place of a batch; None if the data is not the cause."""
     if isinstance(error, _SampleError):
-        fact = str(error).rstrip().rpartition("_SampleError: ")[2]  # from a worker: a whole traceback
+        # from a worker: a whole traceback
+        fact = str(error).rstrip().rpartition("_SampleError: ")[2]
         return unusable_samples(fact)
     said = [text for text in (str(error.__cause__), str(error)) if text.startswith("DataLoader")]
     try:
-        # The signal of a worker's death may come after a timeout, or after the reset of its connection.
+        # The signal of a worker's death may come after a timeout, or after the reset of its
+        # connection.
         with worker_deaths.raised():
             time.sleep(_WORKER_CHECK_S)  # for that signal
     except RuntimeError as death:
@@ -213,4 +234,6 @@ def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:
         return None
     last = ", ".join(str(sample_id) for sample_id in samples.last_begun if sample_id >= 0) or "none"
     fix = "look at these, or read them with --batch.num-workers 0 to see the error itself"
-    return DataError("DATA_WORKER", f"{said[0].partition('. ')[0]} (the last samples begun: {last}): {fix}")
+    return DataError(
+        "DATA_WORKER", f"{said[0].partition('. ')[0]} (the last samples begun: {last}): {fix}"
+    )

@@ -14,13 +14,21 @@ from accelerate.utils.environment import str_to_bool
 from ..core.errors import ConfigError
 from .launch_env import check_not_alone
 
-_TYPES = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, DistributedType.FSDP)
+_TYPES = (
+    DistributedType.NO,
+    DistributedType.MULTI_CPU,
+    DistributedType.MULTI_GPU,
+    DistributedType.FSDP,
+)
 _FSDP_2 = "set it to 2, as in fsdp.yaml"
 _OTHER_LAUNCH = "launch with multi_gpu.yaml, or with fsdp.yaml to shard the weights"
 
 
 def is_switched_on(variable: str) -> bool:
-    """Return whether an environment variable is true, as accelerate reads it. Raises ConfigError if it is neither."""
+    """Return whether an environment variable is true, as accelerate reads it.
+
+    Raises ConfigError if it is neither.
+    """
     value = os.environ.get(variable) or "false"
     try:
         return bool(str_to_bool(value))
@@ -33,10 +41,11 @@ def read_sharding() -> FullyShardedDataParallelPlugin | None:
     if not is_switched_on("ACCELERATE_USE_FSDP"):
         return None
     version = os.environ.get("FSDP_VERSION", "1")
-    _reject((f"fsdp_version: {version}", version != "2", _FSDP_2))  # 1 ends with a device that is missing
+    # 1 ends with a device that is missing
+    _reject((f"fsdp_version: {version}", version != "2", _FSDP_2))
     with accelerates_errors():
-        # accelerate's launcher switches on `cpu_ram_efficient_loading`, which fails with the buffers of batch norms
-        # (1.15). Without it every process builds the same weights.
+        # accelerate's launcher switches on `cpu_ram_efficient_loading`, which fails with the
+        # buffers of batch norms (1.15). Without it every process builds the same weights.
         return FullyShardedDataParallelPlugin(cpu_ram_efficient_loading=False)
 
 
@@ -54,8 +63,16 @@ def reject_unsupported(accelerator: Accelerator) -> None:
     _reject(
         ("mixed_precision: fp8", state.mixed_precision == "fp8", "set it to no, bf16 or fp16"),
         ("parallelism_config", state.parallelism_config is not None, _OTHER_LAUNCH),
-        (f"dynamo_backend: {dynamo.value}", dynamo != DynamoBackend.NO, "set it to 'no' and use --compile"),
-        (f"gradient_accumulation_steps: {num_steps}", num_steps != 1, "set it to 1 and use --accumulate"),
+        (
+            f"dynamo_backend: {dynamo.value}",
+            dynamo != DynamoBackend.NO,
+            "set it to 'no' and use --compile",
+        ),
+        (
+            f"gradient_accumulation_steps: {num_steps}",
+            num_steps != 1,
+            "set it to 1 and use --accumulate",
+        ),
     )
     if kind == DistributedType.FSDP:
         _reject_fsdp(state.fsdp_plugin)
@@ -83,7 +100,9 @@ def accelerates_errors() -> Iterator[None]:
         yield
     except (ImportError, NotImplementedError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise ConfigError("LAUNCH", f"accelerate rejects its settings ({reason}): use those of a preset") from error
+        raise ConfigError(
+            "LAUNCH", f"accelerate rejects its settings ({reason}): use those of a preset"
+        ) from error
 
 
 def forget_earlier_accelerators() -> None:

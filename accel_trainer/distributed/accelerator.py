@@ -46,40 +46,52 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 class RuntimeConfig:
     """Precision, devices and processes."""
 
-    mixed_precision: Annotated[_Precision | None, tyro.conf.arg(aliases=["--mixed-precision"])] = None
-    """Precision of the forward and backward passes; weights stay float32. None: the launcher's setting, else `no`."""
+    mixed_precision: Annotated[_Precision | None, tyro.conf.arg(aliases=["--mixed-precision"])] = (
+        None
+    )
+    """Precision of the forward and backward passes; weights stay float32. None: the launcher's
+    setting, else `no`."""
     sync_batch_norm: bool = True
-    """With several processes, BatchNorm normalises over all of them, so their number does not change the model."""
+    """With several processes, BatchNorm normalises over all of them, so their number does not
+    change the model."""
     channels_last: bool = True
-    """Lay out images and filters with channels innermost: usually faster on CPUs, and on GPUs in half precision."""
+    """Lay out images and filters with channels innermost: usually faster on CPUs, and on GPUs in
+    half precision."""
     compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
-    """Compile the model with torch.compile; if that fails, it runs in eager mode, with a warning."""
+    """Compile the model with torch.compile; if that fails, it runs in eager mode, with a
+    warning."""
     deterministic: bool | Literal["strict"] = True
-    """Use deterministic CUDA kernels; without them a resumed run is close, but not identical. An operation that has
-    none is named in a warning; `strict`: it ends the run."""
+    """Use deterministic CUDA kernels; without them a resumed run is close, but not identical. An
+    operation that has none is named in a warning; `strict`: it ends the run."""
     num_threads: int | None = None
-    """CPU threads per process, which affect the last bits; None: OMP_NUM_THREADS if set, else cores / processes; 1
-    with `--reduce exact`."""
+    """CPU threads per process, which affect the last bits; None: OMP_NUM_THREADS if set, else cores
+    / processes; 1 with `--reduce exact`."""
     tf32: bool = False
     """Let CUDA compute float32 as TF32: faster, with 10 instead of 23 bits of mantissa."""
     loss_scale: float = 65536.0
-    """The initial loss scale of fp16, which keeps small gradients from becoming 0; an overflow halves it."""
+    """The initial loss scale of fp16, which keeps small gradients from becoming 0; an overflow
+    halves it."""
     loss_scale_growth_steps: int = 2000
     """Double the loss scale after this many steps without an overflow."""
     timeout_s: float = 600.0
     """How long a process waits for the others in a collective before it fails."""
     stuck_timeout_s: float | None = None
-    """End a process stuck for this long, and print its stack traces; None: `timeout_s`, or never for one process."""
+    """End a process stuck for this long, and print its stack traces; None: `timeout_s`, or never
+    for one process."""
     find_unused_parameters: bool = False
-    """With several processes, allow parameters that a step does not use; costs a search of each step's graph."""
+    """With several processes, allow parameters that a step does not use; costs a search of each
+    step's graph."""
     static_graph: bool = False
-    """Promise that each step uses the same parameters in the same order, which saves torch some work."""
+    """Promise that each step uses the same parameters in the same order, which saves torch some
+    work."""
     gradient_compression: Literal["fp16", "bf16"] | None = None
-    """Send gradients between processes in half precision: half the bytes, rounded. None: full precision."""
+    """Send gradients between processes in half precision: half the bytes, rounded. None: full
+    precision."""
     backend: Literal["nccl", "gloo"] | None = None
     """The backend of torch.distributed; None: nccl between GPUs, gloo between CPUs."""
     debug_distributed: Annotated[bool, tyro.conf.arg(aliases=["--debug-distributed"])] = False
-    """Make torch and NCCL log what they do between processes; with TORCH_CPP_LOG_LEVEL=INFO, each connection too."""
+    """Make torch and NCCL log what they do between processes; with TORCH_CPP_LOG_LEVEL=INFO, each
+    connection too."""
 
     def __post_init__(self) -> None:
         _THREADS.check(self, "runtime", "num_threads")
@@ -99,20 +111,32 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
     precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     sharding = read_sharding()
     if use_cpu and precision == "fp16":  # accelerate 1.15 would silently train in float32
-        raise ConfigError("CONFIG", "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no")
+        raise ConfigError(
+            "CONFIG", "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no"
+        )
     has_cuda = torch.cuda.is_available() and not use_cpu
     if config.backend == "nccl" and not has_cuda:
-        raise ConfigError("CONFIG", "--runtime.backend nccl needs GPUs, and there are none: use gloo")
+        raise ConfigError(
+            "CONFIG", "--runtime.backend nccl needs GPUs, and there are none: use gloo"
+        )
     if num_processes > 1 and config.gradient_compression == "bf16" and not has_cuda:
-        raise ConfigError("CONFIG", "--runtime.gradient-compression bf16 needs GPUs and NCCL: use fp16")
+        raise ConfigError(
+            "CONFIG", "--runtime.gradient-compression bf16 needs GPUs and NCCL: use fp16"
+        )
     if num_processes > 1:
         _join(config, use_cpu=use_cpu)
-    accelerator = _build_accelerator(config, precision, sharding, is_on_cpus=use_cpu and num_processes > 1)
+    accelerator = _build_accelerator(
+        config, precision, sharding, is_on_cpus=use_cpu and num_processes > 1
+    )
     if accelerator.num_processes != num_processes:
         fact = f"the launcher announced {num_processes} processes, accelerate found {accelerator.num_processes}"
-        raise ConfigError("LAUNCH", f"{fact}: for CPU processes launch with ACCELERATE_USE_CPU=true")
+        raise ConfigError(
+            "LAUNCH", f"{fact}: for CPU processes launch with ACCELERATE_USE_CPU=true"
+        )
     reject_unsupported(accelerator)
-    torch.set_num_threads(config.num_threads or given_threads or max(1, available_cpus() // count_local_processes()))
+    torch.set_num_threads(
+        config.num_threads or given_threads or max(1, available_cpus() // count_local_processes())
+    )
     _set_backend_flags(config, accelerator)
     return accelerator
 
@@ -127,14 +151,23 @@ def _build_accelerator(
 ) -> Accelerator:
     forget_earlier_accelerators()
     ddp = DistributedDataParallelKwargs(
-        find_unused_parameters=config.find_unused_parameters, static_graph=config.static_graph,
+        find_unused_parameters=config.find_unused_parameters,
+        static_graph=config.static_graph,
         comm_hook=DDPCommunicationHookType(config.gradient_compression or "no"),
-    )  # fmt: skip
-    scaler = GradScalerKwargs(init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps)
+    )
+    scaler = GradScalerKwargs(
+        init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps
+    )
     # Without this variable accelerate sets the threads, with a warning; they are set later.
-    with accelerates_errors(), patch_environment(omp_num_threads=os.environ.get("OMP_NUM_THREADS", "1")):
+    with (
+        accelerates_errors(),
+        patch_environment(omp_num_threads=os.environ.get("OMP_NUM_THREADS", "1")),
+    ):
         accelerator = Accelerator(
-            cpu=is_on_cpus, mixed_precision=precision, fsdp_plugin=fsdp, kwargs_handlers=[ddp, scaler]
+            cpu=is_on_cpus,
+            mixed_precision=precision,
+            fsdp_plugin=fsdp,
+            kwargs_handlers=[ddp, scaler],
         )
     if is_on_cpus and fsdp is not None:
         # accelerate 1.15 shards only on accelerators: it would silently train DDP here.
@@ -148,7 +181,10 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     if dist.is_initialized():
         if config.backend is not None and f":{config.backend}" not in dist.get_backend_config():
             fact = f"--runtime.backend {config.backend}, but the processes already joined over {dist.get_backend()}"
-            raise ConfigError("LAUNCH", f"{fact}: create no process group, PartialState or Accelerator before the run")
+            raise ConfigError(
+                "LAUNCH",
+                f"{fact}: create no process group, PartialState or Accelerator before the run",
+            )
         return
     if config.debug_distributed:
         # DETAIL, with gloo, ends DistributedDataParallel in a segmentation fault (torch 2.13).
@@ -157,10 +193,15 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     by_platform = "gloo"
     accelerator = None if use_cpu else torch.accelerator.current_accelerator()
     if accelerator is not None:
-        # gloo beside nccl or its equivalent: the stop flag is reduced on the CPU, without a sync of the accelerator.
-        by_platform = f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
+        # gloo beside nccl or its equivalent: the stop flag is reduced on the CPU, without a sync of
+        # the accelerator.
+        by_platform = (
+            f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
+        )
     backend = by_platform if config.backend in (None, "nccl") else config.backend
-    init_process_group(backend, timeout_s=config.timeout_s, device=_own_gpu() if "nccl" in backend else None)
+    init_process_group(
+        backend, timeout_s=config.timeout_s, device=_own_gpu() if "nccl" in backend else None
+    )
 
 
 def _own_gpu() -> torch.device:
@@ -180,7 +221,8 @@ def _set_backend_flags(config: RuntimeConfig, accelerator: Accelerator) -> None:
 def _keep_freed_memory() -> None:
     """Let glibc keep the memory that a step frees for the next step, unless the user has set malloc's options.
 
-    Getting it back page by page from the system takes 16 % of the time of the CIFAR recipe on two cores.
+    Getting it back page by page from the system takes 16 % of the time of the CIFAR recipe on two
+    cores.
     """
     is_set = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if platform.libc_ver()[0] == "glibc" and not is_set:
@@ -192,7 +234,11 @@ def _keep_freed_memory() -> None:
 def describe_machine(accelerator: Accelerator) -> str:
     """Return the hardware and precision in one line."""
     device = accelerator.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+    name = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{torch.get_num_threads()} threads"
+    )
     backend = f" over {dist.get_backend()}" if accelerator.num_processes > 1 else ""
     where = f"{accelerator.num_processes} x {device.type} ({name}){backend}"
     return f"{where}, precision {accelerator.mixed_precision}, torch {torch.__version__}"

@@ -30,9 +30,11 @@ from ..core.errors import (
 from ..core.pairwise import sum_rows
 
 _TEXT_BYTES = 200
-_MAX_GATHERED = 2**20  # elements from all processes, below which one exchange is faster than two (gloo)
+# elements from all processes, below which one exchange is faster than two (gloo)
+_MAX_GATHERED = 2**20
 
-# What is raised on all processes as on one of them. A subclass is raised as its nearest ancestor in this table.
+# What is raised on all processes as on one of them. A subclass is raised as its nearest ancestor in
+# this table.
 _ERRORS = {
     kind.__name__: kind
     for kind in (
@@ -50,11 +52,13 @@ _ERRORS = {
 
 
 def sum_pairwise(values: Tensor, accelerator: Accelerator) -> Tensor:
-    """Replace `values` [N] by their sum over the processes, added up in pairs, and return them. **Collective.**
+    """Replace `values` [N] by their sum over the processes, added up in pairs, and return them.
 
-    Their number is a power of two. The sums of the first and the second half of the processes are one addition each,
-    and so on down: bit for bit what one process gets that adds up in the same pairs. Each process adds up a slice, and
-    sends as many bytes as in a ring.
+    **Collective.**
+
+    Their number is a power of two. The sums of the first and the second half of the processes are
+    one addition each, and so on down: bit for bit what one process gets that adds up in the same
+    pairs. Each process adds up a slice, and sends as many bytes as in a ring.
     """
     num_processes = accelerator.num_processes
     rank = accelerator.process_index
@@ -76,7 +80,10 @@ def _exchange(sent: Sequence[Tensor], received: Sequence[Tensor] | Tensor, rank:
     operations = []
     for other in range(len(sent)):
         if other != rank:
-            operations += [dist.P2POp(dist.isend, sent[other], other), dist.P2POp(dist.irecv, received[other], other)]
+            operations += [
+                dist.P2POp(dist.isend, sent[other], other),
+                dist.P2POp(dist.irecv, received[other], other),
+            ]
     for work in dist.batch_isend_irecv(operations):
         work.wait()
 
@@ -86,7 +93,9 @@ def exchange_together(tensors: Sequence[Tensor], exchange: Callable[[Tensor], Te
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         mine = [tensor for tensor in tensors if tensor.dtype == dtype]
         flat = exchange(torch.cat([tensor.detach().reshape(-1) for tensor in mine]))
-        for tensor, values in zip(mine, flat.split([tensor.numel() for tensor in mine]), strict=True):
+        for tensor, values in zip(
+            mine, flat.split([tensor.numel() for tensor in mine]), strict=True
+        ):
             tensor.detach().copy_(values.view(tensor.shape))
 
 
@@ -118,7 +127,9 @@ def broadcast_bytes(data: bytes | None, accelerator: Accelerator) -> bytes:
 
 
 def run_on_main(action: Callable[[], Any], accelerator: Accelerator) -> Any:
-    """Run `action` only on the main process, and return its result, a JSON value, on every process. **Collective.**
+    """Run `action` only on the main process, and return its result, a JSON value, on every process.
+
+    **Collective.**
 
     Its `UserError` is raised on every process: none is left waiting.
     """
@@ -143,8 +154,13 @@ def _reraise(captured: list[Any]) -> Any:
     return result
 
 
-def broadcast_files(files: Mapping[str, bytes] | None, accelerator: Accelerator) -> dict[str, bytes]:
-    """Return the main process's named contents on every process, without a shared disk. **Collective.**"""
+def broadcast_files(
+    files: Mapping[str, bytes] | None, accelerator: Accelerator
+) -> dict[str, bytes]:
+    """Return the main process's named contents on every process, without a shared disk.
+
+    **Collective.**
+    """
     if accelerator.num_processes == 1:
         return dict(files or {})
     names = json.loads(broadcast_bytes(json.dumps(list(files or {})).encode(), accelerator))
@@ -163,7 +179,10 @@ def gather_rows(rows: Tensor, accelerator: Accelerator) -> Tensor:
 
 
 def differing_lines(text: str, accelerator: Accelerator) -> list[str]:
-    """Return for each process its first line that is another on the main process. **Collective. Host sync.**"""
+    """Return for each process its first line that is another on the main process.
+
+    **Collective. Host sync.**
+    """
     theirs = broadcast_bytes(text.encode(), accelerator).decode().splitlines()
     pairs = zip_longest(text.splitlines(), theirs, fillvalue="nothing")
     found = next((f"{mine}; process 0: {other}" for mine, other in pairs if mine != other), "")
@@ -171,7 +190,10 @@ def differing_lines(text: str, accelerator: Accelerator) -> list[str]:
 
 
 def _gather_texts(text: str, accelerator: Accelerator) -> list[str]:
-    """Return the texts of all processes in their order, each cut to 200 bytes. **Collective. Host sync.**"""
+    """Return the texts of all processes in their order, each cut to 200 bytes.
+
+    **Collective. Host sync.**
+    """
     data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
     rows = torch.frombuffer(bytearray(data), dtype=torch.uint8)[None].to(accelerator.device)
     gathered = accelerator.gather(rows).cpu()
@@ -190,7 +212,9 @@ class Peers:
     group: dist.ProcessGroup | None = None
 
     def agree(self, action: Callable[[], Any]) -> list[Any]:
-        """Run `action` on each process; return the results, JSON values, of all in their order. **Collective.**
+        """Run `action` on each process; return the results, JSON values, of all in their order.
+
+        **Collective.**
 
         An OSError or a UserError of one process is raised on all.
         """
@@ -199,14 +223,21 @@ class Peers:
         try:
             captured = _capture(action)
         except OSError as error:
-            captured = ["OSError", error.errno, f"process {self.process_index}: {error.strerror or error}"]
-        return [_reraise(json.loads(data)) for data in self._all_gather(json.dumps(captured).encode())]
+            reason = f"process {self.process_index}: {error.strerror or error}"
+            captured = ["OSError", error.errno, reason]
+        return [
+            _reraise(json.loads(data)) for data in self._all_gather(json.dumps(captured).encode())
+        ]
 
     def _all_gather(self, data: bytes) -> list[bytes]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_processes)]
         dist.all_gather(sizes, torch.tensor([len(data)]), self.group)
         rows = [torch.zeros(int(max(sizes)), dtype=torch.uint8) for _ in sizes]
-        dist.all_gather(rows, torch.frombuffer(bytearray(data.ljust(len(rows[0]))), dtype=torch.uint8), self.group)
+        dist.all_gather(
+            rows,
+            torch.frombuffer(bytearray(data.ljust(len(rows[0]))), dtype=torch.uint8),
+            self.group,
+        )
         return [row.numpy().tobytes() for row in rows]  # JSON may end in spaces
 
 
@@ -214,7 +245,10 @@ SINGLE_PROCESS = Peers()
 
 
 def join_peers(accelerator: Accelerator, *, timeout_s: float) -> Peers:
-    """Return all processes as peers, over a group of their own: training may use the others'. **Collective.**"""
+    """Return all processes as peers, over a group of their own: training may use the others'.
+
+    **Collective.**
+    """
     if accelerator.num_processes == 1:
         return SINGLE_PROCESS
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
@@ -227,9 +261,9 @@ _last_operations: list[dist.Work | None] = []
 def shutdown(accelerator: Accelerator) -> None:
     """Wait for all processes, close the trackers and destroy the process group. **Collective.**
 
-    The handle of the last operation is kept forever. Otherwise gloo's thread may have to free it, for which it needs
-    the interpreter lock, while this thread holds that lock and waits for gloo's thread: a deadlock in 1 of 40 runs
-    (torch 2.13).
+    The handle of the last operation is kept forever. Otherwise gloo's thread may have to free it,
+    for which it needs the interpreter lock, while this thread holds that lock and waits for gloo's
+    thread: a deadlock in 1 of 40 runs (torch 2.13).
     """
     if accelerator.num_processes > 1:
         last = dist.barrier(async_op=True)

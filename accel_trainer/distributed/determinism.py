@@ -35,8 +35,8 @@ def is_too_late_for_cublas() -> bool:
 def allow_tf32(is_allowed: bool) -> None:
     """Let CUDA compute float32 as TF32, or not.
 
-    torch 2.9 and later have two ways to say so, and an error for whoever asks by one after the other was used alone:
-    with both, all who ask get an answer.
+    torch 2.9 and later have two ways to say so, and an error for whoever asks by one after the
+    other was used alone: with both, all who ask get an answer.
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = is_allowed
     cuda: Any = torch.backends.cuda
@@ -60,7 +60,8 @@ def choose_kernels(deterministic: bool | Literal["strict"]) -> None:
 def nondeterminism_named(*, says_it: bool) -> Iterator[set[str]]:
     """Collect the operations that have no deterministic kernel here, and warn once of each if `says_it`.
 
-    torch says so in a Python warning when it runs the operation, which would be shown as a warning of its sources.
+    torch says so in a Python warning when it runs the operation, which would be shown as a warning
+    of its sources.
 
     Raises ConfigError where torch refuses the operation instead, as with `strict`.
     """

@@ -1,8 +1,8 @@
 """Sharded weights (FSDP2): whole tensors for a checkpoint, and back to shards.
 
-With FULL_STATE_DICT a checkpoint holds whole tensors, gathered to the main process one by one: its files are the same
-for any number of processes, sharded or not, and the main machine needs host memory for one copy of the state. With
-SHARDED_STATE_DICT each process writes its shards.
+With FULL_STATE_DICT a checkpoint holds whole tensors, gathered to the main process one by one: its
+files are the same for any number of processes, sharded or not, and the main machine needs host
+memory for one copy of the state. With SHARDED_STATE_DICT each process writes its shards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def saves_shards(accelerator: Accelerator) -> bool:
 
 
 def sharded_copy(model: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """Return a copy of a placed `model`, sharded as `prepare` will shard the model. **Collective.**"""
+    """Return a copy of a placed `model`, sharded as `prepare` will shard the model.
+
+    **Collective.**
+    """
     copied = copy_model(model)
     if accelerator.native_amp:  # `place_model` has set the `forward` of the original
         del copied.forward
@@ -47,9 +50,10 @@ def sharded_copy(model: nn.Module, accelerator: Accelerator) -> nn.Module:
 def own_units(model: nn.Module) -> Iterator[None]:
     """Let accelerate shard by itself only a module that is called, and that has all uses of its weights.
 
-    accelerate 1.15 takes every module of enough weights: lists of modules too, which torch refuses as they have no
-    forward, parts of attention, whose weights are used without a call, and weights that other modules use as well. Of
-    models of transformers it also takes embeddings and the last norm, which another unit may have already.
+    accelerate 1.15 takes every module of enough weights: lists of modules too, which torch refuses
+    as they have no forward, parts of attention, whose weights are used without a call, and weights
+    that other modules use as well. Of models of transformers it also takes embeddings and the last
+    norm, which another unit may have already.
     """
     choose, find_norm = fsdp_utils.fsdp2_prepare_auto_wrap_policy, fsdp_utils._find_final_norm
 
@@ -70,52 +74,78 @@ def own_units(model: nn.Module) -> Iterator[None]:
 
 def called_modules(model: nn.Module) -> set[nn.Module]:
     """Return the modules that have a forward of their own, and all uses of their weights."""
-    inside = {part for module in model.modules() if isinstance(module, _WHOLE) for part in [*module.modules()][1:]}
+    inside = {
+        part
+        for module in model.modules()
+        if isinstance(module, _WHOLE)
+        for part in [*module.modules()][1:]
+    }
     uses = _count_uses(model)
-    candidates = [module for module in model.modules() if type(module).forward is not nn.Module.forward]
-    return {module for module in candidates if module not in inside and _count_uses(module).items() <= uses.items()}
+    candidates = [
+        module for module in model.modules() if type(module).forward is not nn.Module.forward
+    ]
+    return {
+        module
+        for module in candidates
+        if module not in inside and _count_uses(module).items() <= uses.items()
+    }
 
 
 def _count_uses(model: nn.Module) -> Counter[nn.Parameter]:
-    return Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
+    return Counter(
+        parameter for module in model.modules() for parameter in module.parameters(recurse=False)
+    )
 
 
 def reject_optimizer(optimizer: Optimizer) -> None:
     """Raise ConfigError for an optimizer that cannot step shards."""
     name = type(optimizer).__name__
-    # Adafactor and Rprop: "in-place operations that require placement changes are not supported" (torch 2.13).
+    # Adafactor and Rprop: "in-place operations that require placement changes are not supported"
+    # (torch 2.13).
     if optimizer.state or name in ("Adafactor", "Rprop"):
         why = "has state before its first step" if optimizer.state else "needs whole weights"
-        raise ConfigError("FSDP", f"{name} {why}, and does not work with FSDP: use another optimizer, or {_FIX}")
+        raise ConfigError(
+            "FSDP", f"{name} {why}, and does not work with FSDP: use another optimizer, or {_FIX}"
+        )
 
 
 def make_shardable(model: nn.Module, accelerator: Accelerator) -> None:
     """Let the parameters of a placed `model` be contiguous, and settle how accelerate divides it.
 
     Raises:
-        ConfigError: a parameter cannot be sharded, or the model is to be divided by a class that it has not.
+        ConfigError: a parameter cannot be sharded, or the model is to be divided by a class that it
+            has not.
     """
     if ties := tied_by_memory(model):
         (tied,) = (name for name, parameter in model.named_parameters() if parameter is ties[0][0])
         fix = "let both modules have one parameter, as in b.weight = a.weight"
-        raise ConfigError("FSDP", f"{tied} shares its memory with another parameter, which shards cannot: {fix}")
+        raise ConfigError(
+            "FSDP", f"{tied} shares its memory with another parameter, which shards cannot: {fix}"
+        )
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
-            raise ConfigError("FSDP", f"{name} has no dimension, and cannot be sharded: give it the shape [1]")
+            raise ConfigError(
+                "FSDP", f"{name} has no dimension, and cannot be sharded: give it the shape [1]"
+            )
         parameter.data = parameter.data.contiguous()
     plugin = accelerator.state.fsdp_plugin
     try:
         plugin.set_auto_wrap_policy(model)
     except ValueError as error:
-        raise ConfigError("LAUNCH", f"fsdp_transformer_layer_cls_to_wrap does not fit: {error}") from error
+        raise ConfigError(
+            "LAUNCH", f"fsdp_transformer_layer_cls_to_wrap does not fit: {error}"
+        ) from error
     if accelerator.native_amp:
-        # accelerate 1.15 would cast the weights instead, and those of norms then do not fit their buffers.
+        # accelerate 1.15 would cast the weights instead, and those of norms then do not fit their
+        # buffers.
         plugin.mixed_precision_policy = None
         model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))
 
 
 def gather_shards(state: Any) -> Any:
-    """Return `state` with whole tensors on the main process's host in place of shards. **Collective** with shards.
+    """Return `state` with whole tensors on the main process's host in place of shards.
+
+    **Collective** with shards.
 
     On the other processes shards stay: they have the shapes and dtypes of the whole.
     """

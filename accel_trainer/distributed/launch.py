@@ -33,17 +33,22 @@ T = TypeVar("T")
 def launch(function: Callable[..., T], *arguments: Any, num_processes: int | None = None) -> T:
     """Run `function(*arguments)` in each of `num_processes` on this machine; return what it returns in the main one.
 
-    None: one process per GPU, or one process without a GPU. A single process is this one. Several are forked from it:
-    the function and its arguments may be anything, also from a notebook; the result is pickled. Windows, which cannot
-    fork, spawns them: there the function must be in a module. Under another launcher, such as torchrun, the processes
-    exist already, and `function` runs in this one. Ctrl-C stops all of them cleanly.
+    None: one process per GPU, or one process without a GPU. A single process is this one. Several
+    are forked from it: the function and its arguments may be anything, also from a notebook; the
+    result is pickled. Windows, which cannot fork, spawns them: there the function must be in a
+    module. Under another launcher, such as torchrun, the processes exist already, and `function`
+    runs in this one. Ctrl-C stops all of them cleanly.
 
     Raises:
-        ConfigError: CUDA is in use in this process, there are fewer GPUs, or what is spawned cannot be pickled.
-        UserError: what a process raised; `ProcessError` for any other error in it, or if it was killed.
+        ConfigError: CUDA is in use in this process, there are fewer GPUs, or what is spawned cannot
+            be pickled.
+        UserError: what a process raised; `ProcessError` for any other error in it, or if it was
+            killed.
     """
     if num_processes is not None and num_processes < 1:
-        raise ConfigError("LAUNCH", f"num_processes is {num_processes}: set it to 1 or more, or None")
+        raise ConfigError(
+            "LAUNCH", f"num_processes is {num_processes}: set it to 1 or more, or None"
+        )
     prepare_cuda()
     wanted = num_processes or (1 if uses_cpu() else max(1, torch.cuda.device_count()))
     if wanted == 1 or setup_launch_env() > 1:
@@ -51,8 +56,9 @@ def launch(function: Callable[..., T], *arguments: Any, num_processes: int | Non
     action = partial(function, *arguments)
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     _check_can_start(action, wanted, method)
-    # Fork from a new thread: a process forked from one that has used OpenMP, as most of torch does, hangs in its
-    # first operation on several threads (libgomp, torch 2.13). torch ends the processes with this thread.
+    # Fork from a new thread: a process forked from one that has used OpenMP, as most of torch does,
+    # hangs in its first operation on several threads (libgomp, torch 2.13). torch ends the
+    # processes with this thread.
     with ThreadPoolExecutor(1) as fresh_thread:
         processes, pipes = fresh_thread.submit(_start, action, wanted, method).result()
         outcomes = fresh_thread.submit(_receive, pipes)
@@ -67,11 +73,14 @@ def _check_can_start(action: partial[Any], num_processes: int, method: str) -> N
         return
     if method == "fork" and torch.cuda.is_initialized():
         raise ConfigError(
-            "LAUNCH", "CUDA is in use in this process, which cannot be forked: restart it, and launch first"
+            "LAUNCH",
+            "CUDA is in use in this process, which cannot be forked: restart it, and launch first",
         )
     if num_processes > (num_gpus := torch.cuda.device_count()):
         fact = f"num_processes is {num_processes}, and there are {num_gpus} GPUs"
-        raise ConfigError("LAUNCH", f"{fact}: set it to at most that, or ACCELERATE_USE_CPU=true to use the CPU")
+        raise ConfigError(
+            "LAUNCH", f"{fact}: set it to at most that, or ACCELERATE_USE_CPU=true to use the CPU"
+        )
 
 
 def _check_can_pickle(action: partial[Any]) -> None:
@@ -86,23 +95,36 @@ def _check_can_pickle(action: partial[Any]) -> None:
     raise ConfigError("LAUNCH", f"Windows cannot fork, and {fact}: move the function to a module")
 
 
-def _start(action: Callable[[], Any], num_processes: int, method: str) -> tuple[ProcessContext, list[Connection]]:
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port()), "ACCEL_TRAINER_LAUNCHER": "launch"}
+def _start(
+    action: Callable[[], Any], num_processes: int, method: str
+) -> tuple[ProcessContext, list[Connection]]:
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(get_free_port()),
+        "ACCEL_TRAINER_LAUNCHER": "launch",
+    }
     shared |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
     if uses_cpu():
-        shared["ACCELERATE_USE_CPU"] = "true"  # or a plain `Accelerator()` would be alone, in each process
+        # or a plain `Accelerator()` would be alone, in each process
+        shared["ACCELERATE_USE_CPU"] = "true"
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(num_processes)]
     senders = [sender for _, sender in pipes]
-    logging.getLogger(start_processes.__module__).setLevel(logging.ERROR)  # not which processes it ends after a failure
-    processes = start_processes(_run, (action, shared, senders), nprocs=num_processes, join=False, start_method=method)
+    # not which processes it ends after a failure
+    logging.getLogger(start_processes.__module__).setLevel(logging.ERROR)
+    processes = start_processes(
+        _run, (action, shared, senders), nprocs=num_processes, join=False, start_method=method
+    )
     for sender in senders:
         sender.close()  # a pipe then ends with its process
     return processes, [receiver for receiver, _ in pipes]
 
 
-def _run(rank: int, action: Callable[[], Any], shared: Mapping[str, str], pipes: Sequence[Connection]) -> None:
+def _run(
+    rank: int, action: Callable[[], Any], shared: Mapping[str, str], pipes: Sequence[Connection]
+) -> None:
     """Run `action` as process `rank`, and send its error, or the main process's result."""
-    # If the launcher dies, torch sends SIGINT once per thread, and the second one exits without a save.
+    # If the launcher dies, torch sends SIGINT once per thread, and the second one exits without a
+    # save.
     _prctl_pr_set_pdeathsig(signal.SIGTERM)
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
     forget_earlier_accelerators()  # of the process that started this one
@@ -118,7 +140,9 @@ def _run(rank: int, action: Callable[[], Any], shared: Mapping[str, str], pipes:
     except Exception as error:
         print_error(error)
         code = int(exit_code_of(error))
-        pipes[rank].send((ProcessError("PROCESS", f"rank {rank}: {describe_error(error)}", rank, code), None))
+        pipes[rank].send(
+            (ProcessError("PROCESS", f"rank {rank}: {describe_error(error)}", rank, code), None)
+        )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # exit handlers belong to the process that started this one
@@ -145,7 +169,9 @@ def _join(processes: ProcessContext) -> ProcessExitedException | None:
             return failure
 
 
-def _find_result(outcomes: Mapping[int, tuple[UserError | None, Any]], failure: ProcessExitedException | None) -> Any:
+def _find_result(
+    outcomes: Mapping[int, tuple[UserError | None, Any]], failure: ProcessExitedException | None
+) -> Any:
     """Return the main process's result, or raise the error of the process that failed first."""
     if failure is None:
         return outcomes[0][1] if 0 in outcomes else None
@@ -153,6 +179,10 @@ def _find_result(outcomes: Mapping[int, tuple[UserError | None, Any]], failure: 
     for rank in sorted(outcomes, key=lambda rank: rank != failure.error_index):
         if (error := outcomes[rank][0]) is not None:
             raise error
-    how = f"was killed by {failure.signal_name}" if failure.signal_name else f"exited with code {failure.exit_code}"
+    how = (
+        f"was killed by {failure.signal_name}"
+        if failure.signal_name
+        else f"exited with code {failure.exit_code}"
+    )
     rank = failure.error_index
     raise ProcessError("KILLED", f"rank {rank} {how}", rank, ExitCode.INTERNAL)

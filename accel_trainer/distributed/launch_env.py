@@ -13,7 +13,8 @@ _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI, and MPICH and Intel MPI
 MAX_THREADS = 1024  # a million crash the process
-_LAUNCHERS = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND"}  # set by torchrun and by accelerate's
+# set by torchrun and by accelerate's
+_LAUNCHERS = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND"}
 _FIX = "start with torchrun, accelerate launch or srun; or unset RANK, WORLD_SIZE and LOCAL_RANK"
 
 
@@ -36,13 +37,22 @@ def setup_launch_env() -> int:
             raise ConfigError("LAUNCH", f"{fact}: {fix}")
         return 1
     num_processes = _number("WORLD_SIZE")
-    if num_processes != 1 or "LOCAL_RANK" in environment:  # with which accelerate joins a group even of one
+    # with which accelerate joins a group even of one
+    if num_processes != 1 or "LOCAL_RANK" in environment:
         needed = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         if missing := [name for name in needed if not environment.get(name)]:
-            raise ConfigError("LAUNCH", f"WORLD_SIZE is {num_processes} without {', '.join(missing)}: {_FIX}")
-        for name, limit in (("RANK", num_processes), ("LOCAL_RANK", num_processes), ("MASTER_PORT", 2**16)):
+            raise ConfigError(
+                "LAUNCH", f"WORLD_SIZE is {num_processes} without {', '.join(missing)}: {_FIX}"
+            )
+        for name, limit in (
+            ("RANK", num_processes),
+            ("LOCAL_RANK", num_processes),
+            ("MASTER_PORT", 2**16),
+        ):
             if _number(name) >= limit:
-                raise ConfigError("LAUNCH", f"{name} is {environment[name]}, but must be below {limit}: {_FIX}")
+                raise ConfigError(
+                    "LAUNCH", f"{name} is {environment[name]}, but must be below {limit}: {_FIX}"
+                )
     return num_processes
 
 
@@ -58,13 +68,17 @@ def check_not_alone(num_processes: int) -> None:
 def find_launcher() -> int | None:
     """Return the process id of the launcher, with which this process ends; None without a launcher.
 
-    accelerate's launcher (1.15) leaves processes behind when it is stopped or killed. A shell is not a launcher.
+    accelerate's launcher (1.15) leaves processes behind when it is stopped or killed. A shell is
+    not a launcher.
     """
     return os.getppid() if {*_LAUNCHERS, "ACCEL_TRAINER_LAUNCHER"} & os.environ.keys() else None
 
 
 def count_local_processes() -> int:
-    """Return the number of processes of the launch on this machine. Raises ConfigError for a value that is not one."""
+    """Return the number of processes of the launch on this machine.
+
+    Raises ConfigError for a value that is not one.
+    """
     return max(1, _number("LOCAL_WORLD_SIZE")) if os.environ.get("LOCAL_WORLD_SIZE") else 1
 
 
@@ -90,7 +104,11 @@ def _translate_srun() -> dict[str, str]:
     environment = os.environ
     rank, num_processes, local_rank = map(_number, _SRUN[:3])
     local_processes = _tasks_of_node(environment[_SRUN[3]], _number("SLURM_NODEID"))
-    first = "127.0.0.1" if local_processes == num_processes else _first_host(environment["SLURM_STEP_NODELIST"])
+    first = (
+        "127.0.0.1"
+        if local_processes == num_processes
+        else _first_host(environment["SLURM_STEP_NODELIST"])
+    )
     # The same port for all processes, and different ones for jobs that share a machine.
     job = environment.get("SLURM_JOB_ID", "") + environment.get("SLURM_STEP_ID", "")
     port = environment.get("MASTER_PORT") or str(20_000 + zlib.crc32(job.encode()) % 10_000)

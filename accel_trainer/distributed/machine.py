@@ -11,13 +11,18 @@ import psutil
 import torch
 from accelerate import Accelerator
 
-_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_MEMORY_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def available_cpus() -> int:
     """Return the cores that this process may use, by its affinity and by its container's CPU quota; at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     with suppress(OSError, ValueError):  # no quota
         quota, period = _CPU_QUOTA.read_text().split()
         cores = min(cores, int(quota) // int(period))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfig) -> nn.Module:
     """Move `model` to its device, and apply memory layout and synchronised norms.
 
-    The module keeps its class and its parameters' names: it is wrapped for several processes later. Parameters that
-    are views of larger tensors get memory of their own.
+    The module keeps its class and its parameters' names: it is wrapped for several processes later.
+    Parameters that are views of larger tensors get memory of their own.
 
     Raises:
         ConfigError: a parameter has no shape yet or sparse gradients.
@@ -44,9 +44,17 @@ def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfi
 
 def _refuse_untrainable(model: nn.Module) -> None:
     """Raise ConfigError for a parameter that has no shape yet, or sparse gradients."""
-    if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
-        raise ConfigError("MODEL", f"{lazy} has no shape yet: call the model with a batch before you pass it on")
+    if lazy := next(
+        (name for name, parameter in model.named_parameters() if is_lazy(parameter)), None
+    ):
+        raise ConfigError(
+            "MODEL", f"{lazy} has no shape yet: call the model with a batch before you pass it on"
+        )
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+        if (
+            isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.sparse
+            and module.weight.requires_grad
+        ):
             fact = f"{name or type(module).__name__} has sparse gradients, which cannot be checked for NaN"
             raise ConfigError("MODEL", f"{fact}: set sparse=False")

@@ -23,7 +23,9 @@ from ..core.errors import ExitCode, ProcessError
 _stores: dict[tuple[str, int], Store] = {}  # the others may already form the next group
 
 
-def init_process_group(backend: str | None, *, timeout_s: float, device: torch.device | None = None) -> None:
+def init_process_group(
+    backend: str | None, *, timeout_s: float, device: torch.device | None = None
+) -> None:
     """Form a process group of this launch, again after a shutdown or a restart. **Collective.**
 
     `device` is the GPU of this process: without it, NCCL's barriers guess one, and can hang.
@@ -37,13 +39,23 @@ def init_process_group(backend: str | None, *, timeout_s: float, device: torch.d
         met = _before_deadline(lambda: _meet(rank, timeout), deadline_s=2 * timeout_s)
         store = _unused_prefix(met, rank, num_processes, timeout_s=timeout_s)
         dist.init_process_group(
-            backend, store=store, rank=rank, world_size=num_processes, timeout=timeout, device_id=device
+            backend,
+            store=store,
+            rank=rank,
+            world_size=num_processes,
+            timeout=timeout,
+            device_id=device,
         )
     except (RuntimeError, OSError) as error:
-        address, reason = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}", str(error).splitlines()[0]
+        address, reason = (
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
+            str(error).splitlines()[0],
+        )
         fact = f"process {rank} of {num_processes} did not meet the others at {address} within {timeout_s:g} s"
         fix = "start all, with the address of process 0's machine and a free port there, open between the machines"
-        raise ProcessError("RENDEZVOUS", f"{fact} ({reason}): {fix}", rank, ExitCode.INTERNAL) from error
+        raise ProcessError(
+            "RENDEZVOUS", f"{fact} ({reason}): {fix}", rank, ExitCode.INTERNAL
+        ) from error
 
 
 def find_cpu_group(*, timeout_s: float) -> dist.ProcessGroup | None:
@@ -63,9 +75,17 @@ def _meet(rank: int, timeout: timedelta) -> Store:
     if address not in _stores:
         if os.name == "posix" and (host == "localhost" or host.startswith("127.")):
             # Only on the loopback: torch would listen on all interfaces.
-            with socket.create_server(("127.0.0.1" if host == "localhost" else host, port)) as server:
+            with socket.create_server(
+                ("127.0.0.1" if host == "localhost" else host, port)
+            ) as server:
                 _stores[address] = dist.TCPStore(  # type: ignore[attr-defined]  # missing in its stubs
-                    host, port, None, True, timeout, wait_for_workers=False, master_listen_fd=server.detach()
+                    host,
+                    port,
+                    None,
+                    True,
+                    timeout,
+                    wait_for_workers=False,
+                    master_listen_fd=server.detach(),
                 )
         else:
             _stores[address] = next(rendezvous("env://", timeout=timeout))[0]
@@ -76,8 +96,8 @@ def _meet(rank: int, timeout: timedelta) -> Store:
 def _before_deadline(meet: Callable[[], Store], *, deadline_s: float) -> Store:
     """Return the store that `meet` returns. Raises DistStoreError if that takes longer.
 
-    torch's own timeout does not hold while a program that has the port accepts and stays silent (torch 2.13). The
-    thread that waits for it cannot be ended, and ends with the process.
+    torch's own timeout does not hold while a program that has the port accepts and stays silent
+    (torch 2.13). The thread that waits for it cannot be ended, and ends with the process.
     """
     met: Future[Store] = Future()
 
@@ -99,9 +119,11 @@ def _before_deadline(meet: Callable[[], Store], *, deadline_s: float) -> Store:
 def _choose_interface(host: str) -> None:
     """Let gloo use the interface that leads to `host`, unless the user chose one.
 
-    By default it announces the address of the host's name, often 127.0.0.1 or 127.0.1.1 (torch 2.13).
+    By default it announces the address of the host's name, often 127.0.0.1 or 127.0.1.1 (torch
+    2.13).
     """
-    with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:  # the rendezvous reports an unknown host
+    # the rendezvous reports an unknown host
+    with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
         mine = probe.getsockname()[0]
         for name, addresses in psutil.net_if_addrs().items():
@@ -110,11 +132,13 @@ def _choose_interface(host: str) -> None:
 
 
 def _unused_prefix(store: Store, rank: int, num_processes: int, *, timeout_s: float) -> Store:
-    """Return a part of `store` that no earlier group has written to, the same on all processes. **Collective.**
+    """Return a part of `store` that no earlier group has written to, the same on all processes.
 
-    The store may outlive the processes, and gloo would then read addresses of the last attempt. The main process
-    chooses the name of the part and sends it to each process that reports itself; a launcher's restart count does not
-    serve, since each machine counts its own.
+    **Collective.**
+
+    The store may outlive the processes, and gloo would then read addresses of the last attempt. The
+    main process chooses the name of the part and sends it to each process that reports itself; a
+    launcher's restart count does not serve, since each machine counts its own.
     """
     name = uuid.uuid4().hex
     if rank > 0:

@@ -1,8 +1,8 @@
 """Batch normalisation over all processes, on any device: any number of processes trains the same model.
 
-torch's SyncBatchNorm needs a GPU (torch 2.13), and its conversion replaces a subclass of BatchNorm by a plain one. Here
-torch's own BatchNorms become its fused version on CUDA; all others keep their forward, in which `F.batch_norm` is
-replaced by one with a differentiable all-reduce.
+torch's SyncBatchNorm needs a GPU (torch 2.13), and its conversion replaces a subclass of BatchNorm
+by a plain one. Here torch's own BatchNorms become its fused version on CUDA; all others keep their
+forward, in which `F.batch_norm` is replaced by one with a differentiable all-reduce.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Mod
     if type(model) in _OF_TORCH and is_cuda:
         return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
     if is_synced and not is_cuda and type(model) is not nn.SyncBatchNorm:
-        raise ConfigError("SYNC_BATCH_NORM", f"{type(model).__name__} needs a GPU: use BatchNorm in the model")
+        raise ConfigError(
+            "SYNC_BATCH_NORM", f"{type(model).__name__} needs a GPU: use BatchNorm in the model"
+        )
     if isinstance(model, _BatchNorm) and not (is_synced and is_cuda):
-        # Not compiled, since torch.compile loses the mode (torch 2.13). A method: a deep copy of the module, such as
-        # the one for averaged weights, then calls its own.
+        # Not compiled, since torch.compile loses the mode (torch 2.13). A method: a deep copy of
+        # the module, such as the one for averaged weights, then calls its own.
         forward = torch.compiler.disable(_forward_over_processes)
         model.forward = MethodType(forward, model)  # type: ignore[method-assign]
     return model
@@ -71,10 +73,18 @@ class _BatchNormOverProcesses(TorchFunctionMode):
 
 
 def batch_norm(
-    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
-    bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
-) -> Tensor:  # fmt: skip
-    """Return this process's rows of `F.batch_norm` over the rows of all processes. **Collective** in training.
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Return this process's rows of `F.batch_norm` over the rows of all processes.
+
+    **Collective** in training.
 
     Shapes and arguments are those of torch.
     """
@@ -83,16 +93,22 @@ def batch_norm(
     if input.device.type == "cuda":
         group, num_processes = dist.group.WORLD, dist.get_world_size()
         statistics = running_mean, running_var, eps, momentum
-        return cast(Tensor, FusedSyncBatchNorm.apply(input, weight, bias, *statistics, group, num_processes))
+        return cast(
+            Tensor, FusedSyncBatchNorm.apply(input, weight, bias, *statistics, group, num_processes)
+        )
     over = [dim for dim in range(input.dim()) if dim != 1]
     shape = [1, -1] + [1] * (input.dim() - 2)
-    count = torch.full((1,), input.numel() // input.shape[1], dtype=torch.float64, device=input.device)
+    count = torch.full(
+        (1,), input.numel() // input.shape[1], dtype=torch.float64, device=input.device
+    )
     # float64 sums: mean and variance then do not depend on the split over processes.
     sums = _all_reduce(torch.cat([input.double().sum(over), count]))
     total = sums[-1].detach()
     if input.numel() <= input.shape[1] and total == 1:  # as torch does
         fact = f"Expected more than 1 value per channel when training, got {list(input.shape)}"
-        raise ConfigError("SHAPES", f"{fact}: leave out the last samples of an epoch with --batch.drop-last")
+        raise ConfigError(
+            "SHAPES", f"{fact}: leave out the last samples of an epoch with --batch.drop-last"
+        )
     mean = sums[:-1] / total
     dtype = torch.promote_types(input.dtype, torch.float32)
     centered = input.to(dtype) - mean.to(dtype).view(shape)
@@ -111,7 +127,10 @@ def batch_norm(
 
 
 class _SumOverProcesses(torch.autograd.Function):
-    """A differentiable all-reduce; torch's are deprecated or private (2.13). **Collective**, forward and backward."""
+    """A differentiable all-reduce; torch's are deprecated or private (2.13).
+
+    **Collective**, forward and backward.
+    """
 
     @staticmethod
     def forward(context: Any, values: Tensor) -> Tensor:

@@ -31,7 +31,9 @@ _EXIT_CODES = {"preempted": ExitCode.PREEMPTED, "diverged": ExitCode.DIVERGED}
 _STATES = {code: state for state, code in _EXIT_CODES.items()}
 _EXITED = "exited without an error report: killed, or out of memory (see `dmesg`)"
 _SUSPENDED = "suspended: it did not answer in time (a debugger, Ctrl-Z, SIGSTOP)"
-_NO_ANSWER = "no answer from another machine: once machines and links are up, start the same command again"
+_NO_ANSWER = (
+    "no answer from another machine: once machines and links are up, start the same command again"
+)
 _REASONS = {psutil.STATUS_ZOMBIE: _EXITED, psutil.STATUS_STOPPED: _SUSPENDED}
 
 
@@ -73,7 +75,11 @@ def failures_reported(
         if is_lost_peer(error):
             check_place(folder)  # nobody finds there why the others ended
             first = _find_first(folder, mine, num_processes)
-            if first is mine and count_local_processes() < num_processes and not isinstance(error, PeerFailed):
+            if (
+                first is mine
+                and count_local_processes() < num_processes
+                and not isinstance(error, PeerFailed)
+            ):
                 first = replace(mine, error=_NO_ANSWER)
         report.write_failure(first)
         if first is not mine:
@@ -96,11 +102,15 @@ class _Report:
         where = f"step {self.activity.position.optimizer_step}, {self.activity.phase}"
         return Failure(self.rank, where, error, exit_code)
 
-    def write(self, state: str, exit_code: int | None = None, failure: Failure | None = None) -> None:
+    def write(
+        self, state: str, exit_code: int | None = None, failure: Failure | None = None
+    ) -> None:
         process = {"pid": os.getpid(), "host": platform.node()}
         with writes_to(self.folder):
             record = process | {"failure": failure and asdict(failure)}
-            filesystem.write_file_atomic(_record_path(self.folder, self.rank), json.dumps(record).encode())
+            filesystem.write_file_atomic(
+                _record_path(self.folder, self.rank), json.dumps(record).encode()
+            )
             if self.rank > 0:
                 return
             checkpoints = list_checkpoints(self.folder / "checkpoints")
@@ -115,8 +125,11 @@ class _Report:
             filesystem.write_file_atomic(self.folder / "status.json", data)
 
     def write_failure(self, failure: Failure) -> None:
-        with suppress(OSError, UserError):  # the folder may be what failed: the error itself matters more
-            self.write(_STATES.get(ExitCode(failure.exit_code), "failed"), failure.exit_code, failure)
+        # the folder may be what failed: the error itself matters more
+        with suppress(OSError, UserError):
+            self.write(
+                _STATES.get(ExitCode(failure.exit_code), "failed"), failure.exit_code, failure
+            )
 
     def write_stuck(self, stuck_s: float) -> str:
         failure = self.failure(f"stuck, no progress for {stuck_s:.0f} s", ExitCode.INTERNAL)
@@ -134,7 +147,9 @@ def _find_first(folder: Path, mine: Failure, num_processes: int) -> Failure:
         if silent:  # before the records were read: a process that is gone has reported, if it could
             return silent[0]
         reasons = [_find_reason(record) for record in records]
-        silent = [replace(mine, rank=rank, error=reason) for rank, reason in enumerate(reasons) if reason]
+        silent = [
+            replace(mine, rank=rank, error=reason) for rank, reason in enumerate(reasons) if reason
+        ]
         time.sleep(0.1)
     return mine
 

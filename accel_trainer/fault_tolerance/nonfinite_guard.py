@@ -48,18 +48,22 @@ class Gradients(Protocol):
         """Return what this process has of each."""
 
     def is_found_anywhere(self, flag: Tensor) -> Tensor:
-        """Return a flag [] that is 1 on all processes if `flag` is on one. **Collective** with shards."""
+        """Return a flag [] that is 1 on all processes if `flag` is on one.
+
+        **Collective** with shards.
+        """
 
 
 class NonfiniteGuard:
     """Skips an update whose gradient is NaN or inf, and reports which samples caused it.
 
-    Gradients are averaged over the processes first, so all processes find it in the same step without communication.
-    The run then ends, or with `may_skip` continues unless it happens too often. `skipped_steps` are the latest skipped
-    steps, a part of the checkpoint; `folder` gets a report of each.
+    Gradients are averaged over the processes first, so all processes find it in the same step
+    without communication. The run then ends, or with `may_skip` continues unless it happens too
+    often. `skipped_steps` are the latest skipped steps, a part of the checkpoint; `folder` gets a
+    report of each.
 
-    On an accelerator with streams the fused optimizer skips the update itself, and the host reads the flag a step
-    later instead of waiting for it, unless the run `may_skip`.
+    On an accelerator with streams the fused optimizer skips the update itself, and the host reads
+    the flag a step later instead of waiting for it, unless the run `may_skip`.
     """
 
     def __init__(
@@ -80,7 +84,9 @@ class NonfiniteGuard:
         self._may_skip = may_skip
         self._model = model
         self._optimizer = optimizer
-        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         self._buffers = buffers
         self._task = task
         self._seed = seed
@@ -88,7 +94,9 @@ class NonfiniteGuard:
         self._found = torch.zeros((), dtype=torch.float32, device=accelerator.device)
         self._one = torch.ones_like(self._found)
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
-        can_defer = has_streams(accelerator.device) and is_fused and not strategy.has_collective_forward
+        can_defer = (
+            has_streams(accelerator.device) and is_fused and not strategy.has_collective_forward
+        )
         self._may_defer = can_defer and not may_skip
         self._pending: tuple[PendingUpdate, Tensor, Callable[[], None]] | None = None
 
@@ -124,7 +132,11 @@ class NonfiniteGuard:
         """Start to copy the flag of an update to the host, and read that of the update before."""
         self.flush(steps_ago=1)
         flag = self._found.to("cpu", non_blocking=has_streams(self._found.device), copy=True)
-        self._pending = update._replace(position=replace(update.position)), flag, arrival(self._found.device)
+        self._pending = (
+            update._replace(position=replace(update.position)),
+            flag,
+            arrival(self._found.device),
+        )
 
     def flush(self, *, steps_ago: int = 0) -> None:
         """Read the flag of the last update, if it was deferred. Raises DivergedError."""
@@ -147,35 +159,47 @@ class NonfiniteGuard:
         if self._accelerator.is_main_process:
             with suppress(OSError):  # a full disk must not hide the error itself
                 filesystem.write_file_atomic(path, json.dumps(record, indent=1).encode())
-        samples = f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}" if ids else "no single sample"
+        samples = (
+            f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}"
+            if ids
+            else "no single sample"
+        )
         where = f"step {step}, epoch {update.position.epoch + 1}"
         found = f"(loss sum {record['loss_sum']}, {samples}, see {path.name})"
         fact = f"{where}: the gradient is NaN or inf and is not applied {found}"
         self.skipped_steps = [*self.skipped_steps, step][-_MAX_RECENT:]
         if must_stop or not self._may_skip:
-            fix = "fix the data, lower the learning rate, or skip such steps with --on-nonfinite skip"
+            fix = (
+                "fix the data, lower the learning rate, or skip such steps with --on-nonfinite skip"
+            )
             raise DivergedError("NONFINITE", f"{fact}: {fix}")
         if are_too_many(self.skipped_steps):
-            raise DivergedError("NONFINITE", f"{fact}, which happened too often: lower the learning rate")
+            raise DivergedError(
+                "NONFINITE", f"{fact}, which happened too often: lower the learning rate"
+            )
         if self._accelerator.is_main_process:
             _logger.warning("%s; training continues", fact)
 
     def _describe(self, update: PendingUpdate) -> dict[str, Any]:
         """Return the step and the samples behind it, as JSON values. **Collective. Host sync.**"""
-        rows: list[Tensor] = []  # a row per sample of a bad micro-batch: its id, and whether it is a cause
+        # a row per sample of a bad micro-batch: its id, and whether it is a cause
+        rows: list[Tensor] = []
         for batch, loss_sum in zip(update.step_batch.micro_batches, update.losses, strict=True):
             if not torch.isfinite(loss_sum):
                 rows.append(torch.stack([batch.sample_ids, self._are_suspect(batch).long()], dim=1))
         none = torch.zeros(0, 2, dtype=torch.int64, device=self._found.device)
         found = gather_rows(torch.cat([none, *rows]), self._accelerator)
-        # Norm layers spread a NaN to good samples and processes. If no sample is the cause, list all that have one.
+        # Norm layers spread a NaN to good samples and processes. If no sample is the cause, list
+        # all that have one.
         blamed = found[found[:, 1] > 0] if found[:, 1].any() else found
         total = float(self._accelerator.reduce(torch.stack([*update.losses]).sum()))
         return {
-            "optimizer_step": update.position.optimizer_step + 1, "position": asdict(update.position),
-            "seed": self._seed, "loss_sum": total if math.isfinite(total) else str(total),
+            "optimizer_step": update.position.optimizer_step + 1,
+            "position": asdict(update.position),
+            "seed": self._seed,
+            "loss_sum": total if math.isfinite(total) else str(total),
             "nonfinite_sample_ids": sorted(blamed[:, 0].tolist()),
-        }  # fmt: skip
+        }
 
     def _are_suspect(self, batch: Batch) -> Tensor:
         """Return which samples [B] cause the loss of a micro-batch to be NaN or inf."""
@@ -190,5 +214,9 @@ class NonfiniteGuard:
 
 def are_too_many(steps: Sequence[int]) -> bool:
     """Whether a run that skipped `steps`, the latest last, should end: 3 in a row, or 10 of 1000."""
-    is_in_a_row = len(steps) >= _MAX_IN_A_ROW and steps[-_MAX_IN_A_ROW] == steps[-1] - _MAX_IN_A_ROW + 1
-    return is_in_a_row or (len(steps) >= _MAX_RECENT and steps[-_MAX_RECENT] > steps[-1] - _RECENT_STEPS)
+    is_in_a_row = (
+        len(steps) >= _MAX_IN_A_ROW and steps[-_MAX_IN_A_ROW] == steps[-1] - _MAX_IN_A_ROW + 1
+    )
+    return is_in_a_row or (
+        len(steps) >= _MAX_RECENT and steps[-_MAX_RECENT] > steps[-1] - _RECENT_STEPS
+    )

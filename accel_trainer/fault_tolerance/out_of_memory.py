@@ -16,7 +16,9 @@ from ..core.errors import OutOfMemoryError
 from ..distributed.machine import peak_memory_bytes
 
 _FRAGMENTED_FRACTION = 0.2  # of what torch reserved on a GPU and could not use
-_NEEDS_LESS = "use a smaller model or images, --mixed-precision bf16, or shard the weights (docs/fsdp.md)"
+_NEEDS_LESS = (
+    "use a smaller model or images, --mixed-precision bf16, or shard the weights (docs/fsdp.md)"
+)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -28,7 +30,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def _peak(accelerator: Accelerator) -> str:
     device = torch.get_device_module(accelerator.device)
-    reserved_bytes = device.max_memory_reserved(accelerator.device) if accelerator.device.type == "cuda" else 0
+    reserved_bytes = (
+        device.max_memory_reserved(accelerator.device) if accelerator.device.type == "cuda" else 0
+    )
     return describe_peak(peak_memory_bytes(accelerator), reserved_bytes)
 
 
@@ -42,7 +46,9 @@ def describe_peak(used_bytes: int, reserved_bytes: int) -> str:
 
 
 @contextmanager
-def explain_out_of_memory(config: BatchConfig, activity: Activity, accelerator: Accelerator) -> Iterator[None]:
+def explain_out_of_memory(
+    config: BatchConfig, activity: Activity, accelerator: Accelerator
+) -> Iterator[None]:
     """Raise an OutOfMemoryError that says what to do for an error of the block that says that memory is full."""
     try:
         yield

@@ -17,7 +17,8 @@ from ..core.platform import STOP_SIGNALS
 from ..distributed.process_group import find_cpu_group
 
 TIME_LIMIT = 100  # above every signal number
-_NOTHING = 1000  # in the reduction, where the smallest code wins: a signal before the time limit before nothing
+# in the reduction, where the smallest code wins: a signal before the time limit before nothing
+_NOTHING = 1000
 
 T = TypeVar("T")
 
@@ -41,12 +42,12 @@ class Stop(int):
 class StopFlag:
     """A request to stop on which all processes agree.
 
-    A process may raise the flag at any time. Every process calls `poll` once per step, which sets `agreed` once *any*
-    process has raised the flag. With several processes that is one step later: the reduction runs while the next step
-    computes, and no step waits for it.
+    A process may raise the flag at any time. Every process calls `poll` once per step, which sets
+    `agreed` once *any* process has raised the flag. With several processes that is one step later:
+    the reduction runs while the next step computes, and no step waits for it.
 
-    `num_polls` shows a watchdog thread that the process makes progress. While `may_leave` is set, there is nothing to
-    save, and a signal raises `Preempted` at once.
+    `num_polls` shows a watchdog thread that the process makes progress. While `may_leave` is set,
+    there is nothing to save, and a signal raises `Preempted` at once.
     """
 
     def __init__(self, *, num_processes: int = 1, timeout_s: float = 1800.0) -> None:
@@ -66,7 +67,10 @@ class StopFlag:
         return bool(self._wish)
 
     def request(self, code: int) -> None:
-        """Request a stop by signal number or `TIME_LIMIT`; the first signal is kept. Safe in a signal handler."""
+        """Request a stop by signal number or `TIME_LIMIT`; the first signal is kept.
+
+        Safe in a signal handler.
+        """
         if not self._wish.is_preemption:
             self._wish = Stop(code)
 
@@ -79,11 +83,16 @@ class StopFlag:
             self.drain()
             if not (self.agreed.is_preemption or self._have_all_run_out):
                 self._reduced[0], self._reduced[1] = self._wish or _NOTHING, has_run_out
-                self._pending = dist.all_reduce(self._reduced, dist.ReduceOp.MIN, self._group, async_op=True)
+                self._pending = dist.all_reduce(
+                    self._reduced, dist.ReduceOp.MIN, self._group, async_op=True
+                )
         return bool(self.agreed)
 
     def drain(self) -> None:
-        """Wait for a reduction in flight: a process must not exit while others reduce. **Collective.**"""
+        """Wait for a reduction in flight: a process must not exit while others reduce.
+
+        **Collective.**
+        """
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
@@ -97,9 +106,12 @@ class StopFlag:
         return bool(self.agreed)
 
     def until_preempted(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield `items` until they end or a signal is agreed on. **Collective**: all end after the same round.
+        """Yield `items` until they end or a signal is agreed on.
 
-        Processes may have different numbers of items: one that has run out keeps polling until all have.
+        **Collective**: all end after the same round.
+
+        Processes may have different numbers of items: one that has run out keeps polling until all
+        have.
         """
         for item in items:
             self.poll()
@@ -115,8 +127,8 @@ class StopFlag:
 def stop_on_signals(flag: StopFlag) -> Iterator[None]:
     """Raise `flag` on the first TERM, INT, USR1 or HUP inside the block; a second INT exits at once with 130.
 
-    A signal that was ignored stays ignored, as under nohup. Outside the main thread, where Python allows no handlers,
-    the block runs without them.
+    A signal that was ignored stays ignored, as under nohup. Outside the main thread, where Python
+    allows no handlers, the block runs without them.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -126,7 +138,10 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
         if flag.may_leave:
             flag.may_leave = False  # a second signal must not interrupt the cleanup
             name = signal.Signals(number).name
-            raise Preempted("PREEMPTED", f"{name} before training began; nothing is lost: run the same command again")
+            raise Preempted(
+                "PREEMPTED",
+                f"{name} before training began; nothing is lost: run the same command again",
+            )
 
     handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     try:

@@ -14,8 +14,9 @@ from ..core.errors import ExitCode
 from .preemption import StopFlag
 
 _INTERVAL_S = 0.5
-# The collectives' timeout limits how long a process waits for others. A little later those that waited have ended with
-# that error, and a process that still makes no progress is the one they waited for.
+# The collectives' timeout limits how long a process waits for others. A little later those that
+# waited have ended with that error, and a process that still makes no progress is the one they
+# waited for.
 _GRACE_S = 3.0
 # The start, the end and the disk may take as long as they need.
 _WATCHED = ("training", "evaluation", "save")
@@ -24,12 +25,14 @@ _WATCHED = ("training", "evaluation", "save")
 class Watchdog:
     """Ends a process that makes no progress for `timeout_s`, and stops it cleanly if its launcher dies.
 
-    Progress is a change of the count of forwards, or of the stop flag's count of polls: one per step and evaluated
-    batch. `on_stuck` gets the seconds, and returns the last line that a stuck process prints, after the stacks of its
-    threads.
+    Progress is a change of the count of forwards, or of the stop flag's count of polls: one per
+    step and evaluated batch. `on_stuck` gets the seconds, and returns the last line that a stuck
+    process prints, after the stacks of its threads.
     """
 
-    def __init__(self, activity: Activity, stop_flag: StopFlag, *, timeout_s: float, launcher_pid: int | None) -> None:
+    def __init__(
+        self, activity: Activity, stop_flag: StopFlag, *, timeout_s: float, launcher_pid: int | None
+    ) -> None:
         self._activity = activity
         self._stop_flag = stop_flag
         self.on_stuck: Callable[[float], str] = lambda stuck_s: f"stuck for {stuck_s:.0f} s"
@@ -55,7 +58,8 @@ class Watchdog:
                 os.kill(os.getpid(), signal.SIGTERM)
             phase = self._activity.phase
             now = (phase, self._stop_flag.num_polls + self._activity.num_forwards)
-            # Counted in intervals of this thread, not by a clock: none passes while the process is suspended.
+            # Counted in intervals of this thread, not by a clock: none passes while the process is
+            # suspended.
             idle_s = idle_s + _INTERVAL_S if now == seen and phase in _WATCHED else 0.0
             seen = now
             if idle_s > self._timeout_s:

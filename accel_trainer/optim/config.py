@@ -18,7 +18,10 @@ from .muon import Muon
 
 _OWN: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW, "muon": Muon}
 _LEARNING_RATES = {"sgd": 0.1, "muon": 0.1, "adamw": 1e-3}
-UNSUITABLE = {"LBFGS": "it needs several forwards for a step", "SparseAdam": "it needs sparse gradients"}
+UNSUITABLE = {
+    "LBFGS": "it needs several forwards for a step",
+    "SparseAdam": "it needs sparse gradients",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +29,19 @@ class OptimizerConfig:
     """The optimizer and its learning rate."""
 
     name: str = "sgd"
-    """`sgd` with momentum, `adamw`, `muon` (Muon for the filters of convolutions and `sgd` for the rest), or a class of
-    torch.optim such as `RMSprop`, which gets the settings below that it accepts."""
+    """`sgd` with momentum, `adamw`, `muon` (Muon for the filters of convolutions and `sgd` for the
+    rest), or a class of torch.optim such as `RMSprop`, which gets the settings below that it
+    accepts."""
     learning_rate: Annotated[float | None, tyro.conf.arg(aliases=["--lr"])] = None
-    """Peak learning rate, before the scaling below; None: 0.1 for sgd and muon, 0.001 for adamw, else torch's."""
+    """Peak learning rate, before the scaling below; None: 0.1 for sgd and muon, 0.001 for adamw,
+    else torch's."""
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
     """How the learning rate scales with global batch size / `base_batch_size`."""
     base_batch_size: int = 256
     """The global batch size that `learning_rate` was tuned for; used only for the scaling."""
     bias_learning_rate_scale: float = 1.0
-    """Factor on the learning rate of vectors and scalars. Their weight decay is divided by it, which cancels out."""
+    """Factor on the learning rate of vectors and scalars. Their weight decay is divided by it,
+    which cancels out."""
     linear_learning_rate_scale: float = 1.0
     """The same for the weight matrices of linear layers, such as the head."""
     momentum: float = 0.9
@@ -53,14 +59,16 @@ class OptimizerConfig:
     decay_norms_and_biases: bool = False
     """Whether vectors and scalars (norm scales, biases) decay too."""
     layer_decay: float | None = None
-    """Factor on the learning rate from each numbered block of layers to the one before it; None: the same for all."""
+    """Factor on the learning rate from each numbered block of layers to the one before it; None:
+    the same for all."""
     learning_rate_scales: tuple[str, ...] = ()
-    """`PATTERN=FACTOR`: a factor on the learning rate of the parameters whose names the regular expression finds, such
-    as `^head=10`. Of several patterns that find a name, the last counts."""
+    """`PATTERN=FACTOR`: a factor on the learning rate of the parameters whose names the regular
+    expression finds, such as `^head=10`. Of several patterns that find a name, the last counts."""
     weight_decays: tuple[str, ...] = ()
     """`PATTERN=DECAY`: the weight decay of these parameters, such as `norm|bias=0`."""
     freeze: Annotated[str | None, tyro.conf.arg(aliases=["--freeze"])] = None
-    """Freeze parameters whose names match this regular expression; their BatchNorms keep their statistics."""
+    """Freeze parameters whose names match this regular expression; their BatchNorms keep their
+    statistics."""
 
     def __post_init__(self) -> None:
         optimizer_class_of(self.name)
@@ -91,19 +99,27 @@ def pattern_values(config: OptimizerConfig, setting: str) -> dict[str, float]:
             if not NOT_NEGATIVE.has(values[pattern]):
                 raise ValueError("a number from 0 is needed")
         except (re.error, ValueError) as error:
-            raise ConfigError("CONFIG", f"optimizer.{setting} has {text!r} ({error}): write PATTERN=NUMBER") from None
+            raise ConfigError(
+                "CONFIG", f"optimizer.{setting} has {text!r} ({error}): write PATTERN=NUMBER"
+            ) from None
     return values
 
 
 def optimizer_class_of(name: str) -> type[Optimizer]:
     """Return the optimizer of that name. Only torch.optim is searched: no name imports code."""
     if name in UNSUITABLE:
-        raise ConfigError("CONFIG", f"--optimizer.name is {name}, but {UNSUITABLE[name]}: choose another")
+        raise ConfigError(
+            "CONFIG", f"--optimizer.name is {name}, but {UNSUITABLE[name]}: choose another"
+        )
     classes = {key: value for key, value in vars(torch.optim).items() if isinstance(value, type)}
     del classes["Optimizer"]  # the base class
     if name in (known := classes | _OWN):
         return known[name]
-    near = {key.lower(): key for key in known}.get(name.lower()) or next(iter(get_close_matches(name, known)), None)
+    near = {key.lower(): key for key in known}.get(name.lower()) or next(
+        iter(get_close_matches(name, known)), None
+    )
     hint = f"did you mean {near}? " if near else ""
     choices = "it is sgd, adamw, muon or a class of torch.optim, such as RMSprop"
-    raise ConfigError("CONFIG", f"--optimizer.name is {name}, which does not exist: {hint}{choices}")
+    raise ConfigError(
+        "CONFIG", f"--optimizer.name is {name}, which does not exist: {hint}{choices}"
+    )

@@ -12,8 +12,9 @@ from ..core.shards import is_shard, local_part
 class Ema:
     """Keeps `model`, an averaged copy in evaluation mode: average = decay * average + (1 - decay) * source.
 
-    The decay is (1 + step) / (10 + step) until that reaches `decay`: the random initial weights fade, as in
-    Tensorflow's ExponentialMovingAverage. torch's AveragedModel would sync the host in each update.
+    The decay is (1 + step) / (10 + step) until that reaches `decay`: the random initial weights
+    fade, as in Tensorflow's ExponentialMovingAverage. torch's AveragedModel would sync the host in
+    each update.
 
     `copied` is a copy of `source`, whose weights may be sharded in the same way.
     """
@@ -38,9 +39,14 @@ class Ema:
             torch._foreach_copy_(self._counted, self._counters)
 
     def _look_up(self) -> None:
-        """Find the tensors of now. Where a buffer has another shape than its average, it was replaced and is copied."""
+        """Find the tensors of now.
+
+        Where a buffer has another shape than its average, it was replaced and is copied.
+        """
         buffers = buffers_at(self._places)
-        for (owner, name), average, source in zip(self._places, buffers, buffers[self._num_buffers :], strict=False):
+        for (owner, name), average, source in zip(
+            self._places, buffers, buffers[self._num_buffers :], strict=False
+        ):
             if (average.shape, average.dtype) != (source.shape, source.dtype):
                 setattr(owner, name, None if source is NOTHING else source.detach().clone())
         self._buffers = buffers_at(self._places)

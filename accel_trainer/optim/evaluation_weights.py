@@ -11,12 +11,16 @@ from torch.optim import Optimizer
 
 def has_evaluation_weights(optimizer: Optimizer) -> bool:
     """Whether `optimizer` has the methods `train()` and `eval()`, which replace the parameters."""
-    return callable(getattr(optimizer, "train", None)) and callable(getattr(optimizer, "eval", None))
+    return callable(getattr(optimizer, "train", None)) and callable(
+        getattr(optimizer, "eval", None)
+    )
 
 
 @contextmanager
 def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
-    """Let the parameters be what `optimizer` evaluates during the block. Afterwards they have the same bits as before.
+    """Let the parameters be what `optimizer` evaluates during the block.
+
+    Afterwards they have the same bits as before.
 
     Its own way back rounds, and training would depend on how often it is evaluated.
     """

@@ -1,7 +1,7 @@
 """Learning-rate schedules: pure functions of the number of completed optimizer steps.
 
-Nothing is stored in a checkpoint: a resumed run, another number of processes and another accumulation see the same
-curve.
+Nothing is stored in a checkpoint: a resumed run, another number of processes and another
+accumulation see the same curve.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ class ScheduleConfig:
     Warmup is linear from `peak / warmup_steps`; the shape then spans the remaining steps.
     """
 
-    shape: Literal["constant", "cosine", "exponential", "linear", "polynomial", "step", "triangular"] = "cosine"
-    """`exponential` takes `gamma` to the power of the step (above 1 it rises, as `accel-trainer lr-find` does);
-    `linear` is `polynomial` of power 1; `triangular` rises until `peak_fraction` of all steps, then falls."""
+    shape: Literal[
+        "constant", "cosine", "exponential", "linear", "polynomial", "step", "triangular"
+    ] = "cosine"
+    """`exponential` takes `gamma` to the power of the step (above 1 it rises, as `accel-trainer
+    lr-find` does); `linear` is `polynomial` of power 1; `triangular` rises until `peak_fraction` of
+    all steps, then falls."""
     warmup_epochs: float = 0.0
     """Length of the linear warmup in epochs; 0 for none."""
     min_fraction: float = 0.0
@@ -92,15 +95,20 @@ def _decay(config: ScheduleConfig, step: int, num_steps: int) -> float:
         return float(config.gamma ** sum(progress >= milestone for milestone in config.milestones))
     if config.shape == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
-    power = {"constant": 0.0, "linear": 1.0, "triangular": 1.0, "polynomial": config.power}[config.shape]
+    power = {"constant": 0.0, "linear": 1.0, "triangular": 1.0, "polynomial": config.power}[
+        config.shape
+    ]
     return float((1 - progress) ** power)
 
 
-def schedule_from_torch(factory: Callable[[Optimizer], LRScheduler], *, learning_rate: float) -> Schedule:
+def schedule_from_torch(
+    factory: Callable[[Optimizer], LRScheduler], *, learning_rate: float
+) -> Schedule:
     """Return the learning rates of a torch scheduler as a function of the completed optimizer steps.
 
-    `factory` gets a stand-in optimizer with `learning_rate`; its scheduler steps once per optimizer step. What it does
-    to anything but the learning rate, such as the momentum of OneCycleLR, has no effect.
+    `factory` gets a stand-in optimizer with `learning_rate`; its scheduler steps once per optimizer
+    step. What it does to anything but the learning rate, such as the momentum of OneCycleLR, has no
+    effect.
     """
     stand_in = SGD([torch.zeros(1, requires_grad=True)], lr=learning_rate, momentum=0.9)
     scheduler = factory(stand_in)
@@ -124,28 +132,39 @@ def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
     """
     if isinstance(schedule, LRScheduler):
         fact = f"schedule= is torch's {type(schedule).__name__}"
-        raise ConfigError("SCHEDULE", f"{fact}: give schedule_from_torch(lambda optimizer: ..., learning_rate=...)")
+        raise ConfigError(
+            "SCHEDULE",
+            f"{fact}: give schedule_from_torch(lambda optimizer: ..., learning_rate=...)",
+        )
     for step in (0, max(0, num_steps - 1)):
         try:
             rate = float(schedule(step))
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
             fix = f"return a number for each step from 0 to {num_steps - 1}"
-            raise ConfigError("SCHEDULE", f"the recipe's schedule fails at step {step} ({reason}): {fix}") from error
+            raise ConfigError(
+                "SCHEDULE", f"the recipe's schedule fails at step {step} ({reason}): {fix}"
+            ) from error
         if not 0 <= rate < math.inf:
             fact = f"the recipe's schedule returns {rate:g} at step {step}"
             raise ConfigError("SCHEDULE", f"{fact}: return a learning rate of 0 or more")
 
     def rate_at(step: int) -> float:
         if (rate := schedule(step)) is None:
-            raise ConfigError("SCHEDULE", f"the recipe's schedule returns None at step {step}: return a number")
+            raise ConfigError(
+                "SCHEDULE", f"the recipe's schedule returns None at step {step}: return a number"
+            )
         return float(rate)
 
     return rate_at
 
 
 def scale_learning_rate(
-    learning_rate: float, *, rule: Literal["none", "linear", "sqrt"], global_batch_size: int, base_batch_size: int
+    learning_rate: float,
+    *,
+    rule: Literal["none", "linear", "sqrt"],
+    global_batch_size: int,
+    base_batch_size: int,
 ) -> float:
     """Scale a learning rate that was tuned at `base_batch_size` to `global_batch_size`.
 

@@ -18,15 +18,21 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     """Split the trainable parameters into groups of equal settings, by their number of dimensions."""
     groups: dict[tuple[tuple[str, Any], ...], list[tuple[str, Tensor]]] = {}
     depths = layer_depths(name for name, _ in model.named_parameters())
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = {
+        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+    }
     scales = _values_by_name(trained, "learning_rate_scales", config)
     decays = _values_by_name(trained, "weight_decays", config)
     for name, parameter in trained.items():
         settings = _settings(parameter.ndim, config)
         if config.layer_decay is not None:
-            scales[name] = scales.get(name, 1.0) * config.layer_decay ** (max(depths.values()) - depths[name])
+            scales[name] = scales.get(name, 1.0) * config.layer_decay ** (
+                max(depths.values()) - depths[name]
+            )
         if name in scales:
-            settings["learning_rate_scale"] = settings.get("learning_rate_scale", 1.0) * scales[name]
+            settings["learning_rate_scale"] = (
+                settings.get("learning_rate_scale", 1.0) * scales[name]
+            )
         settings["weight_decay"] = decays.get(name, settings["weight_decay"])
         groups.setdefault(tuple(settings.items()), []).append((name, parameter))
     return [
@@ -35,8 +41,13 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     ]
 
 
-def _values_by_name(names: Iterable[str], setting: str, config: OptimizerConfig) -> dict[str, float]:
-    """Return the value of each name that a pattern finds; the last counts. Raises ConfigError if one finds none."""
+def _values_by_name(
+    names: Iterable[str], setting: str, config: OptimizerConfig
+) -> dict[str, float]:
+    """Return the value of each name that a pattern finds; the last counts.
+
+    Raises ConfigError if one finds none.
+    """
     values: dict[str, float] = {}
     for pattern, value in pattern_values(config, setting).items():
         found = [name for name in names if re.search(pattern, name)]
@@ -50,7 +61,12 @@ def _values_by_name(names: Iterable[str], setting: str, config: OptimizerConfig)
 def _settings(num_dimensions: int, config: OptimizerConfig) -> dict[str, Any]:
     """Return what the group of a parameter sets differently from the optimizer."""
     if config.name == "muon" and num_dimensions > 2:
-        return {"weight_decay": 0.0, "momentum": 0.0, "nesterov": False, "filter_momentum": config.filter_momentum}
+        return {
+            "weight_decay": 0.0,
+            "momentum": 0.0,
+            "nesterov": False,
+            "filter_momentum": config.filter_momentum,
+        }
     scales = {
         0: config.bias_learning_rate_scale,
         1: config.bias_learning_rate_scale,
@@ -58,15 +74,18 @@ def _settings(num_dimensions: int, config: OptimizerConfig) -> dict[str, Any]:
     }
     scale = scales.get(num_dimensions, 1.0)
     decays = num_dimensions > 1 or config.decay_norms_and_biases
-    return {"weight_decay": config.weight_decay / scale if decays else 0.0, "learning_rate_scale": scale}
+    return {
+        "weight_decay": config.weight_decay / scale if decays else 0.0,
+        "learning_rate_scale": scale,
+    }
 
 
 def layer_depths(names: Iterable[str]) -> dict[str, int]:
     """Return the depth of each parameter, from 0 at the input, by the numbered blocks of its name.
 
-    `layer1.0.conv1.weight` is in the block `layer1.0`, `blocks.3.attn.qkv.bias` in `blocks.3`. Names without a number
-    are in the stem if they come before the first block, in the head if they come after it. (As fine-tuning of vision
-    transformers does since BEiT, arXiv 2106.08254.)
+    `layer1.0.conv1.weight` is in the block `layer1.0`, `blocks.3.attn.qkv.bias` in `blocks.3`.
+    Names without a number are in the stem if they come before the first block, in the head if they
+    come after it. (As fine-tuning of vision transformers does since BEiT, arXiv 2106.08254.)
     """
     blocks: dict[str, int] = {}
     depths: dict[str, int | None] = {}
@@ -88,7 +107,10 @@ def freeze(model: nn.Module, pattern: str) -> None:
     parameters = dict(model.named_parameters())
     found = [name for name in parameters if re.search(pattern, name)]
     if not found or len(found) == len(parameters):
-        which, names = "all" if found else "none", ", ".join([*list(parameters)[:2], list(parameters)[-1]])
+        which, names = (
+            "all" if found else "none",
+            ", ".join([*list(parameters)[:2], list(parameters)[-1]]),
+        )
         fact = f"--freeze {pattern!r} matches {which} of the {len(parameters)} parameters ({names})"
         raise ConfigError("FREEZE", f"{fact}: it must match some, not all")
     for name in found:

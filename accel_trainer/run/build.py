@@ -61,29 +61,36 @@ def build_trainer(
     callbacks: Sequence[Callback] = (),
     trainer_class: type[Trainer] = Trainer,
 ) -> Trainer:
-    """Assemble a trainer for `run`, and restore the checkpoint that the run continues from. **Collective.**
+    """Assemble a trainer for `run`, and restore the checkpoint that the run continues from.
 
-    `model` is plain, on the CPU. `data_fingerprint` identifies the content of the data: a run does not continue on
-    other data. None: a hash of some samples, if the loaders have one. `export_config` is written beside the exported
-    weights as JSON. `optimizer` builds an optimizer of your own for the model on its device, and `schedule` gives its
-    learning rate at each step; None: both follow the config. `trainer_class` is for a subclass that overrides
-    `train_step`.
+    **Collective.**
+
+    `model` is plain, on the CPU. `data_fingerprint` identifies the content of the data: a run does
+    not continue on other data. None: a hash of some samples, if the loaders have one.
+    `export_config` is written beside the exported weights as JSON. `optimizer` builds an optimizer
+    of your own for the model on its device, and `schedule` gives its learning rate at each step;
+    None: both follow the config. `trainer_class` is for a subclass that overrides `train_step`.
 
     The order matters:
 
     1. Parts and data are checked first: nothing has been changed yet.
-    2. Initial weights are loaded and parameters frozen where the model lies, on the CPU; ONNX copies it there.
-    3. The model is placed on its device and compiled: what comes later holds the tensors that are placed.
-    4. The optimizer is built of the placed parameters, and the learning rate of every step is known.
-    5. What all processes must have alike is compared before any of them waits for the others in training.
-    6. The checkpointer and the callbacks of the run are built; what they open is closed with the run.
+    2. Initial weights are loaded and parameters frozen where the model lies, on the CPU; ONNX
+       copies it there.
+    3. The model is placed on its device and compiled: what comes later holds the tensors that are
+       placed.
+    4. The optimizer is built of the placed parameters, and the learning rate of every step is
+       known.
+    5. What all processes must have alike is compared before any of them waits for the others in
+       training.
+    6. The checkpointer and the callbacks of the run are built; what they open is closed with the
+       run.
     7. The trainer is assembled, which wraps the model.
     8. A checkpoint has room on the disk, and can be stored.
     9. The checkpoint that the run continues from is restored last, into objects that are complete.
 
     Raises:
-        ConfigError: a part is not what its name says, some processes have other data than the main process, or a
-            setting has no effect.
+        ConfigError: a part is not what its name says, some processes have other data than the main
+            process, or a setting has no effect.
         CheckpointError: the checkpoint to continue from does not fit, or a checkpoint has no room.
     """
     check_parts(
@@ -124,7 +131,9 @@ def build_trainer(
     checkpointer = _build_checkpointer(run, strategy, metadata, history)
     num_parts = loader.plan.num_parts if loader.plan.reduce == "exact" else None
     if run.config.run.dry_run:
-        eval_loader = limit_evaluation(eval_loader, num_parts=num_parts, accelerator=run.accelerator)
+        eval_loader = limit_evaluation(
+            eval_loader, num_parts=num_parts, accelerator=run.accelerator
+        )
         parts = {"model": model, "optimizer": descent.optimizer, "task": task}
         callbacks = [*callbacks, UnseenRecorder(run.folder, parts, model=model)]
     evaluator = Evaluator(
@@ -173,7 +182,10 @@ def build_trainer(
 
 
 def _choose_strategy(run: Run, plan: BatchPlan) -> PlainStrategy:
-    """Return how the processes train together. Raises ConfigError for settings that it does not support."""
+    """Return how the processes train together.
+
+    Raises ConfigError for settings that it does not support.
+    """
     strategy = choose_strategy(plan, run.accelerator, seed=run.config.seed)
     options = {
         "--compile": run.config.runtime.compile,
@@ -189,11 +201,17 @@ def _refuse_wrapped(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.DataParallel | DistributedDataParallel):
             fact = f"the model is, or has, a {type(module).__name__}"
-            raise ConfigError("MODEL", f"{fact}: give the plain module, and start a process for each device")
+            raise ConfigError(
+                "MODEL", f"{fact}: give the plain module, and start a process for each device"
+            )
 
 
-def _identify_data(run: Run, loader: Loader, eval_loader: EvalLoader, fingerprint: str | None) -> dict[str, Any]:
-    """Return what identifies the samples of training and evaluation, for the manifest. **Collective.**
+def _identify_data(
+    run: Run, loader: Loader, eval_loader: EvalLoader, fingerprint: str | None
+) -> dict[str, Any]:
+    """Return what identifies the samples of training and evaluation, for the manifest.
+
+    **Collective.**
 
     Raises ConfigError if processes have different data.
     """
@@ -238,7 +256,9 @@ def _load_origin(run: Run, model: nn.Module) -> list[str]:
     return origin
 
 
-def _copy_for_onnx(run: Run, model: nn.Module, task: Task, eval_loader: EvalLoader) -> OnnxExport | None:
+def _copy_for_onnx(
+    run: Run, model: nn.Module, task: Task, eval_loader: EvalLoader
+) -> OnnxExport | None:
     if run.config.run.onnx and run.accelerator.is_main_process:
         return OnnxExport(copy_model(model), task, eval_loader)
     return None
@@ -248,7 +268,10 @@ def _copy_for_onnx(run: Run, model: nn.Module, task: Task, eval_loader: EvalLoad
 
 
 def _compile(run: Run, model: nn.Module, preparation: Stopwatch) -> bool | None:
-    """Compile `model` if the config asks for it; return whether, None if it does not ask. **Collective.**"""
+    """Compile `model` if the config asks for it; return whether, None if it does not ask.
+
+    **Collective.**
+    """
     if not run.config.runtime.compile:
         return None
     compiler = Compiler(preparation)
@@ -262,8 +285,13 @@ def _compile(run: Run, model: nn.Module, preparation: Stopwatch) -> bool | None:
 # --- 5. what is the same on all processes ---
 
 
-def _check_same_parts(run: Run, model: nn.Module, descent: Descent, task: Task, metrics: Sequence[Metric]) -> None:
-    """Raise ConfigError if some process has another model, optimizer, task, schedule or metrics. **Collective.**"""
+def _check_same_parts(
+    run: Run, model: nn.Module, descent: Descent, task: Task, metrics: Sequence[Metric]
+) -> None:
+    """Raise ConfigError if some process has another model, optimizer, task, schedule or metrics.
+
+    **Collective.**
+    """
     steps = (0, descent.num_steps // 2, descent.num_steps - 1)
     parts = {
         "model": _describe_model(model),
@@ -278,7 +306,10 @@ def _check_same_parts(run: Run, model: nn.Module, descent: Descent, task: Task, 
 def _describe_model(model: nn.Module) -> str:
     """Return the class and a line per parameter and buffer."""
     tensors = (*model.named_parameters(), *model.named_buffers())
-    lines = (f"{name} {list(each.shape)} {each.dtype}" + " trained" * each.requires_grad for name, each in tensors)
+    lines = (
+        f"{name} {list(each.shape)} {each.dtype}" + " trained" * each.requires_grad
+        for name, each in tensors
+    )
     return "\n".join([type(model).__qualname__, *lines])
 
 
@@ -286,7 +317,11 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
     """Return the class and a line per group, with its settings that are plain values."""
     lines = [type(optimizer).__qualname__]
     for group in optimizer.param_groups:
-        plain = {name: value for name, value in group.items() if isinstance(value, bool | int | float | str)}
+        plain = {
+            name: value
+            for name, value in group.items()
+            if isinstance(value, bool | int | float | str)
+        }
         lines.append(f"{len(group['params'])} parameters, {plain}")
     return "\n".join(lines)
 
@@ -323,7 +358,9 @@ def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
     checkpointer.check_shared_disk()
 
 
-def _banner(run: Run, plan: BatchPlan, model: nn.Module, descent: Descent, data: Mapping[str, Any]) -> str:
+def _banner(
+    run: Run, plan: BatchPlan, model: nn.Module, descent: Descent, data: Mapping[str, Any]
+) -> str:
     """Return what a run says of itself at its start."""
     num_train, num_eval = data["num_samples"]
     checked = describe_fingerprint(data["data_fingerprint"])
@@ -337,7 +374,9 @@ def _banner(run: Run, plan: BatchPlan, model: nn.Module, descent: Descent, data:
 # --- 9. the checkpoint that the run continues from ---
 
 
-def _restore(run: Run, trainer: Trainer, metadata: Mapping[str, Any], history: MetricsFile | None) -> None:
+def _restore(
+    run: Run, trainer: Trainer, metadata: Mapping[str, Any], history: MetricsFile | None
+) -> None:
     if run.checkpoint is not None:
         restore_checkpoint(
             trainer,

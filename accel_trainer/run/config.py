@@ -22,17 +22,27 @@ from ..optim.config import OptimizerConfig
 from ..optim.lr_scheduler import ScheduleConfig
 from ..training.config import TrainerConfig
 
-# Settings that may differ between two starts of a run, by the prefix of their dotted names. All others decide what is
-# trained, and may only be changed on purpose (`--allow-change`). docs/checkpoints.md has the same lists.
+# Settings that may differ between two starts of a run, by the prefix of their dotted names. All
+# others decide what is trained, and may only be changed on purpose (`--allow-change`).
+# docs/checkpoints.md has the same lists.
 MUTABLE_ON_RESUME = (
-    "run.", "checkpoint.", "trainer.max_steps", "trainer.max_time_s", "trainer.on_nonfinite",
+    "run.",
+    "checkpoint.",
+    "trainer.max_steps",
+    "trainer.max_time_s",
+    "trainer.on_nonfinite",
     # how batches are split and read
-    "batch.per_device_batch_size", "batch.accumulation_steps", "batch.eval_batch_size",
+    "batch.per_device_batch_size",
+    "batch.accumulation_steps",
+    "batch.eval_batch_size",
     "batch.num_workers",
     # `num_threads` decides the last bits
-    "runtime.num_threads", "runtime.timeout_s", "runtime.stuck_timeout_s", "runtime.backend",
+    "runtime.num_threads",
+    "runtime.timeout_s",
+    "runtime.stuck_timeout_s",
+    "runtime.backend",
     "runtime.debug_distributed",
-)  # fmt: skip
+)
 # Settings of which each process may have a value of its own.
 _OWN_OF_A_PROCESS = (
     "run.",
@@ -51,28 +61,36 @@ class RunConfig:
     """Where a run lives and where it starts from."""
 
     output_dir: Annotated[Path | None, tyro.conf.arg(aliases=["--output-dir"])] = None
-    """The run folder; None: `runs/<recipe>-<time>`, or the newest unfinished one of the same config."""
+    """The run folder; None: `runs/<recipe>-<time>`, or the newest unfinished one of the same
+    config."""
     resume: Annotated[str, tyro.conf.arg(aliases=["--resume"])] = "auto"
-    """`auto` resumes the run in the folder, if any; `never` refuses to; or a checkpoint or run to branch off from."""
+    """`auto` resumes the run in the folder, if any; `never` refuses to; or a checkpoint or run to
+    branch off from."""
     init_from: Annotated[Path | None, tyro.conf.arg(aliases=["--init-from"])] = None
-    """A checkpoint, run or safetensors file whose weights a new run starts from; nothing else of it is used."""
+    """A checkpoint, run or safetensors file whose weights a new run starts from; nothing else of it
+    is used."""
     init_skip: Annotated[str | None, tyro.conf.arg(aliases=["--init-skip"])] = None
     """Do not load tensors whose names match this regular expression from `init_from`."""
     allow_change: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--allow-change"])] = ()
     """Settings (dotted names, or `data`) that may differ from the run that is resumed."""
     track: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--track"])] = ()
-    """Trackers to copy `metrics.jsonl` into, offline: `tensorboard`, `wandb`, `mlflow`, `trackio`, or another that
-    accelerate knows. Their own environment variables, such as WANDB_MODE=online, apply."""
+    """Trackers to copy `metrics.jsonl` into, offline: `tensorboard`, `wandb`, `mlflow`, `trackio`,
+    or another that accelerate knows. Their own environment variables, such as WANDB_MODE=online,
+    apply."""
     runs_dir: Path = Path("runs")
     """Where run folders are created if `output_dir` is not set."""
-    cache_dir: Annotated[Path, tyro.conf.arg(aliases=["--cache-dir"])] = Path("~/.cache/accel_trainer")
+    cache_dir: Annotated[Path, tyro.conf.arg(aliases=["--cache-dir"])] = Path(
+        "~/.cache/accel_trainer"
+    )
     """Cache of decoded data, shared by all runs."""
     profile: Annotated[bool, tyro.conf.arg(aliases=["--profile"])] = False
     """Write a trace of a few steps to `profile/` in the run folder, for https://ui.perfetto.dev."""
     onnx: Annotated[bool, tyro.conf.arg(aliases=["--onnx"])] = False
-    """Also export the model as ONNX, so that others can verify it and predict with it without its class."""
+    """Also export the model as ONNX, so that others can verify it and predict with it without its
+    class."""
     dry_run: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False
-    """Train 6 steps at once, and 3 + 3 with a resume in a new process, in a temporary folder, and compare them."""
+    """Train 6 steps at once, and 3 + 3 with a resume in a new process, in a temporary folder, and
+    compare them."""
     quiet: Annotated[bool, tyro.conf.arg(aliases=["--quiet"])] = False
     """Print only warnings and errors. The files of the run do not change."""
     debug: Annotated[bool, tyro.conf.arg(aliases=["--debug"])] = False
@@ -81,9 +99,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_pattern(self, "run", "init_skip")
         if self.onnx and find_spec("onnxscript") is None:
-            raise ConfigError("CONFIG", "--onnx needs onnxscript: pip install 'accel-trainer[onnx]'")
+            raise ConfigError(
+                "CONFIG", "--onnx needs onnxscript: pip install 'accel-trainer[onnx]'"
+            )
         if self.init_skip is not None and self.init_from is None:
-            raise ConfigError("CONFIG", "--init-skip has no effect without --init-from: add that, or leave it out")
+            raise ConfigError(
+                "CONFIG", "--init-skip has no effect without --init-from: add that, or leave it out"
+            )
         if self.init_from is not None and self.resume not in ("auto", "never"):
             fact = f"--resume {self.resume} and --init-from {self.init_from} both set the initial weights"
             raise ConfigError("CONFIG", f"{fact}: remove one of them")
@@ -129,8 +151,15 @@ def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tu
 
     A value that is not stored counts as its default; a stored value without a setting is ignored.
     """
-    before = {**dict(flatten_config(config_to_dict(type(config)()))), **dict(flatten_config(stored))}
-    changes = [(name, before[name], new) for name, new in _decisive_values(config).items() if new != before[name]]
+    before = {
+        **dict(flatten_config(config_to_dict(type(config)()))),
+        **dict(flatten_config(stored)),
+    }
+    changes = [
+        (name, before[name], new)
+        for name, new in _decisive_values(config).items()
+        if new != before[name]
+    ]
     return [change for change in changes if change != _FORMER_DEFAULT]
 
 
@@ -155,10 +184,16 @@ def check_allowed_changes(config: RecipeConfig) -> None:
     for name in config.run.allow_change:
         if name.replace("-", "_") not in known:
             choices = ", ".join(["data", *_decisive_values(config)])
-            raise ConfigError("CONFIG", f"--allow-change {name}: there is no such setting: choose from {choices}")
+            raise ConfigError(
+                "CONFIG", f"--allow-change {name}: there is no such setting: choose from {choices}"
+            )
 
 
 def _decisive_values(config: RecipeConfig) -> dict[str, Any]:
     values = flatten_config(config_to_dict(config))
     pinned = _PINNED_IF_EXACT if config.batch.reduce == "exact" else ()
-    return {name: value for name, value in values if name in pinned or not name.startswith(MUTABLE_ON_RESUME)}
+    return {
+        name: value
+        for name, value in values
+        if name in pinned or not name.startswith(MUTABLE_ON_RESUME)
+    }

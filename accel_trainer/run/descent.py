@@ -47,7 +47,9 @@ def plan_descent(
         optimizer = build_optimizer(model, config.optimizer)
     else:
         optimizer = build_own_optimizer(build_own, model)
-        config = replace(config, optimizer=OptimizerConfig(learning_rate=float(optimizer.param_groups[0]["lr"])))
+        config = replace(
+            config, optimizer=OptimizerConfig(learning_rate=float(optimizer.param_groups[0]["lr"]))
+        )
     if schedule is not None:
         checked = checked_schedule(schedule, num_steps=num_steps)
         return Descent(optimizer, checked, "the recipe's learning rates", num_steps)
@@ -57,7 +59,11 @@ def plan_descent(
 
 def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
     """Raise ConfigError for settings of an optimizer or a schedule that the recipe builds itself."""
-    default = config if not optimizer else replace(config, optimizer=OptimizerConfig(freeze=config.optimizer.freeze))
+    default = (
+        config
+        if not optimizer
+        else replace(config, optimizer=OptimizerConfig(freeze=config.optimizer.freeze))
+    )
     if schedule:
         rates = replace(default.optimizer, learning_rate=None, learning_rate_scaling="none")
         default = replace(default, optimizer=rates, schedule=ScheduleConfig())

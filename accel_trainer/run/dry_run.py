@@ -22,7 +22,10 @@ from ..training.unseen_state import mark_unseen
 NUM_STEPS = 3  # before the resume, and again after it
 MAX_EVAL_SAMPLES = 512
 UNSEEN_FILE = "unseen.json"
-GENERATORS: dict[str, Callable[[], Any]] = {"Python's random": random.getstate, "numpy.random": np.random.get_state}
+GENERATORS: dict[str, Callable[[], Any]] = {
+    "Python's random": random.getstate,
+    "numpy.random": np.random.get_state,
+}
 
 
 class FewSamples:
@@ -30,7 +33,11 @@ class FewSamples:
 
     def __init__(self, loader: EvalLoader, num_own: int, accelerator: Accelerator) -> None:
         self.num_samples = num_own * accelerator.num_processes
-        self._loader, self._num_own, self._first = loader, num_own, num_own * accelerator.process_index
+        self._loader, self._num_own, self._first = (
+            loader,
+            num_own,
+            num_own * accelerator.process_index,
+        )
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's samples."""
@@ -43,14 +50,18 @@ class FewSamples:
                 return
 
 
-def limit_evaluation(loader: EvalLoader, *, num_parts: int | None, accelerator: Accelerator) -> EvalLoader:
+def limit_evaluation(
+    loader: EvalLoader, *, num_parts: int | None, accelerator: Accelerator
+) -> EvalLoader:
     """Return a loader of fewer samples, if one of this package has more than a dry run needs."""
     is_ours = type(loader).__module__.startswith(f"{__name__.partition('.')[0]}.")
     num_parts = num_parts or accelerator.num_processes
     if not is_ours or loader.num_samples <= MAX_EVAL_SAMPLES or num_parts > MAX_EVAL_SAMPLES:
         return loader
     num_equal = loader.num_samples // num_parts * num_parts  # of which each process has as many
-    return FewSamples(loader, min(num_equal, MAX_EVAL_SAMPLES) // accelerator.num_processes, accelerator)
+    return FewSamples(
+        loader, min(num_equal, MAX_EVAL_SAMPLES) // accelerator.num_processes, accelerator
+    )
 
 
 class UnseenRecorder(Callback):
@@ -73,5 +84,7 @@ class UnseenRecorder(Callback):
         if trainer.accelerator.is_main_process:
             marks = mark_unseen(self._parts, model=self._model)
             seen = {**marks, **{name: state() for name, state in GENERATORS.items()}}
-            hashes = {name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in seen.items()}
+            hashes = {
+                name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in seen.items()
+            }
             filesystem.write_file_atomic(self._folder / UNSEEN_FILE, json.dumps(hashes).encode())

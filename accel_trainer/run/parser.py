@@ -62,7 +62,9 @@ class ConfigField:
             raise ConfigError("CONFIG", f"{given}: expected {expected}") from None
 
 
-def parse_config(config_class: type[C], argv: Sequence[str] | None = None, *, description: str) -> C:
+def parse_config(
+    config_class: type[C], argv: Sequence[str] | None = None, *, description: str
+) -> C:
     """Return the config that `argv` (None: the command line) asks for.
 
     Flags win over `--config FILE`, which wins over the defaults. The text `None` means None, in
@@ -78,7 +80,9 @@ def parse_config(config_class: type[C], argv: Sequence[str] | None = None, *, de
     return parse_config_and_origins(config_class, argv)[0]
 
 
-def parse_config_and_origins(config_class: type[C], argv: Sequence[str]) -> tuple[C, dict[str, str]]:
+def parse_config_and_origins(
+    config_class: type[C], argv: Sequence[str]
+) -> tuple[C, dict[str, str]]:
     """Return the config and, by dotted name, where each value is from: default, file or flag."""
     known = config_fields(config_class)
     by_flag = {flag: field for field in known.values() for flag in [*field.flags, *field.negations]}
@@ -203,7 +207,9 @@ def _build(config_class: type[C], values: Mapping[str, Any]) -> C:
         raise ConfigError("CONFIG", str(error)) from None
 
 
-def _arguments(defaults: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _arguments(
+    defaults: Mapping[str, Any], values: Mapping[str, Any], prefix: str = ""
+) -> dict[str, Any]:
     """Return the values by dotted name, or else the defaults, as arguments of a config class."""
     arguments = {}
     for name, default in defaults.items():

@@ -29,7 +29,14 @@ def check_parts(**parts: Any) -> None:
 
 def _check(name: str, part: Any) -> None:
     if isinstance(part, type):
-        raise ConfigError("CONFIG", f"{name}= has the class {part.__name__}: give an instance of it, {part.__name__}()")
+        raise ConfigError(
+            "CONFIG",
+            f"{name}= has the class {part.__name__}: give an instance of it, {part.__name__}()",
+        )
     if missing := [attribute for attribute in _NEEDED[name] if not hasattr(part, attribute)]:
-        fact = f"{name}= has an object of type {type(part).__name__}, without {' and '.join(missing)}"
-        raise ConfigError("CONFIG", f"{fact}: see the documentation of build_trainer for what it can be")
+        fact = (
+            f"{name}= has an object of type {type(part).__name__}, without {' and '.join(missing)}"
+        )
+        raise ConfigError(
+            "CONFIG", f"{fact}: see the documentation of build_trainer for what it can be"
+        )

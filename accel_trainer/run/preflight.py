@@ -30,7 +30,11 @@ def refuse_launch(config: RecipeConfig) -> None:
     if torch.backends.mps.is_available():
         fact = f"{num_processes} processes cannot share the GPU of a Mac"
         raise ConfigError("MPS_PROCESSES", f"{fact}: launch one with `python`, or use the CPU")
-    if torch.cuda.device_count() and config.runtime.backend != "gloo" and not dist.is_nccl_available():
+    if (
+        torch.cuda.device_count()
+        and config.runtime.backend != "gloo"
+        and not dist.is_nccl_available()
+    ):
         fact = f"{num_processes} processes on GPUs, and this torch {torch.__version__} has no NCCL"
         fix = "install torch for CUDA on Linux, or use --runtime.backend gloo"
         raise ConfigError("NCCL_MISSING", f"{fact}: {fix}")
@@ -46,10 +50,17 @@ def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict
         found["TORCH_UNTRIED"] = f"{fact}: the tests ran with {', '.join(TRIED_TORCH)}"
     if num_gpus and runtime.deterministic and is_too_late_for_cublas:
         fact = "CUDA was in use before the run, so matrix products may differ in their last bits"
-        fix = "set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts, or use no GPU before the run"
+        fix = (
+            "set CUBLAS_WORKSPACE_CONFIG=:4096:8 before Python starts, or use no GPU before the run"
+        )
         found["CUBLAS_LATE"] = f"{fact}: {fix}"
     precision = runtime.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if num_gpus and precision == "no" and not runtime.tf32 and torch.cuda.get_device_capability() >= _HAS_TF32:
+    if (
+        num_gpus
+        and precision == "no"
+        and not runtime.tf32
+        and torch.cuda.get_device_capability() >= _HAS_TF32
+    ):
         fact = "float32 without TF32 does not use this GPU's tensor cores"
         found["TENSOR_CORES"] = f"{fact}: add --mixed-precision bf16, or --runtime.tf32"
     num_used = _count("LOCAL_WORLD_SIZE")
@@ -69,11 +80,15 @@ def _find_large_batch(config: RecipeConfig) -> str | None:
     schedule = config.schedule
     batch = config.batch.resolved_global_batch_size(num_processes)
     base = optimizer.base_batch_size
-    large = f"the global batch {batch} is {batch / base:.3g} times --optimizer.base-batch-size {base}"
+    large = (
+        f"the global batch {batch} is {batch / base:.3g} times --optimizer.base-batch-size {base}"
+    )
     if num_processes == 1 or batch < _LARGE_BATCH * base:
         return None
     if optimizer.learning_rate_scaling == "none":
-        rule = f"--optimizer.learning-rate-scaling {'linear' if optimizer.name == 'sgd' else 'sqrt'}"
+        rule = (
+            f"--optimizer.learning-rate-scaling {'linear' if optimizer.name == 'sgd' else 'sqrt'}"
+        )
         fix = f"set {rule}, or --optimizer.base-batch-size {batch} if it was tuned for this batch"
         return f"{large} and --lr {optimizer.learning_rate:g} is not scaled: {fix}"
     if schedule.warmup_epochs == 0 and schedule.shape != "triangular":

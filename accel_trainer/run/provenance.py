@@ -25,13 +25,17 @@ from .parser import parse_config_and_origins
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
 _GIT_TIMEOUT_S = 10
 # The values of flags such as `--hub-token`.
-_SECRET = re.compile(r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*")
+_SECRET = re.compile(
+    r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*"
+)
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\0\s@]+(?=@)")
-# By the prefixes of the hub, GitHub, GitLab, OpenAI, AWS, Slack and newer Weights & Biases keys, or long hex.
+# By the prefixes of the hub, GitHub, GitLab, OpenAI, AWS, Slack and newer Weights & Biases keys, or
+# long hex.
 _LIKE_SECRET = re.compile(
     r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|xox[abprs]-|wandb_v1_)[\w-]{8,}|\b[0-9a-f]{40,}\b"
 )
-# Known to hold no secret: communication between processes, their addresses, and how `accelerate launch` shards.
+# Known to hold no secret: communication between processes, their addresses, and how `accelerate
+# launch` shards.
 _VARIABLES = re.compile(
     "GLOO_SOCKET_IFNAME|MASTER_(ADDR|PORT)|OMP_NUM_THREADS|SLURM_JOB_ID|TORCHELASTIC_(RESTART_COUNT|RUN_ID)"
     "|ACCELERATE_USE_(CPU|FSDP)|TORCH_(CPP_LOG_LEVEL|DISTRIBUTED_DEBUG)"
@@ -47,7 +51,11 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {name: found.version for name in _PACKAGES for found in [*metadata.distributions(name=name)][:1]},
+        "packages": {
+            name: found.version
+            for name in _PACKAGES
+            for found in [*metadata.distributions(name=name)][:1]
+        },
         "hardware": {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
@@ -57,7 +65,11 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
         },
         "mixed_precision": accelerator.mixed_precision,
         "backend": dist.get_backend() if accelerator.num_processes > 1 else None,
-        "variables": {name: _mask(os.environ[name]) for name in sorted(os.environ) if _VARIABLES.fullmatch(name)},
+        "variables": {
+            name: _mask(os.environ[name])
+            for name in sorted(os.environ)
+            if _VARIABLES.fullmatch(name)
+        },
         "command": {"arguments": _mask(arguments).split("\0"), "directory": str(Path.cwd())},
         "code": _code(),
     }

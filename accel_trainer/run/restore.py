@@ -29,7 +29,8 @@ def restore_checkpoint(
     `changes` are the settings that were changed on purpose, and `allowed` those that may be.
 
     Raises:
-        CheckpointError: the data or the task is another, or the content is nothing that this run has saved.
+        CheckpointError: the data or the task is another, or the content is nothing that this run
+            has saved.
     """
     changes = [*changes, *_data_changes(checkpoint.manifest, metadata, allowed)]
     _check_task(checkpoint, metadata["task_fingerprint"])
@@ -44,7 +45,9 @@ def restore_checkpoint(
         raise CheckpointError("CKPT_STATE", message) from error
 
 
-def _data_changes(stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
+def _data_changes(
+    stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]
+) -> list[str]:
     """Return `["data"]` if the data differs from the checkpoint's, and that is allowed; else nothing."""
     before, after = stored.get("num_samples", now["num_samples"]), now["num_samples"]
     old, new = stored.get("data_fingerprint", ""), now["data_fingerprint"]
@@ -52,9 +55,15 @@ def _data_changes(stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Se
         return []
     if "data" in allowed:
         return ["data"]
-    change = f"{tuple(before)} -> {tuple(after)} samples" if before != after else f"{old[:16]} -> {new[:16]}"
+    change = (
+        f"{tuple(before)} -> {tuple(after)} samples"
+        if before != after
+        else f"{old[:16]} -> {new[:16]}"
+    )
     fix = "restore it, choose another --output-dir, or continue on purpose with --allow-change data"
-    raise CheckpointError("DATA_CHANGED", f"the data is not what this run was trained on ({change}): {fix}")
+    raise CheckpointError(
+        "DATA_CHANGED", f"the data is not what this run was trained on ({change}): {fix}"
+    )
 
 
 def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
@@ -71,6 +80,8 @@ def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) 
     )
     if metadata["reduce"] == "exact":
         del before["num_processes"]
-    if changed := [f"{name} {old} -> {now.get(name)}" for name, old in before.items() if old != now.get(name)]:
+    if changed := [
+        f"{name} {old} -> {now.get(name)}" for name, old in before.items() if old != now.get(name)
+    ]:
         text = "changed since %s was saved: %s; the results may differ in the last bits"
         _logger.warning(text, checkpoint.name, ", ".join(changed))

@@ -53,7 +53,11 @@ def _is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     try:
         stored = read_plain_yaml(folder / "config.yaml")
         resolved = with_batch(config, stored, num_processes=1)
-        if training_changes(stored, resolved) or not has_checkpoints(folder / "checkpoints") or is_in_use(folder):
+        if (
+            training_changes(stored, resolved)
+            or not has_checkpoints(folder / "checkpoints")
+            or is_in_use(folder)
+        ):
             return False
         result = folder / "result.json"
         return not (result.exists() and read_json_object(result)["state"] == "done")
@@ -65,7 +69,10 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
     """Return what to continue from; a run's own checkpoints come first, so that the same command continues the run."""
     if has_checkpoints(folder / "checkpoints"):
         if run.resume == "never":
-            raise OutputError("RUN_EXISTS", f"{folder} has checkpoints and --resume is never: choose another folder")
+            raise OutputError(
+                "RUN_EXISTS",
+                f"{folder} has checkpoints and --resume is never: choose another folder",
+            )
         return Source(str(folder))
     if run.resume in ("auto", "never"):
         return None
@@ -74,7 +81,9 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
         return Source(str(path.parent.parent), path.name)
     if has_checkpoints(path / "checkpoints"):
         return Source(str(path))
-    raise CheckpointError("CKPT_NOT_FOUND", f"--resume {run.resume} is neither a checkpoint nor a run: check the path")
+    raise CheckpointError(
+        "CKPT_NOT_FOUND", f"--resume {run.resume} is neither a checkpoint nor a run: check the path"
+    )
 
 
 def read_stored_config(source: Source) -> dict[str, Any]:
@@ -84,18 +93,24 @@ def read_stored_config(source: Source) -> dict[str, Any]:
         stored = read_plain_yaml(path)
         batch = stored.get("batch", {})
         is_by_name = isinstance(batch, dict)
-        if not is_by_name or not all(isinstance(batch[name], int | None) for name in batch if name != "reduce"):
+        if not is_by_name or not all(
+            isinstance(batch[name], int | None) for name in batch if name != "reduce"
+        ):
             raise ValueError(f"batch is {str(batch)[:80]}, expected whole numbers by name")
         return stored
     except (OSError, ValueError) as error:
-        raise CheckpointError("RUN_CONFIG", f"{path} cannot be read ({error}): restore it") from error
+        raise CheckpointError(
+            "RUN_CONFIG", f"{path} cannot be read ({error}): restore it"
+        ) from error
 
 
 def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: int) -> R:
     """Return `config` with its global batch: as given, else that of the run that continues, else the computed one."""
     batch, kept = config.batch, (stored or {}).get("batch", {})
     given = batch.global_batch_size or kept.get("global_batch_size")
-    batch = replace(batch, global_batch_size=given or batch.resolved_global_batch_size(num_processes))
+    batch = replace(
+        batch, global_batch_size=given or batch.resolved_global_batch_size(num_processes)
+    )
     return replace(config, batch=batch)
 
 
@@ -112,7 +127,9 @@ def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Sourc
         listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
         flags = " ".join(name for name, _, _ in refused)
         fix = f"set it back, choose another --output-dir, or change it on purpose with --allow-change {flags}"
-        raise ConfigError("CONFIG_CHANGED", f"{source.run} was made with another config ({listed}): {fix}")
+        raise ConfigError(
+            "CONFIG_CHANGED", f"{source.run} was made with another config ({listed}): {fix}"
+        )
     return [name for name, _, _ in changes]
 
 
@@ -123,10 +140,12 @@ def read_checkpoint(
     timeout_s: float,
     known_damaged: Mapping[str, CheckpointError] = MappingProxyType({}),
 ) -> LoadedCheckpoint | None:
-    """Return the checkpoint to start from; the main process reads and verifies it for all. **Collective.**
+    """Return the checkpoint to start from; the main process reads and verifies it for all.
 
-    Slices of shards are verified by all processes, each its part of them, and sent to none. `known_damaged` are
-    checkpoints, by name, in which that has failed.
+    **Collective.**
+
+    Slices of shards are verified by all processes, each its part of them, and sent to none.
+    `known_damaged` are checkpoints, by name, in which that has failed.
     """
     if source is None:
         return None
@@ -134,7 +153,12 @@ def read_checkpoint(
     found: list[Any] = []
 
     def read() -> str:
-        found[:] = find_checkpoint(directory, source.checkpoint, trust_slices=True, known_damaged=known_damaged) or ()
+        found[:] = (
+            find_checkpoint(
+                directory, source.checkpoint, trust_slices=True, known_damaged=known_damaged
+            )
+            or ()
+        )
         return str(found[1].name)
 
     folder = directory / run_on_main(read, accelerator)
@@ -144,10 +168,14 @@ def read_checkpoint(
     if loaded.slices:
         peers = join_peers(accelerator, timeout_s=timeout_s)
         try:
-            peers.agree(lambda: keep_slices(loaded.slices, peers.process_index, peers.num_processes))
+            peers.agree(
+                lambda: keep_slices(loaded.slices, peers.process_index, peers.num_processes)
+            )
         except CheckpointError as error:
             if source.checkpoint is not None or error.code != "CKPT_DAMAGED":
                 raise
             known_damaged = {**known_damaged, folder.name: error}
-            return read_checkpoint(source, accelerator, timeout_s=timeout_s, known_damaged=known_damaged)
+            return read_checkpoint(
+                source, accelerator, timeout_s=timeout_s, known_damaged=known_damaged
+            )
     return loaded

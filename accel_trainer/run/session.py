@@ -68,7 +68,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     6. The checkpoint is read last: it is large, and nothing else can refuse the run any more.
 
     Raises:
-        ConfigError: the config differs from that of the run it would continue, or between processes.
+        ConfigError: the config differs from that of the run it would continue, or between
+            processes.
         ProcessError: the other processes cannot be reached, or one of them failed.
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
@@ -114,14 +115,19 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
 
 
 def _join(config: RecipeConfig) -> Accelerator:
-    """Return the accelerator, once all processes have the same code and settings. **Collective.**"""
+    """Return the accelerator, once all processes have the same code and settings.
+
+    **Collective.**
+    """
     accelerator = start_accelerator(config.runtime)
     seed_everything(config.seed)
     check_same_everywhere(describe_identity(config), accelerator)
     return accelerator
 
 
-def _build_watchdog(config: RecipeConfig, activity: Activity, stop_flag: StopFlag, num_processes: int) -> Watchdog:
+def _build_watchdog(
+    config: RecipeConfig, activity: Activity, stop_flag: StopFlag, num_processes: int
+) -> Watchdog:
     others_wait_s = config.runtime.timeout_s if num_processes > 1 else math.inf
     timeout_s = config.runtime.stuck_timeout_s or others_wait_s
     return Watchdog(activity, stop_flag, timeout_s=timeout_s, launcher_pid=find_launcher())

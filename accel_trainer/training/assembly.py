@@ -51,7 +51,8 @@ def assemble_trainer(
     2. `prepare` wraps the model, and gives all processes the main process's weights and buffers.
     3. The optimizer is made ready, which may depend on shards.
     4. The copies of buffers, the guard and the step are those of the prepared model.
-    5. The state and the rehearsal record what the run starts with: before anything is restored or trained.
+    5. The state and the rehearsal record what the run starts with: before anything is restored or
+       trained.
 
     Raises:
         ConfigError: the model or the optimizer does not fit the strategy.

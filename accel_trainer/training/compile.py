@@ -15,14 +15,16 @@ from ..core.errors import ConfigError
 from ..core.timing import Stopwatch
 
 _logger = logging.getLogger(__name__)
-MAX_VARIANTS = 128  # of one forward: torch's own 8 are few for batches that are cut to their longest sample
+# of one forward: torch's own 8 are few for batches that are cut to their longest sample
+MAX_VARIANTS = 128
 
 
 class Compiler:
     """Compiles a model in place with torch's inductor, separately for each shape of its inputs.
 
-    By default torch generates kernels for any shape when it meets a second one, and runs eagerly what comes after the
-    eighth. The kernels, and so the last bits, would then depend on where a run was resumed (torch 2.13).
+    By default torch generates kernels for any shape when it meets a second one, and runs eagerly
+    what comes after the eighth. The kernels, and so the last bits, would then depend on where a run
+    was resumed (torch 2.13).
 
     `preparation` counts the time of compilation.
     """
@@ -31,16 +33,21 @@ class Compiler:
         self._preparation = preparation
 
     def decide(self, accelerator: Accelerator, *, decided: bool | None) -> bool:
-        """Return whether a run compiles, by a trial; `decided` is what its checkpoint says. **Collective.**
+        """Return whether a run compiles, by a trial; `decided` is what its checkpoint says.
 
-        Without a compiler on some process, such as for C++, all of them run in eager mode, to the end of the run.
+        **Collective.**
+
+        Without a compiler on some process, such as for C++, all of them run in eager mode, to the
+        end of the run.
 
         Raises:
             ConfigError: the run compiled until now, and cannot here.
         """
         if decided is False:
             if accelerator.is_main_process:
-                _logger.warning("--compile could not compile where this run began: it continues in eager mode")
+                _logger.warning(
+                    "--compile could not compile where this run began: it continues in eager mode"
+                )
             return False
         failure = self._try(accelerator.device)
         num_failures = torch.tensor(float(failure is not None), device=accelerator.device)
@@ -49,9 +56,14 @@ class Compiler:
         reason = failure or "on another process"
         if decided:
             fix = "install what is missing, or continue with --runtime.no-compile --allow-change runtime.compile"
-            raise ConfigError("COMPILE", f"this run's model was compiled, and --compile fails here ({reason}): {fix}")
+            raise ConfigError(
+                "COMPILE",
+                f"this run's model was compiled, and --compile fails here ({reason}): {fix}",
+            )
         if accelerator.is_main_process:
-            _logger.warning("--compile cannot compile this model, which runs in eager mode (%s)", reason)
+            _logger.warning(
+                "--compile cannot compile this model, which runs in eager mode (%s)", reason
+            )
         return False
 
     def compile(self, model: nn.Module) -> None:

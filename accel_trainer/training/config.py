@@ -11,7 +11,8 @@ from ..core.config import ABOVE_ZERO, AT_LEAST_ONE
 from ..core.errors import ConfigError
 
 RESTARTS_EPOCH = frozenset({"seed", "data", "batch.global_batch_size", "batch.drop_last"})
-"""Settings that decide which samples a step has: a change on resume starts the epoch in progress again."""
+"""Settings that decide which samples a step has: a change on resume starts the epoch in progress
+again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,22 +20,27 @@ class TrainerConfig:
     """How long to train, and when to evaluate and log."""
 
     num_epochs: Annotated[int, tyro.conf.arg(aliases=["--epochs"])] = 10
-    """Passes over the training data. The learning rate schedule covers all of them, even if the run stops earlier."""
+    """Passes over the training data. The learning rate schedule covers all of them, even if the run
+    stops earlier."""
     max_steps: Annotated[int | None, tyro.conf.arg(aliases=["--max-steps"])] = None
     """Stop after this optimizer step; None: train all epochs."""
     max_time_s: float | None = None
     """Stop after this many seconds; the same command continues the run. None: no limit."""
     max_grad_norm: float | None = None
     """Clip gradients to this global L2 norm, and log the norm; None: neither."""
-    on_nonfinite: Annotated[Literal["stop", "skip"], tyro.conf.arg(aliases=["--on-nonfinite"])] = "stop"
+    on_nonfinite: Annotated[Literal["stop", "skip"], tyro.conf.arg(aliases=["--on-nonfinite"])] = (
+        "stop"
+    )
     """When a gradient is NaN or inf, which is never applied: end the run, or skip the step."""
     ema_decay: Annotated[float | None, tyro.conf.arg(aliases=["--ema"])] = None
-    """Keep, evaluate and export an exponential moving average of the weights with this decay; None: none."""
+    """Keep, evaluate and export an exponential moving average of the weights with this decay; None:
+    none."""
     evaluate_every_n_epochs: int = 1
     """Evaluate after every n-th epoch, and after the last."""
     monitor: str | None = None
-    """The metric that decides which evaluation is best, such as `eval/accuracy`; None: the accuracy if there is one,
-    else the first number in `higher_is_better`; with EMA, that of the averaged weights."""
+    """The metric that decides which evaluation is best, such as `eval/accuracy`; None: the accuracy
+    if there is one, else the first number in `higher_is_better`; with EMA, that of the averaged
+    weights."""
     monitor_mode: Literal["max", "min"] | None = None
     """Whether a larger or a smaller `monitor` is better; None: as the metric declares."""
     patience: int | None = None
@@ -43,12 +49,18 @@ class TrainerConfig:
     """Write a row of training numbers every n optimizer steps, and at the end of each epoch."""
 
     def __post_init__(self) -> None:
-        AT_LEAST_ONE.check(self, "trainer", "max_steps", "evaluate_every_n_epochs", "log_every_n_steps", "patience")
+        AT_LEAST_ONE.check(
+            self, "trainer", "max_steps", "evaluate_every_n_epochs", "log_every_n_steps", "patience"
+        )
         ABOVE_ZERO.check(self, "trainer", "max_grad_norm", "max_time_s")
         if self.num_epochs < 0:
-            raise ConfigError("CONFIG", f"--epochs is {self.num_epochs}: set it to 0 (evaluate only) or more")
+            raise ConfigError(
+                "CONFIG", f"--epochs is {self.num_epochs}: set it to 0 (evaluate only) or more"
+            )
         if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise ConfigError("CONFIG", f"--ema is {self.ema_decay}: set a decay between 0 and 1, such as 0.999")
+            raise ConfigError(
+                "CONFIG", f"--ema is {self.ema_decay}: set a decay between 0 and 1, such as 0.999"
+            )
 
     def evaluates_after(self, epoch: int) -> bool:
         """Whether the run evaluates after `epoch`, counted from 1."""

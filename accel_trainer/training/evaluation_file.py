@@ -1,6 +1,7 @@
 """`evaluation.safetensors`: the lists, dicts and tensors of a run's last evaluation, such as a confusion matrix.
 
-They lie beside the checkpoints, not in them: training does not need them, and they grow with the classes.
+They lie beside the checkpoints, not in them: training does not need them, and they grow with the
+classes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def write_details(folder: Path, results: Mapping[str, Any], *, optimizer_step: i
 
     A failure is a warning: nothing that is trained depends on them.
     """
-    details = {name: as_tensor_if_long(value) for name, value in results.items() if is_detail(value)}
+    details = {
+        name: as_tensor_if_long(value) for name, value in results.items() if is_detail(value)
+    }
     if not details:
         return
     path = folder / EVALUATION_FILE
@@ -79,4 +82,6 @@ def read_details(folder: Path) -> tuple[int, dict[str, Any]]:
         stored = decode(unpack_metadata(data)["skeleton"].encode(), tensors)
         return int(stored["optimizer_step"]), dict(stored["results"])
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{EVALUATION_FILE} is damaged ({type(error).__name__}: {error})") from None
+        raise ValueError(
+            f"{EVALUATION_FILE} is damaged ({type(error).__name__}: {error})"
+        ) from None

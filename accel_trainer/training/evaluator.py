@@ -47,11 +47,11 @@ class MetricRefused(MetricFailed, ConfigError):
 class Evaluator:
     """Runs a task over an evaluation set and merges its metrics over all processes.
 
-    With `num_parts`, which a loader of as many parts must have split the samples into, the sums of the parts are added
-    up in pairs: the metrics are then the same bits on any number of processes.
+    With `num_parts`, which a loader of as many parts must have split the samples into, the sums of
+    the parts are added up in pairs: the metrics are then the same bits on any number of processes.
 
-    Random numbers that a task, a model or a metric draws depend on `seed` and on the place of the batch in the set:
-    they are the same in every evaluation. The generators are restored afterwards.
+    Random numbers that a task, a model or a metric draws depend on `seed` and on the place of the
+    batch in the set: they are the same in every evaluation. The generators are restored afterwards.
     """
 
     def __init__(
@@ -70,14 +70,19 @@ class Evaluator:
         for metric in metrics:
             if not hasattr(metric, "higher_is_better"):
                 fix = 'say which of its numbers can select the best checkpoint, as in {"loss": False}, or {} for none'
-                raise ConfigError("METRIC", f"metric {type(metric).__name__} has no higher_is_better: {fix}")
+                raise ConfigError(
+                    "METRIC", f"metric {type(metric).__name__} has no higher_is_better: {fix}"
+                )
         metrics = [
-            metric.for_samples(loader.num_samples) if hasattr(metric, "for_samples") else metric for metric in metrics
+            metric.for_samples(loader.num_samples) if hasattr(metric, "for_samples") else metric
+            for metric in metrics
         ]
         names = [name for metric in metrics for name in metric.higher_is_better]
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             fix = "remove one, or rename its numbers"
-            raise ConfigError("METRIC", f"two metrics report numbers named {', '.join(repeated)}: {fix}")
+            raise ConfigError(
+                "METRIC", f"two metrics report numbers named {', '.join(repeated)}: {fix}"
+            )
         self.loader, self.task, self.metrics, self.accelerator = loader, task, metrics, accelerator
         self._sums_device = sums_device(accelerator.device)
         self._num_parts = num_parts
@@ -85,14 +90,18 @@ class Evaluator:
         self._has_collective_forward = has_collective_forward
 
     def run(self, model: nn.Module, *, stop_flag: StopFlag | None = None) -> dict[str, Any]:
-        """Return the metrics of the unwrapped `model` over all samples. **Collective. Host sync** (one).
+        """Return the metrics of the unwrapped `model` over all samples.
 
-        `model` must not be wrapped in DDP: its forward would wait for processes that have fewer samples. If its
-        weights are sharded, the loader must give every process the same number of batches, some perhaps empty.
+        **Collective. Host sync** (one).
+
+        `model` must not be wrapped in DDP: its forward would wait for processes that have fewer
+        samples. If its weights are sharded, the loader must give every process the same number of
+        batches, some perhaps empty.
 
         Raises:
             EvaluationStopped: some process got a signal.
-            MetricFailed: a metric raised, or returned something else than numbers, texts, lists and dicts.
+            MetricFailed: a metric raised, or returned something else than numbers, texts, lists and
+                dicts.
             RuntimeError: the processes together did not count each sample once.
         """
         with preserved_generators(self.accelerator.device):
@@ -110,17 +119,23 @@ class Evaluator:
         if stop_flag is not None and stop_flag.agreed.is_preemption:
             raise EvaluationStopped
         num_samples = self.loader.num_samples
-        ids = (torch.cat(seen).long() if seen else torch.zeros(0, dtype=torch.int64)).to(self._sums_device)
+        ids = (torch.cat(seen).long() if seen else torch.zeros(0, dtype=torch.int64)).to(
+            self._sums_device
+        )
         places = torch.where((ids >= 0) & (ids < num_samples), ids, num_samples)
         # How often each sample was counted; the last count is of ids that are out of range.
         counts = torch.zeros(num_samples + 1, dtype=torch.float64, device=self._sums_device)
         counts.index_add_(0, places, torch.ones_like(places, dtype=torch.float64))
-        counts, num_failures, *merged = self._merge([counts, counts.new_full((1,), failure is not None), *parts.sums])
+        counts, num_failures, *merged = self._merge(
+            [counts, counts.new_full((1,), failure is not None), *parts.sums]
+        )
         if num_failures:
             raise failure or PeerFailed("a metric failed on another process")
         if not torch.all(counts[:-1] == 1) or counts[-1]:
             fact = f"evaluation counted {int(counts.sum())} samples, not each of {num_samples} once"
-            raise RuntimeError(f"{fact}: the evaluation loader must give each sample to exactly one process")
+            raise RuntimeError(
+                f"{fact}: the evaluation loader must give each sample to exactly one process"
+            )
         self._seed_batch(num_samples)
         results: dict[str, Any] = {}
         for metric, sums in zip(self.metrics, merged, strict=True):
@@ -135,13 +150,17 @@ class Evaluator:
         return results
 
     def rehearse(self, model: nn.Module, *, monitored: str | None) -> None:
-        """Try the metrics on the first batch of each process, before any work. **Collective. Host sync.**
+        """Try the metrics on the first batch of each process, before any work.
 
-        `monitored` is the number that will decide the best checkpoint, such as `eval/loss`. An exception of the task or
-        of `compute` is not an error here: some need what training leaves, or many samples.
+        **Collective. Host sync.**
+
+        `monitored` is the number that will decide the best checkpoint, such as `eval/loss`. An
+        exception of the task or of `compute` is not an error here: some need what training leaves,
+        or many samples.
 
         Raises:
-            ConfigError: sums are not float64, a metric cannot measure the batch, or `monitored` is not one number.
+            ConfigError: sums are not float64, a metric cannot measure the batch, or `monitored` is
+                not one number.
             MetricFailed: a metric raised in `update`.
         """
         parts, task = _PartSums(self._empty_sums(), []), set_aside(self.task)
@@ -162,9 +181,16 @@ class Evaluator:
                 [torch.tensor(own, dtype=torch.float64, device=self._sums_device), *parts.sums]
             )
             if flags[0]:
-                raise failure if isinstance(failure, MetricFailed) else PeerFailed("a metric failed on another process")
+                raise (
+                    failure
+                    if isinstance(failure, MetricFailed)
+                    else PeerFailed("a metric failed on another process")
+                )
             if flags[1]:
-                _logger.info("the evaluation cannot be tried before training (%s)", failure or "on another process")
+                _logger.info(
+                    "the evaluation cannot be tried before training (%s)",
+                    failure or "on another process",
+                )
             else:
                 self._warn_of_unchanged(parts)
                 for metric, sums in zip(self.metrics, merged, strict=True):
@@ -190,15 +216,23 @@ class Evaluator:
             return
         group, _, name = (monitored or "").partition("/")
         if name in metric.higher_is_better:
-            check_monitored({f"{group}/{each}": value for each, value in values.items()}, f"{group}/{name}")
+            check_monitored(
+                {f"{group}/{each}": value for each, value in values.items()}, f"{group}/{name}"
+            )
 
     def _empty_sums(self) -> list[Tensor]:
-        """Return zeroed sums of all metrics. Raises ConfigError unless they are float64, in which counts are exact."""
+        """Return zeroed sums of all metrics.
+
+        Raises ConfigError unless they are float64, in which counts are exact.
+        """
         all_sums = [metric.empty(self._sums_device) for metric in self.metrics]
         for metric, sums in zip(self.metrics, all_sums, strict=True):
             if not isinstance(sums, Tensor) or sums.dtype != torch.float64:
                 fact = f"the sums of metric {type(metric).__name__} are {describe_tensor(sums)}"
-                raise ConfigError("METRIC", f"{fact}: return float64 zeros from its empty, in which counts are exact")
+                raise ConfigError(
+                    "METRIC",
+                    f"{fact}: return float64 zeros from its empty, in which counts are exact",
+                )
         return all_sums
 
     def _seed_batch(self, position: int) -> None:
@@ -225,7 +259,8 @@ class Evaluator:
         seen: list[Tensor] = []
         failure: MetricFailed | None = None
         position = self._parts()[0].start
-        # Not inference mode: what a forward caches there, or FSDP gathers, cannot be trained on (torch 2.13).
+        # Not inference mode: what a forward caches there, or FSDP gathers, cannot be trained on
+        # (torch 2.13).
         with torch.no_grad(), self.accelerator.autocast():
             for batch in batches:
                 self._seed_batch(position)
@@ -236,7 +271,8 @@ class Evaluator:
                 if len(batch) == 0:
                     continue
                 if self._sums_device != self.accelerator.device:
-                    # Not by `Batch.to`, whose copies do not block: the host would read them too early.
+                    # Not by `Batch.to`, whose copies do not block: the host would read them too
+                    # early.
                     batch = batch.map(lambda tensor: tensor.to(self._sums_device))
                     output = send_to_device(output, self._sums_device)
                 seen.append(batch.sample_ids)
@@ -245,7 +281,9 @@ class Evaluator:
                     try:
                         returned: object = metric.update(sums, batch, output)  # type: ignore[func-returns-value]
                         if isinstance(returned, Tensor) and returned is not sums:
-                            raise ConfigError("METRIC", "update returned new sums: add to the given ones in place")
+                            raise ConfigError(
+                                "METRIC", "update returned new sums: add to the given ones in place"
+                            )
                     except Exception as error:
                         failure = failure or _failure_of(metric, error)
             parts.end()
@@ -269,7 +307,8 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
     buffers = BufferCopy([*buffer_places(model).values()])
     model.eval()
     yield
-    buffers.put_back()  # a forward may change them in evaluation, too, even into tensors that cannot be trained
+    # a forward may change them in evaluation, too, even into tensors that cannot be trained
+    buffers.put_back()
     if was_training:
         set_training_mode(model)
 
@@ -277,7 +316,8 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 class _PartSums:
     """The metrics' sums: `sums` of the part in progress, and in pairs those of the parts before it.
 
-    `ends` are the samples of this process after which a part is complete; empty: all are added up as one part.
+    `ends` are the samples of this process after which a part is complete; empty: all are added up
+    as one part.
     """
 
     def __init__(self, sums: list[Tensor], ends: list[int]) -> None:
@@ -314,21 +354,35 @@ def check_monitored(values: Mapping[str, Any], name: str) -> float:
         return math.nan if value is None else value
     if value is values:
         fact = f"{name} decides the best checkpoint, and the metrics computed {', '.join(values) or 'nothing'}"
-        raise MetricRefused("METRIC", f"{fact}: name it alike in `compute` and `higher_is_better` of the metric")
+        raise MetricRefused(
+            "METRIC", f"{fact}: name it alike in `compute` and `higher_is_better` of the metric"
+        )
     fact = f"{name} decides the best checkpoint, and is a {type(value).__name__}"
-    raise MetricRefused("METRIC", f"{fact}: set --trainer.monitor to a single number, such as eval/loss")
+    raise MetricRefused(
+        "METRIC", f"{fact}: set --trainer.monitor to a single number, such as eval/loss"
+    )
 
 
 def nonfinite_loss(metrics: Mapping[str, Any]) -> str | None:
     """Return the name and the value of a loss that is NaN or inf, if an evaluation measured one."""
-    losses = {name: value for name, value in metrics.items() if name.endswith("/loss") and is_number(value)}
-    return next((f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value)), None)
+    losses = {
+        name: value
+        for name, value in metrics.items()
+        if name.endswith("/loss") and is_number(value)
+    }
+    return next(
+        (f"{name} is {value}" for name, value in losses.items() if not math.isfinite(value)), None
+    )
 
 
 def _failure_of(metric: Metric, error: Exception) -> MetricFailed:
     if isinstance(error, UserError):
-        failure: MetricFailed = MetricRefused(error.code, f"metric {type(metric).__name__}: {error.args[0]}")
+        failure: MetricFailed = MetricRefused(
+            error.code, f"metric {type(metric).__name__}: {error.args[0]}"
+        )
     else:
-        failure = MetricFailed(f"metric {type(metric).__name__} failed ({type(error).__name__}: {error})")
+        failure = MetricFailed(
+            f"metric {type(metric).__name__} failed ({type(error).__name__}: {error})"
+        )
     failure.__cause__ = error
     return failure

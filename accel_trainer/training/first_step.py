@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -19,14 +18,15 @@ from .trial import set_aside
 
 _FEW = 8  # of fewer samples, a factor of a loss may be one divided by their number
 _CLOSE, _VERY_CLOSE = 1e-2, 1e-3
-_COMBINED = ("Mul", "Add", "Sub", "Neg", "Sum")  # the last operation of a loss that is no plain mean
+# the last operation of a loss that is no plain mean
+_COMBINED = ("Mul", "Add", "Sub", "Neg", "Sum")
 
 
 class FirstStep:
     """A task for the forwards of the first step: it checks what the real one returns.
 
-    `check_loss_is_sum` compares the loss with what `eval_step` computes of the same outputs of the model, which is not
-    called again: no running statistic and no generator moves.
+    `check_loss_is_sum` compares the loss with what `eval_step` computes of the same outputs of the
+    model, which is not called again: no running statistic and no generator moves.
     """
 
     def __init__(self, task: Task, model: nn.Module, accelerator: Accelerator) -> None:
@@ -37,11 +37,25 @@ class FirstStep:
         self._seen: tuple[Batch, StepOutput] | None = None
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return what the task returns. **Host sync.** Raises ConfigError for a number of items that is no count."""
-        output = self._task.train_step(model, batch) if self._seen is not None else self._observe(model, batch)
+        """Return what the task returns.
+
+        **Host sync.** Raises ConfigError for a number of items that is no count.
+        """
+        output = (
+            self._task.train_step(model, batch)
+            if self._seen is not None
+            else self._observe(model, batch)
+        )
         count = getattr(output, "num_items", None)
-        if isinstance(count, Tensor) and count.numel() == 1 and not (num_items := float(count.detach())) >= 0:  # or NaN
-            raise ConfigError("NUM_ITEMS", f"train_step returned {num_items} as num_items: return a count")
+        # or NaN
+        if (
+            isinstance(count, Tensor)
+            and count.numel() == 1
+            and not (num_items := float(count.detach())) >= 0
+        ):
+            raise ConfigError(
+                "NUM_ITEMS", f"train_step returned {num_items} as num_items: return a count"
+            )
         if self._seen is None and self._outputs and len(batch) > 0:
             self._seen = batch, output
         return output
@@ -55,14 +69,20 @@ class FirstStep:
         if getattr(self._model, "_compiled_call_impl", None) is not None:
             return self._task.train_step(model, batch)  # a hook would change what is compiled
         self._outputs = []
-        record: Callable[..., None] = lambda module, inputs, output: self._outputs.append(_detached(output))  # noqa: E731
+
+        def record(module: nn.Module, inputs: object, output: object) -> None:
+            self._outputs.append(_detached(output))
+
         with self._model.register_forward_hook(record):
             return self._task.train_step(model, batch)
 
     def check_loss_is_sum(self) -> None:
-        """Raise ConfigError if the loss of the first batch with samples is its mean. Call it after the step.
+        """Raise ConfigError if the loss of the first batch with samples is its mean.
 
-        Nothing is said of a task that uses the model in another way in `eval_step`, or measures something else there.
+        Call it after the step.
+
+        Nothing is said of a task that uses the model in another way in `eval_step`, or measures
+        something else there.
         """
         if self._seen is None:
             return
@@ -78,20 +98,33 @@ class FirstStep:
         if items is not None:
             counts = {"items": items}
         else:
-            counts = {"samples": float(len(batch)), "items": 0.0 if num_items is None else float(num_items.sum())}
+            counts = {
+                "samples": float(len(batch)),
+                "items": 0.0 if num_items is None else float(num_items.sum()),
+            }
         operation = "" if output.loss_sum.grad_fn is None else output.loss_sum.grad_fn.name()
         for what, count in counts.items():
-            # Of D samples, a mean over the D numbers of each, of which eval_step returns the sum, looks the same.
-            is_clear = count not in widths or operation.startswith("NllLoss")  # of one number for each sample
-            if is_clear and _is_mean(float(output.loss_sum.detach()), float(losses.sum()), count, operation):
+            # Of D samples, a mean over the D numbers of each, of which eval_step returns the sum,
+            # looks the same. of one number for each sample
+            is_clear = count not in widths or operation.startswith("NllLoss")
+            if is_clear and _is_mean(
+                float(output.loss_sum.detach()), float(losses.sum()), count, operation
+            ):
                 fact = f"train_step returned {output.loss_sum:.4g} as loss_sum, the mean over {count:.0f} {what}"
                 fix = "return the sum over the batch, as reduction='sum' does"
                 why = "the trainer divides it by the samples or items of the whole step"
-                raise ConfigError("LOSS_SUM", f"{fact}; eval_step's losses add up to {losses.sum():.4g}: {fix}; {why}")
+                raise ConfigError(
+                    "LOSS_SUM",
+                    f"{fact}; eval_step's losses add up to {losses.sum():.4g}: {fix}; {why}",
+                )
 
     def _evaluate(self, batch: Batch) -> EvalOutput:
         model: Any = _Replay(self._model, self._outputs)
-        with preserved_generators(self._accelerator.device), torch.no_grad(), self._accelerator.autocast():
+        with (
+            preserved_generators(self._accelerator.device),
+            torch.no_grad(),
+            self._accelerator.autocast(),
+        ):
             return set_aside(self._task).eval_step(model, batch.map(Tensor.clone))
 
 

@@ -22,8 +22,8 @@ from .metrics import check_logits, describe_tensor
 class TorchMetric:
     """A metric of torchmetrics whose state is sums, as `name`: accuracy, F1, IoU, or AUROC with `thresholds`.
 
-    The metrics of a MetricCollection are reported as `name_MulticlassF1Score` and so on. `arguments` gives what
-    `update` takes; None: the outputs and the targets.
+    The metrics of a MetricCollection are reported as `name_MulticlassF1Score` and so on.
+    `arguments` gives what `update` takes; None: the outputs and the targets.
     """
 
     name: str
@@ -62,7 +62,9 @@ class TorchMetric:
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
         """Add the state that the metric has after this batch only."""
-        arguments = self.arguments(batch, output) if self.arguments else (output.outputs, batch.targets)
+        arguments = (
+            self.arguments(batch, output) if self.arguments else (output.outputs, batch.targets)
+        )
         for metric in self._metrics.values():
             metric.to(sums.device).reset()
             metric.update(*arguments)
@@ -81,7 +83,9 @@ class TorchMetric:
         return {name: metric.compute() for name, metric in self._metrics.items()}
 
     def _state(self) -> Tensor:
-        states = [state for metric in self._metrics.values() for state in metric.metric_state.values()]
+        states = [
+            state for metric in self._metrics.values() for state in metric.metric_state.values()
+        ]
         return torch.cat([state.double().reshape(-1) for state in states])
 
 
@@ -89,9 +93,10 @@ class TorchMetric:
 class WholeSetMetric:
     """Numbers that `function(outputs [N, K], targets [N] or [N, T])` computes from the whole evaluation set.
 
-    Each process writes its rows at the samples' ids of an array over all N samples, which the merge adds up: nothing
-    is padded, gathered twice or out of order. That takes 8 * N * (K + T) bytes on every process. Outputs come as
-    float64, targets in the dtype that they had. `function` runs on every process.
+    Each process writes its rows at the samples' ids of an array over all N samples, which the merge
+    adds up: nothing is padded, gathered twice or out of order. That takes 8 * N * (K + T) bytes on
+    every process. Outputs come as float64, targets in the dtype that they had. `function` runs on
+    every process.
     """
 
     function: Callable[[Tensor, Tensor], Mapping[str, Any]]
@@ -101,10 +106,15 @@ class WholeSetMetric:
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)
 
     def for_samples(self, num_samples: int) -> WholeSetMetric:
-        """Return the metric, if the evaluation has the number of samples that it expects. Raises ConfigError."""
+        """Return the metric, if the evaluation has the number of samples that it expects.
+
+        Raises ConfigError.
+        """
         if self.num_samples != num_samples:
             fact = f"{type(self).__name__} has num_samples={self.num_samples}"
-            raise ConfigError("METRIC", f"{fact}, but the evaluation has {num_samples}: set it to that")
+            raise ConfigError(
+                "METRIC", f"{fact}, but the evaluation has {num_samples}: set it to that"
+            )
         return self
 
     def empty(self, device: torch.device) -> Tensor:
@@ -113,14 +123,26 @@ class WholeSetMetric:
         return torch.zeros(size, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Place the batch at its sample ids. Raises ConfigError for other numbers of outputs or targets."""
-        outputs, targets = (tensor.reshape(len(batch), -1) for tensor in (output.outputs, batch.targets))
+        """Place the batch at its sample ids.
+
+        Raises ConfigError for other numbers of outputs or targets.
+        """
+        outputs, targets = (
+            tensor.reshape(len(batch), -1) for tensor in (output.outputs, batch.targets)
+        )
         if (outputs.shape[1], targets.shape[1]) != (self.num_outputs, self.num_targets):
             fact = f"outputs {describe_tensor(output.outputs)} and targets {describe_tensor(batch.targets)}"
             fix = f"set num_outputs={outputs.shape[1]}, num_targets={targets.shape[1]}"
-            raise ConfigError("SHAPES", f"the evaluation has {fact}, which is not what the metric was made for: {fix}")
-        is_integer = torch.full_like(outputs[:, :1], not batch.targets.is_floating_point(), dtype=torch.float64)
-        sums.index_add_(0, batch.sample_ids, torch.cat([outputs.double(), targets.double(), is_integer], 1))
+            raise ConfigError(
+                "SHAPES",
+                f"the evaluation has {fact}, which is not what the metric was made for: {fix}",
+            )
+        is_integer = torch.full_like(
+            outputs[:, :1], not batch.targets.is_floating_point(), dtype=torch.float64
+        )
+        sums.index_add_(
+            0, batch.sample_ids, torch.cat([outputs.double(), targets.double(), is_integer], 1)
+        )
 
     def compute(self, sums: Tensor) -> Mapping[str, Any]:
         """Return what the function computes."""
@@ -132,9 +154,9 @@ class WholeSetMetric:
 class EvaluateMetric(WholeSetMetric):
     """Any metric of the `evaluate` library over all predicted classes, exact for any number of processes.
 
-    `metric` is what `evaluate.load` returned; a path to a local module works offline. The library does not say which of
-    its numbers are better when they are higher: name those that a run may be judged by in `higher_is_better`, such as
-    `{"f1": True}`.
+    `metric` is what `evaluate.load` returned; a path to a local module works offline. The library
+    does not say which of its numbers are better when they are higher: name those that a run may be
+    judged by in `higher_is_better`, such as `{"f1": True}`.
     """
 
     def __init__(
@@ -146,11 +168,16 @@ class EvaluateMetric(WholeSetMetric):
     ) -> None:
         def compute(predictions: Tensor, labels: Tensor) -> Any:
             classes = predictions.squeeze(1).long().numpy()
-            return metric.compute(predictions=classes, references=labels.numpy(), **compute_arguments)
+            return metric.compute(
+                predictions=classes, references=labels.numpy(), **compute_arguments
+            )
 
         super().__init__(compute, num_samples, num_outputs=1, higher_is_better=higher_is_better)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Place the predicted classes of logits [B, K] and the labels [B]. Raises ConfigError for other shapes."""
+        """Place the predicted classes of logits [B, K] and the labels [B].
+
+        Raises ConfigError for other shapes.
+        """
         check_logits(output.outputs, batch.targets, in_loss=False)
         super().update(sums, batch, EvalOutput(output.losses, output.outputs.argmax(1)))

@@ -32,14 +32,21 @@ class MeanLoss:
         return torch.zeros(2, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Add the losses [B]. Raises ConfigError if there is not one for each sample, or not one number of items."""
+        """Add the losses [B].
+
+        Raises ConfigError if there is not one for each sample, or not one number of items.
+        """
         if output.losses.shape != (len(batch),):
             fact = f"the losses are {describe_tensor(output.losses)} for {len(batch)} samples"
             fix = "return one per sample from eval_step, [B], not their mean and not one per pixel"
             raise ConfigError("SHAPES", f"{fact}: {fix}")
-        if output.num_items is not None and getattr(output.num_items, "shape", None) != (len(batch),):
+        if output.num_items is not None and getattr(output.num_items, "shape", None) != (
+            len(batch),
+        ):
             fact = f"num_items are {describe_tensor(output.num_items)} for {len(batch)} samples"
-            raise ConfigError("SHAPES", f"{fact}: return the number of items of each sample from eval_step, [B]")
+            raise ConfigError(
+                "SHAPES", f"{fact}: return the number of items of each sample from eval_step, [B]"
+            )
         sums[0].add_(output.losses.sum(dtype=torch.float64))
         if output.num_items is None:
             sums[1].add_(len(batch))
@@ -51,7 +58,9 @@ class MeanLoss:
         """Return `loss`. Raises ConfigError if some number of items is negative or NaN."""
         loss_sum, num_items = sums.tolist()
         if math.isnan(num_items):
-            raise ConfigError("NUM_ITEMS", "eval_step returned num_items that are negative or NaN: return counts")
+            raise ConfigError(
+                "NUM_ITEMS", "eval_step returned num_items that are negative or NaN: return counts"
+            )
         return {"loss": loss_sum / (num_items or 1)}
 
 
@@ -91,9 +100,9 @@ class TopKAccuracy:
 class ConfusionMatrix:
     """Counts of (label, prediction), as `confusion_matrix` [K, K] and `per_class_accuracy` [K] (None: no sample).
 
-    Of more than 256 classes, `confused_pairs` [M, 3] is there in place of the matrix: label, prediction and count of
-    each pair that occurs, right ones included. The sums are then no more than one number for each of `num_samples`,
-    which the evaluator sets.
+    Of more than 256 classes, `confused_pairs` [M, 3] is there in place of the matrix: label,
+    prediction and count of each pair that occurs, right ones included. The sums are then no more
+    than one number for each of `num_samples`, which the evaluator sets.
     """
 
     num_classes: int
@@ -112,7 +121,10 @@ class ConfusionMatrix:
         return torch.zeros(size, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Add the pairs of labels [B] and largest logits of [B, K]. Raises ConfigError for other shapes."""
+        """Add the pairs of labels [B] and largest logits of [B, K].
+
+        Raises ConfigError for other shapes.
+        """
         check_logits(output.outputs, batch.targets, in_loss=False)
         if output.outputs.shape[1] != self.num_classes:
             fact = f"{output.outputs.shape[1]} logits per sample, the confusion matrix has {self.num_classes} classes"
@@ -142,7 +154,9 @@ class ConfusionMatrix:
         totals = torch.zeros(num_classes, dtype=torch.int64).index_add_(0, labels, counts)
         hits = torch.zeros_like(totals).index_add_(0, labels, counts * (labels == predictions))
         rows = zip(hits.tolist(), totals.tolist(), strict=True)
-        per_class = {"per_class_accuracy": [right / total if total else None for right, total in rows]}
+        per_class = {
+            "per_class_accuracy": [right / total if total else None for right, total in rows]
+        }
         if num_classes > _MAX_DENSE_CLASSES:
             return {"confused_pairs": torch.stack([labels, predictions, counts], 1), **per_class}
         matrix = torch.zeros(num_classes**2, dtype=torch.int64).index_add_(0, cells, counts)
@@ -155,7 +169,8 @@ class ConfusionMatrix:
 def check_logits(logits: Any, targets: Any, *, in_loss: bool) -> None:
     """Raise ConfigError unless `logits` are [B, K] and `targets` integer class ids [B].
 
-    In a loss they must be int64 ids or float weights [B, K]. Checks types and shapes only: no host sync.
+    In a loss they must be int64 ids or float weights [B, K]. Checks types and shapes only: no host
+    sync.
     """
     misfit = _misfit(logits, targets, in_loss=in_loss)
     if misfit is not None:
@@ -209,7 +224,9 @@ def plain_values(values: Any) -> dict[str, Any]:
         TypeError: it is no mapping, or holds something else.
     """
     if not isinstance(values, Mapping):
-        raise TypeError(f"compute returned a {type(values).__name__}: return a dict of names and numbers")
+        raise TypeError(
+            f"compute returned a {type(values).__name__}: return a dict of names and numbers"
+        )
     return {str(name): _plain(value, str(name)) for name, value in values.items()}
 
 
@@ -224,7 +241,9 @@ def _plain(value: Any, name: str) -> Any:
         return [_plain(part, name) for part in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"{name} holds a {type(value).__name__}: return numbers, texts, lists and dicts")
+    raise TypeError(
+        f"{name} holds a {type(value).__name__}: return numbers, texts, lists and dicts"
+    )
 
 
 def sums_device(device: torch.device) -> torch.device:

@@ -18,7 +18,9 @@ from .evaluator import check_monitored
 
 
 class Progress:
-    """What a checkpoint holds of a run besides tensors. `evaluated_step` is the step of the last evaluation.
+    """What a checkpoint holds of a run besides tensors.
+
+    `evaluated_step` is the step of the last evaluation.
 
     Raises:
         ConfigError: the metric that the config asks for is none of those that `metrics` name.
@@ -45,7 +47,11 @@ class Progress:
         if self.position.epoch >= self._config.num_epochs:
             return "num_epochs reached"
         max_steps = self._config.max_steps
-        return "max_steps reached" if max_steps is not None and self.position.optimizer_step >= max_steps else None
+        return (
+            "max_steps reached"
+            if max_steps is not None and self.position.optimizer_step >= max_steps
+            else None
+        )
 
     @property
     def is_evaluated(self) -> bool:
@@ -61,24 +67,31 @@ class Progress:
             name, mode = self._monitored
             value = check_monitored(metrics, name)
             sign = 1 if mode == "max" else -1
-            if not math.isnan(value) and (self.best is None or sign * value > sign * self.best.value):
+            is_better = self.best is None or sign * value > sign * self.best.value
+            if is_better and not math.isnan(value):
                 self.best = BestCheckpoint(checkpoint, name, value, mode)
         self.metrics, self.evaluated_step = metrics, self.position.optimizer_step
 
     def result(self, stop: Stop) -> RunResult:
         """Return how the run ended: done and evaluated, or by `stop`."""
-        state: Literal["done", "stopped", "preempted"] = "preempted" if stop.is_preemption else "stopped"
+        state: Literal["done", "stopped", "preempted"] = (
+            "preempted" if stop.is_preemption else "stopped"
+        )
         reason = stop.reason
         if self.end_reason is not None and self.is_evaluated:
             state, reason = "done", self.end_reason
-        return RunResult(state, reason or "left by the program", replace(self.position), self.metrics, self.best)
+        return RunResult(
+            state, reason or "left by the program", replace(self.position), self.metrics, self.best
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""
         return {
             "position": self.position.state_dict(),
             "best": None if self.best is None else asdict(self.best),
-            "metrics": {name: value for name, value in self.metrics.items() if not is_detail(value)},
+            "metrics": {
+                name: value for name, value in self.metrics.items() if not is_detail(value)
+            },
             "evaluated_step": self.evaluated_step,
             "requested_stop": self.requested_stop,
         }
@@ -91,23 +104,34 @@ class Progress:
         self.metrics, self.evaluated_step = state["metrics"], state["evaluated_step"]
         self.requested_stop = None if changes else state["requested_stop"]
         if state["best"] is not None and self._monitored is not None:
-            best = BestCheckpoint(**{"mode": self._monitored[1], **state["best"]})  # version 0.1.0 stored no mode
+            # version 0.1.0 stored no mode
+            best = BestCheckpoint(**{"mode": self._monitored[1], **state["best"]})
             self.best = best if (best.metric, best.mode) == self._monitored else None
 
 
-def choose_monitor(config: TrainerConfig, metrics: Sequence[Metric]) -> tuple[str, Literal["max", "min"]] | None:
+def choose_monitor(
+    config: TrainerConfig, metrics: Sequence[Metric]
+) -> tuple[str, Literal["max", "min"]] | None:
     """Return the metric that decides which evaluation is best, and its direction; None if there is none to judge by.
 
     Raises:
         ConfigError: the metric that the config asks for is none of those that `metrics` name.
     """
     groups = ("eval",) if config.ema_decay is None else ("eval_ema", "eval")
-    named = {name: is_higher for metric in metrics for name, is_higher in metric.higher_is_better.items()}
+    named = {
+        name: is_higher for metric in metrics for name, is_higher in metric.higher_is_better.items()
+    }
     known = {f"{group}/{name}": is_higher for group in groups for name, is_higher in named.items()}
-    name = config.monitor or next((n for n in known if n.endswith("/accuracy")), next(iter(known), None))
+    name = config.monitor or next(
+        (n for n in known if n.endswith("/accuracy")), next(iter(known), None)
+    )
     if name is None and config.patience is None:
         return None
     if name not in known:
-        choices = f"set --trainer.monitor to one of {', '.join(known)}" if known else "the metrics declare none"
+        choices = (
+            f"set --trainer.monitor to one of {', '.join(known)}"
+            if known
+            else "the metrics declare none"
+        )
         raise ConfigError("CONFIG", f"no metric {name or ''!r} to monitor: {choices}")
     return name, config.monitor_mode or ("max" if known[name] else "min")

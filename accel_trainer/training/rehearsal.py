@@ -1,7 +1,8 @@
 """The rehearsal of a resume at each start: a run that could not continue exactly ends with its first step.
 
-A resume builds every object again and loads a checkpoint into it. So what is not in a checkpoint, or cannot be loaded
-again, is lost. State that changes only later, such as in an evaluation, is not seen here; `--dry-run` sees more.
+A resume builds every object again and loads a checkpoint into it. So what is not in a checkpoint,
+or cannot be loaded again, is lost. State that changes only later, such as in an evaluation, is not
+seen here; `--dry-run` sees more.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ Identities = Mapping[str, tuple[int | None, str]]
 class Rehearsal:
     """Compares what a resume would have with what is live, after each of the first two steps of a start.
 
-    Create it with the objects as a resume builds them: before anything is restored. `parts` are the user's objects
-    whose attributes are looked at, by name.
+    Create it with the objects as a resume builds them: before anything is restored. `parts` are the
+    user's objects whose attributes are looked at, by name.
 
     Raises:
         CheckpointError: the model has state that cannot be stored or loaded.
@@ -73,11 +74,13 @@ class Rehearsal:
         return self._first
 
     def after_step(self, read_state: Callable[[], Mapping[str, Any]]) -> None:
-        """Check the state that a checkpoint would hold, perhaps with shards of this process. **Collective.**
+        """Check the state that a checkpoint would hold, perhaps with shards of this process.
+
+        **Collective.**
 
         Raises:
-            CheckpointError: a resume could not load the checkpoint, or would have something else than what is live on
-                some process, or a checkpoint has no room.
+            CheckpointError: a resume could not load the checkpoint, or would have something else
+                than what is live on some process, or a checkpoint has no room.
         """
         self.num_steps_left -= 1
         if self._first is not None:
@@ -90,9 +93,12 @@ class Rehearsal:
         state = read_state()
         if self._accelerator.num_processes > 1:
             leaves = flatten({"optimizer": state["optimizer"]})
-            lines = [f"{path} {_describe(leaf)}" for path, leaf in leaves.items() if not is_shard(leaf)]
+            lines = [
+                f"{path} {_describe(leaf)}" for path, leaf in leaves.items() if not is_shard(leaf)
+            ]
             self._check_same_everywhere(lines)
-        if self._fresh_optimizer is not None:  # on each process: what users load of shards may be collective
+        # on each process: what users load of shards may be collective
+        if self._fresh_optimizer is not None:
             self._check_optimizer(self._fresh_optimizer, state["optimizer"])
             self._fresh_optimizer = None
         run_on_main(lambda: self._check_room(state), self._accelerator)
@@ -102,19 +108,26 @@ class Rehearsal:
         """Check that the model has the tensors of a new one; user code can replace them at any time. **Collective.**
 
         Raises:
-            CheckpointError: a resume could not load the model, or the optimizer steps parameters that it no longer has,
-                or processes have other values of a parameter.
+            CheckpointError: a resume could not load the model, or the optimizer steps parameters
+                that it no longer has, or processes have other values of a parameter.
         """
         now = _identify(self._model)
         run_on_main(lambda: self._compare(now), self._accelerator)
-        weights = {name: each for name, each in self._model.named_parameters() if not is_shard(each)}
+        weights = {
+            name: each for name, each in self._model.named_parameters() if not is_shard(each)
+        }
         if self._accelerator.num_processes > 1 and weights:
-            sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")  # one host sync
-            self._check_same_everywhere([f"model.{name} bits {each}" for name, each in zip(weights, sums, strict=True)])
+            # one host sync
+            sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")
+            self._check_same_everywhere(
+                [f"model.{name} bits {each}" for name, each in zip(weights, sums, strict=True)]
+            )
 
     def _compare(self, now: Identities) -> None:
         for name in sorted(self._before.keys() | now.keys()):
-            (old, shape), (new, new_shape) = (each.get(name, (None, "nothing")) for each in (self._before, now))
+            (old, shape), (new, new_shape) = (
+                each.get(name, (None, "nothing")) for each in (self._before, now)
+            )
             if shape != new_shape:
                 fact = f"training changed {name} of the model from {shape} to {new_shape}"
                 raise _inexact(f"{fact}, which a new model could not load: make it so in __init__")
@@ -123,7 +136,10 @@ class Rehearsal:
                 raise _inexact(f"{fact}: change it in place, by copy_ under torch.no_grad()")
 
     def _check_same_everywhere(self, lines: list[str]) -> None:
-        """Check that the processes have the same `lines` of what a checkpoint stores once. **Collective.**"""
+        """Check that the processes have the same `lines` of what a checkpoint stores once.
+
+        **Collective.**
+        """
         for process, found in enumerate(differing_lines("\n".join(lines), self._accelerator)):
             if found:
                 fact = f"processes differ after a step (process {process}: {found}), and a checkpoint has one value"
@@ -132,7 +148,9 @@ class Rehearsal:
 
     def _check_room(self, pieces: Mapping[str, Any]) -> None:
         encoded = [encode(piece, name=name) for name, piece in pieces.items()]
-        self._checkpointer.check_room(sum(tensor.nbytes for each in encoded for tensor in each.tensors.values()))
+        self._checkpointer.check_room(
+            sum(tensor.nbytes for each in encoded for tensor in each.tensors.values())
+        )
 
     def _check_optimizer(self, fresh: Optimizer, state: Mapping[str, Any]) -> None:
         """Load `state` into an optimizer as a resume builds it, and compare that with the live one."""
@@ -146,7 +164,9 @@ class Rehearsal:
             found = fresh.state_dict()
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-            raise _inexact(f"{name}.load_state_dict cannot load what {name}.state_dict returned ({reason})") from error
+            raise _inexact(
+                f"{name}.load_state_dict cannot load what {name}.state_dict returned ({reason})"
+            ) from error
         with torch.no_grad():
             for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
@@ -157,7 +177,9 @@ class Rehearsal:
         if path := first_difference(self._optimizer.state_dict(), found):
             fact = f"{name}.load_state_dict does not restore the optimizer's {path}"
             raise _inexact(f"{fact}: a resumed run would have other weights")
-        live, loaded = (mark_unseen({"optimizer": each}, model=self._model) for each in (self._optimizer, fresh))
+        live, loaded = (
+            mark_unseen({"optimizer": each}, model=self._model) for each in (self._optimizer, fresh)
+        )
         self._restored = {key for key, mark in live.items() if loaded.get(key) == mark}
 
     def _warn_of_unseen(self) -> None:
@@ -174,7 +196,9 @@ class Rehearsal:
             fact = f"training changes {listed(unseen)}, and no checkpoint holds it"
             fix = "keep it in a buffer of the model (register_buffer) or in the optimizer's state_dict"
             rest = f"if not, set unsaved_attributes = ({min(unseen).rpartition('.')[2]!r},) on the class that has it"
-            _logger.warning("[UNSEEN_STATE] %s: if --dry-run shows that it matters, %s; %s", fact, fix, rest)
+            _logger.warning(
+                "[UNSEEN_STATE] %s: if --dry-run shows that it matters, %s; %s", fact, fix, rest
+            )
 
 
 def _inexact(message: str) -> CheckpointError:
@@ -190,8 +214,11 @@ def _identify(model: nn.Module) -> Identities:
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             fact = f"{name} of the model is a {type(value).__name__}"
-            raise _inexact(f"{fact}: return a tensor from get_extra_state, or keep each value in a buffer")
-    # Only now: `state_dict` puts back the shards of a parameter that FSDP keeps whole after an evaluation.
+            raise _inexact(
+                f"{fact}: return a tensor from get_extra_state, or keep each value in a buffer"
+            )
+    # Only now: `state_dict` puts back the shards of a parameter that FSDP keeps whole after an
+    # evaluation.
     identities = {name: id(parameter) for name, parameter in model.named_parameters()}
     return {
         name: (identities.get(name), describe_tensor(value))
@@ -202,7 +229,11 @@ def _identify(model: nn.Module) -> Identities:
 
 def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
     """Return a copy of a user's optimizer over the same parameters; None for torch's own, or a failure."""
-    shared = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+    shared = {
+        id(parameter): parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
     if type(optimizer).__module__.partition(".")[0] in _BUILT_IN:
         return None
     copied = object.__new__(type(optimizer))
@@ -215,14 +246,21 @@ def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
 
 def _describe(leaf: Any) -> str:
     """Return a line for a plain value, or for the bits of a tensor."""
-    return f"bits {zlib.crc32(repr(mark_tensor(leaf)).encode()):08x}" if isinstance(leaf, Tensor) else repr(leaf)
+    return (
+        f"bits {zlib.crc32(repr(mark_tensor(leaf)).encode()):08x}"
+        if isinstance(leaf, Tensor)
+        else repr(leaf)
+    )
 
 
 def first_difference(one: Any, other: Any) -> str | None:
     """Return the path to the first difference of two states, such as `state[0].exp_avg`; None if there is none."""
     mine, theirs = flatten(one), flatten(other)
     paths = dict.fromkeys([*mine, *theirs])
-    return next((p for p in paths if p not in mine or p not in theirs or not _is_same(mine[p], theirs[p])), None)
+    return next(
+        (p for p in paths if p not in mine or p not in theirs or not _is_same(mine[p], theirs[p])),
+        None,
+    )
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
@@ -232,7 +270,9 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
         return {path: value}
     found: dict[str, Any] = {}
     for key, part in parts.items():
-        found |= flatten(part, f"{path}{'.' * bool(path)}{key}" if isinstance(key, str) else f"{path}[{key!r}]")
+        found |= flatten(
+            part, f"{path}{'.' * bool(path)}{key}" if isinstance(key, str) else f"{path}[{key!r}]"
+        )
     return found
 
 

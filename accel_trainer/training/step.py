@@ -21,15 +21,16 @@ from .strategy.plain import PlainStrategy
 from .task_output import check_step_output
 
 _AS_IT_IS = nullcontext()
-_MIN_LOSS_SCALE = 1e-3  # a gradient that overflows even below it is NaN or inf, not a float16 overflow
+# a gradient that overflows even below it is NaN or inf, not a float16 overflow
+_MIN_LOSS_SCALE = 1e-3
 _PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 class StepResult(NamedTuple):
     """What a step has done.
 
-    `output` are its sums; `grad_norm` [] is the norm before clipping, None without clipping; `was_skipped`: the
-    weights did not change.
+    `output` are its sums; `grad_norm` [] is the norm before clipping, None without clipping;
+    `was_skipped`: the weights did not change.
     """
 
     output: StepOutput
@@ -40,9 +41,10 @@ class StepResult(NamedTuple):
 class OptimizerStep:
     """Takes the steps of a run: `begin`, `accumulate` for each micro-batch, then `finish`.
 
-    `model` and `prepared_optimizer` are prepared by `strategy`, `optimizer` is plain. Without a GradScaler or an
-    engine of its own, accelerate's wrappers of `backward` and `step` call what is called here directly: then they are
-    bypassed, since they take half as long as the step of a tiny model.
+    `model` and `prepared_optimizer` are prepared by `strategy`, `optimizer` is plain. Without a
+    GradScaler or an engine of its own, accelerate's wrappers of `backward` and `step` call what is
+    called here directly: then they are bypassed, since they take half as long as the step of a tiny
+    model.
     """
 
     def __init__(
@@ -62,15 +64,23 @@ class OptimizerStep:
         self._buffers = buffers
         self._guard = guard
         self._max_grad_norm = max_grad_norm
-        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         self._gradients: dict[float, Tensor] = {}
-        self._has_counts: bool | None = None  # whether the task counts items, known from the first step on
-        self.bypass_accelerate = accelerator.scaler is None and accelerator.distributed_type in _PLAIN
+        # whether the task counts items, known from the first step on
+        self._has_counts: bool | None = None
+        self.bypass_accelerate = (
+            accelerator.scaler is None and accelerator.distributed_type in _PLAIN
+        )
         self.optimizer = optimizer
         self._stepped = optimizer if self.bypass_accelerate else prepared_optimizer
 
     def begin(self, position: TrainState, step_batch: StepBatch) -> None:
-        """Begin the step after `position`: save what its forwards change. **Collective** with shards."""
+        """Begin the step after `position`: save what its forwards change.
+
+        **Collective** with shards.
+        """
         self._position = position
         self._step_batch = step_batch
         self._scale = self.strategy.loss_scale / step_batch.num_samples
@@ -104,7 +114,8 @@ class OptimizerStep:
     def _backward(self, loss_sum: Tensor) -> None:
         """Add the gradients of `loss_sum * scale` [].
 
-        The scale is the gradient of the sum: the product and its backward would add 7 % to the step of a tiny model.
+        The scale is the gradient of the sum: the product and its backward would add 7 % to the step
+        of a tiny model.
         """
         gradient = self._gradients.get(self._scale)
         if gradient is None:
@@ -115,7 +126,9 @@ class OptimizerStep:
             self._accelerator.backward(loss_sum, gradient=gradient)
 
     def finish(self) -> StepResult:
-        """Update the weights, unless the gradient is NaN or inf. **Collective. Host sync** with loss scaling.
+        """Update the weights, unless the gradient is NaN or inf.
+
+        **Collective. Host sync** with loss scaling.
 
         Raises:
             ConfigError: the task counts items only sometimes.
@@ -130,13 +143,17 @@ class OptimizerStep:
             was_skipped = self._guard.should_skip(update, grad_norm)
             if not was_skipped:
                 self._stepped.step()
-        # As `zero_grad` does, without its profiler hooks, which add 7 % to the step of a tiny model.
+        # As `zero_grad` does, without its profiler hooks, which add 7 % to the step of a tiny
+        # model.
         for parameter in self._parameters:
             parameter.grad = None
         return StepResult(output, grad_norm, was_skipped)
 
     def settle(self) -> None:
-        """Wait until it is known that the last gradient was finite. Raises DivergedError if it was not."""
+        """Wait until it is known that the last gradient was finite.
+
+        Raises DivergedError if it was not.
+        """
         self._guard.flush()
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,10 +165,13 @@ class OptimizerStep:
         self._guard.skipped_steps = state["skipped_steps"]
 
     def _reduce(self) -> StepOutput:
-        """Let the parameters have the gradients of the step, and return the sums to report. **Collective.**
+        """Let the parameters have the gradients of the step, and return the sums to report.
 
-        Where the task counts items, known only after the forwards, the gradients, divided by samples so far, are then
-        divided by the items of all processes. A step may have no item, if every token is padding.
+        **Collective.**
+
+        Where the task counts items, known only after the forwards, the gradients, divided by
+        samples so far, are then divided by the items of all processes. A step may have no item, if
+        every token is padding.
         """
         self._check_counts_always()
         output, items = self.strategy.finish(self._losses, self._sums, self._counts)
@@ -159,14 +179,18 @@ class OptimizerStep:
             return output
         # Not in bfloat16, which has no 257. Fewer than none make a NaN, which the guard finds.
         items = items.to(torch.promote_types(self._parameters[0].dtype, torch.float))
-        ratio = self._step_batch.num_samples / items.masked_fill(items == 0, 1).masked_fill(items < 0, torch.nan)
+        ratio = self._step_batch.num_samples / items.masked_fill(items == 0, 1).masked_fill(
+            items < 0, torch.nan
+        )
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         for gradient in self.strategy.local_parts(gradients):
             gradient.mul_(ratio)
         return output
 
     def _check_counts_always(self) -> None:
-        """Raise ConfigError if the task counts items only sometimes. **Collective** in the first step.
+        """Raise ConfigError if the task counts items only sometimes.
+
+        **Collective** in the first step.
 
         A process that counted none would miss the collective of the others.
         """
@@ -176,7 +200,10 @@ class OptimizerStep:
             self._has_counts = has_counts
             if self._accelerator.num_processes > 1:
                 flag = torch.tensor(float(has_counts), device=self._accelerator.device)
-                is_uniform &= float(self._accelerator.reduce(flag)) in (0, self._accelerator.num_processes)
+                is_uniform &= float(self._accelerator.reduce(flag)) in (
+                    0,
+                    self._accelerator.num_processes,
+                )
         if not is_uniform or has_counts != self._has_counts:
             fact = "train_step returned num_items for some micro-batches only"
             raise ConfigError("NUM_ITEMS", f"{fact}: return them for all, 0 where there are none")
@@ -188,7 +215,8 @@ class OptimizerStep:
 
     def _step_scaled(self, update: PendingUpdate, scaler: GradScaler) -> bool:
         """Step the optimizer with loss scaling; return whether an overflow, NaN or inf skipped the step."""
-        # A fused optimizer skips inside its kernel, which accelerate 1.15 does not notice: the scale shows it.
+        # A fused optimizer skips inside its kernel, which accelerate 1.15 does not notice: the
+        # scale shows it.
         scale = scaler.get_scale()
         self._stepped.step()
         if scaler.get_scale() >= scale:
@@ -201,6 +229,9 @@ class OptimizerStep:
         return True
 
     def _has_nonfinite_loss(self, losses: Sequence[Tensor]) -> bool:
-        """Whether some process has a loss that is NaN or inf, which no scale fixes. **Collective. Host sync.**"""
+        """Whether some process has a loss that is NaN or inf, which no scale fixes.
+
+        **Collective. Host sync.**
+        """
         is_bad = ~torch.isfinite(torch.stack(list(losses))).all()
         return bool(self._accelerator.reduce(is_bad.float()) > 0)

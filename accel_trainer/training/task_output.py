@@ -29,7 +29,9 @@ def check_step_output(output: Any) -> None:
     count = output.num_items
     if count is not None and (not isinstance(count, Tensor) or count.ndim):
         fact = f"train_step returned {describe_tensor(count)} as num_items"
-        raise ConfigError("NUM_ITEMS", f"{fact}: return the number as a tensor [], such as mask.sum()")
+        raise ConfigError(
+            "NUM_ITEMS", f"{fact}: return the number as a tensor [], such as mask.sum()"
+        )
 
 
 def _check_sums(sums: Any) -> None:
@@ -44,13 +46,18 @@ def _check_sums(sums: Any) -> None:
 def _check_single(value: Tensor, name: str) -> None:
     if value.numel() != 1:
         fact = f"train_step returned {describe_tensor(value)} as {name}"
-        raise ConfigError("SHAPES", f"{fact}: return one number, summed over the batch, as .sum() does")
+        raise ConfigError(
+            "SHAPES", f"{fact}: return one number, summed over the batch, as .sum() does"
+        )
 
 
 def check_eval_output(output: Any) -> None:
     """Raise ConfigError unless metrics can read `output`."""
     if not isinstance(getattr(output, "losses", None), Tensor):
-        _refuse(output, "return EvalOutput(losses, outputs) of accel_trainer from eval_step, the losses a tensor [B]")
+        _refuse(
+            output,
+            "return EvalOutput(losses, outputs) of accel_trainer from eval_step, the losses a tensor [B]",
+        )
 
 
 def _refuse(value: Any, fix: str) -> NoReturn:

@@ -37,7 +37,9 @@ class ClassificationTask:
     `class_weights` [K] are factors on the losses of the classes, in training only.
     """
 
-    def __init__(self, config: ClassificationConfig | None = None, *, class_weights: Tensor | None = None) -> None:
+    def __init__(
+        self, config: ClassificationConfig | None = None, *, class_weights: Tensor | None = None
+    ) -> None:
         self.config = config or ClassificationConfig()
         self._class_weights = class_weights
 
@@ -46,7 +48,10 @@ class ClassificationTask:
         return "" if self._class_weights is None else hash_value([self._class_weights]).hex()
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the cross-entropy summed over the batch, with label smoothing. Raises ConfigError for other shapes."""
+        """Return the cross-entropy summed over the batch, with label smoothing.
+
+        Raises ConfigError for other shapes.
+        """
         return self.loss(call_model(model, batch), batch)
 
     def loss(self, logits: Tensor, batch: Batch) -> StepOutput:
@@ -54,17 +59,24 @@ class ClassificationTask:
         check_logits(logits, batch.targets, in_loss=True)
         weights = self._class_weights
         if weights is not None and getattr(weights, "shape", None) != logits.shape[1:]:
-            fact = f"class_weights are {describe_tensor(weights)} for logits {describe_tensor(logits)}"
+            fact = (
+                f"class_weights are {describe_tensor(weights)} for logits {describe_tensor(logits)}"
+            )
             raise ConfigError("SHAPES", f"{fact}: give a tensor [K] with a weight for each class")
         weights = None if weights is None else weights.to(logits)
-        loss_sum = _cross_entropy(logits, batch.targets, "sum", weights, self.config.label_smoothing)
+        loss_sum = _cross_entropy(
+            logits, batch.targets, "sum", weights, self.config.label_smoothing
+        )
         if not self.config.train_accuracy:
             return StepOutput(loss_sum)
         labels = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)
         return StepOutput(loss_sum, {"accuracy": (logits.detach().argmax(1) == labels).sum()})
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
-        """Return the cross-entropies [B] and the logits [B, K]. Raises ConfigError for other shapes."""
+        """Return the cross-entropies [B] and the logits [B, K].
+
+        Raises ConfigError for other shapes.
+        """
         logits = call_model(model, batch)
         check_logits(logits, batch.targets, in_loss=True)
         return EvalOutput(_cross_entropy(logits, batch.targets, "none"), logits)
@@ -91,18 +103,23 @@ class MultiLabelTask:
         return StepOutput(self.eval_step(model, batch).losses.sum())
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
-        """Return the means over the classes [B] and the logits [B, K]. Raises ConfigError for other shapes."""
+        """Return the means over the classes [B] and the logits [B, K].
+
+        Raises ConfigError for other shapes.
+        """
         logits = call_model(model, batch)
-        return EvalOutput(_mean_losses(F.binary_cross_entropy_with_logits, logits, batch.targets), logits)
+        return EvalOutput(
+            _mean_losses(F.binary_cross_entropy_with_logits, logits, batch.targets), logits
+        )
 
 
 class DistillationTask:
     """Classification that also learns from the logits of a `teacher` (Hinton et al. 2015, arXiv 1503.02531).
 
-    The loss is (1 - weight) * cross-entropy + weight * T**2 * KL(teacher || student) at temperature T. `labels` has
-    the cross-entropy, and evaluates. The teacher is moved to the device at the first batch, and its hash is stored
-    with the checkpoints. Raises ConfigError for a weight outside 0..1, a temperature that is not positive, and a
-    teacher of other classes.
+    The loss is (1 - weight) * cross-entropy + weight * T**2 * KL(teacher || student) at temperature
+    T. `labels` has the cross-entropy, and evaluates. The teacher is moved to the device at the
+    first batch, and its hash is stored with the checkpoints. Raises ConfigError for a weight
+    outside 0..1, a temperature that is not positive, and a teacher of other classes.
     """
 
     def __init__(
@@ -115,7 +132,9 @@ class DistillationTask:
     ) -> None:
         if not (0 <= weight <= 1 and 0 < temperature < math.inf):
             fact = f"DistillationTask has weight={weight} and temperature={temperature}"
-            raise ConfigError("CONFIG", f"{fact}: give a weight from 0 to 1 and a temperature above 0")
+            raise ConfigError(
+                "CONFIG", f"{fact}: give a weight from 0 to 1 and a temperature above 0"
+            )
         self._teacher = teacher.eval().requires_grad_(False)
         self._weight = weight
         self._temperature = temperature
@@ -136,12 +155,19 @@ class DistillationTask:
             fact = f"the teacher returns {describe_tensor(taught)}, the model {describe_tensor(logits)}"
             raise ConfigError("SHAPES", f"{fact}: both must have the same classes")
         student, teacher = (F.log_softmax(each / self._temperature, 1) for each in (logits, taught))
-        imitation = F.kl_div(student, teacher, reduction="sum", log_target=True) * self._temperature**2
-        return StepOutput((1 - self._weight) * labels.loss_sum + self._weight * imitation, labels.sums)
+        imitation = (
+            F.kl_div(student, teacher, reduction="sum", log_target=True) * self._temperature**2
+        )
+        return StepOutput(
+            (1 - self._weight) * labels.loss_sum + self._weight * imitation, labels.sums
+        )
 
 
 def call_model(model: nn.Module, batch: Batch) -> Any:
-    """Return what the model makes of the inputs. Raises ConfigError if the samples have no targets."""
+    """Return what the model makes of the inputs.
+
+    Raises ConfigError if the samples have no targets.
+    """
     if batch.targets is None:
         fix = 'name the columns of inputs and targets, as in build_dataset_loaders(columns=("image", "label"))'
         fact = f"the samples are {describe_tensor(batch.inputs)}, without labels"
@@ -150,19 +176,37 @@ def call_model(model: nn.Module, batch: Batch) -> Any:
 
 
 def _cross_entropy(
-    logits: Tensor, targets: Tensor, reduction: str, weight: Tensor | None = None, smoothing: float = 0.0
+    logits: Tensor,
+    targets: Tensor,
+    reduction: str,
+    weight: Tensor | None = None,
+    smoothing: float = 0.0,
 ) -> Tensor:
-    """Return torch's cross-entropy of logits [B, K]. Raises DataError for a label that is no class, on the CPU."""
+    """Return torch's cross-entropy of logits [B, K].
+
+    Raises DataError for a label that is no class, on the CPU.
+    """
     try:
-        return F.cross_entropy(logits, targets, weight, reduction=reduction, label_smoothing=smoothing)
+        return F.cross_entropy(
+            logits, targets, weight, reduction=reduction, label_smoothing=smoothing
+        )
     except IndexError as error:
         fix = f"num_classes={logits.shape[1]} of build_dataset_loaders names the sample"
-        raise DataError("DATA_LABEL", f"the model has {logits.shape[1]} classes ({error}): {fix}") from error
+        raise DataError(
+            "DATA_LABEL", f"the model has {logits.shape[1]} classes ({error}): {fix}"
+        ) from error
 
 
 def _mean_losses(loss: Callable[..., Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss of each sample [B]. Raises ConfigError if outputs and targets differ in shape."""
+    """Return the mean loss of each sample [B].
+
+    Raises ConfigError if outputs and targets differ in shape.
+    """
     if outputs.shape != targets.shape:
-        fact = f"the model returns {describe_tensor(outputs)} for targets {describe_tensor(targets)}"
+        fact = (
+            f"the model returns {describe_tensor(outputs)} for targets {describe_tensor(targets)}"
+        )
         raise ConfigError("SHAPES", f"{fact}: both must have the same shape")
-    return loss(outputs, targets.to(outputs.dtype), reduction="none").reshape(len(outputs), -1).mean(1)
+    return (
+        loss(outputs, targets.to(outputs.dtype), reduction="none").reshape(len(outputs), -1).mean(1)
+    )

@@ -40,8 +40,8 @@ _logger = logging.getLogger(__name__)
 class Trainer:
     """Trains on the step batches of `loader`: one optimizer step per step batch, exact and resumable.
 
-    `model` is the plain module that `step` trains, and `states` what a checkpoint holds of it. Everything that varies
-    is a collaborator; to change the algorithm itself, override `train_step`.
+    `model` is the plain module that `step` trains, and `states` what a checkpoint holds of it.
+    Everything that varies is a collaborator; to change the algorithm itself, override `train_step`.
     """
 
     def __init__(
@@ -87,7 +87,10 @@ class Trainer:
         """How the run ended; None while it runs."""
 
     def fit(self) -> RunResult:
-        """Train from `self.state` to the end; from a restored state this is an exact resume. **Collective.**"""
+        """Train from `self.state` to the end; from a restored state this is an exact resume.
+
+        **Collective.**
+        """
         with self.running() as reports:
             for _ in reports:
                 pass
@@ -96,10 +99,12 @@ class Trainer:
 
     @contextmanager
     def running(self) -> Iterator[Iterator[StepReport]]:
-        """Let the block own the loop: it gets an iterator that trains a step for each report. **Collective.**
+        """Let the block own the loop: it gets an iterator that trains a step for each report.
 
-        Leaving the block early saves a checkpoint, as the end of the run does; every process must leave after the same
-        step. Afterwards `result` says how the run ended.
+        **Collective.**
+
+        Leaving the block early saves a checkpoint, as the end of the run does; every process must
+        leave after the same step. Afterwards `result` says how the run ended.
         """
         observed = self._callback_runner.errors_observed(self, self._checkpointer)
         with stop_on_signals(self._stop_flag), observed:
@@ -124,7 +129,11 @@ class Trainer:
         for step_batch in self._data_wait.around(self._step_batches()):
             report = self.train_step(step_batch)
             self._notify("on_step_end", report)
-            if self._rehearsal is not None and self._rehearsal.num_steps_left and not report.was_skipped:
+            if (
+                self._rehearsal is not None
+                and self._rehearsal.num_steps_left
+                and not report.was_skipped
+            ):
                 # Before the next step, so that a run that cannot resume exactly loses no work.
                 self._rehearsal.after_step(self._local_state)
             yield report
@@ -163,12 +172,16 @@ class Trainer:
         )
 
     def evaluate(self) -> dict[str, Any]:
-        """Return the metrics of the model as `eval/...` and of its EMA as `eval_ema/...`. **Collective. Host sync.**
+        """Return the metrics of the model as `eval/...` and of its EMA as `eval_ema/...`.
+
+        **Collective. Host sync.**
 
         Raises:
             EvaluationStopped: some process got a signal.
         """
-        models = {"eval": self.model} | ({} if self._average is None else {"eval_ema": self._average.model})
+        models = {"eval": self.model} | (
+            {} if self._average is None else {"eval_ema": self._average.model}
+        )
         metrics: dict[str, Any] = {}
         with self._activity.during("evaluation"), evaluation_weights(self._optimizer):
             for group, model in models.items():
@@ -196,8 +209,9 @@ class Trainer:
     def restore(self, pieces: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:
         """Restore a checkpoint's `pieces`, the same on every process.
 
-        `changes` are the settings that were changed on purpose: callbacks then decide again whether to stop, and if
-        the changes decide which samples a step has, the epoch in progress starts again.
+        `changes` are the settings that were changed on purpose: callbacks then decide again whether
+        to stop, and if the changes decide which samples a step has, the epoch in progress starts
+        again.
 
         Raises:
             CheckpointError: they do not fit this run; nothing is changed then.
@@ -222,7 +236,10 @@ class Trainer:
         return self._step.strategy.gather(self._local_state())
 
     def _local_state(self) -> dict[str, Any]:
-        """Return the state with the shards of this process. **Collective** if that of a callback is."""
+        """Return the state with the shards of this process.
+
+        **Collective** if that of a callback is.
+        """
         progress = {
             **self._progress.state_dict(),
             **self._step.state_dict(),
@@ -276,29 +293,38 @@ class Trainer:
             self._save()
 
     def _evaluate_at(self, position: TrainState) -> bool:
-        """Evaluate and notify; `position` is that of the checkpoint that will hold the weights. False: a signal."""
+        """Evaluate and notify; `position` is that of the checkpoint that will hold the weights.
+
+        False: a signal.
+        """
         try:
             metrics = self.evaluate()
             self._progress.record_evaluation(metrics, checkpoint_name(position))
         except EvaluationStopped:
             return False
         except Exception as error:
-            # Once the cause is fixed, the same command has lost no step. All processes meet a failed metric.
+            # Once the cause is fixed, the same command has lost no step. All processes meet a
+            # failed metric.
             if isinstance(error, (MetricFailed, PeerFailed)) or self.accelerator.num_processes == 1:
                 self._save()
             raise
         if self.accelerator.is_main_process:
             write_details(self._run_folder, metrics, optimizer_step=position.optimizer_step)
             if found := nonfinite_loss(metrics):
-                _logger.warning("%s at step %d: lower the learning rate", found, position.optimizer_step)
+                _logger.warning(
+                    "%s at step %d: lower the learning rate", found, position.optimizer_step
+                )
         self._notify("on_evaluate_end", metrics)
         return True
 
     def _finish(self) -> RunResult:
-        """Save, evaluate the final weights if that is left to do, and return how the run ended. **Collective.**
+        """Save, evaluate the final weights if that is left to do, and return how the run ended.
 
-        A stop inside an epoch evaluates after the checkpoint, which does not hold the result: a run that continues
-        later is the same as one that never stopped, and a finished run that is started again evaluates the same.
+        **Collective.**
+
+        A stop inside an epoch evaluates after the checkpoint, which does not hold the result: a run
+        that continues later is the same as one that never stopped, and a finished run that is
+        started again evaluates the same.
         """
         self._stop_flag.drain()
         self._save()  # a position that is already saved is not saved again

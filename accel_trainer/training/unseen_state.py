@@ -32,19 +32,27 @@ _REDUCED = (itertools.count, random.Random, np.random.Generator)
 _INSTALLED = {"site-packages", "dist-packages"}
 _CODE = (type, ModuleType, property, classmethod, staticmethod)
 # What every module and every optimizer has, and what schedulers and gradient scalers set.
-_NOT_OWN = {*vars(nn.Module()), *vars(SGD([torch.zeros(1)], lr=0.1)), "found_inf", "grad_scale", "_opt_called"}
+_NOT_OWN = {
+    *vars(nn.Module()),
+    *vars(SGD([torch.zeros(1)], lr=0.1)),
+    "found_inf",
+    "grad_scale",
+    "_opt_called",
+}
 
 Mark = tuple[object, object]
 Marks = Mapping[str, Mark]
-"""What shows whether a value has changed: its type, of a tensor with dtype and shape, and its content."""
+"""What shows whether a value has changed: its type, of a tensor with dtype and shape, and its
+content."""
 
 
 def mark_unseen(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, Mark]:
     """Return a mark of each value that `parts` keep outside the model's tensors and an optimizer's state, by its name.
 
-    These are attributes, those of the parts' classes, and the globals of the files that define them. What libraries'
-    classes keep for themselves is left out, what autograd has computed, and what the names in the `unsaved_attributes`
-    of an object, class or file say that no resume needs. **Host sync** for tensors of a device.
+    These are attributes, those of the parts' classes, and the globals of the files that define
+    them. What libraries' classes keep for themselves is left out, what autograd has computed, and
+    what the names in the `unsaved_attributes` of an object, class or file say that no resume needs.
+    **Host sync** for tensors of a device.
     """
     walk = _Walk(model)
     for name, part in parts.items():
@@ -77,7 +85,9 @@ class _Walk:
 
     def _visit_object(self, name: str, value: Any, *, is_users: bool) -> None:
         if isinstance(value, nn.Module):
-            tensors = itertools.chain(value.named_parameters(recurse=False), value.named_buffers(recurse=False))
+            tensors = itertools.chain(
+                value.named_parameters(recurse=False), value.named_buffers(recurse=False)
+            )
             self._visit_all(name, value, dict(itertools.chain(tensors, value.named_children())))
             if type(value).get_extra_state is not nn.Module.get_extra_state:
                 return  # it stores its attributes itself
@@ -89,14 +99,22 @@ class _Walk:
     def _visit_all(self, name: str, owner: object, values: Mapping[str, Any]) -> None:
         unneeded = getattr(owner, "unsaved_attributes", ())
         for key, value in list(values.items()):
-            if not (key.startswith("__") or key in unneeded or inspect.isroutine(value) or isinstance(value, _CODE)):
+            if not (
+                key.startswith("__")
+                or key in unneeded
+                or inspect.isroutine(value)
+                or isinstance(value, _CODE)
+            ):
                 self.visit(f"{name}.{key}", value)
 
     def _visit_classes(self, found: type) -> None:
         """Visit the attributes of a user's class and of its bases, and the globals of their files."""
         for base in found.__mro__:
             if _is_users(base.__module__):
-                for name, owner in ((base.__qualname__, base), (base.__module__, sys.modules.get(base.__module__))):
+                for name, owner in (
+                    (base.__qualname__, base),
+                    (base.__module__, sys.modules.get(base.__module__)),
+                ):
                     if owner is not None and id(owner) not in self._seen:
                         self._seen.add(id(owner))
                         self._visit_all(name, owner, vars(owner))
@@ -107,7 +125,9 @@ class _Walk:
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
         if isinstance(value, Tensor):
-            return None if id(value) in self._seen or value.grad_fn is not None else mark_tensor(value)
+            return (
+                None if id(value) in self._seen or value.grad_fn is not None else mark_tensor(value)
+            )
         if isinstance(value, _PLAIN):
             return type(value), repr(value)
         if isinstance(value, _REDUCED):
@@ -124,7 +144,10 @@ def mark_tensor(tensor: Tensor) -> Mark:
     """Mark a tensor by its bytes; a large one by their sum and a sample, so that a large teacher costs little."""
     flat = local_part(tensor.detach()).reshape(-1).contiguous()
     sample = flat[:: flat.nbytes // _MAX_BYTES + 1].cpu().contiguous()
-    return (Tensor, tensor.dtype, tensor.shape), (int(sum_of_bits(flat)), sample.view(torch.uint8).numpy().tobytes())
+    return (Tensor, tensor.dtype, tensor.shape), (
+        int(sum_of_bits(flat)),
+        sample.view(torch.uint8).numpy().tobytes(),
+    )
 
 
 def sum_of_bits(tensor: Tensor) -> Tensor:
@@ -145,5 +168,6 @@ def _is_users(module: str) -> bool:
     if not _INSTALLED.isdisjoint(path.parts):
         return False  # of this environment, of the system's that it sees, or of the user's own
     return not any(
-        path.is_relative_to(folder) for folder in (sysconfig.get_paths()["stdlib"], Path(__file__).parents[1])
+        path.is_relative_to(folder)
+        for folder in (sysconfig.get_paths()["stdlib"], Path(__file__).parents[1])
     )

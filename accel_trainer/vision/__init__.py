@@ -1,4 +1,7 @@
-"""Images: datasets, augmentation, loaders, models and tasks. The engine never imports this package."""
+"""Images: datasets, augmentation, loaders, models and tasks.
+
+The engine never imports this package.
+"""
 
 from .augment.batch import AugmentConfig
 from .augment.photo import PhotoAugmentConfig

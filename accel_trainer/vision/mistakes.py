@@ -42,8 +42,9 @@ class PictureLoader(Protocol):
 class WorstMistakes(Callback):
     """Finds the mistakes that a classifier is most sure of, among all samples, and stores those of the last evaluation.
 
-    It is a metric and a callback: give it to a trainer as both. As a metric it is `worst_mistakes`, the id, label,
-    prediction and probability of each, and `calibration`, which compares confidence with accuracy.
+    It is a metric and a callback: give it to a trainer as both. As a metric it is `worst_mistakes`,
+    the id, label, prediction and probability of each, and `calibration`, which compares confidence
+    with accuracy.
     """
 
     higher_is_better: ClassVar[Mapping[str, bool]] = {}
@@ -63,7 +64,10 @@ class WorstMistakes(Callback):
             sums[row].index_add_(0, batch.sample_ids, values.double())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return the worst, the surest first; of equally sure ones that with the lower id. And the calibration."""
+        """Return the worst, the surest first; of equally sure ones that with the lower id.
+
+        And the calibration.
+        """
         confidence = sums[0].nan_to_num()
         is_right = sums[1] == sums[2]
         wrong = confidence.masked_fill(is_right, 0)
@@ -71,7 +75,12 @@ class WorstMistakes(Callback):
         rows = zip(ids.tolist(), wrong[ids].tolist(), *sums[1:, ids].tolist(), strict=True)
         return {
             "worst_mistakes": [
-                {"id": at, "label": int(label), "prediction": int(prediction), "probability": probability}
+                {
+                    "id": at,
+                    "label": int(label),
+                    "prediction": int(prediction),
+                    "probability": probability,
+                }
                 for at, probability, prediction, label in rows
                 if probability > 0
             ],
@@ -80,7 +89,9 @@ class WorstMistakes(Callback):
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Write the mistakes of the last evaluation, of the averaged weights if there are any."""
-        groups = [group for group in ("eval_ema", "eval") if f"{group}/worst_mistakes" in result.metrics]
+        groups = [
+            group for group in ("eval_ema", "eval") if f"{group}/worst_mistakes" in result.metrics
+        ]
         if not groups or not trainer.accelerator.is_main_process:
             return
         mistakes = [
@@ -94,9 +105,15 @@ class WorstMistakes(Callback):
             }
             for mistake in result.metrics[f"{groups[0]}/worst_mistakes"]
         ]
-        content = {"optimizer_step": result.position.optimizer_step, "weights": groups[0], "mistakes": mistakes}
+        content = {
+            "optimizer_step": result.position.optimizer_step,
+            "weights": groups[0],
+            "mistakes": mistakes,
+        }
         with writes_to(self._folder):
-            filesystem.write_file_atomic(self._folder / MISTAKES_FILE, json.dumps(content, indent=1).encode())
+            filesystem.write_file_atomic(
+                self._folder / MISTAKES_FILE, json.dumps(content, indent=1).encode()
+            )
 
 
 def _calibration(confidence: Tensor, is_right: Tensor) -> list[dict[str, float]]:

@@ -44,20 +44,31 @@ class ExportConfig:
     """How a photo of any size becomes its input; None: it was trained on images of one size."""
 
     def check_fits(self, weights: Mapping[str, Tensor]) -> None:
-        """Raise CheckpointError if the model does not have such `weights`. Asks for no memory, whatever its size."""
+        """Raise CheckpointError if the model does not have such `weights`.
+
+        Asks for no memory, whatever its size.
+        """
         with torch.device("meta"):
             model = self.build_model()
         check_weights("model", model.state_dict(), rename_weights(model, weights))
 
     def build_model(self) -> nn.Module:
-        """Build the model with random weights. Raises CheckpointError if it is none of accel_trainer.vision."""
+        """Build the model with random weights.
+
+        Raises CheckpointError if it is none of accel_trainer.vision.
+        """
         if self.model is None:
             fact = "the exported model is not one of accel_trainer.vision"
-            raise CheckpointError("EXPORT", f"{fact}: load its weights into your own class, or export it with --onnx")
+            raise CheckpointError(
+                "EXPORT", f"{fact}: load its weights into your own class, or export it with --onnx"
+            )
         return build_model(
-            self.model, in_channels=self.in_channels, num_classes=len(self.class_names), image_size=self.image_size,
+            self.model,
+            in_channels=self.in_channels,
+            num_classes=len(self.class_names),
+            image_size=self.image_size,
             pretrained=False,
-        )  # fmt: skip
+        )
 
 
 def from_pretrained(folder: Path | str) -> nn.Module:
@@ -66,7 +77,8 @@ def from_pretrained(folder: Path | str) -> nn.Module:
     `folder` is an export, a finished run, or ORG/NAME on the hub, which is downloaded once.
 
     Raises:
-        CheckpointError: there is no export, it is damaged, or its model is not one of accel_trainer.vision.
+        CheckpointError: there is no export, it is damaged, or its model is not one of
+            accel_trainer.vision.
     """
     folder = find_export(folder)
     config = read_export_config(folder)
@@ -75,7 +87,9 @@ def from_pretrained(folder: Path | str) -> nn.Module:
         config.check_fits(_described_tensors(path))
         weights = load_safetensors(filesystem.read_file(path, max_bytes=_MAX_WEIGHTS_BYTES))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError("EXPORT", f"{path} cannot be read ({error}): export the run again") from error
+        raise CheckpointError(
+            "EXPORT", f"{path} cannot be read ({error}): export the run again"
+        ) from error
     model = config.build_model()
     load_weights(model, weights)
     return model.eval()
@@ -103,11 +117,16 @@ def find_export(folder: Path | str) -> Path:
             return place
     if not Path(folder).exists() and _HUB_NAME.fullmatch(str(folder)):
         return _download(str(folder))
-    raise CheckpointError("EXPORT", f"{folder} has no model.safetensors: give a finished run or an exported model")
+    raise CheckpointError(
+        "EXPORT", f"{folder} has no model.safetensors: give a finished run or an exported model"
+    )
 
 
 def file_in(folder: Path, name: str) -> Path:
-    """Return the path of an export's file. Downloads from the hub are links to `blobs`, which are followed."""
+    """Return the path of an export's file.
+
+    Downloads from the hub are links to `blobs`, which are followed.
+    """
     path = folder / name
     is_download = path.resolve().parent == (folder.parent.parent / "blobs").resolve()
     return path.resolve() if is_download else path
@@ -117,7 +136,11 @@ def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["config.json", "model.onnx", "model.safetensors"]))
+        return Path(
+            snapshot_download(
+                name, allow_patterns=["config.json", "model.onnx", "model.safetensors"]
+            )
+        )
     except Exception as error:  # network errors depend on the version of the hub's HTTP library
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
         message = f"{name} is not a folder and cannot be downloaded from the hub ({reason}): check the name"
@@ -129,13 +152,24 @@ def read_export_content(folder: Path) -> dict[str, Any]:
     path = file_in(folder, "config.json")
     try:
         content = read_json_object(path)
-        for name, kind in (("evaluation", dict), ("weights", str), ("onnx_sha256", str), ("sha256", str)):
+        for name, kind in (
+            ("evaluation", dict),
+            ("weights", str),
+            ("onnx_sha256", str),
+            ("sha256", str),
+        ):
             if not isinstance(content.get(name), kind | None):
                 raise ValueError(f"{name} is {str(content[name])[:40]!r}")
         content["class_names"] = _names(content["class_names"]) if "class_names" in content else []
     except (OSError, ValueError) as error:
-        raise CheckpointError("EXPORT", f"{path} cannot be read ({error}): export the run again") from error
-    return content if content["class_names"] else {k: v for k, v in content.items() if k != "class_names"}
+        raise CheckpointError(
+            "EXPORT", f"{path} cannot be read ({error}): export the run again"
+        ) from error
+    return (
+        content
+        if content["class_names"]
+        else {k: v for k, v in content.items() if k != "class_names"}
+    )
 
 
 def read_export_config(folder: Path) -> ExportConfig:
@@ -153,16 +187,29 @@ def read_export_config(folder: Path) -> ExportConfig:
         size = content.get("image_size")
         if size is not None:
             height, width = size
-            size = (_bounded("image_size", height, _MAX_SIDE), _bounded("image_size", width, _MAX_SIDE))
+            size = (
+                _bounded("image_size", height, _MAX_SIDE),
+                _bounded("image_size", width, _MAX_SIDE),
+            )
         return ExportConfig(
             model=model,
             in_channels=_bounded("in_channels", channels, _MAX_CHANNELS),
             class_names=tuple(content["class_names"]),
             normalization=Normalization(**mean_and_std),
             image_size=size,
-            transform=EvalTransform.from_dict(content["eval_transform"]) if "eval_transform" in content else None,
+            transform=EvalTransform.from_dict(content["eval_transform"])
+            if "eval_transform" in content
+            else None,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, ConfigError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        ConfigError,
+    ) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
         message = f"{path} does not describe a model of accel_trainer.vision ({reason})"
         raise CheckpointError("EXPORT", message) from error

@@ -28,7 +28,8 @@ class ImageClassificationConfig(ClassificationConfig):
     """The loss of a classifier of images, and the views of an image that an evaluation averages."""
 
     tta: Annotated[Views, tyro.conf.arg(aliases=["--tta"])] = "none"
-    """Test-time augmentation: `flip` averages logits over the mirror image, `flip_crop` also over two shifts."""
+    """Test-time augmentation: `flip` averages logits over the mirror image, `flip_crop` also over
+    two shifts."""
 
 
 class ImageClassificationTask(ClassificationTask):
@@ -44,7 +45,10 @@ class ImageClassificationTask(ClassificationTask):
         self._tta: Views = "none" if config is None else config.tta
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
-        """Return the cross-entropies [B] and the mean logits [B, K]. Raises ConfigError for other shapes."""
+        """Return the cross-entropies [B] and the mean logits [B, K].
+
+        Raises ConfigError for other shapes.
+        """
         if self._tta == "none":
             return super().eval_step(model, batch)
         averaged = partial(_average_over_views, model, tta=self._tta)
@@ -62,8 +66,8 @@ def _average_over_views(model: Callable[[Tensor], Any], images: Tensor, *, tta: 
 def _views(images: Tensor, tta: Views) -> list[Tensor]:
     """Return the views of images [B, C, H, W].
 
-    `flip_crop` is the six-view scheme of K. Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU"
-    (arXiv 2404.00498), with equal weights.
+    `flip_crop` is the six-view scheme of K. Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single
+    GPU" (arXiv 2404.00498), with equal weights.
     """
     if not isinstance(images, Tensor) or images.ndim != 4:
         fact = f"--tta {tta} mirrors images [B, C, H, W], the inputs are {describe_tensor(images)}"
@@ -79,14 +83,18 @@ def _views(images: Tensor, tta: Views) -> list[Tensor]:
 class SegmentationTask:
     """Cross-entropy per labelled pixel of logits [B, K, H, W] against class ids int64 [B, H, W].
 
-    Pixels of the class `ignored` have no label; the loss is the mean over all others of the whole step.
+    Pixels of the class `ignored` have no label; the loss is the mean over all others of the whole
+    step.
     """
 
     def __init__(self, *, ignored: int = 255) -> None:
         self._ignored = ignored
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the losses and the labelled pixels, summed over the batch. Raises ConfigError for other shapes."""
+        """Return the losses and the labelled pixels, summed over the batch.
+
+        Raises ConfigError for other shapes.
+        """
         losses, _, num_items = self.eval_step(model, batch)
         assert num_items is not None
         return StepOutput(losses.sum(), num_items=num_items.sum())
@@ -99,6 +107,10 @@ class SegmentationTask:
         logits = call_model(model, batch)
         if logits.ndim != 4 or logits[:, 0].shape != batch.targets.shape:
             fact = f"the model returns {describe_tensor(logits)} for targets {describe_tensor(batch.targets)}"
-            raise ConfigError("SHAPES", f"{fact}: segmentation needs logits [B, K, H, W] and class ids [B, H, W]")
-        losses = F.cross_entropy(logits, batch.targets, ignore_index=self._ignored, reduction="none")
+            raise ConfigError(
+                "SHAPES", f"{fact}: segmentation needs logits [B, K, H, W] and class ids [B, H, W]"
+            )
+        losses = F.cross_entropy(
+            logits, batch.targets, ignore_index=self._ignored, reduction="none"
+        )
         return EvalOutput(losses.sum((1, 2)), logits, (batch.targets != self._ignored).sum((1, 2)))

@@ -21,15 +21,30 @@ def run(page: Page, setting: Setting) -> None:
     tests = "tests/training/test_pretend_device.py" if setting.is_tiny else "tests"
     page.attempt("the tests that need a GPU", partial(_run_tests, page, tests))
     with tempfile.TemporaryDirectory() as folder:
-        page.attempt("warnings of the first steps", partial(_list_warnings, page, setting, Path(folder)))
+        page.attempt(
+            "warnings of the first steps", partial(_list_warnings, page, setting, Path(folder))
+        )
         page.attempt("losses of a CPU", partial(_compare_losses, page, setting, Path(folder)))
-        page.attempt("start with and without a visible GPU", partial(_start_both_ways, page, setting, Path(folder)))
+        page.attempt(
+            "start with and without a visible GPU",
+            partial(_start_both_ways, page, setting, Path(folder)),
+        )
 
 
 def _run_tests(page: Page, tests: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--junitxml", str(report), tests]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-m",
+            "gpu",
+            "--junitxml",
+            str(report),
+            tests,
+        ]
         subprocess.run(command, cwd=results.ROOT, check=False)
         cases = list(ElementTree.parse(report).iter("testcase"))
     outcomes = []
@@ -40,16 +55,25 @@ def _run_tests(page: Page, tests: str) -> None:
         page.add(
             "Tests that need a GPU",
             {
-                "test": case.get("name"), "outcome": outcomes[-1], "s": float(case.get("time", 0)),
+                "test": case.get("name"),
+                "outcome": outcomes[-1],
+                "s": float(case.get("time", 0)),
                 "why": said.splitlines()[-1][:200] if said else None,
             },
-        )  # fmt: skip
-    listed = ", ".join(f"{outcomes.count(kind)} {kind}" for kind in ("passed", "failed", "left out"))
-    page.judge(f"the tests that need a GPU pass ({listed})", holds="passed" in outcomes and "failed" not in outcomes)
+        )
+    listed = ", ".join(
+        f"{outcomes.count(kind)} {kind}" for kind in ("passed", "failed", "left out")
+    )
+    page.judge(
+        f"the tests that need a GPU pass ({listed})",
+        holds="passed" in outcomes and "failed" not in outcomes,
+    )
 
 
 def _list_warnings(page: Page, setting: Setting, folder: Path) -> None:
-    said = train(setting, folder / "warned", *SMALL, "--max-steps", "3", environ={"PYTHONWARNINGS": "always"})
+    said = train(
+        setting, folder / "warned", *SMALL, "--max-steps", "3", environ={"PYTHONWARNINGS": "always"}
+    )
     found = sorted({line.strip()[:200] for line in said.splitlines() if "Warning: " in line})
     for line in found:
         page.add("Warnings of three steps", {"warning": line})
@@ -62,11 +86,19 @@ def _compare_losses(page: Page, setting: Setting, folder: Path) -> None:
     train(setting, folder / "cpu", *flags, environ={"ACCELERATE_USE_CPU": "true"})
     here, cpu = (rows(folder / name, "train/loss") for name in ("here", "cpu"))
     largest = max(abs(one - other) for one, other in zip(here, cpu, strict=True))
-    page.add("20 steps in float32", {"steps": len(here), "largest difference of the losses to a CPU's": largest})
-    page.judge(f"20 losses are within {MAX_LOSS_DIFFERENCE:g} of a CPU's", holds=largest <= MAX_LOSS_DIFFERENCE)
+    page.add(
+        "20 steps in float32",
+        {"steps": len(here), "largest difference of the losses to a CPU's": largest},
+    )
+    page.judge(
+        f"20 losses are within {MAX_LOSS_DIFFERENCE:g} of a CPU's",
+        holds=largest <= MAX_LOSS_DIFFERENCE,
+    )
 
 
 def _start_both_ways(page: Page, setting: Setting, folder: Path) -> None:
     for name, environ in (("visible", {}), ("hidden", {"CUDA_VISIBLE_DEVICES": ""})):
-        said = train(setting, folder / name, *SMALL, "--max-steps", "2", "--dry-run", environ=environ)
+        said = train(
+            setting, folder / name, *SMALL, "--max-steps", "2", "--dry-run", environ=environ
+        )
         page.add("--dry-run", {"GPU": name, "said": said.strip().splitlines()[-1][:200]})

@@ -60,7 +60,10 @@ def compare_pixels(page: Page, setting: Setting) -> None:
         late = _hash_pixels(num_steps)
     row = {"steps": num_steps, "in time": in_time[:16], "late": late[:16]}
     page.add("Pixels on the device", row)
-    page.judge(f"the pixels of {num_steps} steps are the same where copies come late", holds=in_time == late)
+    page.judge(
+        f"the pixels of {num_steps} steps are the same where copies come late",
+        holds=in_time == late,
+    )
 
 
 def _hash_pixels(num_steps: int) -> str:
@@ -101,7 +104,9 @@ def trace_copies(page: Page, setting: Setting) -> None:
         trace = Path(folder) / "trace.json"
         activity = ProfilerActivity.CUDA if setting.device == "cuda" else ProfilerActivity.CPU
         with profile(activities=[activity]) as profiler:
-            loops.LOOPS["ours, all on"](loops.make_model(model).to(setting.device), Copied(num_steps), num_steps)
+            loops.LOOPS["ours, all on"](
+                loops.make_model(model).to(setting.device), Copied(num_steps), num_steps
+            )
         profiler.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text())["traceEvents"]
     num_copies, share = under_compute(events)
@@ -109,7 +114,9 @@ def trace_copies(page: Page, setting: Setting) -> None:
     page.add("Copies beside the computation", row)
     if setting.device == "cuda":
         claim = f"{100 * share:.0f} % of the time of {num_copies} copies is under compute"
-        page.judge(f"{claim}, at least {100 * MIN_UNDER_COMPUTE:.0f} %", holds=share >= MIN_UNDER_COMPUTE)
+        page.judge(
+            f"{claim}, at least {100 * MIN_UNDER_COMPUTE:.0f} %", holds=share >= MIN_UNDER_COMPUTE
+        )
 
 
 def under_compute(events: Sequence[Mapping[str, Any]]) -> tuple[int, float]:

@@ -31,8 +31,20 @@ CASES: dict[str, tuple[str, ...]] = {
 }
 OURS = ("resnet18", "resnet50", "airbench94")
 TIMM = (
-    *("resnet50", "resnext50_32x4d", "efficientnet_b0", "mobilenetv3_small_100", "convnext_atto", "regnety_002"),
-    *("vit_tiny_patch16_224", "deit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "mixer_s32_224"),
+    *(
+        "resnet50",
+        "resnext50_32x4d",
+        "efficientnet_b0",
+        "mobilenetv3_small_100",
+        "convnext_atto",
+        "regnety_002",
+    ),
+    *(
+        "vit_tiny_patch16_224",
+        "deit_tiny_patch16_224",
+        "swin_tiny_patch4_window7_224",
+        "mixer_s32_224",
+    ),
     *(
         "densenet121",
         "vgg11_bn",
@@ -55,20 +67,38 @@ def run(page: Page, setting: Setting) -> None:
             if case == "fp16" and setting.device == "cpu":
                 continue  # refused: it needs a GPU
             folder_of = folder / case.replace(" ", "-")
-            page.attempt(case, partial(_compare, page, setting, folder_of, case, CASES[case], num_steps))
-        page.attempt("checkpoints while it trains", partial(_save_in_training, page, setting, folder, num_steps))
-        page.attempt("--reduce exact on 1, 2 and 4 processes", partial(_split, page, setting, folder, num_steps))
+            page.attempt(
+                case, partial(_compare, page, setting, folder_of, case, CASES[case], num_steps)
+            )
+        page.attempt(
+            "checkpoints while it trains",
+            partial(_save_in_training, page, setting, folder, num_steps),
+        )
+        page.attempt(
+            "--reduce exact on 1, 2 and 4 processes",
+            partial(_split, page, setting, folder, num_steps),
+        )
     page.attempt("pixels that are copied late", partial(copies.compare_pixels, page, setting))
     for model in setting.some(OURS):
         make = partial(build_model, ModelConfig(name=model), in_channels=3, num_classes=10)
         page.attempt(model, partial(_name_operations, page, setting, model, make))
     for model in setting.some(TIMM):
-        page.attempt(f"timm {model}", partial(_name_operations, page, setting, f"timm/{model}", partial(_timm, model)))
-    page.attempt("segmentation", partial(_name_operations, page, setting, "segmentation", _segmentation))
-    page.attempt("text", partial(_name_operations, page, setting, "a transformer for text", _text, is_text=True))
+        page.attempt(
+            f"timm {model}",
+            partial(_name_operations, page, setting, f"timm/{model}", partial(_timm, model)),
+        )
+    page.attempt(
+        "segmentation", partial(_name_operations, page, setting, "segmentation", _segmentation)
+    )
+    page.attempt(
+        "text",
+        partial(_name_operations, page, setting, "a transformer for text", _text, is_text=True),
+    )
 
 
-def _compare(page: Page, setting: Setting, folder: Path, case: str, flags: tuple[str, ...], num_steps: int) -> None:
+def _compare(
+    page: Page, setting: Setting, folder: Path, case: str, flags: tuple[str, ...], num_steps: int
+) -> None:
     """Train twice, and once killed in the middle: the tensors of the last checkpoint must be the same."""
     folder.mkdir()
     steps = (*SMALL, "--max-steps", str(num_steps), *flags)
@@ -86,13 +116,21 @@ def _compare(page: Page, setting: Setting, folder: Path, case: str, flags: tuple
 def _save_in_training(page: Page, setting: Setting, folder: Path, num_steps: int) -> None:
     """Compare a checkpoint that was written while training went on with that of a run that had ended there."""
     flags = (*SMALL, "--schedule.shape", "constant", "--ema", "0.99")
-    kept = ("--checkpoint.every-n-steps", "1", "--checkpoint.keep-every-n-steps", str(num_steps // 2))
+    kept = (
+        "--checkpoint.every-n-steps",
+        "1",
+        "--checkpoint.keep-every-n-steps",
+        str(num_steps // 2),
+    )
     train(setting, folder / "going-on", *flags, *kept, "--max-steps", str(num_steps))
     train(setting, folder / "at-rest", *flags, "--max-steps", str(num_steps // 2))
     going_on, at_rest = hashes(folder / "going-on", step=num_steps // 2), hashes(folder / "at-rest")
     row = {"step": num_steps // 2, "files": len(at_rest), "equal": going_on == at_rest}
     page.add("A checkpoint of a run that trains on, and of one that ended", row)
-    page.judge("a checkpoint saved during training has the bytes of one saved at rest", holds=going_on == at_rest)
+    page.judge(
+        "a checkpoint saved during training has the bytes of one saved at rest",
+        holds=going_on == at_rest,
+    )
 
 
 def _split(page: Page, setting: Setting, folder: Path, num_steps: int) -> None:
@@ -100,15 +138,30 @@ def _split(page: Page, setting: Setting, folder: Path, num_steps: int) -> None:
     hashes_of = set()
     for num_processes in (1, 2) if setting.is_tiny else (1, 2, 4):
         name = folder / f"split-{num_processes}"
-        flags = ("--model", "resnet8", "--seed", "0", "--quiet", "--reduce", "exact", "--global-batch-size", "96")
+        flags = (
+            "--model",
+            "resnet8",
+            "--seed",
+            "0",
+            "--quiet",
+            "--reduce",
+            "exact",
+            "--global-batch-size",
+            "96",
+        )
         more = ("--batch-size", "24", "--max-steps", str(num_steps))
         share = ("--runtime.backend", "gloo") if num_processes > 1 else ()
         environ = {"ACCELERATE_USE_CPU": "true"} if setting.device == "cpu" else {}
         train(setting, name, *flags, *more, *share, num_processes=num_processes, environ=environ)
         hashes_of.add(hashes(name)["model.safetensors"])
-        row = {"processes": num_processes, "SHA-256 of the weights": hashes(name)["model.safetensors"][:16]}
+        row = {
+            "processes": num_processes,
+            "SHA-256 of the weights": hashes(name)["model.safetensors"][:16],
+        }
         page.add("--reduce exact, a batch of 4 x 24, processes on one device", row)
-    page.judge("--reduce exact: the same bits on any number of processes", holds=len(hashes_of) == 1)
+    page.judge(
+        "--reduce exact: the same bits on any number of processes", holds=len(hashes_of) == 1
+    )
 
 
 def _timm(name: str) -> nn.Module:
@@ -148,5 +201,8 @@ def _name_operations(
             F.cross_entropy(logits, logits.argmax(1)).backward()
         else:
             logits.square().mean().backward()
-    row: results.Row = {"net": name, "without a deterministic kernel": ", ".join(sorted(operations)) or "none"}
+    row: results.Row = {
+        "net": name,
+        "without a deterministic kernel": ", ".join(sorted(operations)) or "none",
+    }
     page.add("Operations without a deterministic kernel", row)

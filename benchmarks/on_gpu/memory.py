@@ -74,18 +74,37 @@ def _measure_growth(page: Page, setting: Setting, folder: Path) -> None:
     )
     if setting.device == "cuda":
         grown = peaks[-1] - peaks[len(peaks) // 2]
-        page.judge(f"the peak grows by {grown:.3f} GiB after the middle", holds=grown <= MAX_GROWTH_GIB)
+        page.judge(
+            f"the peak grows by {grown:.3f} GiB after the middle", holds=grown <= MAX_GROWTH_GIB
+        )
 
 
 def _run_out(page: Page, setting: Setting, folder: Path) -> None:
     """A real out-of-memory error: what the line advises must work."""
     advised = ("--global-batch-size", "4096", "--accumulate", "64")
     for name, more in {"as asked": (), "as advised, again and again": advised}.items():
-        flags = ("--model", "resnet18", "--batch-size", "4096", "--max-steps", "2", "--seed", "0", *more)
+        flags = (
+            "--model",
+            "resnet18",
+            "--batch-size",
+            "4096",
+            "--max-steps",
+            "2",
+            "--seed",
+            "0",
+            *more,
+        )
         words = command(setting, folder / name.replace(" ", "-"), *flags)
         cramped = [sys.executable, "-c", CRAMPED, "0.04", *words[1:]]
-        done = subprocess.run(cramped, cwd=results.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        line = next((line for line in done.stdout.splitlines() if "out of memory" in line), "no such line")
-        page.add("4 % of the GPU's memory", {"start": name, "exit code": done.returncode, "line": line[:300]})
+        done = subprocess.run(
+            cramped, cwd=results.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        line = next(
+            (line for line in done.stdout.splitlines() if "out of memory" in line), "no such line"
+        )
+        page.add(
+            "4 % of the GPU's memory",
+            {"start": name, "exit code": done.returncode, "line": line[:300]},
+        )
         if more:
             page.judge("with --accumulate the same global batch fits", holds=done.returncode == 0)

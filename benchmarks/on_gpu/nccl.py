@@ -58,17 +58,29 @@ def run(page: Page, setting: Setting) -> None:
 
 
 def _join(page: Page) -> None:
-    done = subprocess.run([sys.executable, "-c", JOINED], cwd=results.ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", JOINED], cwd=results.ROOT, capture_output=True, text=True
+    )
     warned = [line[:200] for line in done.stderr.splitlines() if "Warning" in line or "[W" in line]
     for line in warned or ["none"]:
-        page.add("A group of NCCL with one process", {"warning": line, "exit code": done.returncode})
+        page.add(
+            "A group of NCCL with one process", {"warning": line, "exit code": done.returncode}
+        )
     holds = done.returncode == 0 and not warned and "joined" in done.stdout
     page.judge("a group of NCCL is formed and left without a warning", holds=holds)
 
 
 def _kill(page: Page, setting: Setting, folder: Path) -> None:
     """Kill one of two processes, which the other then meets in a collective: it must end, without a launcher's help."""
-    flags = (*SMALL, "--max-steps", "100000", "--checkpoint-every-n-steps", "5", "--runtime.timeout-s", "20")
+    flags = (
+        *SMALL,
+        "--max-steps",
+        "100000",
+        "--checkpoint-every-n-steps",
+        "5",
+        "--runtime.timeout-s",
+        "20",
+    )
     share = ("--runtime.backend", backend) if (backend := _backend()) else ()
     main, other = _start_two(command(setting, folder / "run", *flags, *share), setting)
     while main.poll() is None and newest_step(folder / "run") < 5:
@@ -92,20 +104,31 @@ def _backend() -> str:
     return "gloo" if torch.cuda.device_count() == 1 else ""
 
 
-def _start_two(words: Sequence[str], setting: Setting) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
+def _start_two(
+    words: Sequence[str], setting: Setting
+) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     if setting.device == "cpu":
         shared["ACCELERATE_USE_CPU"] = "true"
     started = [
         subprocess.Popen(
-            words, cwd=results.ROOT, env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            words,
+            cwd=results.ROOT,
+            env=os.environ | shared | {"RANK": rank, "LOCAL_RANK": rank},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         for rank in ("0", "1")
-    ]  # fmt: skip
+    ]
     return started[0], started[1]
 
 
@@ -120,9 +143,14 @@ def _judge_end(page: Page, what: str, process: subprocess.Popen[str], *, since_s
     lines = [line for line in said.splitlines() if "error[" in line or "timed out" in line.lower()]
     shown = (lines or said.splitlines() or [""])[-1][:200]
     row = {
-        "what": what, "backend": _backend() or ("nccl" if torch.cuda.is_available() else "gloo"),
-        "the other ended after s": elapsed_s, "exit code": process.returncode, "said": shown,
-    }  # fmt: skip
+        "what": what,
+        "backend": _backend() or ("nccl" if torch.cuda.is_available() else "gloo"),
+        "the other ended after s": elapsed_s,
+        "exit code": process.returncode,
+        "said": shown,
+    }
     page.add("Two processes, without a launcher", row)
     holds = elapsed_s <= MAX_S and process.returncode != 0 and bool(lines)
-    page.judge(f"{what}: the other ends within {MAX_S} s and says why ({elapsed_s:.0f} s)", holds=holds)
+    page.judge(
+        f"{what}: the other ends within {MAX_S} s and says why ({elapsed_s:.0f} s)", holds=holds
+    )

@@ -73,17 +73,25 @@ class Page:
 
     def write(self) -> None:
         results.write(
-            f"gpu_{self.part}", title=self.title, command=f"benchmarks.gpu --part {self.part}",
-            how="Written as it came: what is missing was not reached.", tables=self.tables, goals=self.findings,
-            started=self.started, folder=self.folder, is_shown=False,
-        )  # fmt: skip
+            f"gpu_{self.part}",
+            title=self.title,
+            command=f"benchmarks.gpu --part {self.part}",
+            how="Written as it came: what is missing was not reached.",
+            tables=self.tables,
+            goals=self.findings,
+            started=self.started,
+            folder=self.folder,
+            is_shown=False,
+        )
 
 
 def gpu_environment() -> results.Row:
     """Return the facts about the GPUs that `results.environment` lacks."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        driver = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+        driver = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[
+            0
+        ]
     except (OSError, subprocess.CalledProcessError, IndexError):
         driver = None
     return {"num_gpus": torch.cuda.device_count(), "cuda": torch.version.cuda, "driver": driver}

@@ -25,7 +25,9 @@ def run(page: Page, setting: Setting) -> None:
 def _train(page: Page, setting: Setting, workers: int) -> None:
     model = "resnet8" if setting.is_tiny else "resnet50"
     size = (
-        ("--image-size", "16", "--max-steps", "2") if setting.is_tiny else ("--image-size", "224", "--max-steps", "60")
+        ("--image-size", "16", "--max-steps", "2")
+        if setting.is_tiny
+        else ("--image-size", "224", "--max-steps", "60")
     )
     precision = "no" if setting.device == "cpu" else "bf16"
     with tempfile.TemporaryDirectory() as name:
@@ -41,15 +43,27 @@ def _train(page: Page, setting: Setting, workers: int) -> None:
             "16" if setting.is_tiny else "64",
         )
         log = ("--trainer.log-every-n-steps", "1" if setting.is_tiny else "10", "--quiet")
-        train(setting, folder, *flags, *size, *log, "--batch.num-workers", str(workers),
-              "--mixed-precision", precision, recipe="images")  # fmt: skip
+        train(
+            setting,
+            folder,
+            *flags,
+            *size,
+            *log,
+            "--batch.num-workers",
+            str(workers),
+            "--mixed-precision",
+            precision,
+            recipe="images",
+        )
         found, speeds, waits = (
             result(folder),
             rows(folder, "perf/samples_per_s"),
             rows(folder, "perf/data_wait_fraction"),
         )
     row = {
-        "workers": workers, "photos/s": speeds[-1], "waiting for data %": 100 * waits[-1],
+        "workers": workers,
+        "photos/s": speeds[-1],
+        "waiting for data %": 100 * waits[-1],
         "memory GiB": found["peak_memory_bytes"] / 2**30,
-    }  # fmt: skip
+    }
     page.add(f"{model}, {precision}, {size[1]} pixels", row)

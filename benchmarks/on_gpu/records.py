@@ -22,20 +22,35 @@ def run(page: Page, setting: Setting) -> None:
     for config, flags, num_seeds, goal in setting.some(TRAININGS):
         for seed in range(1 if setting.is_tiny else num_seeds):
             name = " ".join((config, *flags))
-            page.attempt(f"{name}, seed {seed}", partial(_train, page, setting, config, flags, seed, goal))
+            page.attempt(
+                f"{name}, seed {seed}", partial(_train, page, setting, config, flags, seed, goal)
+            )
 
 
-def _train(page: Page, setting: Setting, config: str, flags: tuple[str, ...], seed: int, goal: float) -> None:
+def _train(
+    page: Page, setting: Setting, config: str, flags: tuple[str, ...], seed: int, goal: float
+) -> None:
     chosen = (*flags, *FEW) if setting.is_tiny else flags
     record = recipe.train(
-        CONFIGS / config, dataset=setting.dataset, cache_dir=setting.cache_dir, seed=seed, flags=chosen
+        CONFIGS / config,
+        dataset=setting.dataset,
+        cache_dir=setting.cache_dir,
+        seed=seed,
+        flags=chosen,
     )
     accuracy = 100 * record["metrics"]["eval/accuracy"]
     row = {
-        "training": " ".join((config, *flags)), "seed": seed, "accuracy %": accuracy,
-        "training s": record["samples_seen"] / record["samples_per_s"], "start to end s": record["process_s"],
-        "images/s": record["samples_per_s"], "memory GiB": record["peak_memory_bytes"] / 2**30,
-    }  # fmt: skip
+        "training": " ".join((config, *flags)),
+        "seed": seed,
+        "accuracy %": accuracy,
+        "training s": record["samples_seen"] / record["samples_per_s"],
+        "start to end s": record["process_s"],
+        "images/s": record["samples_per_s"],
+        "memory GiB": record["peak_memory_bytes"] / 2**30,
+    }
     page.add(f"Whole trainings on {setting.described}", row)
     if setting.are_real and not setting.is_tiny:
-        page.judge(f"{config}, seed {seed}: {accuracy:.2f} %, at least {goal - 0.3:.1f}", holds=accuracy >= goal - 0.3)
+        page.judge(
+            f"{config}, seed {seed}: {accuracy:.2f} %, at least {goal - 0.3:.1f}",
+            holds=accuracy >= goal - 0.3,
+        )

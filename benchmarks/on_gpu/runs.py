@@ -34,12 +34,21 @@ def train(
 ) -> str:
     """Train, and return what was printed; RuntimeError with its last lines if it failed."""
     python, *words = command(setting, folder, *flags, recipe=recipe)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(num_processes),
+    ]
     done = subprocess.run(
         [python, *(launcher if num_processes > 1 else []), *words],
-        cwd=results.ROOT, env=os.environ | dict(environ or {}),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        cwd=results.ROOT,
+        env=os.environ | dict(environ or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {done.stdout[-600:]}")
     return done.stdout
@@ -47,7 +56,9 @@ def train(
 
 def kill_and_resume(setting: Setting, folder: Path, *flags: str, at_step: int) -> None:
     """Train, kill the run once a checkpoint of `at_step` or later is there, and start it again to its end."""
-    words = command(setting, folder, *flags, "--checkpoint.every-n-steps", str(max(1, at_step // 2)))
+    words = command(
+        setting, folder, *flags, "--checkpoint.every-n-steps", str(max(1, at_step // 2))
+    )
     log = folder.with_suffix(".log")
     with log.open("w") as output:
         process = subprocess.Popen(words, cwd=results.ROOT, stdout=output, stderr=subprocess.STDOUT)
@@ -60,13 +71,20 @@ def kill_and_resume(setting: Setting, folder: Path, *flags: str, at_step: int) -
 
 def newest_step(folder: Path) -> int:
     """Return the step of the newest checkpoint, 0 without one."""
-    return max((int(path.name.split("-")[1]) for path in (folder / "checkpoints").glob("step-*")), default=0)
+    return max(
+        (int(path.name.split("-")[1]) for path in (folder / "checkpoints").glob("step-*")),
+        default=0,
+    )
 
 
 def hashes(folder: Path, *, step: int | None = None) -> dict[str, str]:
     """Return the SHA-256 of the tensors of a checkpoint, as its manifest has them; None: of the newest."""
     number = newest_step(folder) if step is None else step
-    (found,) = (path for path in (folder / "checkpoints").glob("step-*") if int(path.name.split("-")[1]) == number)
+    (found,) = (
+        path
+        for path in (folder / "checkpoints").glob("step-*")
+        if int(path.name.split("-")[1]) == number
+    )
     files = json.loads((found / "manifest.json").read_text())["files"]
     return {name: file["sha256"] for name, file in files.items() if name.endswith(".safetensors")}
 

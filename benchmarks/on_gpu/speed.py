@@ -19,29 +19,51 @@ LOOPS = ("raw", "ours, all on", "accelerate", "Lightning", "HF Trainer")
 STEPS = {"tiny": 4000, "resnet18": 300, "fast resnet50": 60}
 TINY_STEPS = {"tiny": 8, "resnet8": 8, "fast resnet8": 8}
 MAX_OF_RAW, MAX_SYNCS = 1.15, 0
-RESNET18 = ("--config", "recipes/configs/cifar10_resnet18.yaml", "--epochs", "1", "--quiet", "--seed", "0")
+RESNET18 = (
+    "--config",
+    "recipes/configs/cifar10_resnet18.yaml",
+    "--epochs",
+    "1",
+    "--quiet",
+    "--seed",
+    "0",
+)
 
 
 def run(page: Page, setting: Setting) -> None:
     num_steps = TINY_STEPS if setting.is_tiny else STEPS
     for model in setting.some(list(num_steps)):
-        page.attempt(f"a step of {model}", partial(_measure_step, page, setting, model, num_steps[model]))
+        page.attempt(
+            f"a step of {model}", partial(_measure_step, page, setting, model, num_steps[model])
+        )
     page.attempt("syncs", partial(_count_syncs, page, setting))
     page.attempt("copies beside the computation", partial(copies.trace_copies, page, setting))
     page.attempt("data on the device", partial(_compare_with_data_on_device, page, setting))
-    for precision in setting.some(("no", "bf16") if setting.device == "cpu" else ("bf16", "fp16", "no")):
+    for precision in setting.some(
+        ("no", "bf16") if setting.device == "cpu" else ("bf16", "fp16", "no")
+    ):
         page.attempt(f"ResNet-18, {precision}", partial(_train_epoch, page, setting, precision))
     if setting.has_every_case:
-        page.attempt("ResNet-18, bf16, compiled", partial(_train_epoch, page, setting, "bf16", "--compile"))
+        page.attempt(
+            "ResNet-18, bf16, compiled", partial(_train_epoch, page, setting, "bf16", "--compile")
+        )
 
 
 def _measure_step(page: Page, setting: Setting, model: str, steps: int) -> None:
     names = LOOPS if setting.has_every_case else LOOPS[:2]
-    found = overhead.measure(model, names, steps, 1 if setting.is_tiny else 3, device=setting.device)
+    found = overhead.measure(
+        model, names, steps, 1 if setting.is_tiny else 3, device=setting.device
+    )
     for row in found:
-        page.add(f"A step of {model}, batch 128, {'bf16' if model.startswith('fast') else 'float32'}", row)
+        page.add(
+            f"A step of {model}, batch 128, {'bf16' if model.startswith('fast') else 'float32'}",
+            row,
+        )
     ours = next(row["of raw"] for row in found if row["loop"].startswith("ours"))
-    page.judge(f"a step of {model} takes {ours:.2f} times a raw loop's, at most {MAX_OF_RAW}", holds=ours <= MAX_OF_RAW)
+    page.judge(
+        f"a step of {model} takes {ours:.2f} times a raw loop's, at most {MAX_OF_RAW}",
+        holds=ours <= MAX_OF_RAW,
+    )
 
 
 def _count_syncs(page: Page, setting: Setting) -> None:
@@ -60,9 +82,13 @@ def _count_syncs(page: Page, setting: Setting) -> None:
         counts[num_steps] = sum("synchronizing" in str(warning.message) for warning in found)
     more = counts[75] - counts[25]
     page.add(
-        "Waits of the host for the device", {"in 25 steps": counts[25], "in 75 steps": counts[75], "in 50 more": more}
+        "Waits of the host for the device",
+        {"in 25 steps": counts[25], "in 75 steps": counts[75], "in 50 more": more},
     )
-    page.judge(f"50 more steps wait for the device {more} times more, at most {MAX_SYNCS}", holds=more <= MAX_SYNCS)
+    page.judge(
+        f"50 more steps wait for the device {more} times more, at most {MAX_SYNCS}",
+        holds=more <= MAX_SYNCS,
+    )
 
 
 def _compare_with_data_on_device(page: Page, setting: Setting) -> None:
@@ -74,24 +100,59 @@ def _compare_with_data_on_device(page: Page, setting: Setting) -> None:
     few = ("--max-steps", str(steps)) if setting.is_tiny else ()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        train(setting, folder, *RESNET18, "--model", net, *batch, "--mixed-precision", "bf16", "--compile",
-              "--trainer.log-every-n-steps", "1" if setting.is_tiny else "50", *few)  # fmt: skip
+        train(
+            setting,
+            folder,
+            *RESNET18,
+            "--model",
+            net,
+            *batch,
+            "--mixed-precision",
+            "bf16",
+            "--compile",
+            "--trainer.log-every-n-steps",
+            "1" if setting.is_tiny else "50",
+            *few,
+        )
         speeds = rows(folder, "perf/samples_per_s")
-    found = {"net": net, "images/s": speeds[-1], "on the device": limit, "of it %": 100 * speeds[-1] / limit}
+    found = {
+        "net": net,
+        "images/s": speeds[-1],
+        "on the device": limit,
+        "of it %": 100 * speeds[-1] / limit,
+    }
     page.add("Images beside the same loop with its batches on the device, bf16, compiled", found)
 
 
 def _train_epoch(page: Page, setting: Setting, precision: str, *flags: str) -> None:
-    few = ("--model", "resnet8", "--batch-size", "64", "--global-batch-size", "64", "--max-steps", "1")
+    few = (
+        "--model",
+        "resnet8",
+        "--batch-size",
+        "64",
+        "--global-batch-size",
+        "64",
+        "--max-steps",
+        "1",
+    )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        chosen = (*RESNET18, "--mixed-precision", precision, *flags, *(few if setting.is_tiny else ()))
+        chosen = (
+            *RESNET18,
+            "--mixed-precision",
+            precision,
+            *flags,
+            *(few if setting.is_tiny else ()),
+        )
         train(setting, folder, *chosen)
         found = result(folder)
         waited = rows(folder, "perf/data_wait_fraction")
     row = {
-        "precision": " ".join((precision, *flags)), "images/s": found["samples_per_s"], "wall s": found["wall_s"],
+        "precision": " ".join((precision, *flags)),
+        "images/s": found["samples_per_s"],
+        "wall s": found["wall_s"],
         "waiting for data %": 100 * sum(waited) / len(waited) if waited else None,
-        "memory GiB": found["peak_memory_bytes"] / 2**30, "accuracy %": 100 * found["metrics"]["eval/accuracy"],
-    }  # fmt: skip
+        "memory GiB": found["peak_memory_bytes"] / 2**30,
+        "accuracy %": 100 * found["metrics"]["eval/accuracy"],
+    }
     page.add(f"An epoch of ResNet-18 on {setting.described}", row)

@@ -39,9 +39,17 @@ def jpeg(pixels: Any) -> bytes:
 def first_photo(photos: PhotoSplit, augment: PhotoAugmentConfig, epoch: int) -> Image.Image:
     """Return sample 0 as the model sees it in `epoch`."""
     transform = EvalTransform(size=SIZE)
-    plan = BatchPlan(num_samples=len(photos), global_batch_size=len(photos), per_device_batch_size=len(photos))
+    plan = BatchPlan(
+        num_samples=len(photos), global_batch_size=len(photos), per_device_batch_size=len(photos)
+    )
     loader = PhotoLoader(
-        photos, plan=plan, augment=augment, transform=transform, num_classes=2, seed=1, device=torch.device("cpu")
+        photos,
+        plan=plan,
+        augment=augment,
+        transform=transform,
+        num_classes=2,
+        seed=1,
+        device=torch.device("cpu"),
     )
     batch = next(loader.step_batches(epoch, 0)).micro_batches[0]
     image = batch.inputs[batch.sample_ids.tolist().index(0)].permute(1, 2, 0)
@@ -54,7 +62,9 @@ def main() -> None:
     temple, flower = (jpeg(pixels) for pixels in load_sample_images().images)
     files = [temple, *[flower] * 9]
     photos = PhotoSplit(labels=np.zeros(10, np.int64), encoded_at=files.__getitem__, name_of=str)
-    sheet = Image.new("RGB", (LABEL_WIDTH + NUM_EPOCHS * (SIZE + 4), len(ROWS) * (SIZE + 4)), "white")
+    sheet = Image.new(
+        "RGB", (LABEL_WIDTH + NUM_EPOCHS * (SIZE + 4), len(ROWS) * (SIZE + 4)), "white"
+    )
     for row, (name, options) in enumerate(ROWS.items()):
         ImageDraw.Draw(sheet).text((4, row * (SIZE + 4) + SIZE // 2 - 6), name, fill="black")
         for epoch in range(NUM_EPOCHS):

@@ -28,11 +28,17 @@ def on_files(files: Files, config: Any) -> Files:
     for path, page in _PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text()))
     for name in ("extra.css", "iframe-worker.js"):
-        files.append(File.generated(config, f"assets/{name}", abs_src_path=str(ROOT / "docs/site" / name)))
+        files.append(
+            File.generated(config, f"assets/{name}", abs_src_path=str(ROOT / "docs/site" / name))
+        )
     for page in files.documentation_pages():
         for target in _LINK.findall(page.content_string):
             path = _in_repository(target, page.src_uri)
-            if path and not _on_site(path).endswith(".md") and not files.get_file_from_path(_on_site(path)):
+            if (
+                path
+                and not _on_site(path).endswith(".md")
+                and not files.get_file_from_path(_on_site(path))
+            ):
                 files.append(File.generated(config, _on_site(path), abs_src_path=str(ROOT / path)))
     return files
 

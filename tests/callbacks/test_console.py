@@ -37,9 +37,14 @@ main(recipe, RecipeConfig, description="", argv=[])
 def test_what_a_recipe_prints_last_changes_no_exit_code(tmp_path: Path) -> None:
     """In a real interpreter, which writes the text when it ends."""
     (tmp_path / "recipe.py").write_text(PRINTS_LAST)
-    command, environment = [sys.executable, tmp_path / "recipe.py"], {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    command, environment = (
+        [sys.executable, tmp_path / "recipe.py"],
+        {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+    )
     with open("/dev/full", "w") as full:
-        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -49,17 +54,30 @@ def test_a_run_whose_reader_is_gone_trains_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stdout", "num_warnings"), [("| head -n 1 > /dev/null", 1), ("> /dev/full", 1), (">&-", 0)])
-def test_a_run_whose_stdout_takes_no_more_trains_to_its_end(tmp_path: Path, stdout: str, num_warnings: int) -> None:
+@pytest.mark.parametrize(
+    ("stdout", "num_warnings"), [("| head -n 1 > /dev/null", 1), ("> /dev/full", 1), (">&-", 0)]
+)
+def test_a_run_whose_stdout_takes_no_more_trains_to_its_end(
+    tmp_path: Path, stdout: str, num_warnings: int
+) -> None:
     train_into(tmp_path, stdout, num_warnings=num_warnings)
 
 
 def train_into(folder: Path, stdout: str, *, num_warnings: int) -> None:
     recipe, run = folder / "recipe.py", folder / "run"
     recipe.write_text(RECIPE)
-    command = ["bash", "-c", f'"$0" "$1" "$2" {stdout}; exit ${{PIPESTATUS[0]}}', sys.executable, recipe, run]
+    command = [
+        "bash",
+        "-c",
+        f'"$0" "$1" "$2" {stdout}; exit ${{PIPESTATUS[0]}}',
+        sys.executable,
+        recipe,
+        run,
+    ]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("cannot write to stdout") == num_warnings, done.stderr
     assert "Traceback" not in done.stderr

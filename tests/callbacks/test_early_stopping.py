@@ -40,7 +40,9 @@ def evaluate(stopping: EarlyStopping, best: list[str | None]) -> Run:
         ([None, None], True),
     ],
 )
-def test_early_stopping_counts_evaluations_since_the_best(best: list[str | None], stops: bool) -> None:
+def test_early_stopping_counts_evaluations_since_the_best(
+    best: list[str | None], stops: bool
+) -> None:
     run = evaluate(EarlyStopping(patience=2), best)
     assert run.stop_reason == ("early stopping: no better evaluation in 2" if stops else None)
 
@@ -54,7 +56,9 @@ def test_early_stopping_goes_on_counting_after_a_resume() -> None:
 
 
 @pytest.mark.parametrize(("patience", "stops"), [(2, True), (3, False)])
-def test_early_stopping_decides_again_if_a_resume_has_another_patience(patience: int, stops: bool) -> None:
+def test_early_stopping_decides_again_if_a_resume_has_another_patience(
+    patience: int, stops: bool
+) -> None:
     state: dict[str, Any] = {"num_bad_evaluations": 2, "best_checkpoint": "a"}
     stopping, run = EarlyStopping(patience=patience), Run()
     stopping.load_state_dict(state)
@@ -63,8 +67,12 @@ def test_early_stopping_decides_again_if_a_resume_has_another_patience(patience:
 
 
 @pytest.mark.parametrize(("max_seconds", "reason"), [(3600.0, None), (-1.0, "time limit")])
-def test_a_time_limit_stops_at_the_first_step_after_it(max_seconds: float, reason: str | None) -> None:
+def test_a_time_limit_stops_at_the_first_step_after_it(
+    max_seconds: float, reason: str | None
+) -> None:
     flag = StopFlag()
-    TimeLimit(flag, max_seconds=max_seconds).on_step_end(cast(TrainerView, Run()), cast(StepReport, None))
+    TimeLimit(flag, max_seconds=max_seconds).on_step_end(
+        cast(TrainerView, Run()), cast(StepReport, None)
+    )
     flag.poll()
     assert flag.agreed.reason == reason

@@ -37,9 +37,14 @@ def exporter(run: Path, **options: Any) -> Exporter:
 
 
 def ended(
-    best_step: int | None, *, group: str = "eval", state: Literal["done", "stopped", "preempted"] = "done"
+    best_step: int | None,
+    *,
+    group: str = "eval",
+    state: Literal["done", "stopped", "preempted"] = "done",
 ) -> RunResult:
-    best = None if best_step is None else BestCheckpoint(name_at(best_step), f"{group}/accuracy", 0.5)
+    best = (
+        None if best_step is None else BestCheckpoint(name_at(best_step), f"{group}/accuracy", 0.5)
+    )
     return RunResult(state, "max_steps reached", position_at(2), {}, best)
 
 
@@ -113,4 +118,6 @@ def test_an_export_without_onnx_is_a_warning(run: Path, caplog: pytest.LogCaptur
 def test_an_export_has_the_hashes_of_its_onnx_files(run: Path) -> None:
     exporter(run, onnx=Converted(None, None, None)).on_fit_end(trainer(), ended(1))  # type: ignore[arg-type]
     for file, key in (("model.onnx", "onnx_sha256"), ("example.safetensors", "example_sha256")):
-        assert exported(run)[key] == hashlib.sha256((run / "export" / file).read_bytes()).hexdigest()
+        assert (
+            exported(run)[key] == hashlib.sha256((run / "export" / file).read_bytes()).hexdigest()
+        )

@@ -25,12 +25,19 @@ SAMPLES_PER_STEP = 6
 
 def losses(step: int) -> list[float]:
     """The float32 losses of a step's samples: any split of them over processes has the same exact sum."""
-    return torch.rand(SAMPLES_PER_STEP, generator=torch.Generator().manual_seed(step)).mul(20).tolist()
+    return (
+        torch.rand(SAMPLES_PER_STEP, generator=torch.Generator().manual_seed(step)).mul(20).tolist()
+    )
 
 
 def report(step: int, *, num_processes: int = 1, process_index: int = 0) -> StepReport:
-    """A process's part of step `step`. Quarters of losses keep the sum over a share exact in float32."""
-    share = torch.tensor(losses(step)).mul(4).round().div(4).tensor_split(num_processes)[process_index]
+    """A process's part of step `step`.
+
+    Quarters of losses keep the sum over a share exact in float32.
+    """
+    share = (
+        torch.tensor(losses(step)).mul(4).round().div(4).tensor_split(num_processes)[process_index]
+    )
     return StepReport(
         optimizer_step=step,
         epoch=0,
@@ -133,7 +140,9 @@ def test_means_cover_all_processes_and_move_to_any_number_of_them(tmp_path: Path
     moves = [(2, 0, 100), (3, 100, 400), (1, 400, 500), (2, 500, NUM_STEPS)]
     for num_processes, first, last in moves:
         arguments = (tmp_path / "state.json", first, last)
-        processes.run(count_steps, *arguments, num_processes=num_processes, folder=tmp_path / str(first))
+        processes.run(
+            count_steps, *arguments, num_processes=num_processes, folder=tmp_path / str(first)
+        )
     assert json.loads((tmp_path / "state.json").read_text())["read"] == expected(range(NUM_STEPS))
 
 
@@ -144,7 +153,10 @@ def count_steps(path: Path, first: int, last: int) -> None:
         if path.exists():
             running.load_state_dict(json.loads(path.read_text())["state"])
         accelerator.wait_for_everyone()
-        where = {"num_processes": accelerator.num_processes, "process_index": accelerator.process_index}
+        where = {
+            "num_processes": accelerator.num_processes,
+            "process_index": accelerator.process_index,
+        }
         for step in range(first, last):
             running.update(report(step, **where))
         result: dict[str, Any] = {"state": running.state_dict(), "read": running.read()}
@@ -164,7 +176,9 @@ def test_a_clock_counts_the_waiting_and_not_what_is_done_with_the_items(
             now_s += 1.0
             yield item
 
-    monkeypatch.setattr("accel_trainer.core.timing.time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(
+        "accel_trainer.core.timing.time", SimpleNamespace(perf_counter=lambda: now_s)
+    )
     clock, seen = WaitClock(), []
     for item in clock.around(items()):
         now_s += 100.0

@@ -63,7 +63,10 @@ def test_a_metrics_file_that_is_too_short_is_kept_with_a_warning(
     with caplog.at_level(logging.WARNING):
         history.truncate(len(before) + 100)
     assert path.read_bytes() == before
-    assert f"{path} has {len(before)} bytes, but had {len(before) + 100} at the checkpoint" in caplog.text
+    assert (
+        f"{path} has {len(before)} bytes, but had {len(before) + 100} at the checkpoint"
+        in caplog.text
+    )
     history.append({"optimizer_step": 9})
     assert [row["optimizer_step"] for row in rows(path)] == [1, 9]
     history.close()
@@ -82,7 +85,9 @@ def test_a_history_is_read_row_by_row_without_one_that_is_still_written(tmp_path
 
 
 @pytest.mark.parametrize("rest", [b"", b'{"optimizer', b'{"optimizer_step": 2}'])
-def test_a_row_that_was_cut_is_dropped_and_not_continued_by_the_next(tmp_path: Path, rest: bytes) -> None:
+def test_a_row_that_was_cut_is_dropped_and_not_continued_by_the_next(
+    tmp_path: Path, rest: bytes
+) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"optimizer_step": 1}\n' + rest)
     history = MetricsFile(path)

@@ -27,8 +27,13 @@ def test_a_profile_is_a_trace_and_changes_nothing_that_is_trained(tmp_path: Path
     processes.run(run_profiled, tmp_path / "plain", False, 2, folder=tmp_path / "logs-plain")
     assert final_files(tmp_path / "profiled") == final_files(tmp_path / "plain")
     assert not (tmp_path / "plain" / "profile").exists()
-    events = json.loads((tmp_path / "profiled" / "profile" / "trace.json").read_text())["traceEvents"]
-    assert len([event for event in events if str(event.get("name")).startswith("Optimizer.step")]) == 10
+    events = json.loads((tmp_path / "profiled" / "profile" / "trace.json").read_text())[
+        "traceEvents"
+    ]
+    assert (
+        len([event for event in events if str(event.get("name")).startswith("Optimizer.step")])
+        == 10
+    )
 
 
 def test_a_run_that_is_too_short_for_a_profile_says_so(tmp_path: Path) -> None:

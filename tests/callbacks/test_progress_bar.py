@@ -32,7 +32,11 @@ class Acts(Callback):
 
 
 def attempt(
-    folder: Path, dies_after: int = 0, is_quiet: bool = False, max_steps: int | None = None, log_every_n_steps: int = 2
+    folder: Path,
+    dies_after: int = 0,
+    is_quiet: bool = False,
+    max_steps: int | None = None,
+    log_every_n_steps: int = 2,
 ) -> None:
     """Train 2 epochs of 5 steps with a row for every second step, and its end."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
@@ -40,7 +44,9 @@ def attempt(
     config = replace(
         config,
         batch=BatchConfig(global_batch_size=16, eval_batch_size=10),
-        trainer=replace(config.trainer, log_every_n_steps=log_every_n_steps, ema_decay=None, max_steps=max_steps),
+        trainer=replace(
+            config.trainer, log_every_n_steps=log_every_n_steps, ema_decay=None, max_steps=max_steps
+        ),
         run=replace(config.run, quiet=is_quiet),
     )
     workload.train(config, callbacks=(Acts(dies_after),))
@@ -54,16 +60,20 @@ def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> Non
     assert found == [("1", "2"), ("1", "4"), ("1", "5"), ("2", "6"), ("2", "8"), ("2", "10")]
     (last,) = (line for line in lines if "step 10/10  loss" in line)
     assert re.search(
-        r"  learning rate \S+  samples/s [\d,]+  data wait \S+%  peak memory \d\.\d GiB  00:00 left$", last
+        r"  learning rate \S+  samples/s [\d,]+  data wait \S+%  peak memory \d\.\d GiB  00:00 left$",
+        last,
     )
     assert "\r" not in job.output(0)
     assert job.output(1) == "WARNING: a word of warning\n", "what process 0 shows is shown once"
 
 
 @pytest.mark.parametrize(
-    ("max_steps", "said"), [(3, "3 steps (--max-steps)"), (None, "10 steps"), *slow([(10, "10 steps")])]
+    ("max_steps", "said"),
+    [(3, "3 steps (--max-steps)"), (None, "10 steps"), *slow([(10, "10 steps")])],
 )
-def test_the_steps_that_will_be_taken_are_announced(tmp_path: Path, max_steps: int | None, said: str) -> None:
+def test_the_steps_that_will_be_taken_are_announced(
+    tmp_path: Path, max_steps: int | None, said: str
+) -> None:
     job = processes.run(attempt, tmp_path / "run", 0, False, max_steps, folder=tmp_path / "logs")
     assert job.output().splitlines()[1].endswith(f", 2 epochs, {said}")
 
@@ -79,7 +89,10 @@ def test_a_run_that_continues_reports_from_where(tmp_path: Path) -> None:
     assert job.wait() == [-signal.SIGKILL]
     assert "continuing" not in job.output()
     job = processes.run(attempt, tmp_path / "run", folder=tmp_path / "again")
-    assert "continuing after step 5, epoch 2 of 2, from step-0000000005-epoch-00001" in job.output().splitlines()
+    assert (
+        "continuing after step 5, epoch 2 of 2, from step-0000000005-epoch-00001"
+        in job.output().splitlines()
+    )
 
 
 def on_terminal(folder: Path, columns: int, log_every_n_steps: int = 2) -> str:
@@ -95,8 +108,13 @@ def test_a_terminal_shows_one_bar_and_warnings_on_separate_lines(tmp_path: Path)
     assert "WARNING: a word of warning" in lines
     bars = [line for line in lines if "|" in line]
     assert len(bars) == 1, lines
-    assert re.match(r"epoch 2/2 \|█+\| 10/10  00:00 left, loss 1\.\d+  grad norm \S+  +[\d.]+(step/s|s/step)", bars[0])
-    assert sum(bool(re.match(r"epoch \d/2  step \d+/10  eval loss ", line)) for line in lines) == 2, lines
+    assert re.match(
+        r"epoch 2/2 \|█+\| 10/10  00:00 left, loss 1\.\d+  grad norm \S+  +[\d.]+(step/s|s/step)",
+        bars[0],
+    )
+    assert (
+        sum(bool(re.match(r"epoch \d/2  step \d+/10  eval loss ", line)) for line in lines) == 2
+    ), lines
     assert lines[-3].startswith("done: ")
 
 
@@ -106,13 +124,18 @@ def test_a_bar_and_the_lines_around_it_fit_the_terminal(tmp_path: Path, columns:
     text = on_terminal(tmp_path / "run", columns)
     assert terminal.too_long(text, columns) == []
     bars = [state for line in text.split("\n") for state in line.split("\r") if "|" in state]
-    expected = r"\|█+\| 10/10  00:00 left" if columns < 60 else r"\|█+\| 10/10  00:00 left, loss 1\.\d+"
+    expected = (
+        r"\|█+\| 10/10  00:00 left" if columns < 60 else r"\|█+\| 10/10  00:00 left, loss 1\.\d+"
+    )
     assert re.search(expected, bars[-1]), bars[-1]
 
 
 @pytest.mark.usefixtures("python_is_forked")
 def test_the_bar_names_the_epoch_of_its_step_between_rows_too(tmp_path: Path) -> None:
     text = on_terminal(tmp_path / "run", 80, log_every_n_steps=100)
-    shown = [(int(epoch), int(step)) for epoch, step in re.findall(r"epoch (\d)/2 \|[^|]*\| (\d+)/10 ", text)]
+    shown = [
+        (int(epoch), int(step))
+        for epoch, step in re.findall(r"epoch (\d)/2 \|[^|]*\| (\d+)/10 ", text)
+    ]
     assert {1, 2} == {epoch for epoch, _ in shown}
     assert all(epoch in ((step - 1) // 5 + 1, step // 5 + 1) for epoch, step in shown), shown

@@ -23,9 +23,14 @@ def test_each_start_and_end_of_a_run_is_a_row_with_its_step(tmp_path: Path) -> N
     for max_steps in (3, 7, None, None):
         attempt(tmp_path, max_steps)
     told = [(row["event"], row["optimizer_step"]) for row in rows(tmp_path)]
-    assert told == [("start", 0), ("end", 3), ("start", 3), ("end", 7), ("start", 7), ("end", 10)], (
-        "a run that finds nothing left to train is no attempt"
-    )
+    assert told == [
+        ("start", 0),
+        ("end", 3),
+        ("start", 3),
+        ("end", 7),
+        ("start", 7),
+        ("end", 10),
+    ], "a run that finds nothing left to train is no attempt"
     times = [row["time"] for row in rows(tmp_path)]
     assert times == sorted(times)
 
@@ -35,7 +40,9 @@ def test_each_second_of_an_attempt_belongs_to_one_phase(tmp_path: Path) -> None:
     start, end = rows(tmp_path)
     assert set(end["phase_s"]) == {"start", "training", "evaluation", "save", "disk"}
     assert all(seconds > 0 for seconds in end["phase_s"].values())
-    from_the_first_step = sum(seconds for phase, seconds in end["phase_s"].items() if phase != "start")
+    from_the_first_step = sum(
+        seconds for phase, seconds in end["phase_s"].items() if phase != "start"
+    )
     assert from_the_first_step <= end["time"] - start["time"]
 
 

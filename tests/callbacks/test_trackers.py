@@ -42,7 +42,8 @@ class Dies(Callback):
         def log_and_finish(tracker: GeneralTracker, values: dict[str, Any], step: int) -> None:
             log(tracker, values, step=step)
             if step == self._step:
-                tracker.finish()  # wandb, for one, holds rows back until then, so that a kill would leave none
+                # wandb, for one, holds rows back until then, so that a kill would leave none
+                tracker.finish()
 
         adapter.log = log_and_finish
 
@@ -65,7 +66,9 @@ def attempt(folder: Path, name: str, dies_after: int) -> None:
 def recorded(run: Path) -> list[Point]:
     """Return what `metrics.jsonl` says, each number once."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return sorted((name, row["optimizer_step"], row[name]) for row in rows for name in row if "/" in name)
+    return sorted(
+        (name, row["optimizer_step"], row[name]) for row in rows for name in row if "/" in name
+    )
 
 
 def read_tensorboard(folder: Path) -> Iterator[Point]:
@@ -91,7 +94,9 @@ def read_wandb(folder: Path) -> Iterator[Point]:
             position += 7 + length
             if kind in (1, 4):  # a whole record, or the last part of one
                 record, payload = Record.FromString(payload), b""
-                values = {item.nested_key[0]: json.loads(item.value_json) for item in record.history.item}
+                values = {
+                    item.nested_key[0]: json.loads(item.value_json) for item in record.history.item
+                }
                 step = values.get("_step")
                 yield from ((name, step, value) for name, value in values.items() if name[0] != "_")
 
@@ -100,7 +105,8 @@ def read_mlflow(folder: Path) -> Iterator[Point]:
     from mlflow.tracking import MlflowClient
 
     warnings.simplefilter("ignore")  # its own use of SQLAlchemy is deprecated
-    with tempfile.TemporaryDirectory() as copy:  # it keeps open what it has read, also when that is removed
+    # it keeps open what it has read, also when that is removed
+    with tempfile.TemporaryDirectory() as copy:
         shutil.copy(folder / "mlflow.db", copy)
         client = MlflowClient(f"sqlite:///{copy}/mlflow.db")
         experiment = client.get_experiment_by_name("project")
@@ -111,7 +117,8 @@ def read_mlflow(folder: Path) -> Iterator[Point]:
 
 
 def read_trackio(folder: Path) -> Iterator[Point]:
-    os.environ["TRACKIO_DIR"] = str(folder)  # which it reads when it is imported, and here it never was
+    # which it reads when it is imported, and here it never was
+    os.environ["TRACKIO_DIR"] = str(folder)
     from trackio.sqlite_storage import SQLiteStorage
 
     for run in SQLiteStorage.get_runs("project"):
@@ -134,16 +141,22 @@ def test_a_run_killed_twice_has_each_row_once_in_its_tracker(tmp_path: Path, nam
     run = tmp_path / "project" / "run"
     run.parent.mkdir()
     for dies_after in (3, 7):  # before the first checkpoint, and two rows after the second
-        job = processes.start(attempt, run, name, dies_after, num_processes=1, folder=tmp_path / f"logs-{dies_after}")
+        job = processes.start(
+            attempt, run, name, dies_after, num_processes=1, folder=tmp_path / f"logs-{dies_after}"
+        )
         assert job.wait() == [-signal.SIGKILL], job.output()
         left = {step for _, step, _ in READERS[name](run / "trackers" / name)}
-        assert left == set(range(1, dies_after + 1)), "rows that the next attempt takes another time"
+        assert left == set(range(1, dies_after + 1)), (
+            "rows that the next attempt takes another time"
+        )
     done = processes.run(attempt, run, name, 0, folder=tmp_path / "logs")
     assert "WARNING" not in done.output()
     found = sorted(READERS[name](run / "trackers" / name))
     expected = recorded(run)
     assert [point[:2] for point in found] == [point[:2] for point in expected]
-    assert [point[2] for point in found] == pytest.approx([point[2] for point in expected], rel=1e-6)
+    assert [point[2] for point in found] == pytest.approx(
+        [point[2] for point in expected], rel=1e-6
+    )
 
 
 # --- trackers that fail ---
@@ -234,9 +247,15 @@ def test_nan_reaches_a_tracker_as_a_number(
 
 
 def test_a_tracker_that_cannot_be_used_is_one_line_before_training(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--track tensorbord: accelerate has no such tracker: choose from "):
+    with pytest.raises(
+        ConfigError, match="--track tensorbord: accelerate has no such tracker: choose from "
+    ):
         check_trackers(["tensorbord"])
-    missing = next(name for name in ("aim", "clearml", "dvclive", "swanlab") if not importlib.util.find_spec(name))
+    missing = next(
+        name
+        for name in ("aim", "clearml", "dvclive", "swanlab")
+        if not importlib.util.find_spec(name)
+    )
     config = workload.make_config(tmp_path / "run")
     with pytest.raises(ConfigError, match=f"pip install {missing}"):
         workload.train(replace(config, run=replace(config.run, track=(missing,))))

@@ -33,7 +33,10 @@ class ComparesResume(Callback):
         loaded = load_checkpoint(trainer._checkpointer.directory)
         if loaded is None:
             return
-        live = {"model": trainer.model.state_dict(), "optimizer": trainer._optimizer.state_dict()["state"]}
+        live = {
+            "model": trainer.model.state_dict(),
+            "optimizer": trainer._optimizer.state_dict()["state"],
+        }
         live["ema"] = trainer._average.model.state_dict()
         stored = {name: loaded.pieces[name] for name in live}
         stored["optimizer"] = stored["optimizer"]["state"]
@@ -46,7 +49,11 @@ class ComparesResume(Callback):
 def flat(value: Any, path: str = "") -> dict[str, bytes]:
     """Return the bytes of each tensor, whole, by its path. **Collective** if there are shards."""
     if isinstance(value, Mapping):
-        return {name: data for key, item in value.items() for name, data in flat(item, f"{path}.{key}").items()}
+        return {
+            name: data
+            for key, item in value.items()
+            for name, data in flat(item, f"{path}.{key}").items()
+        }
     whole = value.full_tensor() if hasattr(value, "full_tensor") else load_whole(value)
     assert isinstance(whole, Tensor)
     return {path: whole.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()}
@@ -64,20 +71,31 @@ def train(folder: Path, kind: str, max_steps: int | None, name: str) -> None:
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
     config = workload.make_config(
         folder,
-        batch=BatchConfig(per_device_batch_size=24 // num_processes, global_batch_size=24, eval_batch_size=10),
-        trainer=TrainerConfig(num_epochs=2, max_steps=max_steps, log_every_n_steps=1, max_grad_norm=0.5, ema_decay=0.9),
+        batch=BatchConfig(
+            per_device_batch_size=24 // num_processes, global_batch_size=24, eval_batch_size=10
+        ),
+        trainer=TrainerConfig(
+            num_epochs=2, max_steps=max_steps, log_every_n_steps=1, max_grad_norm=0.5, ema_decay=0.9
+        ),
         optimizer=OptimizerConfig(name=name, learning_rate=0.05),
     )
     workload.train(config, num_train=72, norm="batch", callbacks=(ComparesResume(),))
 
 
 def run(
-    folder: Path, num_processes: int, kind: str = "sharded", *, steps: int | None = None, name: str = "adamw"
+    folder: Path,
+    num_processes: int,
+    kind: str = "sharded",
+    *,
+    steps: int | None = None,
+    name: str = "adamw",
 ) -> str:
     """Run, or continue, in `folder`; return what the main process printed."""
     logs = folder.with_name(f"{folder.name}-logs")
     shutil.rmtree(logs, ignore_errors=True)
-    return processes.run(train, folder, kind, steps, name, num_processes=num_processes, folder=logs).output()
+    return processes.run(
+        train, folder, kind, steps, name, num_processes=num_processes, folder=logs
+    ).output()
 
 
 def newest(folder: Path) -> Path:
@@ -87,4 +105,7 @@ def newest(folder: Path) -> Path:
 
 def stored_bytes(checkpoint: Path) -> dict[str, bytes]:
     """Return the files of a checkpoint that hold its state."""
-    return {str(p.relative_to(checkpoint)): p.read_bytes() for p in sorted(checkpoint.rglob("*.safetensors"))}
+    return {
+        str(p.relative_to(checkpoint)): p.read_bytes()
+        for p in sorted(checkpoint.rglob("*.safetensors"))
+    }

@@ -42,7 +42,13 @@ def test_a_written_checkpoint_is_read_back_with_its_position(directory: Path) ->
 def test_each_piece_of_a_checkpoint_is_a_file_and_in_the_manifest(directory: Path) -> None:
     path = write(directory, 3)
     listed = json.loads((path / MANIFEST).read_text())["files"]
-    pieces = {"model.safetensors", "optimizer.json", "optimizer.safetensors", "trainer.json", "trainer.safetensors"}
+    pieces = {
+        "model.safetensors",
+        "optimizer.json",
+        "optimizer.safetensors",
+        "trainer.json",
+        "trainer.safetensors",
+    }
     assert set(listed) == pieces
     assert {each.name for each in path.iterdir()} == {*pieces, MANIFEST, COMMIT}
     assert all((path / name).stat().st_size == entry["bytes"] for name, entry in listed.items())
@@ -63,7 +69,9 @@ def test_a_checkpoint_that_fails_before_its_commit_does_not_exist(directory: Pat
 
 
 @pytest.mark.parametrize("file", [COMMIT, MANIFEST, "model.safetensors", "optimizer.json"])
-def test_a_byte_that_differs_in_any_file_of_a_checkpoint_is_found(directory: Path, file: str) -> None:
+def test_a_byte_that_differs_in_any_file_of_a_checkpoint_is_found(
+    directory: Path, file: str
+) -> None:
     path = write(directory, 3)
     data = bytearray((path / file).read_bytes())
     data[-2] ^= 1
@@ -91,7 +99,10 @@ def test_a_checkpoint_of_another_format_names_the_versions(directory: Path) -> N
     manifest = json.dumps(json.loads((path / MANIFEST).read_text()) | {"format": 2}).encode()
     (path / MANIFEST).write_bytes(manifest)
     (path / COMMIT).write_text(f"{hashlib.sha256(manifest).hexdigest()}\n")
-    with pytest.raises(CheckpointError, match="has format 2, this version reads 1: use the version of accel_trainer"):
+    with pytest.raises(
+        CheckpointError,
+        match="has format 2, this version reads 1: use the version of accel_trainer",
+    ):
         read_manifest(path)
 
 
@@ -100,7 +111,11 @@ def test_checkpoints_are_listed_by_position_and_other_names_are_not(directory: P
     for step in (10, 9, 100):
         (directory / name_at(step)).mkdir(parents=True)
     (directory / f"damaged-{name_at(8)}").mkdir()
-    assert [path.name for path in list_checkpoints(directory)] == [name_at(9), name_at(10), name_at(100)]
+    assert [path.name for path in list_checkpoints(directory)] == [
+        name_at(9),
+        name_at(10),
+        name_at(100),
+    ]
     directory.with_name("link").symlink_to(directory)
     with pytest.raises(CheckpointError, match="CKPT_LINK"):
         list_checkpoints(directory.with_name("link"))

@@ -18,11 +18,20 @@ from .. import workload
 
 def test_weights_in_half_precision_without_counts_of_batches_are_loaded(tmp_path: Path) -> None:
     model = workload.SmallNet(norm="batch")
-    weights = {name: tensor.half() for name, tensor in model.state_dict().items() if not name.endswith("tracked")}
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, tmp_path / "half.safetensors")
+    weights = {
+        name: tensor.half()
+        for name, tensor in model.state_dict().items()
+        if not name.endswith("tracked")
+    }
+    save_file(
+        {name: tensor.contiguous() for name, tensor in weights.items()},
+        tmp_path / "half.safetensors",
+    )
     other = workload.SmallNet(norm="batch")
     report = load_initial_weights(other, tmp_path / "half.safetensors", skip=None)
-    assert all(torch.equal(other.state_dict()[name], tensor.float()) for name, tensor in weights.items())
+    assert all(
+        torch.equal(other.state_dict()[name], tensor.float()) for name, tensor in weights.items()
+    )
     new = report.partition("new: ")[2].split(", ")
     assert new[0]
     assert all(name.endswith("num_batches_tracked") for name in new)
@@ -38,12 +47,17 @@ def test_tied_weights_are_loaded_from_a_file_with_one_of_their_names(tmp_path: P
 
 
 def test_a_folder_that_holds_no_weights_is_refused_with_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"neither a run nor a checkpoint\): give a safetensors file, a checkp"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"neither a run nor a checkpoint\): give a safetensors file, a checkp",
+    ):
         load_initial_weights(nn.Linear(2, 2), tmp_path, skip=None)
 
 
 def test_options_of_the_initial_weights_that_have_no_effect_are_refused() -> None:
     with pytest.raises(ConfigError, match="--init-skip has no effect without --init-from"):
         RunConfig(init_skip="head")
-    with pytest.raises(ConfigError, match="--resume runs/a and --init-from runs/b both set the initial weights"):
+    with pytest.raises(
+        ConfigError, match="--resume runs/a and --init-from runs/b both set the initial weights"
+    ):
         RunConfig(init_from=Path("runs/b"), resume="runs/a")

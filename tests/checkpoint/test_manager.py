@@ -18,7 +18,17 @@ from accel_trainer.core.errors import CheckpointError, ConfigError, DivergedErro
 from accel_trainer.core.train_state import TrainState, checkpoint_name
 from tests import processes
 from tests.faults.disks import InterceptedDisk, installed
-from tests.faults.tiny_run import METADATA, damage, is_state_at, make, name_at, names, pieces_at, position_at, save
+from tests.faults.tiny_run import (
+    METADATA,
+    damage,
+    is_state_at,
+    make,
+    name_at,
+    names,
+    pieces_at,
+    position_at,
+    save,
+)
 
 # --- what is saved is what is loaded ---
 
@@ -51,7 +61,9 @@ def test_training_may_change_the_weights_while_they_are_written(directory: Path)
     may_write = threading.Event()
 
     class WaitingDisk(InterceptedDisk):
-        def intercept(self, operation: str, path: Path, act: Any, act_half: Any, *details: Any) -> Any:
+        def intercept(
+            self, operation: str, path: Path, act: Any, act_half: Any, *details: Any
+        ) -> Any:
             may_write.wait()
             return act()
 
@@ -70,7 +82,9 @@ def test_a_save_waits_for_the_one_before(directory: Path) -> None:
     checkpointer = make(directory)
 
     class SlowDisk(InterceptedDisk):
-        def intercept(self, operation: str, path: Path, act: Any, act_half: Any, *details: Any) -> Any:
+        def intercept(
+            self, operation: str, path: Path, act: Any, act_half: Any, *details: Any
+        ) -> Any:
             time.sleep(0.005)
             return act()
 
@@ -85,7 +99,10 @@ def test_a_save_waits_for_the_one_before(directory: Path) -> None:
 def test_the_history_is_synced_before_the_commit_of_a_checkpoint(directory: Path) -> None:
     seen: list[list[str]] = []
     checkpointer = Checkpointer(
-        directory, config=CheckpointConfig(), metadata={}, before_commit=lambda: seen.append(names(directory))
+        directory,
+        config=CheckpointConfig(),
+        metadata={},
+        before_commit=lambda: seen.append(names(directory)),
     )
     checkpointer.prepare({})
     save(checkpointer, 1)
@@ -114,7 +131,9 @@ def test_a_state_that_cannot_be_stored_is_an_error_at_once(directory: Path) -> N
 # --- names and order ---
 
 
-def test_a_name_is_a_position_and_no_clock_changes_the_order(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_is_a_position_and_no_clock_changes_the_order(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = iter(range(10**6, 0, -1))
     monkeypatch.setattr(time, "time_ns", lambda: next(clock))
     checkpointer = make(directory, keep_last_n=3)
@@ -139,7 +158,9 @@ def test_a_valid_checkpoint_at_the_same_position_is_kept(directory: Path) -> Non
 
 
 @pytest.mark.parametrize(("cause", "label"), [("bytes", "damaged"), ("config", "superseded")])
-def test_another_checkpoint_at_the_same_position_is_quarantined(directory: Path, cause: str, label: str) -> None:
+def test_another_checkpoint_at_the_same_position_is_quarantined(
+    directory: Path, cause: str, label: str
+) -> None:
     save(make(directory), 1)
     metadata = dict(METADATA)
     if cause == "bytes":
@@ -154,16 +175,25 @@ def test_another_checkpoint_at_the_same_position_is_quarantined(directory: Path,
 
 @pytest.mark.parametrize(
     ("position", "is_due"),
-    [((0, 0, 0), False), ((3, 0, 3), False), ((4, 0, 4), True), ((5, 1, 0), False), ((10, 2, 0), True)],
+    [
+        ((0, 0, 0), False),
+        ((3, 0, 3), False),
+        ((4, 0, 4), True),
+        ((5, 1, 0), False),
+        ((10, 2, 0), True),
+    ],
 )
-def test_saves_are_due_at_steps_and_at_ends_of_epochs(position: tuple[int, int, int], is_due: bool) -> None:
+def test_saves_are_due_at_steps_and_at_ends_of_epochs(
+    position: tuple[int, int, int], is_due: bool
+) -> None:
     config = CheckpointConfig(every_n_steps=4, every_n_epochs=2)
     checkpointer = Checkpointer(Path(), config=config, metadata={})
     assert checkpointer.config.is_due(TrainState(*position)) is is_due
 
 
 @pytest.mark.parametrize(
-    "config", [{"keep_last_n": 1}, {"every_n_steps": 0}, {"max_failed_saves": 0}, {"keep_every_n_steps": -1}]
+    "config",
+    [{"keep_last_n": 1}, {"every_n_steps": 0}, {"max_failed_saves": 0}, {"keep_every_n_steps": -1}],
 )
 def test_a_config_that_could_lose_checkpoints_is_refused(config: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(config))):
@@ -175,14 +205,22 @@ def test_a_config_that_could_lose_checkpoints_is_refused(config: dict[str, int])
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("piece", ["model", "optimizer"])
-def test_a_state_that_is_not_finite_is_never_committed(directory: Path, piece: str, value: float) -> None:
+def test_a_state_that_is_not_finite_is_never_committed(
+    directory: Path, piece: str, value: float
+) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1)
     pieces: dict[str, Any] = pieces_at(2)
-    tensor = pieces["model"]["layer.weight"] if piece == "model" else pieces["optimizer"]["state"][0]["momentum_buffer"]
+    tensor = (
+        pieces["model"]["layer.weight"]
+        if piece == "model"
+        else pieces["optimizer"]["state"][0]["momentum_buffer"]
+    )
     tensor[1, 2] = value
     checkpointer.save(position_at(2), pieces)
-    with pytest.raises(DivergedError, match=rf"CKPT_NONFINITE.*{piece}.*{name_at(1)} stays the newest"):
+    with pytest.raises(
+        DivergedError, match=rf"CKPT_NONFINITE.*{piece}.*{name_at(1)} stays the newest"
+    ):
         checkpointer.wait()
     assert names(directory) == [name_at(1)]
     save(checkpointer, 3)
@@ -190,7 +228,9 @@ def test_a_state_that_is_not_finite_is_never_committed(directory: Path, piece: s
 
 def test_large_weights_whose_sum_overflows_are_finite(directory: Path) -> None:
     checkpointer = make(directory)
-    checkpointer.save(position_at(1), {"model": {"w": torch.full((9,), 3e38), "h": torch.full((9,), 6e4).half()}})
+    checkpointer.save(
+        position_at(1), {"model": {"w": torch.full((9,), 3e38), "h": torch.full((9,), 6e4).half()}}
+    )
     checkpointer.wait(must_succeed=True)
     assert checkpointer.last_committed == name_at(1)
 
@@ -208,5 +248,7 @@ def check_threads_of_a_save(folder: Path) -> None:
     checkpointer.prepare({"model": {"weights": weights}})
     checkpointer.save(TrainState(optimizer_step=1), {"model": {"weights": weights}})
     checkpointer.wait(must_succeed=True)
-    assert len(os.listdir("/proc/self/task")) == before + 1, "the writer computes on one core, its own"
+    assert len(os.listdir("/proc/self/task")) == before + 1, (
+        "the writer computes on one core, its own"
+    )
     assert torch.get_num_threads() == 3

@@ -37,7 +37,9 @@ def test_the_last_the_best_and_the_permanent_are_kept(directory: Path) -> None:
 def test_the_old_best_goes_once_there_is_a_better_one(directory: Path) -> None:
     checkpointer = make(directory)
     for step in range(1, 7):
-        save(checkpointer, step, best=BestCheckpoint(name_at(1 if step < 4 else 4), "accuracy", 0.1))
+        save(
+            checkpointer, step, best=BestCheckpoint(name_at(1 if step < 4 else 4), "accuracy", 0.1)
+        )
     assert names(directory) == ["best.json", name_at(4), name_at(5), name_at(6)]
 
 
@@ -99,7 +101,9 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_quarantined_by_a_save(
         loaded = load_checkpoint(checkpointer.directory)
     assert loaded is not None
     assert loaded.name == name_at(1)
-    assert f"{name_at(2)}/model.safetensors: its sha256 is not the one in the manifest" in caplog.text
+    assert (
+        f"{name_at(2)}/model.safetensors: its sha256 is not the one in the manifest" in caplog.text
+    )
     assert names(directory) == [name_at(1), name_at(2)]
     save(make(directory), 2)
     assert names(directory) == [f"damaged-{name_at(2)}", name_at(1), name_at(2)]
@@ -174,7 +178,9 @@ def test_the_bytes_that_were_verified_are_the_bytes_that_are_parsed(
     assert is_state_at(loaded.pieces, 1)
 
 
-def test_a_name_that_shows_before_its_content_is_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_shows_before_its_content_is_waited_for(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1)
     monkeypatch.setattr(retention, "RETRY_DELAYS_S", (0.0, 0.0))
@@ -211,7 +217,9 @@ def test_a_report_shows_each_file_and_which_would_be_used(directory: Path) -> No
     assert first.problem is None
     assert first.manifest["optimizer_step"] == 1
     assert "sha256" in str(second.problem)
-    assert [name for name, problem in second.problems.items() if problem is not None] == ["model.safetensors"]
+    assert [name for name, problem in second.problems.items() if problem is not None] == [
+        "model.safetensors"
+    ]
     assert len(second.problems) == 5
     shutil.rmtree(directory / name_at(2))
     (directory / name_at(2)).mkdir()

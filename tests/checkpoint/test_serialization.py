@@ -130,7 +130,10 @@ def test_a_state_dict_needs_no_skeleton_and_keeps_its_order() -> None:
         ([Colour.RED], "Colour"),
         (defaultdict(int), "defaultdict"),
         (torch.Size([1]), "Size"),
-        ({"c": torch.zeros(1, dtype=torch.complex64), "x": 1}, r"\.c is a tensor of torch\.complex64"),
+        (
+            {"c": torch.zeros(1, dtype=torch.complex64), "x": 1},
+            r"\.c is a tensor of torch\.complex64",
+        ),
         ({"c": torch.zeros(1, device="meta")}, r"optimizer\.c is not a dense tensor"),
         ({"c": torch.zeros(2).to_sparse()}, "not a dense"),
         ({"o": np.array([object()])}, r"\.o is a numpy\.ndarray"),
@@ -140,7 +143,9 @@ def test_a_state_dict_needs_no_skeleton_and_keeps_its_order() -> None:
         (["x" * 10_000_000], "too large"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_at_save_with_its_path(value: object, message: str) -> None:
+def test_what_cannot_be_stored_is_refused_at_save_with_its_path(
+    value: object, message: str
+) -> None:
     with pytest.raises(CheckpointError, match=message) as raised:
         encode(value, name="optimizer")
     assert raised.value.code == "CKPT_TYPE"
@@ -225,4 +230,7 @@ def test_what_is_dumped_within_the_limits_is_parsed() -> None:
 def test_only_nan_and_inf_are_not_finite() -> None:
     assert first_nonfinite({"a": torch.full((9,), 3e38), "b": torch.tensor([1])}) is None
     assert first_nonfinite({"a": torch.zeros(2), "b": torch.tensor([0.0, float("nan")])}) == "b"
-    assert first_nonfinite({"a": torch.tensor([float("inf"), -float("inf")], dtype=torch.bfloat16)}) == "a"
+    assert (
+        first_nonfinite({"a": torch.tensor([float("inf"), -float("inf")], dtype=torch.bfloat16)})
+        == "a"
+    )

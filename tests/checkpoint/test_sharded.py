@@ -58,7 +58,9 @@ def test_an_interrupted_run_ends_with_the_same_bytes(stopped: Path, undisturbed:
     resumed = stored_bytes(newest(stopped))
     assert resumed == stored_bytes(newest(undisturbed))
     assert sorted(resumed) == [
-        f"{piece}/r0000{index}.safetensors" for piece in ("ema", "model", "optimizer") for index in (0, 1)
+        f"{piece}/r0000{index}.safetensors"
+        for piece in ("ema", "model", "optimizer")
+        for index in (0, 1)
     ]
     assert not list(stopped.glob("checkpoints/.*"))
 
@@ -79,7 +81,9 @@ def test_a_kill_of_one_process_in_a_sharded_save_leaves_the_same_bytes(
     tmp_path: Path, victim: int, num_changes: int, undisturbed: Path
 ) -> None:
     folder = tmp_path / "run"
-    job = processes.start(train_until_killed, folder, victim, num_changes, num_processes=2, folder=tmp_path / "killed")
+    job = processes.start(
+        train_until_killed, folder, victim, num_changes, num_processes=2, folder=tmp_path / "killed"
+    )
     codes = job.wait()
     assert codes[victim] == -signal.SIGKILL, job.output(victim)
     assert codes[1 - victim] == 1
@@ -91,7 +95,14 @@ def test_a_kill_of_one_process_in_a_sharded_save_leaves_the_same_bytes(
 
 SHORT_CHAIN = [(2, "sharded"), (3, "sharded"), (1, "whole")]
 SHARDED_CHAIN = [(4, "sharded"), (2, "sharded"), (3, "sharded"), (1, "whole")]
-MIXED_CHAIN = [(1, "whole"), (3, "sharded"), (2, "gathered"), (2, "sharded"), (2, "whole"), (4, "sharded")]
+MIXED_CHAIN = [
+    (1, "whole"),
+    (3, "sharded"),
+    (2, "gathered"),
+    (2, "sharded"),
+    (2, "whole"),
+    (4, "sharded"),
+]
 
 
 @pytest.mark.parametrize("chain", [SHORT_CHAIN, *slow([(SHARDED_CHAIN,), (MIXED_CHAIN,)])])
@@ -117,7 +128,9 @@ def test_the_export_of_shards_is_whole(run_of_two: Path) -> None:
 @pytest.mark.parametrize("piece", ["model", "ema", "optimizer"])
 def test_the_reader_of_torch_reads_the_same_tensors(run_of_two: Path, piece: str) -> None:
     tensors = load_whole_piece(newest(run_of_two), piece)
-    state = {key: torch.full(tensor.shape, 7, dtype=tensor.dtype) for key, tensor in tensors.items()}
+    state = {
+        key: torch.full(tensor.shape, 7, dtype=tensor.dtype) for key, tensor in tensors.items()
+    }
     reader = dcp.HuggingFaceStorageReader(str(newest(run_of_two) / piece))
     assert reader.read_metadata().state_dict_metadata.keys() == tensors.keys()
     dcp.load(state, storage_reader=reader, no_dist=True)
@@ -158,11 +171,20 @@ def swap(checkpoint: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a byte of a slice": (lambda c: flip(c / "model/r00001.safetensors", -3), "the sha256 of layers.*is not the one"),
-    "a byte of a header": (lambda c: flip(c / "model/r00001.safetensors", 20), "the sha256 of its header is not"),
+    "a byte of a slice": (
+        lambda c: flip(c / "model/r00001.safetensors", -3),
+        "the sha256 of layers.*is not the one",
+    ),
+    "a byte of a header": (
+        lambda c: flip(c / "model/r00001.safetensors", 20),
+        "the sha256 of its header is not",
+    ),
     "swapped": (swap, "model/r00000.safetensors: the sha256 of its header is not"),
     "link": (link_elsewhere, "ema: it is a link"),
-    "missing": (lambda c: (c / "ema/r00001.safetensors").unlink(), "ema/r00001.safetensors: No such file"),
+    "missing": (
+        lambda c: (c / "ema/r00001.safetensors").unlink(),
+        "ema/r00001.safetensors: No such file",
+    ),
     "cut short": (
         lambda c: (c / "ema/r00001.safetensors").write_bytes(b""),
         "ema/r00001.safetensors: it ends after 0 bytes",
@@ -200,7 +222,9 @@ def test_the_reader_of_torch_takes_the_byte_that_ours_refuses(stopped: Path) -> 
         load_whole_piece(newest(stopped), "model")
 
 
-def test_files_of_another_number_of_processes_are_ignored_or_refused(stopped: Path, tmp_path: Path) -> None:
+def test_files_of_another_number_of_processes_are_ignored_or_refused(
+    stopped: Path, tmp_path: Path
+) -> None:
     checkpoint = newest(stopped)
     run(tmp_path / "of-three", 3, steps=1)
     theirs = newest(tmp_path / "of-three")
@@ -211,7 +235,9 @@ def test_files_of_another_number_of_processes_are_ignored_or_refused(stopped: Pa
         read_checkpoint(checkpoint)
 
 
-def test_all_processes_pass_over_a_checkpoint_with_a_damaged_slice(stopped: Path, undisturbed: Path) -> None:
+def test_all_processes_pass_over_a_checkpoint_with_a_damaged_slice(
+    stopped: Path, undisturbed: Path
+) -> None:
     checkpoint = newest(stopped)
     flip(checkpoint / "optimizer" / "r00001.safetensors", -3)
     output = run(stopped, 2)
@@ -225,7 +251,15 @@ def test_damaged_slices_in_all_checkpoints_end_the_run_and_rename_none(stopped: 
     checkpoints = sorted((stopped / "checkpoints").glob("step-*"))
     for checkpoint in checkpoints:
         flip(checkpoint / "optimizer" / "r00001.safetensors", -3)
-    job = processes.start(train, stopped, "sharded", None, "adamw", num_processes=2, folder=stopped.with_name("failed"))
+    job = processes.start(
+        train,
+        stopped,
+        "sharded",
+        None,
+        "adamw",
+        num_processes=2,
+        folder=stopped.with_name("failed"),
+    )
     assert job.wait() == [1, 1]
     assert "CKPT_NONE_VALID" in job.output()
     assert sorted((stopped / "checkpoints").glob("*step-*")) == checkpoints
@@ -242,7 +276,9 @@ def test_inspect_lists_the_files_of_all_processes(run_of_two: Path, capsys: Show
 
 def test_a_part_of_a_tensor_is_read_only_from_the_slices_that_hold_it(run_of_two: Path) -> None:
     checkpoint = newest(run_of_two)
-    stored = decode_files(read_checkpoint(checkpoint), checkpoint).pieces["model"]["layers.3.weight"]
+    stored = decode_files(read_checkpoint(checkpoint), checkpoint).pieces["model"][
+        "layers.3.weight"
+    ]
     assert isinstance(stored, StoredTensor)
     whole = stored.read()
     lost = StoredTensor(stored.shape, stored.dtype, [stored.slices[0]])
@@ -253,6 +289,11 @@ def test_a_part_of_a_tensor_is_read_only_from_the_slices_that_hold_it(run_of_two
 def test_headers_say_what_any_reader_needs(run_of_two: Path) -> None:
     with safe_open(newest(run_of_two) / "model" / "r00001.safetensors", "pt") as file:
         metadata = file.metadata()
-        assert json.loads(metadata["DCP_SHARDING_INFO"])["layers.3.weight"]["saved_offsets"] == [4, 0, 0, 0]
+        assert json.loads(metadata["DCP_SHARDING_INFO"])["layers.3.weight"]["saved_offsets"] == [
+            4,
+            0,
+            0,
+            0,
+        ]
         assert file.get_slice("layers.3.weight").get_shape() == [4, 8, 3, 3]
         assert "layers.1.running_mean" not in file.keys()  # noqa: SIM118  # no mapping

@@ -8,7 +8,10 @@ from accel_trainer.checkpoint.staging import Snapshot
 
 
 def pieces_of(weight: Tensor) -> dict[str, Encoded]:
-    return {"model": encode({"weight": weight}, name="model"), "trainer": encode({"step": 3}, name="trainer")}
+    return {
+        "model": encode({"weight": weight}, name="model"),
+        "trainer": encode({"step": 3}, name="trainer"),
+    }
 
 
 def test_a_snapshot_does_not_follow_what_training_does_to_the_weights() -> None:

@@ -178,7 +178,11 @@ MISFITS: dict[str, tuple[Change, str, str]] = {
         "CKPT_OPTIMIZER",
         "the checkpoint's optimizer is AdamW, this run's is SGD",
     ),
-    "no class": (drop("optimizer", "class"), "CKPT_OPTIMIZER", "the checkpoint's optimizer is None"),
+    "no class": (
+        drop("optimizer", "class"),
+        "CKPT_OPTIMIZER",
+        "the checkpoint's optimizer is None",
+    ),
     "a group is missing": (drop(*GROUPS, 1), "CKPT_OPTIMIZER", "has other parameters"),
     "a parameter is missing": (
         drop(*GROUPS, 0, "params", 0),
@@ -213,14 +217,17 @@ def test_what_does_not_fit_is_named_in_one_line_and_nothing_has_changed(name: st
 
 
 def test_a_checkpoint_of_another_optimizer_is_refused_with_the_way_out() -> None:
-    with pytest.raises(CheckpointError, match="optimizer is AdamW, this run's is SGD: .* --init-from"):
+    with pytest.raises(
+        CheckpointError, match="optimizer is AdamW, this run's is SGD: .* --init-from"
+    ):
         trained(0).load_state_dict(stored(trained(1, name="adamw")))
 
 
 def test_many_differences_are_shown_as_five_and_a_count() -> None:
     mine = nn.Sequential(*[nn.Linear(2, 2) for _ in range(6)]).state_dict()
     with pytest.raises(
-        CheckpointError, match="0.bias is missing; 0.weight is missing; .*2.bias is missing and 7 more"
+        CheckpointError,
+        match="0.bias is missing; 0.weight is missing; .*2.bias is missing and 7 more",
     ) as caught:
         check_weights("model", mine, {})
     assert str(caught.value).count("is missing") == 5

@@ -55,7 +55,11 @@ class Lookahead(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         fast = self.fast.state_dict()
-        return {"fast": fast["state"], "slow": list(self.slow), "param_groups": fast["param_groups"]}
+        return {
+            "fast": fast["state"],
+            "slow": list(self.slow),
+            "param_groups": fast["param_groups"],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.fast.load_state_dict({"state": state["fast"], "param_groups": state["param_groups"]})
@@ -89,7 +93,9 @@ def make(model: Callable[[], nn.Module], optimizer: Callable[[Any], Optimizer]) 
 
 
 def saved(state: Trained) -> dict[str, Any]:
-    encoded = {name: encode(piece, name=name) for name, piece in copy.deepcopy(state.state_dict()).items()}
+    encoded = {
+        name: encode(piece, name=name) for name, piece in copy.deepcopy(state.state_dict()).items()
+    }
     return {name: decode(each.skeleton, each.tensors) for name, each in encoded.items()}
 
 

@@ -16,9 +16,25 @@ from tests.vision.make_photos import write_photos
 
 def train(runs: Path, name: str, *extra: str) -> Path:
     """Train a small group-norm net on digits for two epochs and return the run folder."""
-    flags = ["--dataset", "digits", "--model", "resnet8", "--model.norm", "group", "--model.width", "8"]
+    flags = [
+        "--dataset",
+        "digits",
+        "--model",
+        "resnet8",
+        "--model.norm",
+        "group",
+        "--model.width",
+        "8",
+    ]
     flags += ["--augment.crop-padding", "1", "--epochs", "2", "--ema", "0.8", "--batch-size", "64"]
-    flags += ["--trainer.log-every-n-steps", "10", "--trainer.max-grad-norm", "5", "--runtime.num-threads", "1"]
+    flags += [
+        "--trainer.log-every-n-steps",
+        "10",
+        "--trainer.max-grad-norm",
+        "5",
+        "--runtime.num-threads",
+        "1",
+    ]
     places = ["--cache-dir", str(runs.parent / "cache"), "--output-dir", str(runs / name)]
     with pytest.raises(SystemExit) as ended:
         main(cifar.train, cifar.Config, description="", argv=[*flags, *places, *extra])
@@ -52,9 +68,31 @@ def photo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     for number, name in enumerate(("ant", "bee", "cow")):
         size = (60 + 9 * number, 50)
-        write_photos(folder / "photos" / name, [f"{index:02}.jpg" for index in range(15)], size=size)
-    flags = ["--dataset", str(folder / "photos"), "--val-fraction", "0.4", "--image-size", "24", "--model", "resnet8"]
-    flags += ["--model.width", "4", "--epochs", "2", "--batch-size", "8", "--ema", "0.8", "--runtime.num-threads", "1"]
+        write_photos(
+            folder / "photos" / name, [f"{index:02}.jpg" for index in range(15)], size=size
+        )
+    flags = [
+        "--dataset",
+        str(folder / "photos"),
+        "--val-fraction",
+        "0.4",
+        "--image-size",
+        "24",
+        "--model",
+        "resnet8",
+    ]
+    flags += [
+        "--model.width",
+        "4",
+        "--epochs",
+        "2",
+        "--batch-size",
+        "8",
+        "--ema",
+        "0.8",
+        "--runtime.num-threads",
+        "1",
+    ]
     flags += ["--cache-dir", str(folder / "cache"), "--output-dir", str(folder / "run"), "--quiet"]
     with pytest.raises(SystemExit) as ended:
         main(images.train, images.Config, description="", argv=flags)

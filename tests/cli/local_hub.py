@@ -51,12 +51,26 @@ class _Answers(BaseHTTPRequestHandler):
             self._say({"errors": [], "warnings": []})
         elif "/preupload/" in self.path:
             files = [file["path"] for file in json.loads(body)["files"]]
-            self._say({"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in files]})
+            self._say(
+                {
+                    "files": [
+                        {"path": path, "uploadMode": "regular", "shouldIgnore": False}
+                        for path in files
+                    ]
+                }
+            )
         elif "/commit/" in self.path:
             for row in map(json.loads, body.splitlines()):
                 if row["key"] == "file":
-                    self.server.files[row["value"]["path"]] = base64.b64decode(row["value"]["content"])
-            self._say({"commitUrl": f"{self.server.url}/me/digits/commit/{_REVISION}", "commitOid": _REVISION})
+                    self.server.files[row["value"]["path"]] = base64.b64decode(
+                        row["value"]["content"]
+                    )
+            self._say(
+                {
+                    "commitUrl": f"{self.server.url}/me/digits/commit/{_REVISION}",
+                    "commitOid": _REVISION,
+                }
+            )
         else:
             self.send_error(404)
 
@@ -64,7 +78,9 @@ class _Answers(BaseHTTPRequestHandler):
         name = self.path.rpartition("/")[2]
         if "/tree/" in self.path:
             files = self.server.files.items()
-            self._say([{"type": "file", "path": p, "size": len(d), "oid": _REVISION} for p, d in files])
+            self._say(
+                [{"type": "file", "path": p, "size": len(d), "oid": _REVISION} for p, d in files]
+            )
         elif self.path.startswith("/api/models/me/digits"):
             siblings = [{"rfilename": name} for name in self.server.files]
             self._say({"id": "me/digits", "sha": _REVISION, "siblings": siblings})

@@ -25,7 +25,9 @@ _ORIENTATION = 0x0112
 def pictures() -> dict[str, bytes]:
     """Extreme aspect ratios, transparency, CMYK, 16 bits, palettes, turned photos, and large ones."""
     found = {}
-    for number, (width, height) in enumerate([(400, 9), (9, 400), (1, 1), (1, 90), (300, 100), (111, 333), (640, 480)]):
+    for number, (width, height) in enumerate(
+        [(400, 9), (9, 400), (1, 1), (1, 90), (300, 100), (111, 333), (640, 480)]
+    ):
         for kind in ("jpeg", "png"):
             found[f"{width}x{height}.{kind}"] = encoded(photo(width, height, seed=number), kind)
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -53,7 +55,9 @@ def pictures() -> dict[str, bytes]:
         exif = Image.Exif()
         exif[_ORIENTATION] = orientation
         for kind in ("jpeg", "tiff"):
-            found[f"turned {orientation}.{kind}"] = encoded(photo(120, 70, seed=orientation), kind, exif=exif)
+            found[f"turned {orientation}.{kind}"] = encoded(
+                photo(120, 70, seed=orientation), kind, exif=exif
+            )
     return found
 
 
@@ -73,9 +77,18 @@ def run_card(export: Path, files: list[Path], *, name: str) -> dict[str, list[st
         f"    print(path, end='\\t')\n"
         f"    exec(code.replace({name!r}, path), {{}})\n"
     )
-    done = subprocess.run([sys.executable, "-I", "-c", script], cwd=export, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script],
+        cwd=export,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
-    return {line.partition("\t")[0]: line.partition("\t")[2].split() for line in done.stdout.splitlines()}
+    return {
+        line.partition("\t")[0]: line.partition("\t")[2].split()
+        for line in done.stdout.splitlines()
+    }
 
 
 def write_pictures(folder: Path) -> list[Path]:
@@ -114,7 +127,9 @@ def test_the_card_of_photos_says_that_they_are_for_validation(
     assert (tmp_path / "model" / "transform.py").read_text() == write_transform()
 
 
-def test_the_file_that_transforms_photos_needs_nothing_of_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_that_transforms_photos_needs_nothing_of_this_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     source = write_transform()
     assert "accel_trainer" not in source
     assert not re.search(r"^\s*from \.", source, re.MULTILINE)

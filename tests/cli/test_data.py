@@ -25,7 +25,9 @@ def photos(tmp_path: Path) -> Path:
     write_classes(root / "train", ["ant", "bee"], per_class=4)
     write_classes(root / "val", ["ant", "bee"], per_class=1)
     for path in (root / "val").rglob("*.jpg"):
-        path.write_bytes(encoded(photo(64, 48, seed=99 + len(path.parts[-2]) + ord(path.parts[-2][0]))))
+        path.write_bytes(
+            encoded(photo(64, 48, seed=99 + len(path.parts[-2]) + ord(path.parts[-2][0])))
+        )
     (root / "train" / "bee" / "grey.png").write_bytes(encoded(photo(20, 90).convert("L"), "png"))
     return root
 
@@ -33,7 +35,9 @@ def photos(tmp_path: Path) -> Path:
 def data(
     capsys: pytest.CaptureFixture[str], source: Path, *flags: object, cache: Path | None = None
 ) -> tuple[int, str, str]:
-    return run_command(capsys, ["data", source, "--cache-dir", cache or source.parent / "cache", *flags])
+    return run_command(
+        capsys, ["data", source, "--cache-dir", cache or source.parent / "cache", *flags]
+    )
 
 
 def test_a_whole_dataset_is_described(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +77,9 @@ def test_broken_photos_are_named_with_the_exit_code_of_a_run_that_stops(
     assert "formats: 9 JPEG RGB, 1 PNG L" in out
 
 
-def test_what_a_run_would_refuse_is_said_with_its_exit_code(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_run_would_refuse_is_said_with_its_exit_code(
+    photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.rmtree(photos / "val")
     code, out, _ = data(capsys, photos)
     assert code == 65
@@ -84,7 +90,9 @@ def test_what_a_run_would_refuse_is_said_with_its_exit_code(photos: Path, capsys
     assert "would stop" not in out
 
 
-def test_a_folder_that_is_not_a_dataset_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_not_a_dataset_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("Once")
     code, out, err = data(capsys, tmp_path / "thesis")
@@ -118,12 +126,15 @@ def test_the_page_shows_what_the_model_sees_and_needs_no_other_file(
     assert "&lt;bee&gt;" in page
     assert "<bee>" not in page
     pictures = [
-        np.array(Image.open(io.BytesIO(base64.b64decode(data)))) for data in re.findall(r'base64,([^"]+)"', page)
+        np.array(Image.open(io.BytesIO(base64.b64decode(data))))
+        for data in re.findall(r'base64,([^"]+)"', page)
     ]
     assert [picture.shape for picture in pictures] == [(32, 32, 3)] * 9
     split: PhotoSplit = load_splits(str(photos), cache_dir=tmp_path / "cache").splits["train"]
     seen = EvalTransform(size=32)(split.encoded_at(4), "photo").numpy()
-    near = [at for at, picture in enumerate(pictures) if np.abs(picture.astype(int) - seen).mean() < 8]
+    near = [
+        at for at, picture in enumerate(pictures) if np.abs(picture.astype(int) - seen).mean() < 8
+    ]
     assert near == [4]
 
 

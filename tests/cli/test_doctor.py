@@ -37,14 +37,18 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_launch_without_errors_exits_with_0_and_lists_what_is_ok(tmp_path: Path, capsys: Shown) -> None:
+def test_a_launch_without_errors_exits_with_0_and_lists_what_is_ok(
+    tmp_path: Path, capsys: Shown
+) -> None:
     code, shown, _ = run_command(capsys, ["doctor", CIFAR, "--output-dir", tmp_path / "run"])
     assert code == 0
     assert "\nok      The address of the main process resolves\n" in shown
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_exits_with_64_and_each_finding_has_its_line(capsys: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_exits_with_64_and_each_finding_has_its_line(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth77")
     code, shown, _ = run_command(capsys, ["doctor", CIFAR])
     assert code == 64
@@ -60,7 +64,9 @@ def test_a_path_that_is_not_a_recipe_is_one_line(capsys: Shown) -> None:
     assert (code, error.count("\n")) == (64, 1)
 
 
-def test_a_launch_that_contradicts_itself_is_one_line(capsys: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_that_contradicts_itself_is_one_line(
+    capsys: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     code, _, error = run_command(capsys, ["doctor"])
     assert (code, error.count("\n")) == (64, 1)
@@ -71,9 +77,13 @@ def test_processes_are_compared_and_the_network_between_them_is_measured(tmp_pat
     job = processes.start(look_together, num_processes=2, folder=tmp_path)
     assert job.wait() == [0, 0]
     shown = job.output(0)
-    assert re.search(r"^all_reduce over 2 processes: \S+ GB/s \(16 MiB\), \S+ ms for one number$", shown, re.M)
+    assert re.search(
+        r"^all_reduce over 2 processes: \S+ GB/s \(16 MiB\), \S+ ms for one number$", shown, re.M
+    )
     assert "warning CLOCKS: the clocks of the machines differ by 9" in shown
-    assert re.search(r"^warning THREADS: .* \(on processes 1\)$", shown, re.M), "found only by process 1"
+    assert re.search(r"^warning THREADS: .* \(on processes 1\)$", shown, re.M), (
+        "found only by process 1"
+    )
     assert job.output(1) == "", "one process speaks"
 
 
@@ -109,7 +119,9 @@ def test_a_slow_network_is_reported_with_its_cost() -> None:
 
 def test_a_failed_run_is_explained_by_its_last_error(tmp_path: Path, capsys: Shown) -> None:
     """For real: a parameter that takes no part in the loss, which stops torch's reduction of two processes."""
-    job = processes.start(train_with_an_idle_layer, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+    job = processes.start(
+        train_with_an_idle_layer, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
+    )
     assert 0 not in job.wait()
     code, shown, _ = run_command(capsys, ["doctor", tmp_path / "run"])
     assert code == 0
@@ -149,8 +161,14 @@ def out_of_memory() -> str:
         ("OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "OUT_OF_MEMORY"),
         (f"OSError: [Errno 98] {os.strerror(errno.EADDRINUSE)}", "PORT_IN_USE"),
         ("DistNetworkError: ... code: -98, name: EADDRINUSE, message: ...", "PORT_IN_USE"),
-        ("DistBackendError: NCCL error in: ProcessGroupNCCL.cpp, unhandled system error", "NCCL_ERROR"),
-        ("RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error.", "SHARED_MEMORY"),
+        (
+            "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp, unhandled system error",
+            "NCCL_ERROR",
+        ),
+        (
+            "RuntimeError: DataLoader worker (pid 9) is killed by signal: Bus error.",
+            "SHARED_MEMORY",
+        ),
         (f"OSError: [Errno 28] {os.strerror(errno.ENOSPC)}", "DISK_SPACE"),
         (f"OSError: [Errno 24] {os.strerror(errno.EMFILE)}", "OPEN_FILES"),
         ("RuntimeError: Cannot re-initialize CUDA in forked subprocess.", "CUDA_TOUCHED"),
@@ -160,7 +178,9 @@ def out_of_memory() -> str:
         ("ValueError: something of the user's own", None),
     ],
 )
-def test_the_last_lines_of_a_failed_run_are_explained(tmp_path: Path, said: str, code: str | None) -> None:
+def test_the_last_lines_of_a_failed_run_are_explained(
+    tmp_path: Path, said: str, code: str | None
+) -> None:
     (tmp_path / "status.json").write_text(json.dumps({"state": "failed", "error": said}))
     assert [finding.code for finding in diagnose(tmp_path)] == ([code] if code else [])
     (tmp_path / "status.json").write_text(json.dumps({"state": "done", "error": None}))
@@ -173,7 +193,10 @@ def test_the_last_lines_of_a_failed_run_are_explained(tmp_path: Path, said: str,
 def test_the_page_has_every_code_and_no_other() -> None:
     of_all_processes = {"LAUNCH", "RENDEZVOUS", "CLOCKS", "SLOW_NETWORK"}
     codes = (
-        WHAT_HOLDS.keys() | {check.code for check in CHECKS} | {symptom.code for symptom in SYMPTOMS} | of_all_processes
+        WHAT_HOLDS.keys()
+        | {check.code for check in CHECKS}
+        | {symptom.code for symptom in SYMPTOMS}
+        | of_all_processes
     )
     assert set(re.findall(r"`([A-Z][A-Z_]+)`", PAGE)) == codes
 

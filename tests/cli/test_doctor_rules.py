@@ -46,15 +46,23 @@ def test_a_port_that_another_process_holds() -> None:
         holder.listen()
         port = str(holder.getsockname()[1])
         found = find("PORT_IN_USE", **TWO, MASTER_PORT=port)
-        assert found == f"MASTER_PORT {port} cannot be used (Address already in use): choose a free port"
-        assert find("PORT_IN_USE", **TWO | {"RANK": "1"}, MASTER_PORT=port) is None, "held by rank 0"
-        assert find("PORT_IN_USE", **TWO, MASTER_PORT=port, TORCHELASTIC_RUN_ID="x") is None, "by torchrun"
+        assert (
+            found
+            == f"MASTER_PORT {port} cannot be used (Address already in use): choose a free port"
+        )
+        assert find("PORT_IN_USE", **TWO | {"RANK": "1"}, MASTER_PORT=port) is None, (
+            "held by rank 0"
+        )
+        assert find("PORT_IN_USE", **TWO, MASTER_PORT=port, TORCHELASTIC_RUN_ID="x") is None, (
+            "by torchrun"
+        )
         assert find("PORT_IN_USE", **TWO) is None, "none is named"
     assert find("PORT_IN_USE", **TWO, MASTER_PORT=port) is None
 
 
 @pytest.mark.parametrize(
-    ("address", "reason"), [("no-such-host.invalid", r"[A-Z][\w ]+"), ("gpu01..cluster", ".*label.*")]
+    ("address", "reason"),
+    [("no-such-host.invalid", r"[A-Z][\w ]+"), ("gpu01..cluster", ".*label.*")],
 )
 def test_a_main_address_that_nobody_knows(address: str, reason: str) -> None:
     said = str(find("MASTER_ADDR", MASTER_ADDR=address))
@@ -64,14 +72,23 @@ def test_a_main_address_that_nobody_knows(address: str, reason: str) -> None:
 
 def test_machines_that_would_connect_over_a_loopback_address() -> None:
     said = str(find("LOOPBACK", **TWO | {"WORLD_SIZE": "4"}))
-    assert said.startswith("MASTER_ADDR 127.0.0.1 means only this machine, and 2 of 4 processes are on it: set")
+    assert said.startswith(
+        "MASTER_ADDR 127.0.0.1 means only this machine, and 2 of 4 processes are on it: set"
+    )
     assert find("LOOPBACK", **TWO) is find("LOOPBACK") is None
     assert find("LOOPBACK", **TWO | {"WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}) is None
 
 
 @pytest.mark.parametrize(
     ("value", "is_wrong"),
-    [("eth77", True), ("=l", True), ("lo", False), ("l", False), ("eth77,lo", False), ("^docker", False)],
+    [
+        ("eth77", True),
+        ("=l", True),
+        ("lo", False),
+        ("l", False),
+        ("eth77,lo", False),
+        ("^docker", False),
+    ],
 )
 def test_a_network_interface_that_does_not_exist(value: str, is_wrong: bool) -> None:
     found = find("INTERFACE", NCCL_SOCKET_IFNAME=value)
@@ -91,15 +108,18 @@ def check_shared_memory() -> None:
     mount_small_disk(Path("/dev/shm"), "size=2g")
     assert find("SHARED_MEMORY") is None
     mount_small_disk(Path("/dev/shm"), "size=64m")
-    assert str(find("SHARED_MEMORY")).startswith("/dev/shm has 64 MiB, and data workers (num_workers > 0) and NCCL")
+    assert str(find("SHARED_MEMORY")).startswith(
+        "/dev/shm has 64 MiB, and data workers (num_workers > 0) and NCCL"
+    )
 
 
 def test_too_few_files_for_data_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-        assert f"a process may open only 256 files, too few for data workers: run `ulimit -n {hard}`" in str(
-            find("OPEN_FILES")
+        assert (
+            f"a process may open only 256 files, too few for data workers: run `ulimit -n {hard}`"
+            in str(find("OPEN_FILES"))
         )
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
         assert find("OPEN_FILES") is None
@@ -109,15 +129,21 @@ def test_too_few_files_for_data_workers(monkeypatch: pytest.MonkeyPatch) -> None
     assert find("OPEN_FILES") is None, "infinity is written as -1"
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a limit on the cores, as Linux has")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="needs a limit on the cores, as Linux has"
+)
 def test_more_threads_than_cores(tmp_path: Path) -> None:
     in_a_process(check_threads, folder=tmp_path)
 
 
 def check_threads() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    assert find("THREADS", with_threads(2)) == ("1 processes of 2 threads share 1 cores: set --runtime.num-threads 1")
-    assert str(find("THREADS", **TWO)).endswith("set --runtime.num-threads 1 and launch fewer processes")
+    assert find("THREADS", with_threads(2)) == (
+        "1 processes of 2 threads share 1 cores: set --runtime.num-threads 1"
+    )
+    assert str(find("THREADS", **TWO)).endswith(
+        "set --runtime.num-threads 1 and launch fewer processes"
+    )
     assert find("THREADS", with_threads(1)) is find("THREADS") is None
 
 

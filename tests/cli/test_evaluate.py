@@ -53,7 +53,11 @@ def test_each_checkpoint_gets_the_numbers_that_were_logged_at_its_step(
     assert len(checkpoints) == 2
     for path in checkpoints:
         found = evaluate(capsys, path, "--weights", weights, *cache(runs))
-        (row,) = (row for row in run.evaluations() if row["optimizer_step"] == int(path.name.split("-")[1]))
+        (row,) = (
+            row
+            for row in run.evaluations()
+            if row["optimizer_step"] == int(path.name.split("-")[1])
+        )
         expected = {name: row[group + name] for name in ("loss", "accuracy", "top5_accuracy")}
         assert numbers(found["metrics"]) == expected
         assert found["weights"] == f"{weights} of {path.name}"
@@ -81,7 +85,14 @@ def test_a_class_that_the_model_does_not_have_is_one_line(
 ) -> None:
     shutil.copytree(photo_run.parent / "photos", tmp_path / "more")
     shutil.copytree(tmp_path / "more" / "ant", tmp_path / "more" / "yak")
-    argv = ["evaluate", photo_run, "--dataset", tmp_path / "more", "--cache-dir", tmp_path / "cache"]
+    argv = [
+        "evaluate",
+        photo_run,
+        "--dataset",
+        tmp_path / "more",
+        "--cache-dir",
+        tmp_path / "cache",
+    ]
     code, _, err = run_command(capsys, argv)
     assert (code, len(err.splitlines())) == (65, 1)
     assert "classes that the model does not have (yak): it has ant, bee, cow" in err
@@ -107,7 +118,14 @@ def test_images_of_another_size_without_a_transform_are_one_line(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_parquet_folder(tmp_path / "small")
-    argv = ["evaluate", runs / "fast", "--dataset", tmp_path / "small", "--cache-dir", tmp_path / "cache"]
+    argv = [
+        "evaluate",
+        runs / "fast",
+        "--dataset",
+        tmp_path / "small",
+        "--cache-dir",
+        tmp_path / "cache",
+    ]
     code, _, err = run_command(capsys, argv)
     assert code == 65
     assert "(3, 8, 8), the model was trained on (1, 16, 16)" in err
@@ -142,8 +160,19 @@ def test_a_folder_is_predicted_in_order_and_batches_as_the_run_evaluates(
     counts = [[0] * 3 for _ in names]
     for row in rows:
         assert sum(each["probability"] for each in row["predictions"]) == pytest.approx(1, abs=1e-5)
-        counts[names.index(Path(row["path"]).parent.name)][names.index(row["predictions"][0]["label"])] += 1
-    found = evaluate(capsys, photo_run, "--dataset", photos, "--split", "train", "--cache-dir", tmp_path / "cache")
+        counts[names.index(Path(row["path"]).parent.name)][
+            names.index(row["predictions"][0]["label"])
+        ] += 1
+    found = evaluate(
+        capsys,
+        photo_run,
+        "--dataset",
+        photos,
+        "--split",
+        "train",
+        "--cache-dir",
+        tmp_path / "cache",
+    )
     assert counts == found["metrics"]["confusion_matrix"]
 
 
@@ -159,7 +188,9 @@ def test_an_unreadable_image_is_reported_and_the_others_are_predicted(
     code, out, _ = run_command(capsys, ["predict", photo_run, tmp_path / "ant", "--jsonl"])
     rows = [json.loads(line) for line in out.splitlines()]
     assert [index for index, row in enumerate(rows) if "error" in row] == [3]
-    code, _, err = run_command(capsys, ["predict", photo_run, tmp_path / "ant", tmp_path / "nothing.jpg"])
+    code, _, err = run_command(
+        capsys, ["predict", photo_run, tmp_path / "ant", tmp_path / "nothing.jpg"]
+    )
     assert code == 65
     assert "nothing.jpg" in err
 
@@ -191,6 +222,10 @@ def test_the_transform_stands_beside_the_model_as_numbers(photo_run: Path, tmp_p
     export(read_run(photo_run), tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     transform = config["eval_transform"]
-    assert (transform["size"], transform["crop_ratio"], transform["interpolation"]) == (24, 0.875, "bilinear")
+    assert (transform["size"], transform["crop_ratio"], transform["interpolation"]) == (
+        24,
+        0.875,
+        "bilinear",
+    )
     assert transform["mean"] == config["normalization"]["mean"]
     assert transform["std"] == config["normalization"]["std"]

@@ -30,7 +30,14 @@ from accel_trainer.cli.share.plain_model import write_source
 from accel_trainer.cli.share.predict import read_image
 from accel_trainer.cli.share.verify import evaluate_apart
 from accel_trainer.core.errors import CheckpointError
-from accel_trainer.vision import MODEL_NAMES, ImageEvalLoader, ModelConfig, Normalization, build_model, load_images
+from accel_trainer.vision import (
+    MODEL_NAMES,
+    ImageEvalLoader,
+    ModelConfig,
+    Normalization,
+    build_model,
+    load_images,
+)
 from accel_trainer.vision.pretrained import ExportConfig, from_pretrained, read_export_config
 from tests.cli.conftest import run_command
 from tests.cli.local_hub import local_hub
@@ -70,7 +77,14 @@ def digit(runs: Path, path: Path) -> torch.Tensor:
 
 
 def test_an_export_loads_back_as_the_module_that_was_trained(runs: Path, model: Path) -> None:
-    names = ["README.md", "accuracy.png", "config.json", "loss.png", "model.py", "model.safetensors"]
+    names = [
+        "README.md",
+        "accuracy.png",
+        "config.json",
+        "loss.png",
+        "model.py",
+        "model.safetensors",
+    ]
     assert sorted(path.name for path in model.iterdir()) == names
     expected = load_file(runs / "fast" / "export" / "model.safetensors")
     for place in (model, str(model), runs / "fast"):
@@ -87,20 +101,30 @@ def test_the_card_reports_the_numbers_of_the_run(runs: Path, model: Path) -> Non
     reported = {result.metric_type: result for result in data.eval_results}
     assert reported["accuracy"].metric_value == best["value"]
     assert reported["accuracy"].dataset_type == "digits"
-    assert reported["accuracy"].dataset_revision == load_images("digits", cache_dir=runs.parent / "cache").fingerprint
+    assert (
+        reported["accuracy"].dataset_revision
+        == load_images("digits", cache_dir=runs.parent / "cache").fingerprint
+    )
     assert data.pipeline_tag == "image-classification"
     assert f"| accuracy | {best['value']:.2%} |" in (model / "README.md").read_text()
 
 
 def test_the_card_says_how_the_weights_were_trained(model: Path) -> None:
     text = " ".join((model / "README.md").read_text().split())
-    assert "Measured on 359 test images in float32. The averaged weights of the best checkpoint step-" in text
+    assert (
+        "Measured on 359 test images in float32. The averaged weights of the best checkpoint step-"
+        in text
+    )
     assert "of 2 epochs and 2,876 images, trained with torch" in text
     assert "With `sgd`, a peak learning rate of 0.1 and 64 images per step, seed 0." in text
-    settings = re.findall(r"^\| `(\S+)` \| (.+) \|$", (model / "README.md").read_text(), re.MULTILINE)
+    settings = re.findall(
+        r"^\| `(\S+)` \| (.+) \|$", (model / "README.md").read_text(), re.MULTILINE
+    )
     assert ("model.norm", "group") in settings
     assert ("dataset", "digits") in settings
-    assert not {"optimizer.learning_rate", "run.output_dir"} & dict(settings).keys(), "as by default"
+    assert not {"optimizer.learning_rate", "run.output_dir"} & dict(settings).keys(), (
+        "as by default"
+    )
 
 
 def test_the_metadata_of_the_card_is_what_the_hub_reads(model: Path) -> None:
@@ -108,7 +132,9 @@ def test_the_metadata_of_the_card_is_what_the_hub_reads(model: Path) -> None:
     assert stored is not None
     name, results = model_index_to_eval_results(stored["model-index"])
     assert name == stored["model-index"][0]["name"] == "resnet8 on digits"
-    assert eval_results_to_model_index(name, results) == stored["model-index"], "nothing is lost on the way"
+    assert eval_results_to_model_index(name, results) == stored["model-index"], (
+        "nothing is lost on the way"
+    )
     assert {result.metric_type for result in results} == {"accuracy", "loss", "top5_accuracy"}
     assert all(result.task_type == "image-classification" for result in results)
 
@@ -128,7 +154,9 @@ def test_the_code_in_the_card_runs_without_this_package(
     assert code is not None
     digit(runs, model / "image.png")
     script = "import sys; sys.modules['accel_trainer'] = None; sys.path.insert(0, '.')\n" + code[1]
-    done = subprocess.run([sys.executable, "-I", "-c", script], cwd=model, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script], cwd=model, capture_output=True, text=True, check=True
+    )
     _, out, _ = run_command(capsys, ["predict", model, model / "image.png"])
     assert out.split()[1:] == done.stdout.split(), "the card and `predict` see the same"
 
@@ -141,7 +169,10 @@ def test_the_source_in_an_export_builds_the_same_model(name: str, tmp_path: Path
     (tmp_path / "model.py").write_text(write_source(described))
     assert "accel_trainer" not in (tmp_path / "model.py").read_text()
     module = load_module(tmp_path / "model.py")
-    plain, ours = module.build_model().eval(), build_model(config, in_channels=3, num_classes=3).eval()
+    plain, ours = (
+        module.build_model().eval(),
+        build_model(config, in_channels=3, num_classes=3).eval(),
+    )
     plain.load_state_dict(ours.state_dict())
     image = torch.arange(3 * 16 * 16).reshape(1, 3, 16, 16) / 768
     with torch.inference_mode():
@@ -151,12 +182,18 @@ def test_the_source_in_an_export_builds_the_same_model(name: str, tmp_path: Path
 
 def test_the_source_of_a_timm_model_builds_it_without_a_download() -> None:
     normalization = Normalization(mean=(0.5,), std=(0.5,))
-    described = ExportConfig(ModelConfig(name="timm/resnet18.a1_in1k"), 3, ("a", "b", "c"), normalization, None)
+    described = ExportConfig(
+        ModelConfig(name="timm/resnet18.a1_in1k"), 3, ("a", "b", "c"), normalization, None
+    )
     tree = ast.parse(write_source(described))
-    assert [name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names] == ["timm"]
+    assert [
+        name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names
+    ] == ["timm"]
     (function,) = (node for node in tree.body if isinstance(node, ast.FunctionDef))
     assert function.name == "build_model"
-    expected = "return timm.create_model('resnet18.a1_in1k', pretrained=False, num_classes=3, in_chans=3)"
+    expected = (
+        "return timm.create_model('resnet18.a1_in1k', pretrained=False, num_classes=3, in_chans=3)"
+    )
     assert ast.unparse(function.body[-1]) == expected
 
 
@@ -174,7 +211,9 @@ def call_apart(*argv: object, **environment: str) -> subprocess.CompletedProcess
     code = "import sys; from accel_trainer.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", code, *map(str, argv)]
     environment |= {"NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.usefixtures("python_is_forked")
@@ -183,14 +222,22 @@ def test_a_push_leaves_a_private_repository_that_others_predict_with(
 ) -> None:
     digit(runs, tmp_path / "digit.png")
     with local_hub() as hub:
-        settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": "hf_local"}
+        settings = {
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_TOKEN": "hf_local",
+        }
         pushed = call_apart("export", runs / "fast", "--hub", "me/digits", **settings)
         assert pushed.returncode == 0, pushed.stderr
         assert pushed.stdout.startswith(f"{hub.url}/me/digits/commit/")
         assert (hub.created["organization"], hub.created["name"]) == ("me", "digits")
         assert hub.created.get("private") or hub.created.get("visibility") == "private"
-        assert {path.name: path.read_bytes() for path in model.iterdir()} == hub.files, "what --to writes"
-        assert hub.checked_cards == [hub.files["README.md"].decode()], "its metadata was asked to be checked"
+        assert {path.name: path.read_bytes() for path in model.iterdir()} == hub.files, (
+            "what --to writes"
+        )
+        assert hub.checked_cards == [hub.files["README.md"].decode()], (
+            "its metadata was asked to be checked"
+        )
         downloaded = call_apart("predict", "me/digits", tmp_path / "digit.png", **settings)
         options = ["--dataset", "digits", "--cache-dir", runs.parent / "cache"]
         measured = call_apart("evaluate", "me/digits", *options, **settings)
@@ -202,15 +249,25 @@ def test_a_push_leaves_a_private_repository_that_others_predict_with(
 @pytest.mark.parametrize(
     ("name", "token", "fix"),
     [
-        ("me/digits", "hf_local", "check the network and what your token may write, or export --to a folder"),
-        *slow([("me/digits", "", "log in with `hf auth login`"), ("me/too/many", "hf_local", "give it as ORG/NAME")]),
+        (
+            "me/digits",
+            "hf_local",
+            "check the network and what your token may write, or export --to a folder",
+        ),
+        *slow(
+            [
+                ("me/digits", "", "log in with `hf auth login`"),
+                ("me/too/many", "hf_local", "give it as ORG/NAME"),
+            ]
+        ),
     ],
 )
 def test_what_keeps_a_push_from_working_is_one_line_before_any_work(
     runs: Path, tmp_path: Path, name: str, token: str, fix: str
 ) -> None:
     nobody = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_TOKEN": token}
-    run = shutil.copytree(runs / "fast", tmp_path / "run", ignore=shutil.ignore_patterns("export"))  # nothing to export
+    # nothing to export
+    run = shutil.copytree(runs / "fast", tmp_path / "run", ignore=shutil.ignore_patterns("export"))
     refused = call_apart("export", run, "--hub", name, **nobody)
     assert refused.returncode == 73
     assert refused.stderr.startswith(f"accel_trainer: error[HUB]: --hub {name}: ")
@@ -223,7 +280,10 @@ def test_a_name_that_is_neither_here_nor_on_the_hub_is_one_line(tmp_path: Path) 
     nobody = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
     refused = call_apart("predict", "me/digits", "digit.png", **nobody)
     assert refused.returncode == 74
-    assert "error[EXPORT]: me/digits is not a folder and cannot be downloaded from the hub (" in refused.stderr
+    assert (
+        "error[EXPORT]: me/digits is not a folder and cannot be downloaded from the hub ("
+        in refused.stderr
+    )
     assert refused.stderr.count("\n") == 1
 
 
@@ -233,11 +293,15 @@ def test_the_onnx_of_an_export_gives_the_logits_of_its_model(
 ) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    code, _, err = run_command(capsys, ["export", runs / "fast", "--to", tmp_path / "model", "--onnx"])
+    code, _, err = run_command(
+        capsys, ["export", runs / "fast", "--to", tmp_path / "model", "--onnx"]
+    )
     assert (code, err) == (0, "")
     images = load_images("digits", cache_dir=runs.parent / "cache")
     pixels = images.test.images[:7] / 255  # another number than the one it was traced with
-    mean, std = (torch.tensor(value)[:, None, None] for value in vars(images.normalization).values())
+    mean, std = (
+        torch.tensor(value)[:, None, None] for value in vars(images.normalization).values()
+    )
     with torch.inference_mode():
         expected = from_pretrained(tmp_path / "model")((pixels - mean) / std)
     session = onnxruntime.InferenceSession(tmp_path / "model" / "model.onnx")
@@ -259,7 +323,9 @@ def test_the_onnx_of_an_export_gives_the_logits_of_its_model(
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_an_export_and_a_run_are_verified(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_and_a_run_are_verified(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for folder in (model, runs / "fast"):
         code, text = verify(folder, runs, capsys)
         assert code == 0, text
@@ -268,7 +334,9 @@ def test_an_export_and_a_run_are_verified(runs: Path, model: Path, capsys: pytes
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_one_changed_weight_fails(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_changed_weight_fails(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for folder, path in ((model, model), (copy(runs, model), model.parent / "run" / "export")):
         data = bytearray((path / "model.safetensors").read_bytes())
         data[-4] ^= 1  # the last bit of the last number: no metric can tell
@@ -295,7 +363,9 @@ def test_other_weights_fail_also_with_their_own_hash(
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_a_better_number_in_the_card_fails(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_better_number_in_the_card_fails(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     card = (model / "README.md").read_text()
     accuracy = re.search(r"type: accuracy\n +value: (\S+)", card)
     assert accuracy is not None
@@ -306,7 +376,9 @@ def test_a_better_number_in_the_card_fails(runs: Path, model: Path, capsys: pyte
     assert [line.split()[0] for line in text.splitlines() if "DIFFERS" in line] == ["accuracy"]
 
 
-def test_a_better_number_in_a_run_fails(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_better_number_in_a_run_fails(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = copy(runs, model)
     result = json.loads((folder / "result.json").read_text())
     result["best"]["value"] += 0.01
@@ -316,7 +388,9 @@ def test_a_better_number_in_a_run_fails(runs: Path, model: Path, capsys: pytest.
     assert "error[RUN_CHANGED]" in text
 
 
-def test_other_data_than_reported_on_are_refused(runs: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_data_than_reported_on_are_refused(
+    runs: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     card = model / "README.md"
     card.write_text(re.sub(r"revision: \w+", "revision: " + "a" * 64, card.read_text()))
     code, text = verify(model, runs, capsys)
@@ -333,9 +407,14 @@ def test_a_python_without_this_package_gets_the_reported_numbers(
     # A folder of links with only torch and safetensors, without this package.
     for installed in {Path(torch.__file__).parents[1], Path(safetensors.__file__).parents[1]}:
         for path in installed.iterdir():
-            if not path.name.startswith(("accel_trainer", "__editable__")) and path.suffix != ".pth":
+            if (
+                not path.name.startswith(("accel_trainer", "__editable__"))
+                and path.suffix != ".pth"
+            ):
                 (site / path.name).symlink_to(path)
-    found = subprocess.run([python, "-I", "-c", "import accel_trainer"], capture_output=True, text=True, check=False)
+    found = subprocess.run(
+        [python, "-I", "-c", "import accel_trainer"], capture_output=True, text=True, check=False
+    )
     assert "No module named 'accel_trainer'" in found.stderr
     arguments = [model, "--cache-dir", runs.parent / "cache", "--python", python]
     code, out, err = run_command(capsys, ["verify", *arguments])
@@ -346,14 +425,23 @@ def test_a_python_without_this_package_gets_the_reported_numbers(
 def test_the_process_that_verifies_cannot_import_this_package(model: Path, tmp_path: Path) -> None:
     source = (model / "model.py").read_text()
     future = "from __future__ import annotations\n"
-    (model / "model.py").write_text(source.replace(future, future + "import accel_trainer.vision.pretrained\n"))
+    (model / "model.py").write_text(
+        source.replace(future, future + "import accel_trainer.vision.pretrained\n")
+    )
     with pytest.raises(CheckpointError, match="No module named .accel_trainer"):
         evaluate_apart(model, tmp_path / "data")
 
 
 def test_the_separate_evaluation_imports_only_torch_and_safetensors() -> None:
-    tree = ast.parse((Path(evaluate_apart.__code__.co_filename).parent / "plain_evaluation.py").read_text())
-    named = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    tree = ast.parse(
+        (Path(evaluate_apart.__code__.co_filename).parent / "plain_evaluation.py").read_text()
+    )
+    named = {
+        alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
     named |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     outside = {name.partition(".")[0] for name in named} - set(sys.stdlib_module_names)
     assert outside == {"torch", "safetensors", "onnxruntime"}, "the last for models of one's own"
@@ -377,14 +465,19 @@ def test_a_picture_gets_labels_with_confidence(
         expected = from_pretrained(model)(((image / 255 - mean) / std)[None])[0].softmax(0)
     Image.fromarray(np.full((40, 30, 3), 200, dtype=np.uint8)).save(tmp_path / "large.jpg")
     _, out, _ = run_command(
-        capsys, ["predict", runs / "fast", tmp_path / "digit.png", tmp_path / "large.jpg", "--top", "3"]
+        capsys,
+        ["predict", runs / "fast", tmp_path / "digit.png", tmp_path / "large.jpg", "--top", "3"],
     )
     first, second = (line.split("  ") for line in out.splitlines())
     assert first[1] == f"{int(expected.argmax())} {float(expected.max()):.1%}"
-    assert len(first) == len(second) == 4, "the path and three labels, also of a colour image of another size"
+    assert len(first) == len(second) == 4, (
+        "the path and three labels, also of a colour image of another size"
+    )
 
 
-def test_a_picture_is_read_as_an_evaluation_reads_it(runs: Path, model: Path, tmp_path: Path) -> None:
+def test_a_picture_is_read_as_an_evaluation_reads_it(
+    runs: Path, model: Path, tmp_path: Path
+) -> None:
     digit(runs, tmp_path / "digit.png")
     images = load_images("digits", cache_dir=runs.parent / "cache")
     loader = ImageEvalLoader(
@@ -396,12 +489,16 @@ def test_a_picture_is_read_as_an_evaluation_reads_it(runs: Path, model: Path, tm
     torch.testing.assert_close(read, expected, rtol=0, atol=1e-6)
 
 
-def test_a_picture_is_resized_to_the_size_of_the_training_images(model: Path, tmp_path: Path) -> None:
+def test_a_picture_is_resized_to_the_size_of_the_training_images(
+    model: Path, tmp_path: Path
+) -> None:
     pixels = np.zeros((40, 30), dtype=np.uint8)
     pixels[:, 15:] = 255  # the right half is white
     Image.fromarray(pixels).save(tmp_path / "halves.png")
     config = replace(
-        read_export_config(model), image_size=(8, 20), normalization=Normalization(mean=(0.0,), std=(1.0,))
+        read_export_config(model),
+        image_size=(8, 20),
+        normalization=Normalization(mean=(0.0,), std=(1.0,)),
     )
     read = read_image(tmp_path / "halves.png", config)
     assert read.shape == (1, 8, 20)
@@ -427,9 +524,15 @@ def test_an_own_model_has_no_source_and_onnx_only_if_its_run_wrote_it(
     (folder / "export" / "config.json").write_text('{"weights": "model after step 46"}')
     code, _, err = run_command(capsys, ["export", folder, "--to", model.parent / "again", "--onnx"])
     assert code == 74
-    assert "has no model.onnx, and only the recipe has the class: start its recipe again with --onnx" in err
+    assert (
+        "has no model.onnx, and only the recipe has the class: start its recipe again with --onnx"
+        in err
+    )
     assert not (model.parent / "again").exists()
     assert run_command(capsys, ["export", folder, "--to", model.parent / "again"])[0] == 0
     assert not (model.parent / "again" / "model.py").exists()
     code, _, err = run_command(capsys, ["evaluate", folder])
-    assert (code, "does not describe a model of accel_trainer.vision (no 'normalization')" in err) == (74, True)
+    assert (
+        code,
+        "does not describe a model of accel_trainer.vision (no 'normalization')" in err,
+    ) == (74, True)

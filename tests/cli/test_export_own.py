@@ -111,16 +111,29 @@ if __name__ == "__main__":
 """
 
 
-def train(folder: Path, kind: str, *flags: str, python: str | Path) -> subprocess.CompletedProcess[str]:
+def train(
+    folder: Path, kind: str, *flags: str, python: str | Path
+) -> subprocess.CompletedProcess[str]:
     """Run the recipe, which nobody else can import, in a process of `python`; the run is `folder`/run."""
     folder.mkdir(exist_ok=True)
     recipe = folder / "only_here.py"
     recipe.write_text(RECIPE)
-    command = [str(python), str(recipe), kind, "--output-dir", str(folder / "run"), "--epochs", "1", *flags]
+    command = [
+        str(python),
+        str(recipe),
+        kind,
+        "--output-dir",
+        str(folder / "run"),
+        "--epochs",
+        "1",
+        *flags,
+    ]
     command += ["--runtime.num-threads", "1", "--batch-size", "8"]
     place = str(Path(__file__).parents[2])
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "PYTHONPATH": place}
-    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +164,10 @@ def test_a_users_own_model_is_verified_without_its_class(
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
     for run in (pixels, words):
-        assert run_command(capsys, ["export", run, "--to", tmp_path / run.parent.name, "--onnx"])[0] == 0
+        assert (
+            run_command(capsys, ["export", run, "--to", tmp_path / run.parent.name, "--onnx"])[0]
+            == 0
+        )
         for place in (run, tmp_path / run.parent.name):
             code, text, _ = run_command(capsys, ["verify", place])
             assert code == 0, text
@@ -162,12 +178,17 @@ def test_a_users_own_model_is_verified_without_its_class(
 
 
 def test_the_onnx_has_the_exported_weights_and_takes_batches_of_any_size(pixels: Path) -> None:
-    weights = {name: torch.from_numpy(value) for name, value in load_file(pixels / "export/model.safetensors").items()}
+    weights = {
+        name: torch.from_numpy(value)
+        for name, value in load_file(pixels / "export/model.safetensors").items()
+    }
     images = torch.rand(5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     body = torch.nn.functional.conv2d(images, weights["body.0.weight"], weights["body.0.bias"])
     norm = [weights[f"body.1.{name}"] for name in ("running_mean", "running_var", "weight", "bias")]
     body = torch.nn.functional.batch_norm(body, *norm)
-    expected = torch.nn.functional.linear(body.flatten(1), weights["head.weight"], weights["head.bias"])
+    expected = torch.nn.functional.linear(
+        body.flatten(1), weights["head.weight"], weights["head.bias"]
+    )
     for size in (1, 5):
         (logits,) = session_of(pixels).run(None, {"images": images[:size].numpy()})
         torch.testing.assert_close(torch.from_numpy(logits), expected[:size], rtol=1e-5, atol=1e-5)
@@ -191,7 +212,9 @@ def test_predict_runs_images_and_files_of_inputs_through_the_onnx(
     expected = json.loads(picture)["predictions"]
     assert code == 0
     assert expected[0]["label"] in ("ant", "bee", "cow")
-    assert [json.loads(row)["predictions"][0]["label"] for row in rows.splitlines()] == [expected[0]["label"]] * 2
+    assert [json.loads(row)["predictions"][0]["label"] for row in rows.splitlines()] == [
+        expected[0]["label"]
+    ] * 2
 
     inputs = {"tokens": np.ones((3, 7), np.int64), "mask": np.ones((3, 7), np.float32)}
     save_file(inputs, tmp_path / "words.safetensors")
@@ -232,7 +255,9 @@ def test_a_changed_onnx_is_neither_verified_nor_run(
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_an_onnx_of_other_weights_differs(pixels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_onnx_of_other_weights_differs(
+    pixels: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = shutil.copytree(pixels, tmp_path / "run")
     example = load_file(run / "export" / "example.safetensors")
     save_file({name: value + (0 if name == "images" else 0.01) for name, value in example.items()},
@@ -242,7 +267,9 @@ def test_an_onnx_of_other_weights_differs(pixels: Path, tmp_path: Path, capsys: 
     assert re.search(r"^example.safetensors .* CHANGED$", out, re.MULTILINE)
     assert re.search(r"^linear .* DIFFERS$", out, re.MULTILINE)
     config = json.loads((run / "export" / "config.json").read_text())
-    config["example_sha256"] = hashlib.sha256((run / "export" / "example.safetensors").read_bytes()).hexdigest()
+    config["example_sha256"] = hashlib.sha256(
+        (run / "export" / "example.safetensors").read_bytes()
+    ).hexdigest()
     (run / "export" / "config.json").write_text(json.dumps(config))
     code, out, _ = run_command(capsys, ["verify", run])
     assert (code, "CHANGED" in out) == (1, False), "also with their own hash"
@@ -257,8 +284,15 @@ def test_a_model_that_cannot_be_converted_is_one_line_and_the_run_is_done(
     assert "model.onnx: torch cannot convert the model (" in line
     run = tmp_path / "run"
     assert json.loads((run / "result.json").read_text())["state"] == "done"
-    assert sorted(path.name for path in (run / "export").iterdir()) == ["config.json", "model.safetensors"]
-    for command in (["predict", run, "a.npy"], ["verify", run], ["export", run, "--to", tmp_path / "to", "--onnx"]):
+    assert sorted(path.name for path in (run / "export").iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+    for command in (
+        ["predict", run, "a.npy"],
+        ["verify", run],
+        ["export", run, "--to", tmp_path / "to", "--onnx"],
+    ):
         code, _, err = run_command(capsys, command)
         assert code == 74
         assert "again with --onnx" in err
@@ -291,7 +325,11 @@ def test_the_code_in_the_card_of_a_users_own_model_runs(
     assert code is not None
     script = "import sys; sys.modules['accel_trainer'] = None\n" + code[1]
     done = subprocess.run(
-        [sys.executable, "-I", "-c", script], cwd=tmp_path / "to", capture_output=True, text=True, check=True
+        [sys.executable, "-I", "-c", script],
+        cwd=tmp_path / "to",
+        capture_output=True,
+        text=True,
+        check=True,
     )
     differences = [float(line.split()[-1]) for line in done.stdout.splitlines()]
     assert len(differences) == 2

@@ -35,18 +35,25 @@ def test_a_run_shows_its_checkpoints_and_what_a_resume_would_use(run: Path, caps
         assert expected in lines
 
 
-def test_inspect_names_a_damaged_checkpoint_and_the_older_one_is_used(run: Path, capsys: Shown) -> None:
+def test_inspect_names_a_damaged_checkpoint_and_the_older_one_is_used(
+    run: Path, capsys: Shown
+) -> None:
     damage(run / "checkpoints", 2)
     (run / "checkpoints" / ".tmp-step-0000000003-epoch-00000-7-1700000000000000007").mkdir()
     assert main(["inspect", str(run)]) == 0
     shown = capsys.readouterr().out
     assert f"{name_at(2)}/model.safetensors: its sha256 is not the one in the manifest" in shown
-    assert "not used: .tmp-step-0000000003-epoch-00000-7-1700000000000000007 (left by a killed save" in shown
+    assert (
+        "not used: .tmp-step-0000000003-epoch-00000-7-1700000000000000007 (left by a killed save"
+        in shown
+    )
     assert f"a resume would use {name_at(1)}" in shown
     assert main(["inspect", str(run / "checkpoints" / name_at(2))]) == 74
 
 
-def test_a_run_without_a_valid_checkpoint_says_so_and_exits_with_74(run: Path, capsys: Shown) -> None:
+def test_a_run_without_a_valid_checkpoint_says_so_and_exits_with_74(
+    run: Path, capsys: Shown
+) -> None:
     for step in (1, 2):
         damage(run / "checkpoints", step)
     assert main(["inspect", str(run)]) == 74
@@ -67,4 +74,6 @@ def test_nothing_is_changed_by_looking(run: Path, capsys: Shown) -> None:
 
 def listing(run: Path) -> dict[str, tuple[int, int]]:
     found = {str(path): path.lstat() for path in run.rglob("*")}
-    return {name: (status.st_mtime_ns, stat.S_IFMT(status.st_mode)) for name, status in found.items()}
+    return {
+        name: (status.st_mtime_ns, stat.S_IFMT(status.st_mode)) for name, status in found.items()
+    }

@@ -19,12 +19,15 @@ def test_lr_find_suggests_the_steepest_fall_up_to_a_tenth_of_divergence() -> Non
     falls_at = [2.3 - 1.5 / (1 + (1e-2 / rate) ** 2) for rate in RATES]
     found = judge(RATES, falls_at)
     assert found.divergence is None
-    assert found.suggestion == found.steepest == pytest.approx(1.2e-2, rel=0.7)  # the mean follows the loss late
+    # the mean follows the loss late
+    assert found.suggestion == found.steepest == pytest.approx(1.2e-2, rel=0.7)
     explodes = [loss + (rate / 0.3) ** 4 for loss, rate in zip(falls_at, RATES, strict=True)]
     found = judge(RATES, explodes)
     assert found.divergence == pytest.approx(0.4, rel=0.5)
     assert found.suggestion == min(found.steepest, found.divergence / 10)
-    early = judge(RATES, [loss + (rate / 0.02) ** 4 for loss, rate in zip(falls_at, RATES, strict=True)])
+    early = judge(
+        RATES, [loss + (rate / 0.02) ** 4 for loss, rate in zip(falls_at, RATES, strict=True)]
+    )
     assert early.suggestion == early.divergence / 10 < early.steepest
 
 
@@ -44,7 +47,14 @@ def test_a_recipe_is_ramped_without_a_trace_but_the_picture(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    command = ["lr-find", ROOT / "recipes" / "minimal.py", "--runtime.num-threads", "1", "--seed", "3"]
+    command = [
+        "lr-find",
+        ROOT / "recipes" / "minimal.py",
+        "--runtime.num-threads",
+        "1",
+        "--seed",
+        "3",
+    ]
     code, out, _ = run_command(capsys, [*command, "--png", tmp_path / "curve.png", "--steps", "40"])
     assert code == 0
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")

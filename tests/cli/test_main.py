@@ -13,16 +13,27 @@ import pytest
 from accel_trainer.cli.main import find_commands, main
 
 
-def test_without_a_command_each_is_listed_with_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_command_each_is_listed_with_what_it_is_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main([]) == main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for name in ("export RUN --to DIR | --hub ORG/NAME", "inspect RUN_OR_CHECKPOINT", "launch", "status RUN"):
+    for name in (
+        "export RUN --to DIR | --hub ORG/NAME",
+        "inspect RUN_OR_CHECKPOINT",
+        "launch",
+        "status RUN",
+    ):
         assert f"\n  {name}\n      " in shown
 
 
 @pytest.mark.parametrize(
     ("typed", "said"),
-    [("inspct", "did you mean inspect?"), ("lunch", "did you mean launch?"), ("zzz", "choose one of ")],
+    [
+        ("inspct", "did you mean inspect?"),
+        ("lunch", "did you mean launch?"),
+        ("zzz", "choose one of "),
+    ],
 )
 def test_an_unknown_command_is_one_line_that_names_the_nearest(
     typed: str, said: str, capsys: pytest.CaptureFixture[str]
@@ -38,16 +49,21 @@ def test_only_the_command_that_is_called_is_imported() -> None:
     probe = (
         "import sys; from accel_trainer.cli.main import main; main(['status', '/nowhere'])\n"
         "print([name for name, module in sys.modules.items() if name.startswith('accel_trainer.cli.')"
-        # The packages of commands are empty, and the package itself exports the command line of recipes.
+        # The packages of commands are empty, and the package itself exports the command line of
+        # recipes.
         " and not hasattr(module, '__path__') and '.recipe.' not in name])"
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    loaded = [f"accel_trainer.cli.{name}" for name in ("runs.tables", "main", "parser", "runs.status")]
+    loaded = [
+        f"accel_trainer.cli.{name}" for name in ("runs.tables", "main", "parser", "runs.status")
+    ]
     assert run.stdout.strip() == str(loaded)
 
 
 @pytest.mark.parametrize("name", sorted(find_commands()))
-def test_the_help_of_a_command_has_an_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_a_command_has_an_example(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
@@ -98,9 +114,14 @@ def test_ctrl_c_ends_a_command_in_one_line(
         return step(*args, **options)
 
     monkeypatch.setattr(f"{module}.{name}", press_and_go_on)
-    words = command.format(photos=photo_run.parent / "photos", run=photo_run, new=tmp_path / "new").split()
-    caches = ["--cache-dir", str(tmp_path / "cache")] if words[0] in ("data", "pack", "evaluate") else []
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in this process has set another
+    words = command.format(
+        photos=photo_run.parent / "photos", run=photo_run, new=tmp_path / "new"
+    ).split()
+    caches = (
+        ["--cache-dir", str(tmp_path / "cache")] if words[0] in ("data", "pack", "evaluate") else []
+    )
+    # a run in this process has set another
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code = main([*words, *caches])
     finally:

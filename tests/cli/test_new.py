@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize("template", slow_but(["minimal"], TEMPLATES))
-def test_the_test_of_a_new_project_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str) -> None:
+def test_the_test_of_a_new_project_passes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], template: str
+) -> None:
     pytest.importorskip("sklearn")
     project = tmp_path / "mine"
     code, out, _ = run_command(capsys, ["new", project, "--template", template])
@@ -33,11 +35,15 @@ def test_a_new_project_has_presets_a_config_and_a_readme(
     project = tmp_path / "mine"
     run_command(capsys, ["new", project, "--template", template])
     presets = {path.name: path.read_bytes() for path in (ROOT / "accelerate_configs").iterdir()}
-    assert {path.name: path.read_bytes() for path in (project / "accelerate_configs").iterdir()} == presets
+    assert {
+        path.name: path.read_bytes() for path in (project / "accelerate_configs").iterdir()
+    } == presets
     readme = (project / "README.md").read_text()
     assert readme.startswith("# mine\n")
     assert "accelerate launch train.py" in readme
-    assert yaml.safe_load((project / "config.yaml").read_text())["batch"] == {"global_batch_size": 64}
+    assert yaml.safe_load((project / "config.yaml").read_text())["batch"] == {
+        "global_batch_size": 64
+    }
     for path in ("train.py", "README.md", "config.yaml"):
         assert "recipes/" not in (project / path).read_text(), path
 
@@ -51,21 +57,33 @@ def test_the_files_of_a_new_project_have_the_modes_of_the_umask(
     finally:
         os.umask(before)
     paths = [tmp_path / "mine", *(tmp_path / "mine").rglob("*")]
-    assert {(path.is_dir(), path.stat().st_mode & 0o777) for path in paths} == {(True, 0o755), (False, 0o644)}
+    assert {(path.is_dir(), path.stat().st_mode & 0o777) for path in paths} == {
+        (True, 0o755),
+        (False, 0o644),
+    }
 
 
-def test_a_folder_that_exists_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_exists_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     code, _, err = run_command(capsys, ["new", tmp_path])
-    assert (code, err) == (64, f"accel_trainer: error[NEW_EXISTS]: {tmp_path} exists: choose a folder that does not\n")
+    assert (code, err) == (
+        64,
+        f"accel_trainer: error[NEW_EXISTS]: {tmp_path} exists: choose a folder that does not\n",
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_what_a_new_project_says_to_run_works_as_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_new_project_says_to_run_works_as_it_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A folder with a space is quoted, and the command with a config names the data, too."""
     project = tmp_path / "my photos"
     _, out, _ = run_command(capsys, ["new", project, "--template", "images"])
     assert f"cd '{project}' && accelerate launch" in out
-    commands = [line for line in (project / "README.md").read_text().splitlines() if "launch" in line]
+    commands = [
+        line for line in (project / "README.md").read_text().splitlines() if "launch" in line
+    ]
     assert len(commands) == 2
     assert all("--dataset photos --val-fraction 0.1" in line for line in commands)

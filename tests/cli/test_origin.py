@@ -13,13 +13,19 @@ from accel_trainer import ClassificationTask, DistillationTask, OptimizerConfig
 from tests.workload import SmallNet, make_config, train
 
 
-def start(folder: Path, source: Path | None, *, skip: str | None = None, max_steps: int | None = None) -> None:
+def start(
+    folder: Path, source: Path | None, *, skip: str | None = None, max_steps: int | None = None
+) -> None:
     freeze = None if source is None else r"^layers\.0\."
     config = make_config(folder, optimizer=OptimizerConfig(freeze=freeze))
     where = replace(config.run, init_from=source, init_skip=skip)
     torch.manual_seed(5)
     task = ClassificationTask() if source is None else DistillationTask(SmallNet(norm="batch"))
-    train(replace(config, run=where, trainer=replace(config.trainer, max_steps=max_steps)), task=task, norm="batch")
+    train(
+        replace(config, run=where, trainer=replace(config.trainer, max_steps=max_steps)),
+        task=task,
+        norm="batch",
+    )
 
 
 def test_a_resumed_run_still_says_what_it_started_from(tmp_path: Path) -> None:
@@ -57,4 +63,6 @@ def test_the_hash_of_a_run_is_that_of_its_weights_as_a_file(tmp_path: Path) -> N
     from accel_trainer.cli.runs.run_reader import read_run
 
     weights = (tmp_path / "first" / "export" / "model.safetensors").read_bytes()
-    assert f"sha256 {hashlib.sha256(weights).hexdigest()}" in read_run(tmp_path / "second").origin[0]
+    assert (
+        f"sha256 {hashlib.sha256(weights).hexdigest()}" in read_run(tmp_path / "second").origin[0]
+    )

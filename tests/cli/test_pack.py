@@ -21,7 +21,8 @@ from tests.vision.make_photos import decoded, encoded, photo, write_classes
 
 from .conftest import run_command
 
-# Newer Pythons warn of threads; those of torch are idle here, and a spawned process takes 3 s to import it.
+# Newer Pythons warn of threads; those of torch are idle here, and a spawned process takes 3 s to
+# import it.
 FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
@@ -41,7 +42,9 @@ def source(tmp_path: Path) -> Path:
 
 def pack(source: Path, out: Path, *flags: str) -> int:
     places = [str(source), str(out), "--cache-dir", str(source.parent / "cache")]
-    return main(["pack", *places, "--short-side", "48", "--shard-size", "4", "--num-workers", "2", *flags])
+    return main(
+        ["pack", *places, "--short-side", "48", "--shard-size", "4", "--num-workers", "2", *flags]
+    )
 
 
 def load(folder: Path, **options: float) -> Photos:
@@ -51,10 +54,15 @@ def load(folder: Path, **options: float) -> Photos:
 def contents(folder: Path) -> dict[str, str]:
     """Return the hash of each file below a folder."""
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
-def test_a_packed_dataset_has_the_splits_classes_and_order_of_its_source(source: Path, tmp_path: Path) -> None:
+def test_a_packed_dataset_has_the_splits_classes_and_order_of_its_source(
+    source: Path, tmp_path: Path
+) -> None:
     assert pack(source, tmp_path / "packed") == 0
     photos, packed = load(source), load(tmp_path / "packed")
     assert packed.class_names == photos.class_names
@@ -69,10 +77,15 @@ def test_a_packed_dataset_has_the_splits_classes_and_order_of_its_source(source:
     assert anybody["train"][10]["image"].size == (64, 48)
 
 
-def test_large_photos_are_made_smaller_and_small_ones_keep_their_bytes(source: Path, tmp_path: Path) -> None:
+def test_large_photos_are_made_smaller_and_small_ones_keep_their_bytes(
+    source: Path, tmp_path: Path
+) -> None:
     pack(source, tmp_path / "packed", "--quality", "95")
     packed = load(tmp_path / "packed").train
-    by_name = {packed.name_of(index).split(" ")[0]: packed.encoded_at(index) for index in range(len(packed))}
+    by_name = {
+        packed.name_of(index).split(" ")[0]: packed.encoded_at(index)
+        for index in range(len(packed))
+    }
     small = "train/ant/0.jpg"
     assert by_name[small] == (source / small).read_bytes()
     large = decoded(by_name["train/bee/large.jpg"])
@@ -82,7 +95,9 @@ def test_large_photos_are_made_smaller_and_small_ones_keep_their_bytes(source: P
     assert decoded(by_name["train/bee/tall.png"]).shape == (120, 48, 3)
 
 
-def test_the_same_photos_are_set_aside_for_validation_before_and_after(source: Path, tmp_path: Path) -> None:
+def test_the_same_photos_are_set_aside_for_validation_before_and_after(
+    source: Path, tmp_path: Path
+) -> None:
     shutil.rmtree(source / "val")
     pack(source, tmp_path / "packed")
     sides = []
@@ -104,10 +119,14 @@ def test_a_photo_that_changed_after_a_pack_is_named_when_it_is_read(
     place, before = data.index(photos.encoded_at(5)) + 200, photos.encoded_at(4)
     data[place] ^= 1
     shard.write_bytes(data)
-    with pytest.raises(DataError, match=r"train/bee/0.jpg .*is not what was packed.*pack the data again"):
+    with pytest.raises(
+        DataError, match=r"train/bee/0.jpg .*is not what was packed.*pack the data again"
+    ):
         photos.encoded_at(5)  # the file is mapped into memory
     assert photos.encoded_at(4) == before
-    code, out, _ = run_command(capsys, ["pack", source, packed, "--cache-dir", tmp_path / "cache", *FLAGS])
+    code, out, _ = run_command(
+        capsys, ["pack", source, packed, "--cache-dir", tmp_path / "cache", *FLAGS]
+    )
     assert code == 0
     assert "17 train, 4 validation photos of 3 classes" in out
     assert contents(packed) == expected
@@ -138,7 +157,9 @@ def pack_and_die(source: Path, out: Path, num_changes: int) -> None:
 
 @FORKS
 @pytest.mark.parametrize("every", [13, *slow([3])])
-def test_killed_anywhere_and_started_again_it_writes_the_same_bytes(every: int, source: Path, tmp_path: Path) -> None:
+def test_killed_anywhere_and_started_again_it_writes_the_same_bytes(
+    every: int, source: Path, tmp_path: Path
+) -> None:
     whole, out = tmp_path / "whole", tmp_path / "packed"
     with installed(CountingDisk()) as disk:
         assert pack(source, whole) == 0
@@ -151,7 +172,9 @@ def test_killed_anywhere_and_started_again_it_writes_the_same_bytes(every: int, 
         process.start()
         process.join(60)
         assert process.exitcode == -signal.SIGKILL
-        assert not (out / "dataset_dict.json").exists() or contents(out) == expected, "it is committed at the end"
+        assert not (out / "dataset_dict.json").exists() or contents(out) == expected, (
+            "it is committed at the end"
+        )
         assert pack(source, out) == 0
         assert contents(out) == expected
     assert last >= 70
@@ -200,13 +223,19 @@ def test_a_folder_that_is_something_else_is_refused(
 ) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("Once")
-    code, _, err = run_command(capsys, ["pack", source, tmp_path / "thesis", "--cache-dir", tmp_path / "cache"])
+    code, _, err = run_command(
+        capsys, ["pack", source, tmp_path / "thesis", "--cache-dir", tmp_path / "cache"]
+    )
     assert code == 73
     assert "holds chapter.tex, which pack did not write" in err
-    assert [path.name for path in (tmp_path / "thesis").iterdir() if path.name != ".lock"] == ["chapter.tex"]
+    assert [path.name for path in (tmp_path / "thesis").iterdir() if path.name != ".lock"] == [
+        "chapter.tex"
+    ]
 
 
-def test_a_broken_photo_is_named_or_left_out(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_photo_is_named_or_left_out(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = source / "train" / "bee" / "2.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
     argv = ["pack", source, tmp_path / "packed", "--cache-dir", tmp_path / "cache", *FLAGS]
@@ -214,14 +243,20 @@ def test_a_broken_photo_is_named_or_left_out(source: Path, tmp_path: Path, capsy
     assert code == 65
     assert "train/bee/2.jpg" in err
     assert "--on-bad-image skip" in err
-    code, out, _ = run_command(capsys, ["pack", source, tmp_path / "other", *argv[3:], "--on-bad-image", "skip"])
+    code, out, _ = run_command(
+        capsys, ["pack", source, tmp_path / "other", *argv[3:], "--on-bad-image", "skip"]
+    )
     assert code == 0
     assert "16 train, 4 validation photos" in out
     assert "left out now: 1 photos" in out
-    assert json.loads((tmp_path / "other" / "dataset_dict.json").read_text()) == {"splits": ["train", "validation"]}
+    assert json.loads((tmp_path / "other" / "dataset_dict.json").read_text()) == {
+        "splits": ["train", "validation"]
+    }
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--short-side", "0"), ("--quality", "101"), ("--shard-size", "-1")])
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--short-side", "0"), ("--quality", "101"), ("--shard-size", "-1")]
+)
 def test_numbers_out_of_range_are_named(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str
 ) -> None:

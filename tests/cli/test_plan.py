@@ -35,10 +35,16 @@ def train(flags: list[str]) -> None:
 def test_a_run_does_what_was_planned(num_processes: int, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     flags = [*FLAGS, "--cache-dir", str(tmp_path / "cache"), "--output-dir", str(tmp_path / "run")]
-    plan = plan_run(parse_config(cifar.Config, flags, description=""), num_samples=1438, num_processes=num_processes)
+    plan = plan_run(
+        parse_config(cifar.Config, flags, description=""),
+        num_samples=1438,
+        num_processes=num_processes,
+    )
     job = run(train, flags, num_processes=num_processes, folder=tmp_path / "logs")
     banner = job.output().splitlines()
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     trained = [row for row in rows if row["event"] == "train"]
     assert banner[1].startswith(plan.batch.describe())
     assert banner[2].startswith(f"peak learning rate {plan.peak_learning_rate:g},")
@@ -46,10 +52,14 @@ def test_a_run_does_what_was_planned(num_processes: int, tmp_path: Path) -> None
     assert [row["optim/learning_rate"] for row in trained] == [
         plan.learning_rate_at(step) for step in range(plan.num_steps)
     ]
-    saved = {int(path.name.split("-")[1]) for path in list_checkpoints(tmp_path / "run" / "checkpoints")}
+    saved = {
+        int(path.name.split("-")[1]) for path in list_checkpoints(tmp_path / "run" / "checkpoints")
+    }
     assert saved == set(plan.save_steps)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    evaluated = {row["optimizer_step"] for row in rows if row["event"] == "eval"} | {result["optimizer_step"]}
+    evaluated = {row["optimizer_step"] for row in rows if row["event"] == "eval"} | {
+        result["optimizer_step"]
+    }
     assert evaluated == set(plan.evaluation_steps)
 
 
@@ -87,25 +97,44 @@ def test_a_recipe_of_another_kind_is_planned_by_its_number_of_samples(
     assert code == 0
     assert lines[0].endswith("= 64 per step, 8 steps per epoch of 469 samples")
     assert lines[3] == "peak learning rate 0.05 = 0.1 x sqrt(64/256), no warmup"
-    assert plan(capsys, *flags, "--batch-size", "64")[1] == lines, "without a recipe: what all have in common"
+    assert plan(capsys, *flags, "--batch-size", "64")[1] == lines, (
+        "without a recipe: what all have in common"
+    )
 
 
-def test_a_recipe_for_photos_is_planned_by_its_own_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_for_photos_is_planned_by_its_own_reader(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for index in range(40):
         path = tmp_path / "photos" / "ab"[index % 2] / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (80 + index, 70), (index, 0, 0)).save(path)
-    data = ["--dataset", tmp_path / "photos", "--cache-dir", tmp_path / "cache", "--batch-size", "8"]
-    num_samples = len(load_photos(tmp_path / "photos", val_fraction=0.25, cache_dir=tmp_path / "cache").train)
+    data = [
+        "--dataset",
+        tmp_path / "photos",
+        "--cache-dir",
+        tmp_path / "cache",
+        "--batch-size",
+        "8",
+    ]
+    num_samples = len(
+        load_photos(tmp_path / "photos", val_fraction=0.25, cache_dir=tmp_path / "cache").train
+    )
     code, lines, _ = plan(capsys, RECIPES / "images.py", *data, "--val-fraction", "0.25")
     assert code == 0
-    assert lines[0].endswith(f"= 8 per step, {-(-num_samples // 8)} steps per epoch of {num_samples} samples")
+    assert lines[0].endswith(
+        f"= 8 per step, {-(-num_samples // 8)} steps per epoch of {num_samples} samples"
+    )
     code, _, err = plan(capsys, RECIPES / "images.py", *data)
     assert code == 65
-    assert "has no validation split: set one aside with --val-fraction 0.1" in err, "as the run itself says"
+    assert "has no validation split: set one aside with --val-fraction 0.1" in err, (
+        "as the run itself says"
+    )
 
 
-def test_a_dataset_with_a_reader_of_the_users_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_with_a_reader_of_the_users_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = "from accel_trainer import RecipeConfig\nfrom dataclasses import dataclass\n"
     source += "@dataclass(frozen=True, kw_only=True)\nclass Config(RecipeConfig):\n    dataset: str = 'mine'\n"
     (tmp_path / "recipe.py").write_text(source)
@@ -117,21 +146,35 @@ def test_a_dataset_with_a_reader_of_the_users_is_one_line(tmp_path: Path, capsys
 
 def test_a_run_of_no_epochs_evaluates_and_saves_once(capsys: pytest.CaptureFixture[str]) -> None:
     lines = plan(capsys, "--num-samples", "500", "--epochs", "0")[1]
-    assert lines[-2:] == ["evaluates after step 0", "saves after step 0, and after each best evaluation"]
+    assert lines[-2:] == [
+        "evaluates after step 0",
+        "saves after step 0, and after each best evaluation",
+    ]
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
         (["absent.py"], "absent.py is not a recipe: give the path of a Python file"),
-        ([RECIPES / "minimal.py"], "this recipe has no --dataset to count samples in: add --num-samples"),
+        (
+            [RECIPES / "minimal.py"],
+            "this recipe has no --dataset to count samples in: add --num-samples",
+        ),
         (["--num-samples", "0"], "0 training samples are too few for 1 processes: add data"),
-        (["--num-samples", "9", "--num-processes", "0"], "--num-processes is 0: set it to 1 or more"),
-        (["--num-samples", "9", "--batch-size", "5", "--num-processes", "2"], "global batch 10 is larger"),
+        (
+            ["--num-samples", "9", "--num-processes", "0"],
+            "--num-processes is 0: set it to 1 or more",
+        ),
+        (
+            ["--num-samples", "9", "--batch-size", "5", "--num-processes", "2"],
+            "global batch 10 is larger",
+        ),
         (["--num-samples", "500", "--epoch", "2"], "unknown flag --epoch: did you mean --epochs?"),
     ],
 )
-def test_bad_input_is_one_line(argv: list[object], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(
+    argv: list[object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("sklearn")
     code, _, err = plan(capsys, *argv)
     assert code != 0
@@ -140,7 +183,9 @@ def test_bad_input_is_one_line(argv: list[object], message: str, capsys: pytest.
 
 
 @pytest.mark.parametrize("source", ["import nonsense_that_is_not_installed", "def f(:", "x = 1"])
-def test_a_file_without_a_recipe_is_one_line(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_a_recipe_is_one_line(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "recipe.py"
     path.write_text(source)
     code, _, err = plan(capsys, path, "--num-samples", "9")

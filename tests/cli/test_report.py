@@ -22,7 +22,12 @@ import yaml
 from PIL import Image
 
 from accel_trainer.cli.main import main as door
-from accel_trainer.cli.report.charts import draw_calibration, draw_class_accuracy, draw_confusion, draw_curves
+from accel_trainer.cli.report.charts import (
+    draw_calibration,
+    draw_class_accuracy,
+    draw_confusion,
+    draw_curves,
+)
 from accel_trainer.cli.report.page_data import page_data
 from accel_trainer.cli.report.pictures import load_data, read_mistakes
 from accel_trainer.cli.report.report import render
@@ -52,7 +57,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.counts[tag] = self.counts.get(tag, 0) + 1
         self._is_heading = tag in ("h1", "h2", "h3")
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
+        self.addresses += [
+            value or "" for name, value in attrs if name in ("src", "href", "xlink:href")
+        ]
 
     def handle_data(self, data: str) -> None:
         if self._is_heading and data.strip():
@@ -70,7 +77,16 @@ def with_few_charts(run: RunReader) -> RunReader:
 def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The report of a run, with training images: where its page is, and what the command printed."""
     path = tmp_path_factory.mktemp("report") / "page.html"
-    words = ["report", runs / "fast", "--to", path, "--dataset", "digits", "--cache-dir", runs.parent / "cache"]
+    words = [
+        "report",
+        runs / "fast",
+        "--to",
+        path,
+        "--dataset",
+        "digits",
+        "--cache-dir",
+        runs.parent / "cache",
+    ]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         assert door([str(word) for word in words]) == 0
     return path, printed.getvalue()
@@ -83,7 +99,9 @@ def page(report: tuple[Path, str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def page_of_both(runs: Path, one_that_forks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_of_both(
+    runs: Path, one_that_forks: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The page of a folder of two runs, opened with a browser that writes into `opened` what it is given."""
     folder = tmp_path_factory.mktemp("both")
     browser = folder / "browser"
@@ -92,7 +110,9 @@ def page_of_both(runs: Path, one_that_forks: Path, tmp_path_factory: pytest.Temp
     words = ["report", str(runs), "--open", "--to", str(folder / "page.html")]
     code = f"import sys; from accel_trainer.cli.main import main; sys.exit(main({words}))"
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "BROWSER": f"{browser} %s"}
-    subprocess.run([one_that_forks, "-c", code], env=environment, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [one_that_forks, "-c", code], env=environment, check=True, stdout=subprocess.DEVNULL
+    )
     return folder / "page.html"
 
 
@@ -143,15 +163,26 @@ def test_numbers_that_json_does_not_have_are_gaps(runs: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_a_browser_runs_the_script_and_asks_the_network_for_nothing(page_of_both: Path, tmp_path: Path) -> None:
-    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+def test_a_browser_runs_the_script_and_asks_the_network_for_nothing(
+    page_of_both: Path, tmp_path: Path
+) -> None:
+    command = [
+        "chromium",
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--dump-dom",
+    ]
     done = subprocess.run(
         [*command, f"--user-data-dir={tmp_path}/profile", page_of_both.as_uri()],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     drawn = Page(done.stdout)
     assert done.stdout.count('class="live"') == 8, "one for each chart over the steps"
-    assert drawn.counts["button"] == 1 + 3 + 2 + 8, "show all, three kinds of lines, two runs, a log for each chart"
+    assert drawn.counts["button"] == 1 + 3 + 2 + 8, (
+        "show all, three kinds of lines, two runs, a log for each chart"
+    )
     assert "CONSOLE" not in done.stderr, "no error and no refusal by the policy"
 
 
@@ -175,14 +206,18 @@ def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
 
 def test_the_ticks_of_a_small_fraction_differ(runs: Path, tmp_path: Path) -> None:
     run = attempted(runs, tmp_path, [0])
-    rows = [{"optimizer_step": step, "perf/data_wait_fraction": step / 10_000} for step in range(1, 100)]
+    rows = [
+        {"optimizer_step": step, "perf/data_wait_fraction": step / 10_000} for step in range(1, 100)
+    ]
     (data_wait,) = draw_curves([replace(run, rows=rows)], quantities=["perf/data_wait_fraction"])
     ticks = re.findall(r">([\d.]+%)<", data_wait.svg)
     assert len(ticks) == len(set(ticks)) > 3, ticks
 
 
 def test_the_colours_of_charts_are_those_of_the_page(page: str) -> None:
-    used, defined = (set(re.findall(pattern, page)) for pattern in (r"var\(--([\w-]+)\)", r"--([\w-]+): #"))
+    used, defined = (
+        set(re.findall(pattern, page)) for pattern in (r"var\(--([\w-]+)\)", r"--([\w-]+): #")
+    )
     assert used <= defined
     assert {"series-1", "series-2", "ink", "muted", "line"} <= used
     assert not re.search(r"#0[a1-6]0[a1-6][01][0-9a-f]\b", page), "no placeholder is left"
@@ -196,12 +231,16 @@ def test_each_chart_lies_beside_the_page_as_a_picture(runs: Path, report: tuple[
     for picture in charts.iterdir():
         with Image.open(picture) as image:
             assert image.size[0] == 920, picture.name
-            assert image.convert("RGB").getpixel((1, 1)) == (255, 255, 255), "light, also without a page"
+            assert image.convert("RGB").getpixel((1, 1)) == (255, 255, 255), (
+                "light, also without a page"
+            )
     (again,) = draw_curves([read_run(runs / "fast")], quantities=["loss"])
     assert (charts / "loss.png").read_bytes() == again.png, "the same run, the same bytes"
 
 
-def test_the_worst_mistakes_of_all_test_images_need_nothing_but_the_run(runs: Path, tmp_path: Path) -> None:
+def test_the_worst_mistakes_of_all_test_images_need_nothing_but_the_run(
+    runs: Path, tmp_path: Path
+) -> None:
     shutil.copytree(runs / "slow", tmp_path / "run")
     mistakes = read_mistakes(read_run(tmp_path / "run"))
     images = load_images("digits", cache_dir=runs.parent / "cache")
@@ -212,14 +251,18 @@ def test_the_worst_mistakes_of_all_test_images_need_nothing_but_the_run(runs: Pa
         confidences, predictions = model((images.test.images / 255 - mean) / std).softmax(1).max(1)
     wrong = confidences[predictions != images.test.labels].sort(descending=True).values
     assert len(mistakes) == 16 < len(wrong)
-    assert [mistake["confidence"] for mistake in mistakes] == [f"{value:.0%}" for value in wrong[:16].tolist()]
+    assert [mistake["confidence"] for mistake in mistakes] == [
+        f"{value:.0%}" for value in wrong[:16].tolist()
+    ]
     assert mistakes[0]["confidence"] != mistakes[-1]["confidence"]
     assert all(mistake["label"] != mistake["truth"] for mistake in mistakes)
     page, _ = render([with_few_charts(read_run(tmp_path / "run"))])
     assert Page(page).counts["img"] == 16
 
 
-def test_a_report_on_photos_shows_mistakes_by_name_and_augmented_photos(photo_run: Path, tmp_path: Path) -> None:
+def test_a_report_on_photos_shows_mistakes_by_name_and_augmented_photos(
+    photo_run: Path, tmp_path: Path
+) -> None:
     stored = json.loads((photo_run / "mistakes.json").read_text())["mistakes"]
     assert stored
     for mistake in stored:
@@ -233,7 +276,9 @@ def test_a_report_on_photos_shows_mistakes_by_name_and_augmented_photos(photo_ru
     assert page.counts["img"] == min(16, len(stored)) + 16
 
 
-def test_a_stored_picture_that_is_not_an_image_is_kept_out_of_the_page(runs: Path, tmp_path: Path) -> None:
+def test_a_stored_picture_that_is_not_an_image_is_kept_out_of_the_page(
+    runs: Path, tmp_path: Path
+) -> None:
     shutil.copytree(runs / "slow", tmp_path / "run")
     path = tmp_path / "run" / "mistakes.json"
     stored = json.loads(path.read_text())
@@ -252,7 +297,9 @@ def test_a_run_without_stored_mistakes_shows_none(runs: Path, tmp_path: Path) ->
     assert "Most confident mistakes" not in page
 
 
-def test_a_report_of_a_thousand_classes_shows_the_hardest_and_the_easiest(runs: Path, tmp_path: Path) -> None:
+def test_a_report_of_a_thousand_classes_shows_the_hardest_and_the_easiest(
+    runs: Path, tmp_path: Path
+) -> None:
     run = read_run(runs / "fast")
     counts = [[0] * 1000 for _ in range(1000)]
     for label in range(1000):
@@ -292,13 +339,18 @@ def test_a_report_has_the_hardest_class_on_top_and_leaves_out_the_middle() -> No
     names = [f"class-{number:02}" for number in range(26)]
     accuracies = [(7 * number % 25) / 25 for number in range(25)] + [math.nan]
     svg = draw_class_accuracy("classes", accuracies, names).svg
-    places = dict((name, float(y)) for y, name in re.findall(r'<text [^>]* y="([\d.]+)"[^>]*>(class-\d\d)</text>', svg))
+    places = dict(
+        (name, float(y))
+        for y, name in re.findall(r'<text [^>]* y="([\d.]+)"[^>]*>(class-\d\d)</text>', svg)
+    )
     in_order = sorted(range(25), key=lambda number: accuracies[number])
     shown = [names[number] for number in [*in_order[:10], *in_order[-10:]]]
     assert sorted(places, key=lambda name: places[name]) == shown
 
 
-def test_restarts_are_marked_and_the_times_of_all_attempts_added(runs: Path, tmp_path: Path, page: str) -> None:
+def test_restarts_are_marked_and_the_times_of_all_attempts_added(
+    runs: Path, tmp_path: Path, page: str
+) -> None:
     run = attempted(runs, tmp_path, [0, 10, 10, 30])
     assert run.restarts == [10, 10, 30]
     assert run.num_killed == 1
@@ -316,7 +368,9 @@ def attempted(runs: Path, tmp_path: Path, steps: list[int]) -> RunReader:
         rows.append({"event": "start", "optimizer_step": step})
         if number != 1:
             rows.append({"event": "end", "phase_s": {"start": 1.0, "training": 10.0}})
-    (tmp_path / "run" / "attempts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "run" / "attempts.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in rows)
+    )
     return read_run(tmp_path / "run")
 
 
@@ -332,7 +386,9 @@ def test_a_value_says_where_it_came_from_if_the_run_knows(runs: Path, tmp_path: 
     assert "config_origins" not in text, "not a fact of the environment"
 
 
-def test_several_runs_share_their_charts_and_the_table_names_what_differs(page_of_both: Path) -> None:
+def test_several_runs_share_their_charts_and_the_table_names_what_differs(
+    page_of_both: Path,
+) -> None:
     text, files = page_of_both.read_text(), list(page_of_both.with_suffix("").iterdir())
     assert Page(text).counts["svg"] == len(files) == 9 + 3 * 2
     header = re.search(r"<thead>.*?</thead>", text, re.DOTALL)
@@ -343,8 +399,14 @@ def test_several_runs_share_their_charts_and_the_table_names_what_differs(page_o
 
 def test_runs_of_one_name_have_charts_of_their_own(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "slow", tmp_path / "fast")
-    _, files = render([replace(read_run(folder / "fast"), rows=[]) for folder in (runs, tmp_path)])  # no curves
-    assert {"fast-confusion.png", "fast-confusion-2.png", "fast-classes.png", "fast-classes-2.png"} <= files.keys()
+    # no curves
+    _, files = render([replace(read_run(folder / "fast"), rows=[]) for folder in (runs, tmp_path)])
+    assert {
+        "fast-confusion.png",
+        "fast-confusion-2.png",
+        "fast-classes.png",
+        "fast-classes-2.png",
+    } <= files.keys()
     assert files["fast-confusion.png"] != files["fast-confusion-2.png"]
 
 
@@ -365,7 +427,9 @@ def test_a_report_without_a_dataset_shows_what_the_run_has(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report", "report.html", "run"]
 
 
-def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(runs: Path, tmp_path: Path) -> None:
+def test_a_run_without_images_or_an_end_has_a_report_of_what_there_is(
+    runs: Path, tmp_path: Path
+) -> None:
     shutil.copytree(runs / "fast", tmp_path / "run")
     for name in ("result.json", "environment.json", "mistakes.json"):
         (tmp_path / "run" / name).unlink()

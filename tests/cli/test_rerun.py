@@ -21,8 +21,17 @@ pytestmark = pytest.mark.usefixtures("python_is_forked")
 
 def start(recipe: Path, *flags: object, launcher: tuple[str, ...] = ()) -> None:
     environment = {**os.environ, **({"ACCELERATE_USE_CPU": "true"} if launcher else {})}
-    command = [sys.executable, *launcher, str(recipe), "--runtime.num-threads", "1", *map(str, flags)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        *launcher,
+        str(recipe),
+        "--runtime.num-threads",
+        "1",
+        *map(str, flags),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -31,7 +40,12 @@ def start(recipe: Path, *flags: object, launcher: tuple[str, ...] = ()) -> None:
     [
         pytest.param((), id="one process"),
         pytest.param(
-            ("-m", "accel_trainer.cli.launch", "--config_file", "accelerate_configs/multi_cpu.yaml"),
+            (
+                "-m",
+                "accel_trainer.cli.launch",
+                "--config_file",
+                "accelerate_configs/multi_cpu.yaml",
+            ),
             id="two processes",
             marks=pytest.mark.slow,
         ),
@@ -42,16 +56,29 @@ def test_a_run_on_digits_comes_out_the_same_again(
 ) -> None:
     pytest.importorskip("sklearn")
     first = tmp_path / "first"
-    flags = ["--config", "recipes/configs/digits.yaml", "--epochs", "1", "--max-steps", "5", "--ema", "0.9"]
+    flags = [
+        "--config",
+        "recipes/configs/digits.yaml",
+        "--epochs",
+        "1",
+        "--max-steps",
+        "5",
+        "--ema",
+        "0.9",
+    ]
     places = ["--output-dir", first, "--cache-dir", tmp_path / "cache"]
     start(Path("recipes/cifar.py"), *flags, *places, launcher=launcher)
     code, out, err = run_command(capsys, ["rerun", first])
     assert (code, err) == (0, "")
-    assert f"training first again in {tmp_path / 'first-rerun'}, with {ROOT / 'recipes' / 'cifar.py'}\n" in out
+    assert (
+        f"training first again in {tmp_path / 'first-rerun'}, with {ROOT / 'recipes' / 'cifar.py'}\n"
+        in out
+    )
     assert "\nequal: the same weights after step 5, SHA-256 of model.safetensors " in out
     assert ", ema.safetensors " in out
     before, after = (
-        json.loads((folder / "environment.json").read_text()) for folder in (first, tmp_path / "first-rerun")
+        json.loads((folder / "environment.json").read_text())
+        for folder in (first, tmp_path / "first-rerun")
     )
     assert before["hardware"] == after["hardware"]
     assert before["config_origins"]["trainer.num_epochs"] == "flag"
@@ -99,10 +126,18 @@ def say_what_started(run: Path, *, recipe: Path, arguments: list[str]) -> None:
     path.write_text(json.dumps(recorded))
 
 
-@pytest.mark.parametrize("command", [("rerun",), ("replay", "--step", "3")], ids=lambda command: command[0])
-@pytest.mark.parametrize("place", ["in the folder", *slow(["in the folder by a link", "python's -c"])])
+@pytest.mark.parametrize(
+    "command", [("rerun",), ("replay", "--step", "3")], ids=lambda command: command[0]
+)
+@pytest.mark.parametrize(
+    "place", ["in the folder", *slow(["in the folder by a link", "python's -c"])]
+)
 def test_a_rerun_uses_the_recipe_of_the_run_folder_only_if_it_is_named(
-    command: tuple[str, ...], place: str, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: tuple[str, ...],
+    place: str,
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run, ran = shutil.copytree(runs / "fast", tmp_path / "run"), tmp_path / "ran"
     code = f"import pathlib\npathlib.Path({str(ran)!r}).touch()\nraise SystemExit(5)\n"
@@ -110,12 +145,19 @@ def test_a_rerun_uses_the_recipe_of_the_run_folder_only_if_it_is_named(
     inside.write_text(code)
     outside = tmp_path / "link.py"
     outside.symlink_to(inside)
-    recipe = {"in the folder": inside, "in the folder by a link": outside, "python's -c": inside}[place]
-    say_what_started(run, recipe=recipe, arguments=["-c", code] if place == "python's -c" else [str(recipe)])
+    recipe = {"in the folder": inside, "in the folder by a link": outside, "python's -c": inside}[
+        place
+    ]
+    say_what_started(
+        run, recipe=recipe, arguments=["-c", code] if place == "python's -c" else [str(recipe)]
+    )
     name, *flags = command
     code_, _, err = run_command(capsys, [name, run, *flags])
     assert code_ == 64
-    assert f"{recipe}, lies in that folder: read it, and if you trust it give it with --recipe FILE" in err
+    assert (
+        f"{recipe}, lies in that folder: read it, and if you trust it give it with --recipe FILE"
+        in err
+    )
     assert err.count("\n") == 1
     assert not ran.exists()
     code_, out, _ = run_command(capsys, [name, run, *flags, "--recipe", inside])

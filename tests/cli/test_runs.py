@@ -11,7 +11,9 @@ import pytest
 from tests.cli.conftest import run_command
 
 
-def test_runs_are_a_table_with_the_best_marked(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_a_table_with_the_best_marked(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, _ = run_command(capsys, ["runs", runs])
     header, fast, slow = out.splitlines()
     assert code == 0
@@ -33,13 +35,18 @@ def test_runs_are_a_table_with_the_best_marked(runs: Path, capsys: pytest.Captur
     assert f"{best['metric']}  {best['value']:.2%}" in fast
 
 
-def test_runs_are_sorted_by_the_column_asked_for(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_are_sorted_by_the_column_asked_for(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def order(column: str) -> list[str]:
         lines = run_command(capsys, ["runs", runs, "--sort", column])[1].splitlines()[1:]
         return ["fast" if "fast" in line else "slow" for line in lines]
 
     assert order("best") == ["fast", "slow"], "the better one first"
-    walls = {name: json.loads((runs / name / "result.json").read_text())["wall_s"] for name in ("fast", "slow")}
+    walls = {
+        name: json.loads((runs / name / "result.json").read_text())["wall_s"]
+        for name in ("fast", "slow")
+    }
     assert order("wall") == sorted(walls, key=lambda name: walls[name]), "the shorter one first"
 
 
@@ -57,23 +64,37 @@ def test_a_run_that_was_killed_before_its_first_row_is_in_the_table(
     assert "not-a-run" not in out
 
 
-def test_a_half_written_row_is_left_out(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_half_written_row_is_left_out(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(runs / "fast", tmp_path / "run")
     with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
         file.write('{"event": "tra')
-    before, after = (run_command(capsys, ["runs", folder])[1] for folder in (runs / "fast", tmp_path / "run"))
+    before, after = (
+        run_command(capsys, ["runs", folder])[1] for folder in (runs / "fast", tmp_path / "run")
+    )
     assert before.split()[-8:] == after.split()[-8:]
 
 
 def test_a_folder_without_runs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run_command(capsys, ["runs", tmp_path])
     assert code == 73
-    assert err == f"accel_trainer: error[NO_RUNS]: no runs in {tmp_path}: give the folder that holds them\n"
+    assert (
+        err
+        == f"accel_trainer: error[NO_RUNS]: no runs in {tmp_path}: give the folder that holds them\n"
+    )
 
 
-def test_two_runs_that_differ_in_one_flag_show_only_that_flag(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_runs_that_differ_in_one_flag_show_only_that_flag(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = run_command(capsys, ["diff", runs / "fast", runs / "slow"])[1].splitlines()
-    assert out[:4] == ["fast -> slow", "config", "  optimizer.learning_rate  0.1 -> 0.01", "results"]
+    assert out[:4] == [
+        "fast -> slow",
+        "config",
+        "  optimizer.learning_rate  0.1 -> 0.01",
+        "results",
+    ]
     assert any(line.startswith("  eval_ema/accuracy") for line in out[4:])
 
 
@@ -92,10 +113,15 @@ def test_a_changed_environment_and_other_data_are_shown(
 
 
 def test_a_run_does_not_differ_from_itself(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(capsys, ["diff", runs / "fast", runs / "fast"])[1] == "fast -> fast\nno difference\n"
+    assert (
+        run_command(capsys, ["diff", runs / "fast", runs / "fast"])[1]
+        == "fast -> fast\nno difference\n"
+    )
 
 
-def test_what_is_not_a_run_is_named(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_a_run_is_named(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, _, err = run_command(capsys, ["diff", runs / "fast", tmp_path])
     assert code == 73
     assert "is not a run (there is no config.yaml): check the path" in err

@@ -27,7 +27,11 @@ def test_the_everyday_flags_fit_on_one_screen(
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_short_flag_has_a_line_that_says_what_it_does(config: type[RecipeConfig]) -> None:
-    lines = [line.split() for line in short_help(config, description="").splitlines() if line.startswith("  --")]
+    lines = [
+        line.split()
+        for line in short_help(config, description="").splitlines()
+        if line.startswith("  --")
+    ]
     shown = {flag: words for flag, *words in lines}
     short = {field.flags[-1] for field in config_fields(config).values() if len(field.flags) > 1}
     assert short <= set(shown)
@@ -37,7 +41,11 @@ def test_every_short_flag_has_a_line_that_says_what_it_does(config: type[RecipeC
 @pytest.mark.parametrize("columns", [80, 120])
 def test_every_model_is_named(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    text = " ".join(short_help(images.Config, description="").split()).partition("--model ")[2].partition(" --")[0]
+    text = (
+        " ".join(short_help(images.Config, description="").split())
+        .partition("--model ")[2]
+        .partition(" --")[0]
+    )
     names = set()
     for kind, numbers in re.findall(r"`([a-z]+|wrn\d+_)(\d+`[/\d]*)", text):
         names |= {kind + number.strip("`") for number in numbers.split("/")}
@@ -47,14 +55,19 @@ def test_every_model_is_named(columns: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_recipes_own_flags_come_first() -> None:
     flags = [
-        line.split()[0] for line in short_help(images.Config, description="").splitlines() if line.startswith("  --")
+        line.split()[0]
+        for line in short_help(images.Config, description="").splitlines()
+        if line.startswith("  --")
     ]
     assert flags[0] == "--dataset"
     assert flags.index("--model") < flags.index("--seed")
 
 
 def test_help_exits_with_0_and_names_the_longer_one(capsys: pytest.CaptureFixture[str]) -> None:
-    for flag, expected in (("--help", "--help-all lists every setting"), ("--help-all", "--optimizer.weight-decay")):
+    for flag, expected in (
+        ("--help", "--help-all lists every setting"),
+        ("--help-all", "--optimizer.weight-decay"),
+    ):
         with pytest.raises(SystemExit) as end:
             main(cifar.train, cifar.Config, description="Train a net.", argv=[flag])
         assert end.value.code == 0

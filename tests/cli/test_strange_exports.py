@@ -57,7 +57,13 @@ def in_model(**values: Any) -> Callable[[dict[str, Any]], object]:
 
 
 def transform(**values: Any) -> Callable[[dict[str, Any]], object]:
-    stored = {"size": 16, "crop_ratio": 1.0, "mean": [0, 0, 0], "std": [1, 1, 1], "interpolation": "bilinear"}
+    stored = {
+        "size": 16,
+        "crop_ratio": 1.0,
+        "mean": [0, 0, 0],
+        "std": [1, 1, 1],
+        "interpolation": "bilinear",
+    }
     return changed(eval_transform=stored | values)
 
 
@@ -109,8 +115,16 @@ def test_a_forged_config_of_an_export_ends_in_one_line(
         forged(content)
         forged = json.dumps(content).encode()
     (model / "config.json").write_bytes(forged)
-    flags = {"predict": [model.parent / "image.png"], "evaluate": ["--dataset", "digits"], "verify": []}
-    for command in COMMANDS if forgery in ("empty", "a list", "deep", "in_channels") else ("predict", "evaluate"):
+    flags = {
+        "predict": [model.parent / "image.png"],
+        "evaluate": ["--dataset", "digits"],
+        "verify": [],
+    }
+    for command in (
+        COMMANDS
+        if forgery in ("empty", "a list", "deep", "in_channels")
+        else ("predict", "evaluate")
+    ):
         caches = [] if command == "predict" else ["--cache-dir", runs.parent / "cache"]
         code, out, err = run_command(capsys, [command, model, *flags[command], *caches])
         assert (code, out) == (74, ""), (command, out, err)
@@ -142,7 +156,12 @@ def test_names_of_classes_and_pictures_cannot_command_a_terminal(
     (model / "config.json").write_text(json.dumps(content))
     pictures = model.parent / "pictures"
     pictures.mkdir()
-    for name in (b"\x1b]0;title\x07.png", "b\u202e.png".encode(), b"no utf-8 \xff.png", b"line\nbreak.png"):
+    for name in (
+        b"\x1b]0;title\x07.png",
+        "b\u202e.png".encode(),
+        b"no utf-8 \xff.png",
+        b"line\nbreak.png",
+    ):
         Image.new("L", (16, 16)).save(pictures / "x.png")
         os.rename(os.fsencode(pictures / "x.png"), os.path.join(os.fsencode(pictures), name))
     (pictures / "\x1b[2Jbroken.png").write_bytes(b"")
@@ -172,7 +191,8 @@ def test_the_names_of_photos_and_classes_cannot_command_a_terminal(
             Image.new("RGB", (9, 9)).save(tmp_path / "photos" / name / f"\x1b[2J{index}.png")
         (tmp_path / "photos" / name / "\x1b[3Jbroken.png").write_bytes(b"")
     code, out, err = run_command(
-        capsys, ["data", tmp_path / "photos", "--val-fraction", "0.5", "--cache-dir", tmp_path / "cache"]
+        capsys,
+        ["data", tmp_path / "photos", "--val-fraction", "0.5", "--cache-dir", tmp_path / "cache"],
     )
     assert code == 65
     assert "\\x1b[31mred" in out

@@ -73,14 +73,24 @@ def looks(run: Path, elsewhere: Path) -> dict[str, list[object]]:
         "runs": ["runs", run.parent],
         "inspect": ["inspect", run],
         "status": ["status", run],
-        "plan": ["plan", "recipes/cifar.py", "--config", run / "config.yaml", "--num-samples", "1000"],
+        "plan": [
+            "plan",
+            "recipes/cifar.py",
+            "--config",
+            run / "config.yaml",
+            "--num-samples",
+            "1000",
+        ],
         "doctor": ["doctor", run],
     }
 
 
 def listing(folder: Path) -> dict[str, tuple[int, int, int]]:
     found = {str(path): path.lstat() for path in [folder, *folder.rglob("*")]}
-    return {name: (status.st_mtime_ns, status.st_size, stat.S_IFMT(status.st_mode)) for name, status in found.items()}
+    return {
+        name: (status.st_mtime_ns, status.st_size, stat.S_IFMT(status.st_mode))
+        for name, status in found.items()
+    }
 
 
 def put(name: str, data: bytes | str) -> Trap:
@@ -151,7 +161,14 @@ ODD = [
     '{"state": "done", "metrics": 5, "best": [], "optimizer_step": "x", "wall_s": {}}', '{"best": {"metric": []}}',
     '{"metrics": {"eval/confusion_matrix": 5}}', '{"state": "running", "exit_code": true, "error": {}}',
 ]  # fmt: skip
-ODD_ROWS = ["5", "[]", '{"event": 5}', '{"event": "eval"}', DEEP, '{"event": "eval", "optimizer_step": -1, "epoch": 1}']
+ODD_ROWS = [
+    "5",
+    "[]",
+    '{"event": 5}',
+    '{"event": "eval"}',
+    DEEP,
+    '{"event": "eval", "optimizer_step": -1, "epoch": 1}',
+]
 ODD_CONFIGS = [
     "trainer: 5", "trainer: {monitor: [], num_epochs: {}}", "dataset: [1]", "seed: x", "run: []", "? [a]\n: b", DEEP,
     "seed: 1\nseed: 2", "x: " + "9" * 5000, "x: " + "1:" * 100_000 + "1", "x: 2020-13-45", "!!python/object:os.x {}",
@@ -176,7 +193,9 @@ TRAPS: dict[str, Trap] = {
     "sparse checkpoint": sparse_checkpoint,
     "forged optimizer": forged_optimizer,
     "fifo in a checkpoint": fifo(f"checkpoints/{name_at(2)}/manifest.json"),
-    "values of no use": put("metrics.jsonl", json.dumps({**ROW, "eval/accuracy": "x", "eval/a$b$": 1, "y": []}) + "\n"),
+    "values of no use": put(
+        "metrics.jsonl", json.dumps({**ROW, "eval/accuracy": "x", "eval/a$b$": 1, "y": []}) + "\n"
+    ),
 }
 
 
@@ -187,7 +206,9 @@ FEW = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in TRAPS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FEW else pytest.mark.slow) for name in TRAPS]
+)
 def test_a_look_at_a_strangers_folder_is_one_line_and_changes_nothing(
     name: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,7 +226,8 @@ def test_a_look_at_a_strangers_folder_is_one_line_and_changes_nothing(
         code, out, err = run_command(capsys, argv)
         says_on_stdout = command in ("doctor", "inspect") and not err
         is_sound = code in (0, 64, 65, 73, 74) and err.count("\n") <= 1 and len(err) < 1000
-        is_sound &= command == "plan" or _SECRET not in out + err  # a plan reads the very file that it is given
+        # a plan reads the very file that it is given
+        is_sound &= command == "plan" or _SECRET not in out + err
         if code and not says_on_stdout:
             is_sound &= err.startswith("accel_trainer: error[")
         if not is_sound or listing(there) != before or (name == "nothing odd" and code):
@@ -237,11 +259,18 @@ def test_metrics_of_any_length_are_read_line_by_line_into_little_memory(
     monkeypatch.setattr(run_reader, "_MAX_ROWS", 100)
     with (run / "metrics.jsonl").open("w") as file:
         for step in range(1, 10_001):
-            file.write(json.dumps({"event": "train", "optimizer_step": step, "epoch": 1, "train/loss": step}) + "\n")
+            file.write(
+                json.dumps(
+                    {"event": "train", "optimizer_step": step, "epoch": 1, "train/loss": step}
+                )
+                + "\n"
+            )
             if step % 1000 == 0:
                 file.write(json.dumps({**ROW, "optimizer_step": step, "eval/loss": "nan"}) + "\n")
     reader = read_run(run)
     assert 50 <= len(reader.rows) - 10 <= 100
     steps = [row["optimizer_step"] for row in reader.rows]
     assert (steps, steps[0]) == (sorted(steps), 1)
-    assert [row["optimizer_step"] for row in reader.evaluations()] == list(range(1000, 10_001, 1000))
+    assert [row["optimizer_step"] for row in reader.evaluations()] == list(
+        range(1000, 10_001, 1000)
+    )

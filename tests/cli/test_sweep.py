@@ -28,12 +28,16 @@ def plan(folder: Path, *flags: str, values: str | None = None) -> list[Trial]:
 
 
 def test_a_sweep_is_over_the_flags_with_several_values(tmp_path: Path) -> None:
-    trials = plan(tmp_path, "--seed", "0", "1", "--epochs", "3", "--track", "a", "b", "--lr", "0.1", "0.2")
+    trials = plan(
+        tmp_path, "--seed", "0", "1", "--epochs", "3", "--track", "a", "b", "--lr", "0.1", "0.2"
+    )
     assert [(t.config.seed, t.config.optimizer.learning_rate) for t in trials] == [
         (0, 0.1), (0, 0.2), (1, 0.1), (1, 0.2)
     ]  # fmt: skip
     assert {t.config.trainer.num_epochs for t in trials} == {3}
-    assert {t.config.run.track for t in trials} == {("a", "b")}, "a flag that takes several values is one value"
+    assert {t.config.run.track for t in trials} == {("a", "b")}, (
+        "a flag that takes several values is one value"
+    )
     assert [t.folder.name for t in trials][:2] == ["seed-0_lr-0.1", "seed-0_lr-0.2"]
     assert all(t.config.run.output_dir == t.folder for t in trials)
 
@@ -66,7 +70,9 @@ def test_a_file_of_values_is_swept_as_flags_are(tmp_path: Path) -> None:
         ([], "run.track: [--seed, '3']", "values.yaml: run.track: --seed looks like a flag"),
     ],
 )
-def test_a_mistake_is_found_before_any_run(tmp_path: Path, flags: list[str], values: str | None, message: str) -> None:
+def test_a_mistake_is_found_before_any_run(
+    tmp_path: Path, flags: list[str], values: str | None, message: str
+) -> None:
     with pytest.raises(ConfigError) as error:
         plan(tmp_path, *flags, values=values)
     assert message in str(error.value)
@@ -78,7 +84,14 @@ def test_a_sweep_tables_mean_and_spread_and_trains_no_finished_run_again(
 ) -> None:
     pytest.importorskip("sklearn")
     folder = tmp_path / "sweep"
-    command = ["sweep", ROOT / "recipes" / "minimal.py", "--epochs", "1", "--runtime.num-threads", "1"]
+    command = [
+        "sweep",
+        ROOT / "recipes" / "minimal.py",
+        "--epochs",
+        "1",
+        "--runtime.num-threads",
+        "1",
+    ]
     code, out, err = run_command(capsys, [*command, "--output-dir", folder, "--seed", "0", "1"])
     assert (code, err) == (0, "")
     results = [json.loads((folder / f"seed-{seed}" / "result.json").read_text()) for seed in (0, 1)]
@@ -103,9 +116,18 @@ def test_a_sweep_tables_mean_and_spread_and_trains_no_finished_run_again(
 
 
 @pytest.mark.usefixtures("python_is_forked")
-def test_a_run_that_fails_does_not_end_the_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_fails_does_not_end_the_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("sklearn")
-    command = ["sweep", ROOT / "recipes" / "minimal.py", "--epochs", "1", "--output-dir", tmp_path / "sweep"]
+    command = [
+        "sweep",
+        ROOT / "recipes" / "minimal.py",
+        "--epochs",
+        "1",
+        "--output-dir",
+        tmp_path / "sweep",
+    ]
     code, out, err = run_command(capsys, [*command, "--batch-size", "1000", "128"])
     assert code == 1
     assert "batch-size-1000: exit code 64" in out

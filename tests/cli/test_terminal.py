@@ -28,7 +28,12 @@ def commands(runs: Path) -> list[str]:
     if not short.exists():
         shutil.copytree(runs, short)
     plan = ["plan", "recipes/cifar.py", "--config", "recipes/configs/digits.yaml"]
-    everything = [["runs", short], ["inspect", short / "fast"], ["diff", short / "fast", short / "slow"], plan]
+    everything = [
+        ["runs", short],
+        ["inspect", short / "fast"],
+        ["diff", short / "fast", short / "slow"],
+        plan,
+    ]
     return [door(*words) for words in [*everything, ["status", short / "fast"], ["doctor"]]]
 
 
@@ -55,7 +60,11 @@ def test_a_table_that_does_not_fit_continues_each_row_indented(runs: Path) -> No
 def test_a_pipe_gets_unwrapped_lines_without_colour(runs: Path) -> None:
     environment = os.environ | {"COLUMNS": "40", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", door("runs", runs)], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", door("runs", runs)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert len(done.stdout.splitlines()) == 3
     assert "\x1b" not in done.stdout + done.stderr

@@ -23,13 +23,20 @@ def unfinished(runs: Path, tmp_path: Path) -> Path:
     (run / "status.json").write_text(json.dumps({"state": "running", "exit_code": None}))
     (run / "export" / "model.safetensors").unlink()
     content = json.loads((run / "export" / "config.json").read_text())
-    described = {name: value for name, value in content.items() if name not in ("weights", "sha256")}
-    (run / "export" / "config.json").write_text(json.dumps(described))  # as it is from the start of a run
+    described = {
+        name: value for name, value in content.items() if name not in ("weights", "sha256")
+    }
+    # as it is from the start of a run
+    (run / "export" / "config.json").write_text(json.dumps(described))
     return run
 
 
 def test_an_unfinished_run_is_used_by_its_best_checkpoint_so_far(
-    unfinished: Path, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    unfinished: Path,
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     pytest.importorskip("jinja2")
     Image.new("L", (16, 16)).save(tmp_path / "image.png")
@@ -42,7 +49,9 @@ def test_an_unfinished_run_is_used_by_its_best_checkpoint_so_far(
     for command in commands.values():
         found = {}
         for run in (unfinished, runs / "fast"):
-            code, out, _ = run_command(capsys, [run if word == "{run}" else word for word in command])
+            code, out, _ = run_command(
+                capsys, [run if word == "{run}" else word for word in command]
+            )
             assert code == 0
             found[run] = out if command[0] == "predict" else json.loads(out)["metrics"]
         assert found[unfinished] == found[runs / "fast"], "whose best has been exported"
@@ -50,12 +59,17 @@ def test_an_unfinished_run_is_used_by_its_best_checkpoint_so_far(
         caplog.clear()
     assert run_command(capsys, ["export", unfinished, "--to", tmp_path / "model"])[0] == 0
     assert said in caplog.text
-    assert f"averaged weights of the best checkpoint so far, {best}" in (tmp_path / "model" / "README.md").read_text()
+    assert (
+        f"averaged weights of the best checkpoint so far, {best}"
+        in (tmp_path / "model" / "README.md").read_text()
+    )
     same = (tmp_path / "model" / "model.safetensors").read_bytes()
     assert same == (runs / "fast" / "export" / "model.safetensors").read_bytes()
 
 
-def test_a_checkpoint_is_predicted_with(unfinished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_is_predicted_with(
+    unfinished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     Image.new("L", (16, 16)).save(tmp_path / "image.png")
     best = best_name(unfinished / "checkpoints")
     assert best is not None
@@ -80,17 +94,24 @@ def test_a_run_without_a_checkpoint_or_a_description_is_one_line(
     assert (code, "start its command again, which adds export/config.json" in err) == (74, True)
 
 
-def test_a_run_that_is_killed_has_described_its_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_killed_has_described_its_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("sklearn")
     Image.new("L", (16, 16)).save(tmp_path / "image.png")
     (tmp_path / "runs").mkdir()
     job = processes.start(train_long, tmp_path / "runs", num_processes=1, folder=tmp_path / "logs")
     (process,) = job.processes
-    while not any((tmp_path / "runs" / "run" / "checkpoints").glob("step-*/COMMIT")) and process.is_alive():
+    while (
+        not any((tmp_path / "runs" / "run" / "checkpoints").glob("step-*/COMMIT"))
+        and process.is_alive()
+    ):
         time.sleep(0.05)
     process.kill()
     process.join()
-    code, out, err = run_command(capsys, ["predict", tmp_path / "runs" / "run", tmp_path / "image.png"])
+    code, out, err = run_command(
+        capsys, ["predict", tmp_path / "runs" / "run", tmp_path / "image.png"]
+    )
     assert (code, out.startswith(str(tmp_path / "image.png"))) == (0, True), err + job.output()
 
 

@@ -25,7 +25,12 @@ PLANS = [
 
 def positions(plan: BatchPlan, step: int) -> list[int]:
     """What all processes together train in a step, in order of process and micro-batch."""
-    return [p for rank in range(plan.num_processes) for micro in plan.micro_batches(step, rank) for p in micro]
+    return [
+        p
+        for rank in range(plan.num_processes)
+        for micro in plan.micro_batches(step, rank)
+        for p in micro
+    ]
 
 
 def test_a_step_batch_has_the_same_samples_for_every_split() -> None:
@@ -56,7 +61,9 @@ def test_all_processes_have_as_many_micro_batches_and_none_is_too_large() -> Non
 
 
 def test_an_exact_plan_has_the_same_micro_batches_for_any_processes() -> None:
-    for num_samples, global_batch, micro in itertools.product((65, 71, 100, 128), (16, 32, 64), (4, 8)):
+    for num_samples, global_batch, micro in itertools.product(
+        (65, 71, 100, 128), (16, 32, 64), (4, 8)
+    ):
         plans = [
             BatchPlan(
                 num_samples=num_samples, global_batch_size=global_batch, per_device_batch_size=micro,
@@ -78,7 +85,9 @@ def test_an_exact_plan_has_the_same_micro_batches_for_any_processes() -> None:
 def test_parts_of_a_step_batch_differ_by_at_most_one_sample() -> None:
     for plan in PLANS:
         for step in range(plan.steps_per_epoch):
-            sizes = [sum(map(len, plan.micro_batches(step, rank))) for rank in range(plan.num_processes)]
+            sizes = [
+                sum(map(len, plan.micro_batches(step, rank))) for rank in range(plan.num_processes)
+            ]
             assert max(sizes) - min(sizes) <= 1, plan
 
 
@@ -105,8 +114,16 @@ def test_a_short_step_may_leave_some_processes_without_samples() -> None:
         (BatchConfig(per_device_batch_size=8, global_batch_size=64), 2, (64, 8, 4)),
         (BatchConfig(per_device_batch_size=8, global_batch_size=20), 1, (20, 8, 3)),
         (BatchConfig(per_device_batch_size=8, global_batch_size=4), 2, (4, 2, 1)),
-        (BatchConfig(per_device_batch_size=8, global_batch_size=64, accumulation_steps=2), 2, (64, 16, 2)),
-        (BatchConfig(per_device_batch_size=8, global_batch_size=10, accumulation_steps=3), 1, (10, 4, 3)),
+        (
+            BatchConfig(per_device_batch_size=8, global_batch_size=64, accumulation_steps=2),
+            2,
+            (64, 16, 2),
+        ),
+        (
+            BatchConfig(per_device_batch_size=8, global_batch_size=10, accumulation_steps=3),
+            1,
+            (10, 4, 3),
+        ),
     ],
 )
 def test_the_config_gives_global_batch_micro_batch_and_accumulation(
@@ -127,8 +144,16 @@ def test_the_arithmetic_is_described_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("config", "num_processes", "message"),
     [
-        (BatchConfig(global_batch_size=250), 8, "global batch 250 is not divisible by 8 processes: set"),
-        (BatchConfig(global_batch_size=2), 4, "global batch 2 is not divisible by 4 processes: set"),
+        (
+            BatchConfig(global_batch_size=250),
+            8,
+            "global batch 250 is not divisible by 8 processes: set",
+        ),
+        (
+            BatchConfig(global_batch_size=2),
+            4,
+            "global batch 2 is not divisible by 4 processes: set",
+        ),
         (
             BatchConfig(global_batch_size=1001),
             1,
@@ -162,15 +187,23 @@ def test_sizes_below_one_are_refused_by_name(field: str, value: int) -> None:
 
 @pytest.mark.parametrize("field", ["global_batch_size", "per_device_batch_size", "num_processes"])
 def test_a_plan_of_nothing_is_refused(field: str) -> None:
-    sizes = {"num_samples": 4, "global_batch_size": 2, "per_device_batch_size": 1, "num_processes": 1}
+    sizes = {
+        "num_samples": 4,
+        "global_batch_size": 2,
+        "per_device_batch_size": 1,
+        "num_processes": 1,
+    }
     with pytest.raises(ConfigError, match=f"{field} is 0"):
         BatchPlan(**{**sizes, field: 0})
 
 
 @pytest.mark.parametrize(("num_samples", "num_processes"), [(0, 1), (0, 4), (1, 2), (3, 4)])
-def test_fewer_samples_than_processes_are_refused_with_both_numbers(num_samples: int, num_processes: int) -> None:
+def test_fewer_samples_than_processes_are_refused_with_both_numbers(
+    num_samples: int, num_processes: int
+) -> None:
     with pytest.raises(
-        DataError, match=f"DATA_TOO_SMALL.*{num_samples} training samples .* {num_processes} processes: add"
+        DataError,
+        match=f"DATA_TOO_SMALL.*{num_samples} training samples .* {num_processes} processes: add",
     ) as caught:
         BatchConfig(per_device_batch_size=1).plan(num_samples, num_processes=num_processes)
     assert caught.value.exit_code == ExitCode.DATA

@@ -32,12 +32,18 @@ EDGES = {
 
 
 @pytest.mark.parametrize(("numbers", "inside", "outside"), EDGES.values(), ids=EDGES)
-def test_a_range_ends_where_it_says_and_nan_is_in_none(numbers: Range, inside: list[Any], outside: list[Any]) -> None:
+def test_a_range_ends_where_it_says_and_nan_is_in_none(
+    numbers: Range, inside: list[Any], outside: list[Any]
+) -> None:
     assert all(numbers.has(number) for number in inside)
     assert not any(numbers.has(number) for number in [*outside, math.nan])
 
 
 def test_each_number_of_a_tuple_is_looked_at_and_none_is_allowed() -> None:
-    INSIDE_ONE.check(SimpleNamespace(nothing=None, milestones=(0.5, 0.75)), "schedule", "nothing", "milestones")
-    with pytest.raises(ConfigError, match=r"schedule.milestones is \(0.5, 3.0\): set it above 0 and below 1"):
+    INSIDE_ONE.check(
+        SimpleNamespace(nothing=None, milestones=(0.5, 0.75)), "schedule", "nothing", "milestones"
+    )
+    with pytest.raises(
+        ConfigError, match=r"schedule.milestones is \(0.5, 3.0\): set it above 0 and below 1"
+    ):
         INSIDE_ONE.check(SimpleNamespace(milestones=(0.5, 3.0)), "schedule", "milestones")

@@ -36,12 +36,16 @@ def test_a_user_error_is_one_line_whatever_a_name_contains() -> None:
         (DivergedError, 79),
     ],
 )
-def test_the_exit_code_of_an_error_is_what_job_scripts_know(kind: type[UserError], exit_code: int) -> None:
+def test_the_exit_code_of_an_error_is_what_job_scripts_know(
+    kind: type[UserError], exit_code: int
+) -> None:
     assert kind("CODE", "text").exit_code == exit_code
 
 
 def test_an_error_that_crosses_processes_is_the_same() -> None:
-    error = pickle.loads(pickle.dumps(CheckpointError("CKPT_NONE_VALID", "none is valid: restore one")))
+    error = pickle.loads(
+        pickle.dumps(CheckpointError("CKPT_NONE_VALID", "none is valid: restore one"))
+    )
     assert (type(error), error.code) == (CheckpointError, "CKPT_NONE_VALID")
     assert str(error) == "error[CKPT_NONE_VALID]: none is valid: restore one"
 

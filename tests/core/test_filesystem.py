@@ -34,7 +34,10 @@ def test_a_file_is_replaced_in_one_step_and_synced_with_its_name(tmp_path: Path)
 @pytest.mark.parametrize("at", range(4))
 def test_a_failed_replacement_leaves_the_old_file_and_no_temporary(tmp_path: Path, at: int) -> None:
     filesystem.write_file_atomic(tmp_path / "a", b"old")
-    with installed(FailingDisk(at, errno.EIO, times=1)), pytest.raises(OSError, match="Input/output"):
+    with (
+        installed(FailingDisk(at, errno.EIO, times=1)),
+        pytest.raises(OSError, match="Input/output"),
+    ):
         filesystem.write_file_atomic(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
@@ -93,8 +96,19 @@ def test_only_regular_files_within_the_limit_are_read(tmp_path: Path, kind: str)
 
 
 def test_a_sweep_takes_leftovers_and_nothing_else(tmp_path: Path) -> None:
-    ours = [f"{name}-12-1700000000000000000" for name in (".tmp-step-1", ".del-step-1", ".tmp-best.json")]
-    theirs = [".tmp", ".tmp-x", "tmp-a-1-2", "step-1", ".git", f"{ours[0]}.keep", ".tmp-notes-2024-01"]
+    ours = [
+        f"{name}-12-1700000000000000000"
+        for name in (".tmp-step-1", ".del-step-1", ".tmp-best.json")
+    ]
+    theirs = [
+        ".tmp",
+        ".tmp-x",
+        "tmp-a-1-2",
+        "step-1",
+        ".git",
+        f"{ours[0]}.keep",
+        ".tmp-notes-2024-01",
+    ]
     for name in ours[:2] + theirs[:3]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").touch()

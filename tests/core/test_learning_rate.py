@@ -9,7 +9,10 @@ from accel_trainer.core.learning_rate import set_learning_rate
 
 def test_every_group_gets_the_learning_rate_times_its_own_scale() -> None:
     first, second = nn.Linear(2, 2), nn.Linear(2, 2)
-    groups = [{"params": first.parameters()}, {"params": second.parameters(), "learning_rate_scale": 0.1}]
+    groups = [
+        {"params": first.parameters()},
+        {"params": second.parameters(), "learning_rate_scale": 0.1},
+    ]
     optimizer = SGD(groups, lr=1.0)
     set_learning_rate(optimizer, 0.5)
     assert [group["lr"] for group in optimizer.param_groups] == [0.5, 0.05]

@@ -10,7 +10,9 @@ from accel_trainer.core.pairwise import PairwiseSum, sum_rows
 def values(number: int) -> Tensor:
     """Float32 numbers of many magnitudes: another order of additions gives other bits."""
     generator = torch.Generator().manual_seed(number)
-    return torch.randn(number, 5, generator=generator) * 10 ** torch.randint(-6, 6, (number, 5), generator=generator)
+    return torch.randn(number, 5, generator=generator) * 10 ** torch.randint(
+        -6, 6, (number, 5), generator=generator
+    )
 
 
 def added(rows: Tensor) -> Tensor:

@@ -33,6 +33,22 @@ def test_a_platform_without_posix_names_trains_saves_resumes_and_locks(tmp_path:
 
 
 def train(folder: Path) -> None:
-    flags = ["--dataset", "digits", "--model", "resnet8", "--augment.crop-padding", "1", "--runtime.num-threads", "1"]
-    flags += ["--output-dir", str(folder / "posix"), "--cache-dir", str(folder / "cache"), "--max-steps", "5"]
+    flags = [
+        "--dataset",
+        "digits",
+        "--model",
+        "resnet8",
+        "--augment.crop-padding",
+        "1",
+        "--runtime.num-threads",
+        "1",
+    ]
+    flags += [
+        "--output-dir",
+        str(folder / "posix"),
+        "--cache-dir",
+        str(folder / "cache"),
+        "--max-steps",
+        "5",
+    ]
     cifar.train(parse_config(cifar.Config, flags, description=""))

@@ -32,7 +32,12 @@ def lowbias32(x: int) -> int:
 
 def test_the_streams_of_numbers_never_change() -> None:
     """A change here changes every augmentation and every order: a resumed run would not be the same run."""
-    assert [fold_in(), fold_in(0), fold_in(0, 0), fold_in(3, 7)] == [2654435769, 83415710, 2158448160, 2778894728]
+    assert [fold_in(), fold_in(0), fold_in(0, 0), fold_in(3, 7)] == [
+        2654435769,
+        83415710,
+        2158448160,
+        2778894728,
+    ]
     assert [fold_in(2**32), fold_in(2**63 - 1, 5)] == [2504614470, 3970784627]
     ids = torch.tensor([0, 1, 2, 49_999, 2**31, 2**40 + 5])
     assert random_bits(KEY, ids, 0).tolist() == [
@@ -75,7 +80,10 @@ def test_draws_of_consecutive_samples_are_uniform(stream: int, epoch: int) -> No
     bits = random_bits(fold_in(0, epoch), IDS, stream)
     for shift in (0, 12, 24):
         assert abs(chi_square(torch.bincount(bits >> shift & 0xFF, minlength=256).double())) < 4
-    assert abs(chi_square(torch.bincount(random_int(fold_in(0, epoch), IDS, stream, high=9)).double())) < 4
+    assert (
+        abs(chi_square(torch.bincount(random_int(fold_in(0, epoch), IDS, stream, high=9)).double()))
+        < 4
+    )
     uniform = random_uniform(fold_in(0, epoch), IDS, stream).double()
     assert abs(float(uniform.mean()) - 0.5) < 4 / math.sqrt(12 * len(IDS))
 
@@ -96,7 +104,8 @@ def test_random_draws_of_streams_samples_epochs_and_seeds_are_independent(
     mine, theirs = random_bits(*one), random_bits(*other)
     pairs = (mine >> 28) * 16 + (theirs >> 28)
     assert abs(chi_square(torch.bincount(pairs, minlength=256).double())) < 4
-    flips = sum(((mine ^ theirs) >> bit & 1) for bit in range(32)).double()  # [65536], binomial(32, 1/2)
+    # [65536], binomial(32, 1/2)
+    flips = sum(((mine ^ theirs) >> bit & 1) for bit in range(32)).double()
     assert abs(float(flips.mean()) - 16) < 4 * math.sqrt(8 / len(IDS))
 
 
@@ -127,7 +136,10 @@ def test_a_key_can_be_folded_in_parts() -> None:
 
 
 def test_the_order_of_an_epoch_is_a_permutation_of_its_own() -> None:
-    orders = [epoch_permutation(1000, seed=seed, epoch=epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    orders = [
+        epoch_permutation(1000, seed=seed, epoch=epoch)
+        for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1))
+    ]
     for order in orders:
         assert torch.equal(order.sort().values, torch.arange(1000))
     for one in range(4):
@@ -149,7 +161,12 @@ def test_a_forward_has_a_stream_of_its_own_that_can_be_drawn_again() -> None:
         origin = {"seed": 0, "optimizer_step": 5, "micro_batch": 1, "process_index": 2}
         where = {**origin, **position}
         process_key = fold_in(where["seed"], where["process_index"])
-        seed_forward(process_key, optimizer_step=where["optimizer_step"], micro_batch=where["micro_batch"], device=CPU)
+        seed_forward(
+            process_key,
+            optimizer_step=where["optimizer_step"],
+            micro_batch=where["micro_batch"],
+            device=CPU,
+        )
         return torch.rand(()).item()
 
     assert draw() == draw()

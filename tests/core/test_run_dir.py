@@ -34,11 +34,15 @@ time.sleep(60)
 
 def test_a_second_run_learns_who_holds_the_lock_until_its_process_is_dead(tmp_path: Path) -> None:
     path = tmp_path / "run.lock"
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE
+    ) as holder:
         assert holder.stdout is not None
         _, orphan = map(int, holder.stdout.readline().split())
         try:
-            with pytest.raises(OutputError, match=rf"LOCKED.*pid {holder.pid} on .* since 20") as raised:
+            with pytest.raises(
+                OutputError, match=rf"LOCKED.*pid {holder.pid} on .* since 20"
+            ) as raised:
                 RunLock(path)
             assert raised.value.exit_code == ExitCode.OUTPUT
             os.kill(holder.pid, signal.SIGKILL)
@@ -50,7 +54,9 @@ def test_a_second_run_learns_who_holds_the_lock_until_its_process_is_dead(tmp_pa
             os.kill(orphan, signal.SIGKILL)
 
 
-def test_a_file_system_without_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_locks_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -77,7 +83,9 @@ def test_unusual_names_are_fine_and_come_back_resolved(tmp_path: Path, name: str
     ],
     ids=["newline", "nul", "long name", "long path"],
 )
-def test_impossible_names_are_refused_before_anything_is_made(tmp_path: Path, name: str, code: str) -> None:
+def test_impossible_names_are_refused_before_anything_is_made(
+    tmp_path: Path, name: str, code: str
+) -> None:
     path = tmp_path / (name * 30 if name.endswith("/") else name)
     with pytest.raises(OutputError, match=code) as raised:
         prepare_directory(path)
@@ -87,7 +95,9 @@ def test_impossible_names_are_refused_before_anything_is_made(tmp_path: Path, na
 @pytest.mark.parametrize("below", ["", "deeper/still"])
 def test_a_file_in_the_way_is_named(tmp_path: Path, below: str) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match=f"cannot write to {re.escape(str(tmp_path / 'file'))}.*Not a directory"):
+    with pytest.raises(
+        OutputError, match=f"cannot write to {re.escape(str(tmp_path / 'file'))}.*Not a directory"
+    ):
         prepare_directory(tmp_path / "file" / below)
 
 
@@ -112,9 +122,15 @@ def test_a_folder_without_permission_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_a_run_folder_with_something_else_in_place_of_a_file_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_run_folder_with_something_else_in_place_of_a_file_is_refused(
+    tmp_path: Path, kind: str
+) -> None:
     path = tmp_path / "metrics.jsonl"
-    {"link": lambda: path.symlink_to("/etc/passwd"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    {
+        "link": lambda: path.symlink_to("/etc/passwd"),
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+    }[kind]()
     with pytest.raises(OutputError, match=f"{path} is not a file"):
         refuse_strange_entries(tmp_path)
     before = path.lstat()

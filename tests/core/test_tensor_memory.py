@@ -22,12 +22,16 @@ WHOLE = torch.arange(24.0).reshape(4, 6)
         (lambda: WHOLE[::2], False),
     ],
 )
-def test_memory_is_dense_if_it_has_each_element_once(make: Callable[[], Tensor], expected: bool) -> None:
+def test_memory_is_dense_if_it_has_each_element_once(
+    make: Callable[[], Tensor], expected: bool
+) -> None:
     assert is_dense(make()) is expected
 
 
 def test_parameters_get_dense_memory_and_keep_their_values() -> None:
-    model = nn.ParameterDict({"slice": nn.Parameter(WHOLE[:3, 1:5]), "dense": nn.Parameter(WHOLE.clone())})
+    model = nn.ParameterDict(
+        {"slice": nn.Parameter(WHOLE[:3, 1:5]), "dense": nn.Parameter(WHOLE.clone())}
+    )
     place = model["dense"].data_ptr()
     make_dense(model)
     assert all(is_dense(parameter) for parameter in model.parameters())
@@ -47,7 +51,9 @@ def test_of_buffers_only_expanded_ones_get_dense_memory() -> None:
 def test_parameters_that_share_memory_are_named_as_tied() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
     model[2].weight.data = model[0].weight.data
-    assert [(a is model[2].weight, b is model[0].weight) for a, b in tied_by_memory(model)] == [(True, True)]
+    assert [(a is model[2].weight, b is model[0].weight) for a, b in tied_by_memory(model)] == [
+        (True, True)
+    ]
 
 
 def test_a_model_with_a_computed_weight_is_copied() -> None:

@@ -16,7 +16,12 @@ def test_a_batch_has_the_length_of_its_sample_ids() -> None:
 
 def test_a_batch_is_changed_in_every_tensor_at_any_depth() -> None:
     batch = make_batch(0, 4).map(lambda tensor: tensor[:1])
-    assert (len(batch), len(batch.inputs["ids"]), len(batch.inputs["more"][0]), len(batch.targets)) == (1, 1, 1, 1)
+    assert (
+        len(batch),
+        len(batch.inputs["ids"]),
+        len(batch.inputs["more"][0]),
+        len(batch.targets),
+    ) == (1, 1, 1, 1)
 
 
 def test_a_batch_is_moved_to_a_device_with_all_its_tensors() -> None:

@@ -28,7 +28,11 @@ OURS, USERS = "accel_trainer.training.trainer", "train"
 
 def caller(module: str) -> Callable[..., Any]:
     """Return a function of `module` that calls what it is given."""
-    code = compile("def call(function):\n    return function()", f"/project/{module.replace('.', '/')}.py", "exec")
+    code = compile(
+        "def call(function):\n    return function()",
+        f"/project/{module.replace('.', '/')}.py",
+        "exec",
+    )
     names: dict[str, Any] = {"__name__": module, "__package__": module.rpartition(".")[0]}
     exec(code, names)
     return names["call"]  # type: ignore[no-any-return]
@@ -80,7 +84,9 @@ def without_this_file(error: BaseException) -> Any:
         ((USERS, OURS, USERS, OURS), False),
     ],
 )
-def test_the_innermost_code_that_is_no_librarys_raised_it(modules: tuple[str, ...], is_users: bool) -> None:
+def test_the_innermost_code_that_is_no_librarys_raised_it(
+    modules: tuple[str, ...], is_users: bool
+) -> None:
     error = raised_through(*modules)
     assert (find_user_code(error) is not None) == is_users
     assert exit_code_of(error) == (ExitCode.USER_CODE if is_users else ExitCode.INTERNAL)
@@ -90,7 +96,11 @@ def test_the_place_and_the_frames_are_those_of_the_user(capsys: pytest.CaptureFi
     error = raised_through(USERS, OURS, USERS, "torch.nn.functional")
     assert describe_error(error) == "ZeroDivisionError: by zero, at /project/train.py:2 in call"
     print_error(error)
-    files = [line.split('"')[1] for line in capsys.readouterr().err.splitlines() if line.startswith('  File "')]
+    files = [
+        line.split('"')[1]
+        for line in capsys.readouterr().err.splitlines()
+        if line.startswith('  File "')
+    ]
     assert files == ["/project/train.py"] * 2
 
 
@@ -103,20 +113,31 @@ def test_a_bug_keeps_all_its_frames(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_part_that_takes_other_arguments_is_the_users() -> None:
     error = raised_through(
-        USERS, OURS, error=TypeError("Mine.on_step_end() takes 2 positional arguments but 3 were given")
+        USERS,
+        OURS,
+        error=TypeError("Mine.on_step_end() takes 2 positional arguments but 3 were given"),
     )
     assert describe_error(error).endswith("but 3 were given, as accel_trainer calls it")
     assert exit_code_of(error) == ExitCode.USER_CODE
-    assert exit_code_of(raised_through(OURS, error=TypeError("unsupported operand type(s) for +"))) == ExitCode.INTERNAL
+    assert (
+        exit_code_of(raised_through(OURS, error=TypeError("unsupported operand type(s) for +")))
+        == ExitCode.INTERNAL
+    )
 
 
 def test_a_part_that_failed_is_judged_by_its_error() -> None:
     failed = PartFailed("metric F1 failed (ZeroDivisionError: by zero)")
     failed.__cause__ = raised_through(OURS, USERS)
-    assert describe_error(failed) == "metric F1 failed (ZeroDivisionError: by zero), at /project/train.py:2 in call"
+    assert (
+        describe_error(failed)
+        == "metric F1 failed (ZeroDivisionError: by zero), at /project/train.py:2 in call"
+    )
     failed.__cause__ = raised_through(OURS)
     assert exit_code_of(failed) == ExitCode.INTERNAL
-    assert exit_code_of(raised_through(USERS, error=ConfigError("CONFIG", "the fact: the fix"))) == ExitCode.USAGE
+    assert (
+        exit_code_of(raised_through(USERS, error=ConfigError("CONFIG", "the fact: the fix")))
+        == ExitCode.USAGE
+    )
 
 
 def test_a_lost_connection_in_a_forward_is_not_the_models_fault() -> None:

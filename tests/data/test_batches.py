@@ -68,23 +68,38 @@ class Sum(nn.Module):
 def leaves(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    items = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, tuple | list)
+        else ()
+    )
     return [leaf for item in items if not isinstance(item, str) for leaf in leaves(item)]
 
 
-def train(folder: Path, shape: Callable[[Tensor], Any], max_steps: int | None = None, num_workers: int = 0) -> None:
+def train(
+    folder: Path, shape: Callable[[Tensor], Any], max_steps: int | None = None, num_workers: int = 0
+) -> None:
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
     config = workload.make_config(
         folder,
         batch=BatchConfig(
-            per_device_batch_size=4 // num_processes, global_batch_size=4, eval_batch_size=3, num_workers=num_workers
+            per_device_batch_size=4 // num_processes,
+            global_batch_size=4,
+            eval_batch_size=3,
+            num_workers=num_workers,
         ),
         checkpoint=CheckpointConfig(),
     )
     config = replace(config, trainer=replace(config.trainer, max_steps=max_steps))
     with start_run(config, recipe="nested") as run:
         loader, eval_loader = build_dataset_loaders(
-            Samples(shape, NUM_TRAIN), Samples(shape, 5), run.config.batch, seed=0, accelerator=run.accelerator
+            Samples(shape, NUM_TRAIN),
+            Samples(shape, 5),
+            run.config.batch,
+            seed=0,
+            accelerator=run.accelerator,
         )
         build_trainer(
             run,
@@ -117,7 +132,9 @@ def train_each(folder: Path, shape: Callable[[Tensor], Any]) -> None:
 
 
 def test_every_tensor_of_a_batch_is_moved_and_changed_and_nothing_else_is() -> None:
-    batch = Batch({"a": torch.ones(2), "b": ["text", torch.ones(2)]}, (torch.zeros(2), 3), torch.arange(2))
+    batch = Batch(
+        {"a": torch.ones(2), "b": ["text", torch.ones(2)]}, (torch.zeros(2), 3), torch.arange(2)
+    )
     moved = batch.to(torch.device("meta"))
     assert moved.inputs["a"].is_meta
     assert moved.inputs["b"][0] == "text"
@@ -125,10 +142,15 @@ def test_every_tensor_of_a_batch_is_moved_and_changed_and_nothing_else_is() -> N
     assert moved.targets[0].is_meta
     assert moved.targets[1] == 3
     assert moved.sample_ids.is_meta
-    assert [len(part) for part in (batch.map(lambda t: t[:0]).inputs["a"], batch.sample_ids)] == [0, 2]
+    assert [len(part) for part in (batch.map(lambda t: t[:0]).inputs["a"], batch.sample_ids)] == [
+        0,
+        2,
+    ]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="only an accelerator's driver can lock pages")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="only an accelerator's driver can lock pages"
+)
 def test_every_tensor_of_a_batch_is_pinned() -> None:
     batch = Batch({"a": torch.ones(2)}, torch.zeros(2), torch.arange(2)).pin_memory()
     assert batch.inputs["a"].is_pinned()
@@ -140,7 +162,11 @@ def test_a_net_of_three_dimensions_trains_with_channels_last_on(tmp_path: Path) 
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.volume, self.flat, self.head = nn.Conv3d(1, 4, 2), nn.Conv2d(4, 4, 1), nn.Linear(4, 3)
+            self.volume, self.flat, self.head = (
+                nn.Conv3d(1, 4, 2),
+                nn.Conv2d(4, 4, 1),
+                nn.Linear(4, 3),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             x = F.relu(self.volume(x.view(-1, 1, 2, 2, 2))).flatten(3)

@@ -16,18 +16,24 @@ from torch.utils.data import TensorDataset
 from accel_trainer import BatchConfig, ConfigError, DataError, build_dataset_loaders
 from accel_trainer.core.types import Batch
 
-PIXELS = torch.randint(0, 256, (12, 4, 5, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+PIXELS = torch.randint(
+    0, 256, (12, 4, 5, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+)
 LABELS = torch.arange(12) % 3
 
 
 def table_of(pictures: list[Any]) -> datasets.Dataset:
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    return datasets.Dataset.from_dict({"image": pictures, "label": LABELS.tolist()}, features=features)
+    return datasets.Dataset.from_dict(
+        {"image": pictures, "label": LABELS.tolist()}, features=features
+    )
 
 
 def first_batch(dataset: Any, **options: Any) -> Batch:
     batch = BatchConfig(per_device_batch_size=6)
-    loader, _ = build_dataset_loaders(dataset, dataset, batch, seed=0, accelerator=Accelerator(), **options)
+    loader, _ = build_dataset_loaders(
+        dataset, dataset, batch, seed=0, accelerator=Accelerator(), **options
+    )
     return next(loader.step_batches(0, 0)).micro_batches[0]
 
 
@@ -41,7 +47,9 @@ def test_columns_of_a_table_are_the_samples_of_the_same_tensors() -> None:
 
 
 def test_a_grey_picture_has_one_channel_and_a_transparent_one_is_refused() -> None:
-    grey = first_batch(table_of([Image.new("L", (5, 4), index) for index in range(12)]), columns=("image", "label"))
+    grey = first_batch(
+        table_of([Image.new("L", (5, 4), index) for index in range(12)]), columns=("image", "label")
+    )
     assert grey.inputs.shape == (6, 1, 4, 5)
     with pytest.raises(DataError, match="a picture has mode RGBA: convert it"):
         first_batch(table_of([Image.new("RGBA", (5, 4))] * 12), columns=("image", "label"))
@@ -49,10 +57,16 @@ def test_a_grey_picture_has_one_channel_and_a_transparent_one_is_refused() -> No
 
 def test_a_transform_of_the_table_is_applied_before_its_columns_are_read() -> None:
     def add_shape(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        return {"size": [torch.tensor(image.size) for image in rows["image"]], "label": rows["label"]}
+        return {
+            "size": [torch.tensor(image.size) for image in rows["image"]],
+            "label": rows["label"],
+        }
 
     table = table_of([Image.fromarray(pixels.numpy()) for pixels in PIXELS])
-    assert first_batch(table.with_transform(add_shape), columns=("size", "label")).inputs.tolist() == [[5, 4]] * 6
+    assert (
+        first_batch(table.with_transform(add_shape), columns=("size", "label")).inputs.tolist()
+        == [[5, 4]] * 6
+    )
 
 
 def count_words(samples: list[tuple[str, int]]) -> tuple[Tensor, Tensor]:
@@ -61,7 +75,9 @@ def count_words(samples: list[tuple[str, int]]) -> tuple[Tensor, Tensor]:
 
 
 def test_a_text_column_goes_to_collate() -> None:
-    table = datasets.Dataset.from_dict({"text": ["good " * index for index in range(12)], "stars": list(range(12))})
+    table = datasets.Dataset.from_dict(
+        {"text": ["good " * index for index in range(12)], "stars": list(range(12))}
+    )
     batch = first_batch(table, columns=("text", "stars"), collate=count_words)
     assert torch.equal(batch.inputs, batch.targets)
 

@@ -51,7 +51,12 @@ class WithWorker(Noisy):
 
 
 def make_loader(
-    *, num_processes: int = 1, micro: int = 64, num_workers: int = 0, process_index: int = 0, seed: int = 0
+    *,
+    num_processes: int = 1,
+    micro: int = 64,
+    num_workers: int = 0,
+    process_index: int = 0,
+    seed: int = 0,
 ) -> DatasetLoader:
     plan = BatchPlan(
         num_samples=NUM_SAMPLES,
@@ -73,14 +78,19 @@ def steps_of(epoch: int = 0, **options: int) -> list[Tensor]:
         batches_of(make_loader(process_index=rank, **options), epoch=epoch)
         for rank in range(options.get("num_processes", 1))
     ]
-    return [torch.cat([batch.inputs for rank in ranks for batch in rank[step]]) for step in range(len(ranks[0]))]
+    return [
+        torch.cat([batch.inputs for rank in ranks for batch in rank[step]])
+        for step in range(len(ranks[0]))
+    ]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_step_has_the_same_rows_and_augmentation_for_every_split(num_workers: int) -> None:
     whole = steps_of()
     assert [len(step) for step in whole] == [12, 12, 7]
-    for num_processes, micro in [(3, 64)] if num_workers else itertools.product((1, 2, 3, 4), (1, 3, 64)):
+    for num_processes, micro in (
+        [(3, 64)] if num_workers else itertools.product((1, 2, 3, 4), (1, 3, 64))
+    ):
         split = steps_of(num_processes=num_processes, micro=micro, num_workers=num_workers)
         for mine, theirs in zip(split, whole, strict=True):
             assert torch.equal(mine, theirs), (num_processes, micro)
@@ -95,7 +105,11 @@ def test_an_epoch_is_every_sample_once_in_an_order_of_its_own() -> None:
 def test_augmentation_differs_between_samples_epochs_and_seeds() -> None:
     def draws(epoch: int, seed: int) -> dict[float, list[float]]:
         rows = torch.cat(
-            [batch.inputs for step_batch in batches_of(make_loader(seed=seed), epoch=epoch) for batch in step_batch]
+            [
+                batch.inputs
+                for step_batch in batches_of(make_loader(seed=seed), epoch=epoch)
+                for batch in step_batch
+            ]
         )
         return {row[0]: row[1:] for row in rows.tolist()}
 
@@ -123,7 +137,10 @@ def test_a_dataset_that_no_worker_can_be_given_is_one_line() -> None:
     dataset.change = lambda value: value  # type: ignore[attr-defined]
     reader = SampleReader(dataset, CPU, num_workers=1)
     reader._loader.multiprocessing_context = "spawn"  # as on macOS and Windows
-    with pytest.raises(ConfigError, match="data workers cannot be given the dataset .*pickle.*: define it at the top"):
+    with pytest.raises(
+        ConfigError,
+        match="data workers cannot be given the dataset .*pickle.*: define it at the top",
+    ):
         list(reader.read([torch.tensor([0])], key=0))
 
 
@@ -136,7 +153,9 @@ def test_inputs_targets_and_ids_of_a_batch_belong_together() -> None:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_part_without_samples_is_a_batch_of_no_rows(num_workers: int) -> None:
     plan = BatchPlan(num_samples=13, global_batch_size=12, per_device_batch_size=4, num_processes=3)
-    loader = DatasetLoader(SampleReader(Noisy(13), CPU, num_workers=num_workers), plan, seed=0, process_index=2)
+    loader = DatasetLoader(
+        SampleReader(Noisy(13), CPU, num_workers=num_workers), plan, seed=0, process_index=2
+    )
     full, short = loader.step_batches(0, 0)
     assert [len(batch) for batch in full.micro_batches] == [4]
     (empty,) = short.micro_batches
@@ -161,7 +180,9 @@ def test_a_plan_for_another_number_of_samples_is_refused() -> None:
 
 def test_a_signal_to_the_process_group_does_not_end_the_workers() -> None:
     plan = BatchPlan(num_samples=NUM_SAMPLES, global_batch_size=2, per_device_batch_size=2)
-    step_batches = DatasetLoader(SampleReader(WithWorker(), CPU, num_workers=2), plan, seed=0).step_batches(0, 0)
+    step_batches = DatasetLoader(
+        SampleReader(WithWorker(), CPU, num_workers=2), plan, seed=0
+    ).step_batches(0, 0)
     workers = {next(step_batches).micro_batches[0].inputs[0].item() for _ in range(2)}
     assert len(workers) == 2
     for worker, number in itertools.product(workers, ("TERM", "INT", "HUP")):
@@ -172,8 +193,12 @@ def test_a_signal_to_the_process_group_does_not_end_the_workers() -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("num_samples", [1, 2, 31])
-def test_evaluation_gives_every_sample_once_in_order_over_all_processes(num_samples: int, num_workers: int) -> None:
-    for num_processes, batch_size in [(3, 4)] if num_workers else itertools.product((1, 2, 3), (1, 4, 64)):
+def test_evaluation_gives_every_sample_once_in_order_over_all_processes(
+    num_samples: int, num_workers: int
+) -> None:
+    for num_processes, batch_size in (
+        [(3, 4)] if num_workers else itertools.product((1, 2, 3), (1, 4, 64))
+    ):
         loaders = [
             DatasetEvalLoader(
                 SampleReader(Noisy(num_samples), CPU, num_workers=num_workers),
@@ -235,15 +260,24 @@ FAULTS = [
     ),
     (lambda: 3, r"DATA_SAMPLE\]: sample 17 has label 3, the classes are 0 to 2: fix it"),
     (lambda: -100, r"DATA_SAMPLE\]: sample 17 has label -100, the classes are 0 to 2: fix it"),
-    (lambda: torch.zeros(3), r"DATA_SAMPLE\]: samples (\d+, )*17(, \d+)* cannot be collated .*\(.*Error: .*\)"),
+    (
+        lambda: torch.zeros(3),
+        r"DATA_SAMPLE\]: samples (\d+, )*17(, \d+)* cannot be collated .*\(.*Error: .*\)",
+    ),
 ]
 
 
 @pytest.mark.parametrize(
     ("fault", "message", "num_workers"),
-    [*((*fault, 0) for fault in FAULTS), (*FAULTS[0], 2), *slow((*fault, 2) for fault in FAULTS[1:])],
+    [
+        *((*fault, 0) for fault in FAULTS),
+        (*FAULTS[0], 2),
+        *slow((*fault, 2) for fault in FAULTS[1:]),
+    ],
 )
-def test_a_sample_that_cannot_be_used_is_named(fault: Callable[[], object], message: str, num_workers: int) -> None:
+def test_a_sample_that_cannot_be_used_is_named(
+    fault: Callable[[], object], message: str, num_workers: int
+) -> None:
     assert re.search(message, read_faulty(fault, num_workers=num_workers, num_classes=3))
 
 
@@ -257,7 +291,10 @@ def test_the_same_holds_for_an_evaluation() -> None:
     ("fault", "fact"),
     [
         (lambda: os._exit(3), r"DataLoader worker .* exited unexpectedly with exit code 3"),
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), r"DataLoader worker .* is killed by signal: Killed"),
+        (
+            lambda: os.kill(os.getpid(), signal.SIGKILL),
+            r"DataLoader worker .* is killed by signal: Killed",
+        ),
         (lambda: time.sleep(600), r"DataLoader timed out after 1 seconds"),
     ],
 )
@@ -278,6 +315,8 @@ def test_a_data_worker_that_dies_is_reported_when_data_is_next_requested() -> No
     (worker,) = set(psutil.Process().children()) - set(before)
     while worker.status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)  # what computes meanwhile gets no error
-    with pytest.raises(DataError, match=r"is killed by signal: Killed \(the last samples begun: 17\)"):
+    with pytest.raises(
+        DataError, match=r"is killed by signal: Killed \(the last samples begun: 17\)"
+    ):
         [list(step_batch.micro_batches) for step_batch in step_batches]
     gc.collect()

@@ -32,7 +32,12 @@ from accel_trainer import (
     build_trainer,
     start_run,
 )
-from accel_trainer.data.fingerprint import NUM_HASHED, fingerprint_samples, is_same_data, join_fingerprints
+from accel_trainer.data.fingerprint import (
+    NUM_HASHED,
+    fingerprint_samples,
+    is_same_data,
+    join_fingerprints,
+)
 from tests import workload
 
 
@@ -40,7 +45,10 @@ class Points:
     """Samples that count how often they are read."""
 
     def __init__(self, num: int, shift: float = 0.0) -> None:
-        self.points, self.reads = torch.randn(num, 4, generator=torch.Generator().manual_seed(1)) + shift, list[int]()
+        self.points, self.reads = (
+            torch.randn(num, 4, generator=torch.Generator().manual_seed(1)) + shift,
+            list[int](),
+        )
 
     def __len__(self) -> int:
         return len(self.points)
@@ -50,7 +58,9 @@ class Points:
         return self.points[index], index % 2
 
 
-def train(folder: Path, data: Any, *, max_steps: int | None = None, allow: tuple[str, ...] = ()) -> RunResult:
+def train(
+    folder: Path, data: Any, *, max_steps: int | None = None, allow: tuple[str, ...] = ()
+) -> RunResult:
     config = workload.make_config(folder)
     config = replace(
         config,
@@ -75,9 +85,13 @@ def train(folder: Path, data: Any, *, max_steps: int | None = None, allow: tuple
     ("other", "difference"),
     [(Points(64), r"\(96, 10\) -> \(64, 10\) samples"), (Points(96, shift=0.01), "sampled:")],
 )
-def test_other_data_is_refused_by_number_and_by_content(tmp_path: Path, other: Points, difference: str) -> None:
+def test_other_data_is_refused_by_number_and_by_content(
+    tmp_path: Path, other: Points, difference: str
+) -> None:
     train(tmp_path, Points(96), max_steps=4)
-    with pytest.raises(CheckpointError, match=rf"DATA_CHANGED\]: .*{difference}.*--allow-change data"):
+    with pytest.raises(
+        CheckpointError, match=rf"DATA_CHANGED\]: .*{difference}.*--allow-change data"
+    ):
         train(tmp_path, other)
     assert train(tmp_path, Points(96), max_steps=5).state == "done"
 
@@ -88,7 +102,9 @@ def test_data_that_is_changed_on_purpose_starts_the_epoch_again(tmp_path: Path) 
     assert (result.position.epoch, result.position.optimizer_step) == (2, 4 + 2 * 2)
 
 
-def test_the_banner_says_what_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_banner_says_what_is_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(tmp_path, Points(96), max_steps=1)
     assert "96 + 10 samples; a resume checks a hash of some samples" in capsys.readouterr().out
 
@@ -130,12 +146,20 @@ KINDS: dict[str, Callable[[int], Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_samples_of_any_kind_are_told_apart(kind: str) -> None:
     make = KINDS[kind]
-    assert fingerprint_samples(lambda index: make(0), 5) == fingerprint_samples(lambda index: make(0), 5)
-    assert fingerprint_samples(lambda index: make(0), 5) != fingerprint_samples(lambda index: make(index // 4), 5)
-    assert fingerprint_samples(lambda index: make(0), 5) != fingerprint_samples(lambda index: make(0), 6)
+    assert fingerprint_samples(lambda index: make(0), 5) == fingerprint_samples(
+        lambda index: make(0), 5
+    )
+    assert fingerprint_samples(lambda index: make(0), 5) != fingerprint_samples(
+        lambda index: make(index // 4), 5
+    )
+    assert fingerprint_samples(lambda index: make(0), 5) != fingerprint_samples(
+        lambda index: make(0), 6
+    )
 
 
-def test_a_tensor_dataset_has_a_fingerprint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tensor_dataset_has_a_fingerprint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train(tmp_path, TensorDataset(torch.randn(96, 4), torch.arange(96) % 2), max_steps=1)
     assert "a resume checks a hash of some samples" in capsys.readouterr().out
 
@@ -156,21 +180,34 @@ class Slotted:
 
 
 SAMPLES_OF_OBJECTS: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
-    (lambda: np.array(["a" * 9, None, 2.5], dtype=object), lambda: np.array(["b" * 9, None, 2.5], dtype=object)),
-    (lambda: np.array([torch.ones(2), "x"], dtype=object), lambda: np.array([torch.zeros(2), "x"], dtype=object)),
+    (
+        lambda: np.array(["a" * 9, None, 2.5], dtype=object),
+        lambda: np.array(["b" * 9, None, 2.5], dtype=object),
+    ),
+    (
+        lambda: np.array([torch.ones(2), "x"], dtype=object),
+        lambda: np.array([torch.zeros(2), "x"], dtype=object),
+    ),
     (lambda: Graph([(0, 1)]), lambda: Graph([(1, 0)])),
     (lambda: Slotted(torch.ones(3)), lambda: Slotted(torch.zeros(3))),
     (lambda: {"tags": {"red", "green", "blue"}}, lambda: {"tags": {"red", "green", "black"}}),
     (lambda: deque([1, 2]), lambda: deque([2, 1])),
     (lambda: Path("a.jpg"), lambda: Path("b.jpg")),
-    (lambda: (datetime(2026, 1, 1), Decimal("0.1")), lambda: (datetime(2026, 1, 1), Decimal("0.2"))),
+    (
+        lambda: (datetime(2026, 1, 1), Decimal("0.1")),
+        lambda: (datetime(2026, 1, 1), Decimal("0.2")),
+    ),
     (lambda: partial(Graph, [(0, 1)]), lambda: partial(Graph, [(0, 2)])),
 ]
 
 
 @pytest.mark.parametrize(("sample", "changed"), SAMPLES_OF_OBJECTS)
-def test_objects_in_a_sample_are_hashed_by_their_content(sample: Callable[[], Any], changed: Callable[[], Any]) -> None:
-    before, again, after = (fingerprint_samples(lambda _, make=make: make(), 8) for make in (sample, sample, changed))
+def test_objects_in_a_sample_are_hashed_by_their_content(
+    sample: Callable[[], Any], changed: Callable[[], Any]
+) -> None:
+    before, again, after = (
+        fingerprint_samples(lambda _, make=make: make(), 8) for make in (sample, sample, changed)
+    )
     assert before == again
     assert before != after
     assert before
@@ -212,7 +249,9 @@ def test_a_fingerprint_without_content_leaves_the_number_of_samples(
     assert "a resume can detect changed data only by the number of samples" in caplog.text
 
 
-def test_a_checkpoint_without_a_hash_of_objects_can_still_be_resumed(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_without_a_hash_of_objects_can_still_be_resumed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     objects = join_fingerprints([fingerprint_samples(lambda _: Graph([]), 8)] * 2)
     assert is_same_data("sampled:0", objects)
     assert "only their number is compared" in caplog.text

@@ -29,7 +29,10 @@ def test_anything_with_a_length_and_an_index_is_a_dataset(dataset: Any) -> None:
     ("dataset", "said"),
     [
         (TensorDataset, "train is TensorDataset: give an instance of it"),
-        (DataLoader(TensorDataset(torch.ones(3))), "train is DataLoader: give its dataset, train.dataset"),
+        (
+            DataLoader(TensorDataset(torch.ones(3))),
+            "train is DataLoader: give its dataset, train.dataset",
+        ),
         ({"train": ROWS, "test": ROWS}, "train is dict: give one of its parts, 'train', 'test'"),
         (Stream(), "train is Stream: it has no .index., so give it to build_stream_loaders"),
         ("data/train", "train is str: give an object with len.. and .index."),
@@ -56,7 +59,10 @@ def test_a_column_that_a_table_lacks_is_named() -> None:
 def test_a_picture_of_a_column_becomes_a_tensor_of_channels_from_0_to_1() -> None:
     image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
     pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
-    rows = [{"image": image.fromarray(pixels), "label": 0}, {"image": image.new("L", (3, 2), 255), "label": 1}]
+    rows = [
+        {"image": image.fromarray(pixels), "label": 0},
+        {"image": image.new("L", (3, 2), 255), "label": 1},
+    ]
     samples = Columns(rows, ("image", "label"))
     assert torch.equal(samples[0][0], torch.from_numpy(pixels).permute(2, 0, 1).float() / 255)
     assert torch.equal(samples[1][0], torch.ones(1, 2, 3))

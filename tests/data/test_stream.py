@@ -39,7 +39,9 @@ class Numbers(IterableDataset[tuple[Tensor, int]]):
     """Samples whose order depends on the epoch; the input of a sample is its number."""
 
     def __init__(self, epoch: int, length: int = NUM_SAMPLES) -> None:
-        self._order = torch.randperm(length, generator=torch.Generator().manual_seed(epoch)).tolist()
+        self._order = torch.randperm(
+            length, generator=torch.Generator().manual_seed(epoch)
+        ).tolist()
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
         return ((torch.tensor([float(number)]), number % 2) for number in self._order)
@@ -48,13 +50,23 @@ class Numbers(IterableDataset[tuple[Tensor, int]]):
 def read(loader: StreamLoader, epoch: int, first_step: int = 0) -> list[list[list[int]]]:
     """The samples of each micro-batch of each step."""
     steps = loader.step_batches(epoch, first_step)
-    return [[batch.inputs.flatten().int().tolist() for batch in step.micro_batches] for step in steps]
+    return [
+        [batch.inputs.flatten().int().tolist() for batch in step.micro_batches] for step in steps
+    ]
 
 
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
 def test_the_steps_have_the_samples_of_the_stream_in_its_order(num_processes: int) -> None:
-    plan = BatchPlan(num_samples=NUM_SAMPLES, global_batch_size=8, per_device_batch_size=1, num_processes=num_processes)
-    loaders = [StreamLoader(Numbers, plan, device=CPU, process_index=index) for index in range(num_processes)]
+    plan = BatchPlan(
+        num_samples=NUM_SAMPLES,
+        global_batch_size=8,
+        per_device_batch_size=1,
+        num_processes=num_processes,
+    )
+    loaders = [
+        StreamLoader(Numbers, plan, device=CPU, process_index=index)
+        for index in range(num_processes)
+    ]
     for epoch in (0, 1):
         order = [number for _, number in enumerate(Numbers(epoch)._order)]
         of_processes = [read(loader, epoch) for loader in loaders]
@@ -66,7 +78,10 @@ def test_the_steps_have_the_samples_of_the_stream_in_its_order(num_processes: in
 @pytest.mark.parametrize("num_processes", [1, 4])
 def test_a_loader_starts_at_any_step(num_processes: int) -> None:
     plan = BatchPlan(
-        num_samples=NUM_SAMPLES, global_batch_size=12, per_device_batch_size=2, num_processes=num_processes
+        num_samples=NUM_SAMPLES,
+        global_batch_size=12,
+        per_device_batch_size=2,
+        num_processes=num_processes,
     )
     for index in range(num_processes):
         loader = StreamLoader(Numbers, plan, device=CPU, process_index=index)
@@ -77,14 +92,18 @@ def test_a_loader_starts_at_any_step(num_processes: int) -> None:
 
 def test_a_process_without_samples_gets_an_empty_batch() -> None:
     plan = BatchPlan(num_samples=9, global_batch_size=8, per_device_batch_size=2, num_processes=4)
-    (last,) = StreamLoader(lambda epoch: Numbers(epoch, 9), plan, device=CPU, process_index=3).step_batches(0, 1)
+    (last,) = StreamLoader(
+        lambda epoch: Numbers(epoch, 9), plan, device=CPU, process_index=3
+    ).step_batches(0, 1)
     (batch,) = last.micro_batches
     assert (batch.inputs.shape, len(batch), last.num_samples) == ((0, 1), 0, 1)
 
 
 def test_a_stream_that_ends_early_is_named() -> None:
     plan = BatchPlan(num_samples=40, global_batch_size=8, per_device_batch_size=8)
-    with pytest.raises(DataError, match="the stream ended before sample 29, counted from 0: lower num_train"):
+    with pytest.raises(
+        DataError, match="the stream ended before sample 29, counted from 0: lower num_train"
+    ):
         read(StreamLoader(Numbers, plan, device=CPU), 0)
 
 
@@ -92,11 +111,21 @@ def test_a_stream_that_ends_early_is_named() -> None:
 def test_an_evaluation_has_each_sample_once(num_processes: int) -> None:
     loaders = [
         StreamEvalLoader(
-            lambda: Numbers(0), NUM_SAMPLES, batch_size=4, device=CPU, num_processes=num_processes, process_index=index
+            lambda: Numbers(0),
+            NUM_SAMPLES,
+            batch_size=4,
+            device=CPU,
+            num_processes=num_processes,
+            process_index=index,
         )
         for index in range(num_processes)
     ]
-    ids = [sample_id for loader in loaders for batch in loader.batches() for sample_id in batch.sample_ids.tolist()]
+    ids = [
+        sample_id
+        for loader in loaders
+        for batch in loader.batches()
+        for sample_id in batch.sample_ids.tolist()
+    ]
     assert ids == list(range(NUM_SAMPLES))
 
 
@@ -118,10 +147,16 @@ def test_a_collate_function_makes_the_batches_of_both_loaders() -> None:
 def test_a_run_on_a_stream_resumes_bit_for_bit(tmp_path: Path, num_workers: int) -> None:
     """The stream is a torch DataLoader, as users have it."""
     for name, stops in (("whole", ()), ("parts", (2, 5))):
-        options = {"num_processes": 1, "folder": tmp_path / f"logs-{name}", "has_workers": bool(num_workers)}
+        options = {
+            "num_processes": 1,
+            "folder": tmp_path / f"logs-{name}",
+            "has_workers": bool(num_workers),
+        }
         job = processes.start(train, tmp_path / name, num_workers, *stops, **options)
         assert job.wait() == [0], job.output()
-    whole, parts = (load_file(tmp_path / name / "export" / "model.safetensors") for name in ("whole", "parts"))
+    whole, parts = (
+        load_file(tmp_path / name / "export" / "model.safetensors") for name in ("whole", "parts")
+    )
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
 
 
@@ -140,17 +175,31 @@ def train(folder: Path, num_workers: int, *stops: int) -> None:
             )
             model = nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 2))
             task, metrics = ClassificationTask(), [MeanLoss()]
-            build_trainer(run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics).fit()
+            build_trainer(
+                run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics
+            ).fit()
 
 
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ([1, 2], list, r"train cannot start a stream \(.*\): pass a function for which train\(epoch\) yields"),
+        (
+            [1, 2],
+            list,
+            r"train cannot start a stream \(.*\): pass a function for which train\(epoch\) yields",
+        ),
         (lambda: iter(()), list, r"train cannot start a stream \(too many positional arguments\)"),
-        (lambda epoch: iter(()), lambda epoch: iter(()), r"test cannot start .* for which test\(\) yields samples"),
+        (
+            lambda epoch: iter(()),
+            lambda epoch: iter(()),
+            r"test cannot start .* for which test\(\) yields samples",
+        ),
     ],
 )
-def test_something_other_than_a_function_that_starts_a_stream_is_refused(train: Any, test: Any, message: str) -> None:
+def test_something_other_than_a_function_that_starts_a_stream_is_refused(
+    train: Any, test: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_stream_loaders(train, test, BatchConfig(), num_train=256, num_test=2, accelerator=Accelerator())
+        build_stream_loaders(
+            train, test, BatchConfig(), num_train=256, num_test=2, accelerator=Accelerator()
+        )

@@ -1,6 +1,7 @@
 """A small run whose last process of a machine kills itself, or the machine, at given places, attempt after attempt.
 
-torchrun --nproc_per_node 2 --max_restarts 5 -m tests.distributed.elastic FOLDER --kill step-2 start step-4
+torchrun --nproc_per_node 2 --max_restarts 5 -m tests.distributed.elastic FOLDER --kill step-2 start
+step-4
 """
 
 from __future__ import annotations
@@ -18,7 +19,16 @@ import psutil
 import torch
 from torch import nn
 
-from accel_trainer import Batch, BatchConfig, Callback, ClassificationTask, EvalOutput, RecipeConfig, StepOutput, main
+from accel_trainer import (
+    Batch,
+    BatchConfig,
+    Callback,
+    ClassificationTask,
+    EvalOutput,
+    RecipeConfig,
+    StepOutput,
+    main,
+)
 from accel_trainer.distributed import process_group
 from tests import workload
 
@@ -69,7 +79,8 @@ def kill() -> None:
 def kill_siblings() -> None:
     launcher = psutil.Process(os.getppid())
     if "tests.distributed.elastic" not in launcher.cmdline():
-        return  # it is gone already, and this its successor: kill nothing that this test did not start
+        # it is gone already, and this its successor: kill nothing that this test did not start
+        return
     for process in [launcher, *launcher.children(recursive=True)]:
         if process.pid != os.getpid():
             process.kill()
@@ -97,10 +108,14 @@ class Samples(ClassificationTask, Callback):
 def command_line() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--kill", nargs="*", default=[], help="one place per attempt: start, step-N, machine-N")
+    parser.add_argument(
+        "--kill", nargs="*", default=[], help="one place per attempt: start, step-N, machine-N"
+    )
     parser.add_argument("--samples", type=Path, help="where to write down who trained on what")
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--pause", default="", help="where to wait for a file beside FOLDER: step, evaluation, save")
+    parser.add_argument(
+        "--pause", default="", help="where to wait for a file beside FOLDER: step, evaluation, save"
+    )
     parser.add_argument("--timeout-s", type=float, default=300.0)
     options = parser.parse_args()
     environ = os.environ

@@ -1,6 +1,7 @@
 """Every way to launch the CIFAR recipe; `python -m tests.distributed.launchers` tries all and prints a table.
 
-Commands of one entry are started together, as on several machines. RECIPE stands for the recipe, PORT for a free port.
+Commands of one entry are started together, as on several machines. RECIPE stands for the recipe,
+PORT for a free port.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 ONE = "python RECIPE"  # what all others are compared with
-# One step in float32 with group norm: sums in another order are all that may differ, and rounding does not grow.
+# One step in float32 with group norm: sums in another order are all that may differ, and rounding
+# does not grow.
 FLAGS = "--dataset digits --model resnet8 --model.norm group --augment.crop-padding 1 --mixed-precision no"
 FLAGS += " --global-batch-size 32 --max-steps 1 --lr 0.01 --runtime.num-threads 1"
 
@@ -74,7 +76,9 @@ class StepResult:
 
     def largest_difference(self, other: StepResult) -> float:
         assert self.weights.keys() == other.weights.keys()
-        return max(float((self.weights[name] - other.weights[name]).abs().max()) for name in self.weights)
+        return max(
+            float((self.weights[name] - other.weights[name]).abs().max()) for name in self.weights
+        )
 
     def has_metrics_of(self, other: StepResult) -> bool:
         """Whether every count is the same, and the loss, the mistakes and the calibration but for rounding."""
@@ -94,11 +98,16 @@ class StepResult:
 
 
 def start(command: str, flags: str, log: Path) -> subprocess.Popen[bytes]:
-    words = ["recipes/cifar.py" if word == "RECIPE" else word for word in shlex.split(f"{command} {flags}")]
+    words = [
+        "recipes/cifar.py" if word == "RECIPE" else word
+        for word in shlex.split(f"{command} {flags}")
+    ]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path}
     with log.open("wb") as output:
-        return subprocess.Popen(words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(
+            words, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
 
 
 def run(commands: list[str], folder: Path) -> StepResult:
@@ -107,7 +116,10 @@ def run(commands: list[str], folder: Path) -> StepResult:
     flags = f"{FLAGS} --output-dir {folder / 'run'} --cache-dir {folder / 'cache'}"
     folder.mkdir(exist_ok=True)
     logs = [folder / f"{number}.log" for number in range(len(commands))]
-    jobs = [start(text.replace("PORT", port), flags, log) for text, log in zip(commands, logs, strict=True)]
+    jobs = [
+        start(text.replace("PORT", port), flags, log)
+        for text, log in zip(commands, logs, strict=True)
+    ]
     codes = [job.wait(600) for job in jobs]
     output = "".join(log.read_text() for log in logs)
     assert codes == [0] * len(jobs), output

@@ -17,7 +17,10 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass
 class Machines:
-    """Machine 0 is where the processes meet. `disks` are what each has at the place of the run folder."""
+    """Machine 0 is where the processes meet.
+
+    `disks` are what each has at the place of the run folder.
+    """
 
     folder: Path
     address: str = "127.0.0.1"
@@ -34,7 +37,9 @@ class Machines:
         """What a machine has in the place of the run folder, seen from outside."""
         return self.folder / f"disk-{machine}" if self.namespaces else self.run
 
-    def start(self, machine: int, launcher: str, *arguments: str, processes_each: int = 1) -> Launch:
+    def start(
+        self, machine: int, launcher: str, *arguments: str, processes_each: int = 1
+    ) -> Launch:
         """Start a machine's share of a run with the command that its user would type there."""
         options = {
             "accelerate": [
@@ -52,7 +57,9 @@ class Machines:
         log = self.folder / f"machine-{machine}.log"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
         with log.open("wb") as output:
-            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
         return Launch(process, log)
 
     def cut_link(self) -> None:
@@ -93,13 +100,29 @@ class Launch:
 
 @contextmanager
 def in_namespaces(folder: Path) -> Iterator[Machines]:
-    """Yield two machines with a wire between them. Raises PermissionError where the system allows none."""
+    """Yield two machines with a wire between them.
+
+    Raises PermissionError where the system allows none.
+    """
     names = tuple(f"trainer-{os.getpid()}-{machine}" for machine in (0, 1))
     wires = tuple(f"wire{os.getpid() % 10**6}{machine}" for machine in "ab")
     try:
         for name in names:
             ip("netns", "add", name)
-        wire = ["link", "add", wires[0], "netns", names[0], "type", "veth", "peer", "name", wires[1], "netns", names[1]]
+        wire = [
+            "link",
+            "add",
+            wires[0],
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            wires[1],
+            "netns",
+            names[1],
+        ]
         ip(*wire)
         for number, (name, wire) in enumerate(zip(names, wires, strict=True), start=1):
             ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", wire)
@@ -116,4 +139,6 @@ def ip(*arguments: str) -> None:
     try:
         subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise PermissionError(f"no network namespaces here: {getattr(error, 'stderr', error)}") from error
+        raise PermissionError(
+            f"no network namespaces here: {getattr(error, 'stderr', error)}"
+        ) from error

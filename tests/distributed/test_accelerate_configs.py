@@ -17,7 +17,9 @@ def test_accelerate_accepts_every_key(path: Path) -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_its_head_says_how_to_launch_it_and_what_to_edit(path: Path) -> None:
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    assert any(f"accelerate launch --config_file accelerate_configs/{path.name} " in line for line in head)
+    assert any(
+        f"accelerate launch --config_file accelerate_configs/{path.name} " in line for line in head
+    )
     assert any(line.startswith("# Edit:") for line in head)
 
 

@@ -60,22 +60,34 @@ def refuse(variables: dict[str, str], message: str) -> None:
     assert caught.value.exit_code == ExitCode.USAGE
     assert "\n" not in str(caught.value)
     if torch.distributed.is_initialized():
-        torch.distributed.barrier()  # the other one may still be joining, which fails if this one leaves
+        # the other one may still be joining, which fails if this one leaves
+        torch.distributed.barrier()
 
 
 def test_a_layer_class_that_the_model_does_not_have_is_one_line(tmp_path: Path) -> None:
-    job = processes.start(train_in_blocks, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+    job = processes.start(
+        train_in_blocks, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
+    )
     assert job.wait() == [0, 0], job.output()
 
 
 def train_in_blocks(folder: Path) -> None:
-    os.environ.update(FSDP, FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP", FSDP_TRANSFORMER_CLS_TO_WRAP="BertLayer")
-    with pytest.raises(ConfigError, match="fsdp_transformer_layer_cls_to_wrap does not fit: .* BertLayer in the model"):
+    os.environ.update(
+        FSDP,
+        FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
+        FSDP_TRANSFORMER_CLS_TO_WRAP="BertLayer",
+    )
+    with pytest.raises(
+        ConfigError,
+        match="fsdp_transformer_layer_cls_to_wrap does not fit: .* BertLayer in the model",
+    ):
         workload.train(workload.make_config(folder, trainer=workload.TrainerConfig()))
 
 
 @pytest.mark.parametrize("kind", DistributedType)
-def test_an_untested_kind_of_processes_is_not_taken_for_a_supported_one(kind: DistributedType) -> None:
+def test_an_untested_kind_of_processes_is_not_taken_for_a_supported_one(
+    kind: DistributedType,
+) -> None:
     accelerator = Accelerator(cpu=True)
     accelerator.state.distributed_type = kind
     supported = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
@@ -86,14 +98,19 @@ def test_an_untested_kind_of_processes_is_not_taken_for_a_supported_one(kind: Di
             reject_unsupported(accelerator)
 
 
-def test_settings_of_fp8_and_of_accelerates_own_loaders_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_fp8_and_of_accelerates_own_loaders_have_no_effect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("ACCELERATE_FP8_BACKEND", "TE")
     start_accelerator(RuntimeConfig(num_threads=1))
     options = DataLoaderConfiguration(split_batches=True, dispatch_batches=True, even_batches=False)
     seen = []
     for accelerator in (Accelerator(cpu=True), Accelerator(cpu=True, dataloader_config=options)):
         reject_unsupported(accelerator)
-        data, batch = [(0.5, number) for number in range(10)], BatchConfig(global_batch_size=4, eval_batch_size=3)
+        data, batch = (
+            [(0.5, number) for number in range(10)],
+            BatchConfig(global_batch_size=4, eval_batch_size=3),
+        )
         train, test = build_dataset_loaders(data, data, batch, seed=0, accelerator=accelerator)
         trained = [micro for step in train.step_batches(0, 0) for micro in step.micro_batches]
         seen.append([batch.targets.tolist() for batch in (*trained, *test.batches())])
@@ -111,7 +128,8 @@ distributed_type: {kind}
 mixed_precision: '{precision}'
 {more}
 """
-LAUNCHERS_OWN = ("DeepSpeed is not installed", "FP8 is not available")  # with a traceback of accelerate's launcher
+# with a traceback of accelerate's launcher
+LAUNCHERS_OWN = ("DeepSpeed is not installed", "FP8 is not available")
 LAUNCHED = {
     "DeepSpeed": ({"kind": "DEEPSPEED", "more": "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 4}"},
                   "DeepSpeed is not installed"),
@@ -146,11 +164,30 @@ LAUNCHED = {
 def test_an_accelerate_config_is_trained_with_or_refused(tmp_path: Path, name: str) -> None:
     pytest.importorskip("sklearn")
     changes, message = LAUNCHED[name]
-    values = {"kind": "MULTI_GPU", "use_cpu": "false", "num_processes": 2, "precision": "no", "more": ""} | changes
+    values = {
+        "kind": "MULTI_GPU",
+        "use_cpu": "false",
+        "num_processes": 2,
+        "precision": "no",
+        "more": "",
+    } | changes
     (tmp_path / "config.yaml").write_text(PRESET.format_map(values))
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "config.yaml")]
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        str(tmp_path / "config.yaml"),
+    ]
     command += ["recipes/cifar.py", "--dataset", "digits", "--model", "resnet8", "--max-steps", "1"]
-    command += ["--augment.crop-padding", "1", "--output-dir", str(tmp_path / "run"), "--cache-dir", str(tmp_path)]
+    command += [
+        "--augment.crop-padding",
+        "1",
+        "--output-dir",
+        str(tmp_path / "run"),
+        "--cache-dir",
+        str(tmp_path),
+    ]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true"}
     launched = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if message is None:

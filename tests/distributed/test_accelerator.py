@@ -31,7 +31,13 @@ from ..joined import joined_processes
 from ..workload import SmallNet
 
 ONE_THREAD = RuntimeConfig(num_threads=1)
-TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+TWO = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +50,9 @@ def test_fp16_without_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, source: 
     config = RuntimeConfig(mixed_precision="fp16" if source == "config" else None)
     if source == "launcher":
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
-    with pytest.raises(ConfigError, match="--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no"):
+    with pytest.raises(
+        ConfigError, match="--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no"
+    ):
         start_accelerator(config)
 
 
@@ -57,7 +65,10 @@ def test_the_config_decides_the_precision_before_the_launcher(
 ) -> None:
     if launcher:
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", launcher)
-    assert start_accelerator(RuntimeConfig(mixed_precision=config, num_threads=1)).mixed_precision == expected
+    assert (
+        start_accelerator(RuntimeConfig(mixed_precision=config, num_threads=1)).mixed_precision
+        == expected
+    )
 
 
 def test_processes_that_accelerate_does_not_find_are_refused(tmp_path: Path) -> None:
@@ -75,7 +86,10 @@ def find_less_processes() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"gradient_compression": "bf16"}, "gradient-compression bf16 needs GPUs and NCCL: use fp16"),
+        (
+            {"gradient_compression": "bf16"},
+            "gradient-compression bf16 needs GPUs and NCCL: use fp16",
+        ),
         ({"backend": "nccl"}, "--runtime.backend nccl needs GPUs, and there are none: use gloo"),
     ],
 )
@@ -100,7 +114,9 @@ def check_backend() -> None:
     shutdown(accelerator)
 
 
-def make_loud_gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+def make_loud_gloo(
+    store: dist.Store, rank: int, size: int, timeout: timedelta
+) -> dist.ProcessGroupGloo:
     return dist.ProcessGroupGloo(store, rank, size, timeout)
 
 
@@ -111,7 +127,9 @@ def test_processes_that_joined_before_the_run_are_used_as_they_are(tmp_path: Pat
 
 def start_after_joining(folder: Path) -> None:
     PartialState(cpu=True)
-    with pytest.raises(ConfigError, match="--runtime.backend ucc, but the processes already joined over gloo"):
+    with pytest.raises(
+        ConfigError, match="--runtime.backend ucc, but the processes already joined over gloo"
+    ):
         start_accelerator(RuntimeConfig(backend="ucc"))
     workload.train(workload.make_config(folder))
 
@@ -120,7 +138,9 @@ def test_a_second_run_of_a_process_may_have_another_precision(tmp_path: Path) ->
     """As in a notebook."""
     processes.run(train_in_two_precisions, tmp_path, folder=tmp_path / "logs")
     processes.run(train_alone, tmp_path / "alone", folder=tmp_path / "logs")
-    full, reduced, alone = (tmp_path / name / "export/model.safetensors" for name in ("no", "bf16", "alone"))
+    full, reduced, alone = (
+        tmp_path / name / "export/model.safetensors" for name in ("no", "bf16", "alone")
+    )
     assert full.read_bytes() != reduced.read_bytes() == alone.read_bytes()
 
 
@@ -144,7 +164,9 @@ def test_the_number_of_threads_is_pinned(num_threads: int) -> None:
     assert torch.get_num_threads() == num_threads
 
 
-def test_by_default_the_processes_of_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_the_processes_of_a_machine_share_its_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: range(6), raising=False)
     for local_processes, expected in ((1, 6), (2, 3), (4, 1), (8, 1)):
@@ -153,7 +175,9 @@ def test_by_default_the_processes_of_a_machine_share_its_cores(monkeypatch: pyte
         assert torch.get_num_threads() == expected
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a limit on the cores, as Linux has")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="needs a limit on the cores, as Linux has"
+)
 def test_a_process_takes_no_more_threads_than_it_was_given_cores(tmp_path: Path) -> None:
     processes.run(check_threads_on_one_core, num_processes=1, folder=tmp_path)
 
@@ -170,8 +194,10 @@ def check_threads_on_one_core() -> None:
         ({"OMP_NUM_THREADS": "1"}, None, 1),
         ({"OMP_NUM_THREADS": "3"}, None, 3),
         ({"OMP_NUM_THREADS": "3"}, 2, 2),
-        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, None, 6),  # set by torchrun itself
-        ({"OMP_NUM_THREADS": "1", "ACCELERATE_DYNAMO_BACKEND": "no"}, None, 6),  # by accelerate's launcher
+        # set by torchrun itself
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, None, 6),
+        # by accelerate's launcher
+        ({"OMP_NUM_THREADS": "1", "ACCELERATE_DYNAMO_BACKEND": "no"}, None, 6),
         ({"OMP_NUM_THREADS": "two"}, None, 6),
     ],
 )
@@ -198,7 +224,8 @@ def test_the_loss_scale_of_fp16_is_as_configured() -> None:
         assert (scaler.get_scale(), scaler.get_growth_interval()) == (scale, growth)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")  # torch 2.13, by its own compiler
+# torch 2.13, by its own compiler
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_placed_model_is_the_same_module_with_the_same_names(compiled: bool) -> None:
     accelerator = start_accelerator(ONE_THREAD)
@@ -221,10 +248,14 @@ def test_norms_span_several_processes_by_default(tmp_path: Path) -> None:
 def check_norms() -> None:
     with joined_processes() as accelerator:
         for spans in (True, False):
-            placed = place_model(SmallNet(norm="batch"), accelerator, RuntimeConfig(sync_batch_norm=spans))
+            placed = place_model(
+                SmallNet(norm="batch"), accelerator, RuntimeConfig(sync_batch_norm=spans)
+            )
             assert [type(placed.layers[index]) for index in (1, 4)] == [nn.BatchNorm2d] * 2
             assert ["forward" in vars(placed.layers[index]) for index in (1, 4)] == [spans] * 2
-        assert describe_machine(accelerator).startswith("2 x cpu (1 threads) over gloo, precision no, torch ")
+        assert describe_machine(accelerator).startswith(
+            "2 x cpu (1 threads) over gloo, precision no, torch "
+        )
         assert accelerator.gradient_accumulation_steps == 1
 
 
@@ -254,7 +285,10 @@ def test_peak_memory_is_in_bytes_on_a_mac_too(monkeypatch: pytest.MonkeyPatch) -
         ({"num_threads": 0}, "runtime.num_threads is 0: set it to 1 to 1024"),
         ({"num_threads": 1_000_000}, "runtime.num_threads is 1000000: set it to 1 to 1024"),
         ({"loss_scale": 0.0}, "runtime.loss_scale is 0.0: set it above 0, and finite"),
-        ({"loss_scale_growth_steps": 0}, "runtime.loss_scale_growth_steps is 0: set it to 1 or more"),
+        (
+            {"loss_scale_growth_steps": 0},
+            "runtime.loss_scale_growth_steps is 0: set it to 1 or more",
+        ),
         ({"timeout_s": 0.0}, "runtime.timeout_s is 0.0: set it above 0"),
         ({"timeout_s": float("nan")}, "runtime.timeout_s is nan: set it above 0"),
     ],
@@ -272,7 +306,10 @@ def test_memory_that_a_step_frees_is_there_for_the_next(tmp_path: Path) -> None:
 
 def check_freed_memory() -> None:
     start_accelerator(ONE_THREAD)
-    blocks = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for _ in range(6)]
+    blocks = [
+        nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        for _ in range(6)
+    ]
     model, images = nn.Sequential(*blocks), torch.randn(64, 16, 32, 32)
 
     def count_faults(num_steps: int) -> int:

@@ -46,11 +46,15 @@ class OwnError(DataError):
 
 def contents(num_bytes: int) -> bytes:
     generator = torch.Generator().manual_seed(num_bytes)
-    return torch.randint(256, (num_bytes,), generator=generator, dtype=torch.uint8).numpy().tobytes()
+    return (
+        torch.randint(256, (num_bytes,), generator=generator, dtype=torch.uint8).numpy().tobytes()
+    )
 
 
 @pytest.mark.parametrize("num_processes", [1, 3])
-def test_rows_are_gathered_and_tensors_of_any_kind_are_copied_from_main(tmp_path: Path, num_processes: int) -> None:
+def test_rows_are_gathered_and_tensors_of_any_kind_are_copied_from_main(
+    tmp_path: Path, num_processes: int
+) -> None:
     processes.run(check_tensors, num_processes=num_processes, folder=tmp_path)
 
 
@@ -59,7 +63,9 @@ def check_tensors() -> None:
         rank = accelerator.process_index
         size = accelerator.num_processes
         mine = torch.full((rank, 2), float(rank))  # process 0 has no row, process 1 has one, ...
-        assert gather_rows(mine, accelerator)[:, 0].tolist() == [one for one in range(size) for _ in range(one)]
+        assert gather_rows(mine, accelerator)[:, 0].tolist() == [
+            one for one in range(size) for _ in range(one)
+        ]
 
         of_main = kinds_of_tensors(0)
         copies = kinds_of_tensors(rank)
@@ -72,7 +78,13 @@ def check_tensors() -> None:
 def kinds_of_tensors(rank: int) -> list[torch.Tensor]:
     numbers = torch.arange(6).view(2, 3) + rank
     weight = torch.nn.Parameter(numbers.float())
-    return [numbers.bool(), numbers.to(torch.int16), numbers.double().T, numbers.to(torch.bfloat16), weight]
+    return [
+        numbers.bool(),
+        numbers.to(torch.int16),
+        numbers.double().T,
+        numbers.to(torch.bfloat16),
+        weight,
+    ]
 
 
 @pytest.mark.parametrize("num_processes", [1, 3])
@@ -87,12 +99,16 @@ def check_broadcasts() -> None:
             assert broadcast_bytes(mine, accelerator) == contents(num_bytes)
         files = {"a/ü.json": b"{}", "empty": b"", "large": contents(1_000_003)}
         assert broadcast_files(files if accelerator.is_main_process else None, accelerator) == files
-        assert list(broadcast_files(files if accelerator.is_main_process else None, accelerator)) == list(files)
+        assert list(
+            broadcast_files(files if accelerator.is_main_process else None, accelerator)
+        ) == list(files)
         assert broadcast_files({} if accelerator.is_main_process else None, accelerator) == {}
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_run_on_main_gives_the_result_of_the_main_process_to_all(tmp_path: Path, num_processes: int) -> None:
+def test_run_on_main_gives_the_result_of_the_main_process_to_all(
+    tmp_path: Path, num_processes: int
+) -> None:
     processes.run(act, tmp_path / "acted", num_processes=num_processes, folder=tmp_path)
     assert (tmp_path / "acted").read_text() == "once"
 
@@ -109,7 +125,9 @@ def act(path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_users_error_of_the_main_process_is_raised_on_every_process(tmp_path: Path, num_processes: int) -> None:
+def test_a_users_error_of_the_main_process_is_raised_on_every_process(
+    tmp_path: Path, num_processes: int
+) -> None:
     processes.run(fail, num_processes=num_processes, folder=tmp_path)
 
 
@@ -125,7 +143,9 @@ def fail() -> None:
             assert type(caught.value) is kind
             assert str(caught.value) == "error[CODE]: what happened, ü and the fix"
             assert caught.value.exit_code == kind.exit_code
-        assert run_on_main(lambda: "and they go on together", accelerator) == "and they go on together"
+        assert (
+            run_on_main(lambda: "and they go on together", accelerator) == "and they go on together"
+        )
 
 
 def test_an_error_of_a_recipe_is_raised_elsewhere_as_the_class_it_extends(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def start_and_cut(machines: Machines, phase: str, *, timeout_s: float) -> list[L
     options = ["--pause", phase, "--timeout-s", str(timeout_s)]
     launches = [machines.start(machine, "accelerate", *options) for machine in (0, 1)]
     while not all((machines.folder / f"paused-{rank}").exists() for rank in (0, 1)):
-        assert all(launch.process.poll() is None for launch in launches), launches[0].output + launches[1].output
+        assert all(launch.process.poll() is None for launch in launches), (
+            launches[0].output + launches[1].output
+        )
         time.sleep(0.05)
     machines.cut_link()
     (machines.folder / "continue").touch()

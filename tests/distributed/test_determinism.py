@@ -36,7 +36,9 @@ def put(number: float) -> torch.Tensor:
     return torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([number, number]))
 
 
-def test_an_operation_without_a_deterministic_kernel_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_operation_without_a_deterministic_kernel_is_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     choose_kernels(True)
     with warnings.catch_warnings(), nondeterminism_named(says_it=True) as found:
         warnings.simplefilter("always")
@@ -44,7 +46,9 @@ def test_an_operation_without_a_deterministic_kernel_is_named_once(caplog: pytes
         put(2.0)
     assert found == {"put_"}
     (line,) = caplog.messages
-    assert line.startswith("put_ has no deterministic kernel here: a resumed run is close, not equal bit for bit")
+    assert line.startswith(
+        "put_ has no deterministic kernel here: a resumed run is close, not equal bit for bit"
+    )
 
 
 def test_other_warnings_are_shown_as_before() -> None:
@@ -54,7 +58,9 @@ def test_other_warnings_are_shown_as_before() -> None:
 
 def test_strict_ends_there_in_one_line_that_names_it() -> None:
     choose_kernels("strict")
-    refused = pytest.raises(ConfigError, match="put_ has no deterministic kernel here.* strict: replace it")
+    refused = pytest.raises(
+        ConfigError, match="put_ has no deterministic kernel here.* strict: replace it"
+    )
     with refused, nondeterminism_named(says_it=True):
         put(1.0)
 
@@ -70,15 +76,21 @@ class Putting(ClassificationTask):
 def train_putting(folder: Path, deterministic: Any) -> None:
     warnings.simplefilter("default")
     choose_kernels(deterministic)  # as a run does on a GPU
-    config = workload.make_config(folder, runtime=RuntimeConfig(num_threads=1, deterministic=deterministic))
+    config = workload.make_config(
+        folder, runtime=RuntimeConfig(num_threads=1, deterministic=deterministic)
+    )
     main(lambda _: workload.train(config, task=Putting()), RecipeConfig, description="", argv=[])
 
 
 def test_a_run_records_it_and_a_strict_one_ends(tmp_path: Path) -> None:
     job = processes.run(train_putting, tmp_path / "run", True, folder=tmp_path / "logs")
     assert job.output().count("put_ has no deterministic kernel here") == 1
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["nondeterministic_operations"] == ["put_"]
-    strict = processes.start(train_putting, tmp_path / "strict", "strict", num_processes=1, folder=tmp_path / "more")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())[
+        "nondeterministic_operations"
+    ] == ["put_"]
+    strict = processes.start(
+        train_putting, tmp_path / "strict", "strict", num_processes=1, folder=tmp_path / "more"
+    )
     assert strict.wait() == [64]
     assert "error[NONDETERMINISTIC]: put_ has no deterministic kernel here" in strict.output()
     assert "Traceback" not in strict.output()
@@ -86,7 +98,9 @@ def test_a_run_records_it_and_a_strict_one_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("asked_before", [False, True])
-def test_whoever_asks_for_tf32_in_whichever_way_gets_the_same_answer(tf32: bool, asked_before: bool) -> None:
+def test_whoever_asks_for_tf32_in_whichever_way_gets_the_same_answer(
+    tf32: bool, asked_before: bool
+) -> None:
     """As torch.compile and libraries do: torch has an error for an answer that only one way knows."""
     matmul = torch.backends.cuda.matmul
     if asked_before and hasattr(matmul, "fp32_precision"):
@@ -97,7 +111,12 @@ def test_whoever_asks_for_tf32_in_whichever_way_gets_the_same_answer(tf32: bool,
     if hasattr(matmul, "fp32_precision"):
         cudnn: Any = torch.backends.cudnn
         expected = "tf32" if tf32 else "ieee"
-        assert matmul.fp32_precision == cudnn.conv.fp32_precision == cudnn.rnn.fp32_precision == expected
+        assert (
+            matmul.fp32_precision
+            == cudnn.conv.fp32_precision
+            == cudnn.rnn.fp32_precision
+            == expected
+        )
 
 
 def test_a_checkout_without_an_install_has_versions() -> None:
@@ -115,5 +134,7 @@ metadata.distribution = find_others
 from accel_trainer.distributed.accelerator import library_versions
 print(library_versions()["accel_trainer"])
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "not installed\n"

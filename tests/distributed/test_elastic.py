@@ -25,9 +25,21 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.usefixtures("python_is_forked")
-@pytest.mark.parametrize("kills", [("step-2", "start"), *slow([(("step-2", "start", "step-4"),)])], ids=len)
-def test_a_worker_killed_several_times_under_torchrun_changes_no_bit(tmp_path: Path, kills: tuple[str, ...]) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--max_restarts", "3"]
+@pytest.mark.parametrize(
+    "kills", [("step-2", "start"), *slow([(("step-2", "start", "step-4"),)])], ids=len
+)
+def test_a_worker_killed_several_times_under_torchrun_changes_no_bit(
+    tmp_path: Path, kills: tuple[str, ...]
+) -> None:
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--max_restarts",
+        "3",
+    ]
     recipe = ["-m", "tests.distributed.elastic", str(tmp_path / "killed")]
     done = subprocess.run(
         [*launcher, *recipe, "--kill", *kills],
@@ -72,14 +84,33 @@ def test_an_elastic_job_that_loses_a_machine_resumes_on_the_rest(tmp_path: Path)
     kept = {row["step"]: row["attempt"] for row in sorted(rows, key=lambda row: row["attempt"])}
     assert list(kept.values()).count(1) >= 6, "two processes trained the rest"
     for epoch in (range(1, 6), range(6, 11)):
-        trained = [row["samples"] for row in rows if row["step"] in epoch and row["attempt"] == kept[row["step"]]]
+        trained = [
+            row["samples"]
+            for row in rows
+            if row["step"] in epoch and row["attempt"] == kept[row["step"]]
+        ]
         assert sorted(sum(trained, [])) == list(range(72)), "every sample of an epoch once"
 
 
 def start_agent(port: int, *command: str) -> subprocess.Popen[str]:
     """Start a machine of a job that has at most two, and goes on with one."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc_per_node", "2"]
-    launcher += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}", "--rdzv_id", "job"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "1:2",
+        "--nproc_per_node",
+        "2",
+    ]
+    launcher += [
+        "--rdzv_backend",
+        "c10d",
+        "--rdzv_endpoint",
+        f"127.0.0.1:{port}",
+        "--rdzv_id",
+        "job",
+    ]
     launcher += ["--rdzv_conf", "last_call_timeout=20,keep_alive_interval=1", "--max_restarts", "3"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(

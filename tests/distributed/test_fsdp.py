@@ -14,7 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from accel_trainer import BatchConfig, Callback, OptimizerConfig, RuntimeConfig, Trainer, TrainerConfig
+from accel_trainer import (
+    BatchConfig,
+    Callback,
+    OptimizerConfig,
+    RuntimeConfig,
+    Trainer,
+    TrainerConfig,
+)
 from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.collectives import shutdown
 from tests import processes, workload
@@ -24,7 +31,8 @@ from tests.joined import FSDP
 
 ROOT = Path(__file__).parents[2]
 
-OTHERWISE = {  # the other way of everything that may be chosen; accelerate's launcher asks for the last by itself
+# the other way of everything that may be chosen; accelerate's launcher asks for the last by itself
+OTHERWISE = {
     "FSDP_RESHARD_AFTER_FORWARD": "false", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
     "FSDP_TRANSFORMER_CLS_TO_WRAP": "Conv2d", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
@@ -47,23 +55,38 @@ def train(
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
     config = workload.make_config(
         folder,
-        batch=BatchConfig(per_device_batch_size=28 // num_processes, global_batch_size=56, eval_batch_size=10),
-        trainer=TrainerConfig(num_epochs=2, max_steps=max_steps, log_every_n_steps=1, max_grad_norm=0.5, ema_decay=0.9),
+        batch=BatchConfig(
+            per_device_batch_size=28 // num_processes, global_batch_size=56, eval_batch_size=10
+        ),
+        trainer=TrainerConfig(
+            num_epochs=2, max_steps=max_steps, log_every_n_steps=1, max_grad_norm=0.5, ema_decay=0.9
+        ),
         optimizer=OptimizerConfig(name=name, learning_rate=0.05),
         runtime=RuntimeConfig(num_threads=1, timeout_s=300, mixed_precision=precision),
     )
-    # In float64 rounding stays small over the steps; autocast rounds to its own precision, whatever it is given.
+    # In float64 rounding stays small over the steps; autocast rounds to its own precision, whatever
+    # it is given.
     dtype = torch.float64 if precision == "no" else torch.float32
     workload.train(config, num_train=56 + 29, norm=norm, dtype=dtype)
 
 
 def history(folder: Path) -> list[dict[str, float]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if "loss" in key or "accuracy" in key} for row in rows]
+    return [
+        {key: value for key, value in row.items() if "loss" in key or "accuracy" in key}
+        for row in rows
+    ]
 
 
 def run(folder: Path, *, num_processes: int, shards: bool, **options: object) -> None:
-    processes.run(_start, folder, shards, options, num_processes=num_processes, folder=folder.with_suffix(".logs"))
+    processes.run(
+        _start,
+        folder,
+        shards,
+        options,
+        num_processes=num_processes,
+        folder=folder.with_suffix(".logs"),
+    )
 
 
 def _start(folder: Path, shards: bool, options: dict[str, object]) -> None:
@@ -86,7 +109,9 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_sharded_weights_train_evaluate_and_export_like_whole_ones(whole: Path, sharded: Path) -> None:
+def test_sharded_weights_train_evaluate_and_export_like_whole_ones(
+    whole: Path, sharded: Path
+) -> None:
     assert_alike(sharded, whole, 1e-9)
 
 
@@ -100,9 +125,20 @@ def test_so_are_they_with_other_options(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_sharded_step_in_bf16_differs_by_roundings_to_it(tmp_path: Path) -> None:
     for folder, shards in ((tmp_path / "whole", False), (tmp_path / "sharded", True)):
-        run(folder, num_processes=2, shards=shards, norm="batch", otherwise=True, precision="bf16", max_steps=1)
-    weights = [load_file(tmp_path / name / "export" / "model.safetensors") for name in ("sharded", "whole")]
-    # A step of 0.05 times a gradient clipped to 0.5, whose terms were rounded to 8 bits a few times.
+        run(
+            folder,
+            num_processes=2,
+            shards=shards,
+            norm="batch",
+            otherwise=True,
+            precision="bf16",
+            max_steps=1,
+        )
+    weights = [
+        load_file(tmp_path / name / "export" / "model.safetensors") for name in ("sharded", "whole")
+    ]
+    # A step of 0.05 times a gradient clipped to 0.5, whose terms were rounded to 8 bits a few
+    # times.
     torch.testing.assert_close(*weights, rtol=0, atol=0.05 * 0.5 * 2**-6)
 
 
@@ -125,7 +161,9 @@ def test_a_sharded_run_saves_whole_tensors_and_resumes_on_any_processes(tmp_path
     moved, once = newest(folder), newest(tmp_path / "once")
     assert moved.name == once.name
     for name in ("model.safetensors", "optimizer.safetensors"):
-        torch.testing.assert_close(load_file(moved / name), load_file(once / name), rtol=0, atol=1e-9)
+        torch.testing.assert_close(
+            load_file(moved / name), load_file(once / name), rtol=0, atol=1e-9
+        )
     export = load_file(folder / "export" / "model.safetensors")
     workload.SmallNet(norm="group").load_state_dict(export)
 
@@ -138,7 +176,9 @@ def test_an_interrupted_sharded_run_ends_with_the_same_bytes(tmp_path: Path, sha
 
 @pytest.mark.slow
 @pytest.mark.parametrize("otherwise", [False, True])
-def test_a_sharded_run_interrupted_twice_ends_with_the_same_bytes(tmp_path: Path, otherwise: bool) -> None:
+def test_a_sharded_run_interrupted_twice_ends_with_the_same_bytes(
+    tmp_path: Path, otherwise: bool
+) -> None:
     options = {"num_processes": 2, "shards": True, "norm": "batch", "otherwise": otherwise}
     run(tmp_path / "once", **options)
     for max_steps in (1, 3, None):
@@ -181,10 +221,16 @@ def _diverge(folder: Path) -> None:
     ],
     ids=["compile", "muon"],
 )
-def test_what_needs_whole_weights_is_refused_in_one_line(tmp_path: Path, changes: dict[str, object], flag: str) -> None:
-    job = processes.start(_train_with, tmp_path / "run", changes, num_processes=2, folder=tmp_path / "logs")
+def test_what_needs_whole_weights_is_refused_in_one_line(
+    tmp_path: Path, changes: dict[str, object], flag: str
+) -> None:
+    job = processes.start(
+        _train_with, tmp_path / "run", changes, num_processes=2, folder=tmp_path / "logs"
+    )
     assert job.wait() == [1, 1]
-    line = f"error[FSDP]: {flag} does not work with FSDP: leave it out, or launch with multi_gpu.yaml"
+    line = (
+        f"error[FSDP]: {flag} does not work with FSDP: leave it out, or launch with multi_gpu.yaml"
+    )
     assert line in job.output()
 
 
@@ -200,7 +246,10 @@ def test_the_preset_shards_on_cpu_processes(tmp_path: Path) -> None:
     command += ["--num_processes", "2", "-m", "tests.distributed.test_fsdp"]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     launched = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert sorted(launched.stdout.split("\n"))[-2:] == ["2 x cpu, bf16, shards", "2 x cpu, bf16, shards"]
+    assert sorted(launched.stdout.split("\n"))[-2:] == [
+        "2 x cpu, bf16, shards",
+        "2 x cpu, bf16, shards",
+    ]
 
 
 def main() -> None:
@@ -220,16 +269,25 @@ class Resharding(Callback):
 
     def on_evaluate_end(self, trainer: Trainer, metrics: Mapping[str, Any]) -> None:
         parts = [module for module in trainer.model.modules() if hasattr(module, "unshard")]
-        groups = [part._get_fsdp_state()._fsdp_param_group for part in parts if part is not trainer.model]
-        print("reshards", {group.post_forward_mesh_info is not None for group in groups if group is not None})
+        groups = [
+            part._get_fsdp_state()._fsdp_param_group for part in parts if part is not trainer.model
+        ]
+        print(
+            "reshards",
+            {group.post_forward_mesh_info is not None for group in groups if group is not None},
+        )
 
 
 def _train_keeping(folder: Path, reshard: str) -> None:
     os.environ.update(FSDP | {"FSDP_RESHARD_AFTER_FORWARD": reshard})
-    workload.train(workload.make_config(folder, trainer=TrainerConfig(num_epochs=1)), callbacks=(Resharding(),))
+    workload.train(
+        workload.make_config(folder, trainer=TrainerConfig(num_epochs=1)), callbacks=(Resharding(),)
+    )
 
 
 @pytest.mark.parametrize("reshard", ["true", "false"])
 def test_an_evaluation_leaves_resharding_as_it_is_configured(tmp_path: Path, reshard: str) -> None:
-    job = processes.run(_train_keeping, tmp_path / "run", reshard, num_processes=2, folder=tmp_path / "logs")
+    job = processes.run(
+        _train_keeping, tmp_path / "run", reshard, num_processes=2, folder=tmp_path / "logs"
+    )
     assert job.output().count(f"reshards {{{reshard == 'true'}}}") == 1, job.output()

@@ -40,7 +40,9 @@ class Containers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lists = nn.ModuleDict({"a": nn.Linear(24, 24), "b": nn.ModuleList([nn.Linear(24, 24)])})
+        self.lists = nn.ModuleDict(
+            {"a": nn.Linear(24, 24), "b": nn.ModuleList([nn.Linear(24, 24)])}
+        )
         self.weights = nn.ParameterList([nn.Parameter(torch.eye(24)) for _ in range(2)])
         self.named = nn.ParameterDict({"x": nn.Parameter(torch.eye(24))})
 
@@ -79,8 +81,15 @@ def encoder() -> nn.Module:
 def vit() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    net = ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=NUM_CLASSES))
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    net = ViTForImageClassification(
+        ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=NUM_CLASSES)
+    )
     return Logits(net)
 
 
@@ -89,7 +98,12 @@ def language_model(kind: str) -> nn.Module:
     import transformers
 
     size = {"vocab_size": 32, "tie_word_embeddings": kind != "Llama"}
-    bert = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    bert = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     special = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     make, config = {
         "BERT": (transformers.BertForMaskedLM, transformers.BertConfig(**size, **bert)),
@@ -97,7 +111,10 @@ def language_model(kind: str) -> nn.Module:
             transformers.T5ForConditionalGeneration,
             transformers.T5Config(**size, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2),
         ),
-        "Llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig(**size, **bert, **special)),
+        "Llama": (
+            transformers.LlamaForCausalLM,
+            transformers.LlamaConfig(**size, **bert, **special),
+        ),
     }[kind]
 
     class OfImages(make):
@@ -166,7 +183,11 @@ def config_of(folder: Path, name: str = "sgd", max_steps: int | None = 2) -> Any
 
 
 def train(
-    folder: Path, net: str, name: str = "sgd", max_steps: int | None = 2, changes: Mapping[str, str] = FSDP
+    folder: Path,
+    net: str,
+    name: str = "sgd",
+    max_steps: int | None = 2,
+    changes: Mapping[str, str] = FSDP,
 ) -> None:
     os.environ.update(changes)
     torch.manual_seed(0)
@@ -174,39 +195,75 @@ def train(
 
 
 @pytest.mark.parametrize(
-    "net", ["a transformer", "a vit of transformers", "containers", "tied weights", "not contiguous"]
+    "net",
+    ["a transformer", "a vit of transformers", "containers", "tied weights", "not contiguous"],
 )
-def test_a_model_with_containers_attention_or_tied_weights_is_sharded(tmp_path: Path, net: str) -> None:
+def test_a_model_with_containers_attention_or_tied_weights_is_sharded(
+    tmp_path: Path, net: str
+) -> None:
     if net == "a vit of transformers":
         pytest.importorskip("transformers")
     processes.run(train, tmp_path / "run", net, num_processes=2, folder=tmp_path / "logs")
 
 
 @pytest.mark.parametrize("net", slow_but(["T5"], ["BERT", "T5", "Llama"]))
-def test_a_language_model_is_sharded_with_or_without_tied_embeddings(tmp_path: Path, net: str) -> None:
+def test_a_language_model_is_sharded_with_or_without_tied_embeddings(
+    tmp_path: Path, net: str
+) -> None:
     pytest.importorskip("transformers")
     processes.run(train, tmp_path / "run", net, num_processes=2, folder=tmp_path / "logs")
-    processes.run(train, tmp_path / "whole", net, "sgd", 2, {}, num_processes=2, folder=tmp_path / "logs-whole")
-    sharded, whole = (load_file(newest(tmp_path / name) / "model.safetensors") for name in ("run", "whole"))
+    processes.run(
+        train,
+        tmp_path / "whole",
+        net,
+        "sgd",
+        2,
+        {},
+        num_processes=2,
+        folder=tmp_path / "logs-whole",
+    )
+    sharded, whole = (
+        load_file(newest(tmp_path / name) / "model.safetensors") for name in ("run", "whole")
+    )
     assert all(torch.allclose(sharded[name], whole[name], atol=1e-5) for name in whole)
 
 
 @pytest.mark.parametrize(
     ("net", "name", "line"),
     [
-        ("without a dimension", "sgd", "error[FSDP]: net.scale has no dimension, and cannot be sharded: give it"),
+        (
+            "without a dimension",
+            "sgd",
+            "error[FSDP]: net.scale has no dimension, and cannot be sharded: give it",
+        ),
         (
             "the same memory",
             "sgd",
             "error[FSDP]: net.second.weight shares its memory with another parameter, which shards",
         ),
-        ("containers", "Adafactor", "error[FSDP]: Adafactor needs whole weights, and does not work with FSDP: use"),
-        ("containers", "Rprop", "error[FSDP]: Rprop needs whole weights, and does not work with FSDP: use another"),
-        ("containers", "Adagrad", "error[FSDP]: Adagrad has state before its first step, and does not work with FSDP"),
+        (
+            "containers",
+            "Adafactor",
+            "error[FSDP]: Adafactor needs whole weights, and does not work with FSDP: use",
+        ),
+        (
+            "containers",
+            "Rprop",
+            "error[FSDP]: Rprop needs whole weights, and does not work with FSDP: use another",
+        ),
+        (
+            "containers",
+            "Adagrad",
+            "error[FSDP]: Adagrad has state before its first step, and does not work with FSDP",
+        ),
     ],
 )
-def test_what_cannot_be_sharded_is_refused_by_name(tmp_path: Path, net: str, name: str, line: str) -> None:
-    job = processes.start(train, tmp_path / "run", net, name, num_processes=2, folder=tmp_path / "logs")
+def test_what_cannot_be_sharded_is_refused_by_name(
+    tmp_path: Path, net: str, name: str, line: str
+) -> None:
+    job = processes.start(
+        train, tmp_path / "run", net, name, num_processes=2, folder=tmp_path / "logs"
+    )
     assert job.wait() == [1, 1]
     assert line in job.output()
 
@@ -216,19 +273,29 @@ def buffers_at_each_step(folder: Path) -> None:
     torch.manual_seed(0)
     net = ChangingNet("usage")
     seen = []
-    net.register_forward_pre_hook(lambda module, _: seen.append(describe(module)) if module.training else None)
+    net.register_forward_pre_hook(
+        lambda module, _: seen.append(describe(module)) if module.training else None
+    )
     workload.train(config_of(folder, max_steps=4), net=lambda: net, num_train=72)
     print("buffers", seen)
 
 
 def describe(module: nn.Module) -> str:
-    data = b"".join(buffer.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for buffer in module.buffers())
+    data = b"".join(
+        buffer.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for buffer in module.buffers()
+    )
     return hashlib.sha256(data).hexdigest()[:8]
 
 
 def test_sharded_processes_begin_each_step_with_the_same_buffers(tmp_path: Path) -> None:
-    job = processes.run(buffers_at_each_step, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
-    seen = [[line for line in job.output(rank).splitlines() if line.startswith("buffers")] for rank in (0, 1)]
+    job = processes.run(
+        buffers_at_each_step, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
+    )
+    seen = [
+        [line for line in job.output(rank).splitlines() if line.startswith("buffers")]
+        for rank in (0, 1)
+    ]
     assert seen[0] == seen[1] != []
 
 
@@ -236,14 +303,18 @@ def test_a_sharded_run_that_changes_buffers_resumes_to_the_same_bytes(tmp_path: 
     for name, attempts in (("whole", (None,)), ("resumed", (2, 3, None))):
         for number, max_steps in enumerate(attempts):
             arguments = (tmp_path / name, "changing buffers", "sgd", max_steps)
-            processes.run(train, *arguments, num_processes=2, folder=tmp_path / f"logs-{name}-{number}")
+            processes.run(
+                train, *arguments, num_processes=2, folder=tmp_path / f"logs-{name}-{number}"
+            )
     assert stored_bytes(newest(tmp_path / "whole")) == stored_bytes(newest(tmp_path / "resumed"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reshard", ["true", "false"])
 @pytest.mark.parametrize("net", ["a transformer", "a vit of transformers"])
-def test_the_rehearsal_of_a_resume_says_nothing_of_sharded_models(tmp_path: Path, net: str, reshard: str) -> None:
+def test_the_rehearsal_of_a_resume_says_nothing_of_sharded_models(
+    tmp_path: Path, net: str, reshard: str
+) -> None:
     if net == "a vit of transformers":
         pytest.importorskip("transformers")
     settings = FSDP | {"FSDP_RESHARD_AFTER_FORWARD": reshard}

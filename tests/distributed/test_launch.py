@@ -62,7 +62,9 @@ def sum_by_accelerate() -> list[float]:
     return Accelerator().reduce(torch.tensor([1.0, 10.0]), "sum").tolist()
 
 
-def test_an_accelerator_of_the_user_s_own_joins_the_launched_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_accelerator_of_the_user_s_own_joins_the_launched_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("ACCELERATE_USE_CPU")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or accelerate warns
     assert launch(sum_by_accelerate, num_processes=2) == [2.0, 20.0]
@@ -74,7 +76,9 @@ def train_alone() -> None:
 
 
 def test_an_accelerator_that_is_alone_in_a_launch_of_two_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the launch has 2 processes, and this accelerator is alone: create it by"):
+    with pytest.raises(
+        ConfigError, match="the launch has 2 processes, and this accelerator is alone: create it by"
+    ):
         launch(train_alone, num_processes=2)
 
 
@@ -115,7 +119,9 @@ def test_a_run_whose_processes_are_spawned_is_the_run_that_is_forked(
 
 @pytest.mark.usefixtures("spawns")
 def test_what_cannot_be_spawned_is_refused_before_a_process_starts() -> None:
-    with pytest.raises(ConfigError, match=r"Windows cannot fork, and .*<lambda>.*: move the function to a module"):
+    with pytest.raises(
+        ConfigError, match=r"Windows cannot fork, and .*<lambda>.*: move the function to a module"
+    ):
         launch(lambda: 1, num_processes=2)
     typed = type(fail)(fail.__code__, {"__name__": "__main__"}, "fail")
     with pytest.raises(ConfigError, match="Windows cannot fork, and "):
@@ -176,7 +182,9 @@ def test_one_process_is_this_one() -> None:
 
 def test_a_gpu_that_is_in_use_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accel_trainer.distributed.launch.uses_cpu", lambda: False)
-    with pytest.raises(ConfigError, match="num_processes is 2, and there are 0 GPUs: .*ACCELERATE_USE_CPU=true"):
+    with pytest.raises(
+        ConfigError, match="num_processes is 2, and there are 0 GPUs: .*ACCELERATE_USE_CPU=true"
+    ):
         launch(os.getpid, num_processes=2)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with pytest.raises(ConfigError, match="CUDA is in use in this process, .*: restart it"):
@@ -186,8 +194,12 @@ def test_a_gpu_that_is_in_use_cannot_be_forked(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("number", ["INT", "KILL"])
-def test_the_processes_end_in_good_order_with_the_one_that_launched_them(tmp_path: Path, number: str) -> None:
-    job = processes.start(launch_slowly, tmp_path, num_processes=1, folder=tmp_path, has_workers=True)
+def test_the_processes_end_in_good_order_with_the_one_that_launched_them(
+    tmp_path: Path, number: str
+) -> None:
+    job = processes.start(
+        launch_slowly, tmp_path, num_processes=1, folder=tmp_path, has_workers=True
+    )
     steps = tmp_path / "steps"
     while not (steps.exists() and len(steps.read_text()) > 2):
         time.sleep(0.02)

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 from accel_trainer import ConfigError
-from accel_trainer.distributed.launch_env import count_local_processes, find_launcher, setup_launch_env
+from accel_trainer.distributed.launch_env import (
+    count_local_processes,
+    find_launcher,
+    setup_launch_env,
+)
 
 from .. import processes
 from ..joined import joined_processes
@@ -32,7 +36,9 @@ def like_srun(rank: int, num_processes: int, *, nodes: str = "localhost") -> dic
     }
 
 
-def found(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> tuple[int, dict[str, str]]:
+def found(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
+) -> tuple[int, dict[str, str]]:
     """Return how many processes a launch with these variables has, and torch's variables then."""
     monkeypatch.setattr(os, "environ", environment := dict(environment))
     num_processes = setup_launch_env()
@@ -49,7 +55,9 @@ def test_a_launcher_that_sets_torchs_variables_is_believed(monkeypatch: pytest.M
 def test_jobs_that_share_a_machine_do_not_share_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = set()
     for job in ("1", "2"):
-        ranks = [found(monkeypatch, {**like_srun(rank, 2), "SLURM_JOB_ID": job})[1] for rank in (0, 1)]
+        ranks = [
+            found(monkeypatch, {**like_srun(rank, 2), "SLURM_JOB_ID": job})[1] for rank in (0, 1)
+        ]
         assert ranks[0]["MASTER_PORT"] == ranks[1]["MASTER_PORT"]
         ports.add(ranks[0]["MASTER_PORT"])
     assert len(ports) == 2
@@ -60,14 +68,17 @@ def test_jobs_that_share_a_machine_do_not_share_a_port(monkeypatch: pytest.Monke
     ("nodes", "first"),
     [("gpu[01-03,07],login", "gpu01"), ("gpu[3,5]-ib", "gpu3-ib"), ("a,b", "a"), ("one", "one")],
 )
-def test_srun_says_all_but_the_port(monkeypatch: pytest.MonkeyPatch, nodes: str, first: str) -> None:
+def test_srun_says_all_but_the_port(
+    monkeypatch: pytest.MonkeyPatch, nodes: str, first: str
+) -> None:
     num_processes, mine = found(monkeypatch, like_srun(3, 8, nodes=nodes))
     assert num_processes == 8
     assert (mine["RANK"], mine["LOCAL_RANK"], mine["LOCAL_WORLD_SIZE"]) == ("3", "1", "2")
     assert mine["MASTER_ADDR"] == first
     uneven = {**like_srun(3, 8), "SLURM_STEP_TASKS_PER_NODE": "3(x2),2", "SLURM_NODEID": "2"}
     assert found(monkeypatch, uneven)[1]["LOCAL_WORLD_SIZE"] == "2"
-    # With its MPI support srun sets some variables of MPICH's, and not where a process is on its machine.
+    # With its MPI support srun sets some variables of MPICH's, and not where a process is on its
+    # machine.
     also_mpi = {**like_srun(3, 8), "PMI_RANK": "3", "PMI_SIZE": "8"}
     assert found(monkeypatch, also_mpi)[1]["LOCAL_RANK"] == "1"
 
@@ -106,7 +117,9 @@ def test_what_does_not_fit_is_one_line(
         found(monkeypatch, environment)
 
 
-def test_a_process_knows_the_launcher_that_it_must_not_outlive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_knows_the_launcher_that_it_must_not_outlive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "environ", {})
     assert find_launcher() is None
     monkeypatch.setattr(os, "environ", {"TORCHELASTIC_RUN_ID": "none"})
@@ -115,7 +128,9 @@ def test_a_process_knows_the_launcher_that_it_must_not_outlive(monkeypatch: pyte
     assert find_launcher() == os.getppid()
 
 
-def test_processes_of_this_machine_are_counted_by_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_this_machine_are_counted_by_the_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for value, number in (("", 1), ("0", 1), ("4", 4)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
         assert count_local_processes() == number

@@ -12,7 +12,8 @@ from tests.variants import slow_but
 from . import launchers
 from .launchers import LAUNCHERS, ONE, ROOT, StepResult
 
-# Others have tests of their own: torchrun in test_elastic, `launch` in test_launch, srun in test_launch_env.
+# Others have tests of their own: torchrun in test_elastic, `launch` in test_launch, srun in
+# test_launch_env.
 SHOWN = ("multi_cpu.yaml", "accel-trainer launch", "notebook_launcher")
 
 
@@ -26,9 +27,13 @@ def one_process(one_that_forks: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.mark.usefixtures("python_is_forked")
 @pytest.mark.parametrize("name", slow_but(SHOWN, LAUNCHERS))
-def test_every_launcher_and_preset_trains_the_same_model(tmp_path: Path, name: str, one_process: StepResult) -> None:
+def test_every_launcher_and_preset_trains_the_same_model(
+    tmp_path: Path, name: str, one_process: StepResult
+) -> None:
     outcome = launchers.run(LAUNCHERS[name], tmp_path)
-    assert outcome.num_processes == (1 if name in ("cpu.yaml", "single_gpu.yaml", "mps.yaml") else 2)
+    assert outcome.num_processes == (
+        1 if name in ("cpu.yaml", "single_gpu.yaml", "mps.yaml") else 2
+    )
     assert outcome.output.count("done:") == 1, "one process speaks for all"
     assert outcome.largest_difference(one_process) <= 1e-6
     assert outcome.has_metrics_of(one_process)

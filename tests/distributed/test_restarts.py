@@ -1,7 +1,8 @@
 """A run that is preempted is started again by the scheduler until it is done, and no bit tells of it.
 
-The schedulers are stand-ins that read the file in `recipes/` and follow that system's rules. Replaced are only what a
-test machine lacks: eight GPUs by two processes on CPUs, the data, and the place of the run.
+The schedulers are stand-ins that read the file in `recipes/` and follow that system's rules.
+Replaced are only what a test machine lacks: eight GPUs by two processes on CPUs, the data, and the
+place of the run.
 """
 
 from __future__ import annotations
@@ -25,9 +26,36 @@ import yaml
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--image-size", "32", "--val-fraction", "0.25", "--model", "resnet8", "--epochs", "3", "--batch-size", "2"]
-SMALL += ["--global-batch-size", "4", "--checkpoint-every-n-steps", "1", "--runtime.num-threads", "1"]
-DIGITS = ["--dataset", "digits", "--model", "resnet8", "--augment.crop-padding", "1", "--epochs", "1"]
+SMALL = [
+    "--image-size",
+    "32",
+    "--val-fraction",
+    "0.25",
+    "--model",
+    "resnet8",
+    "--epochs",
+    "3",
+    "--batch-size",
+    "2",
+]
+SMALL += [
+    "--global-batch-size",
+    "4",
+    "--checkpoint-every-n-steps",
+    "1",
+    "--runtime.num-threads",
+    "1",
+]
+DIGITS = [
+    "--dataset",
+    "digits",
+    "--model",
+    "resnet8",
+    "--augment.crop-padding",
+    "1",
+    "--epochs",
+    "1",
+]
 DIGITS += ["--max-steps", "40", "--checkpoint-every-n-steps", "1", "--runtime.num-threads", "1"]
 
 Disturbance = Callable[[subprocess.Popen[Any]], None]
@@ -48,12 +76,25 @@ class Cluster:
     def start(self, command: Sequence[str], **variables: str) -> int:
         """Run one attempt to its end; negative for a signal, as `Popen` does it."""
         attempt = len(self.codes)
-        path = os.pathsep.join([str(self.folder), str(Path(sys.executable).parent), os.environ["PATH"]])
-        environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", **variables}
+        path = os.pathsep.join(
+            [str(self.folder), str(Path(sys.executable).parent), os.environ["PATH"]]
+        )
+        environment = {
+            **os.environ,
+            "PATH": path,
+            "OMP_NUM_THREADS": "1",
+            "ACCELERATE_USE_CPU": "true",
+            **variables,
+        }
         environment["PYTHONPATH"] = str(ROOT)
         with (self.folder / f"attempt-{attempt}.log").open("w") as log:
             process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
             if attempt < len(self.disturbances):
                 self.wait_for_checkpoint_of(process, after=self.newest_step())
@@ -94,7 +135,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for label in ("dark", "light"):
         (folder / label).mkdir()
         for number in range(20):
-            image = pixels.integers(0, 100, (40, 40, 3), np.uint8) + (100 if label == "light" else 0)
+            image = pixels.integers(0, 100, (40, 40, 3), np.uint8) + (
+                100 if label == "light" else 0
+            )
             Image.fromarray(image.astype(np.uint8)).save(folder / label / f"{number}.png")
     return folder
 
@@ -121,7 +164,9 @@ def run_on_kubernetes(cluster: Cluster, photos: Path) -> None:
         code = cluster.start([*command, *SMALL])
         if code == 0:
             return
-        rules = [rule["action"] for rule in spec["podFailurePolicy"]["rules"] if matches(rule, code)]
+        rules = [
+            rule["action"] for rule in spec["podFailurePolicy"]["rules"] if matches(rule, code)
+        ]
         failures += rules[:1] != ["Ignore"]
     pytest.fail(f"the job has failed: {cluster.output()}")
 
@@ -141,7 +186,11 @@ def run_on_skypilot(cluster: Cluster, photos: Path) -> None:
     recovery = task["resources"]["job_recovery"]["recover_on_exit_codes"]
     script = task["run"].replace("/runs/$SKYPILOT_TASK_ID", "$SKYPILOT_TASK_ID")
     script = re.sub(r"--checkpoint-every-n-steps \d+", shlex.join(SMALL), script)
-    variables = {"SKYPILOT_TASK_ID": str(cluster.run), "SKYPILOT_NUM_GPUS_PER_NODE": "2", "DATASET": str(photos)}
+    variables = {
+        "SKYPILOT_TASK_ID": str(cluster.run),
+        "SKYPILOT_NUM_GPUS_PER_NODE": "2",
+        "DATASET": str(photos),
+    }
     while (code := cluster.start(["bash", "-c", script], **variables)) != 0:
         assert code < 0 or code in recovery, cluster.output()
 
@@ -176,7 +225,9 @@ def run_on_slurm(cluster: Cluster, photos: Path) -> None:
 
 def reach_time_limit(process: subprocess.Popen[Any]) -> None:
     """Before the limit the tasks get the signal that the script asks for, and the script itself does not."""
-    asked = re.search(r"#SBATCH --signal=(\w+)@\d+", (ROOT / "recipes" / "slurm.sbatch").read_text())
+    asked = re.search(
+        r"#SBATCH --signal=(\w+)@\d+", (ROOT / "recipes" / "slurm.sbatch").read_text()
+    )
     assert asked
     (srun,) = psutil.Process(process.pid).children()
     srun.send_signal(getattr(signal, f"SIG{asked[1]}"))
@@ -199,11 +250,17 @@ def preempt_job(process: subprocess.Popen[Any]) -> None:
     ],
 )
 def test_a_preempted_run_is_restarted_until_it_is_done(
-    tmp_path: Path, photos: Path, scheduler: Callable[..., None], disturbances: Sequence[Disturbance], codes: list[int]
+    tmp_path: Path,
+    photos: Path,
+    scheduler: Callable[..., None],
+    disturbances: Sequence[Disturbance],
+    codes: list[int],
 ) -> None:
     (tmp_path / "disturbed").mkdir()
     cluster = Cluster(tmp_path / "disturbed", disturbances)
     scheduler(cluster, photos)
     assert cluster.codes == codes
     assert "continuing after step" in cluster.output()
-    assert cluster.export() == undisturbed(lambda other: scheduler(other, photos), tmp_path / "whole")
+    assert cluster.export() == undisturbed(
+        lambda other: scheduler(other, photos), tmp_path / "whole"
+    )

@@ -29,7 +29,9 @@ CHANNELS = 6
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
-def test_any_split_of_a_batch_is_normalised_like_the_whole_one(tmp_path: Path, num_processes: int) -> None:
+def test_any_split_of_a_batch_is_normalised_like_the_whole_one(
+    tmp_path: Path, num_processes: int
+) -> None:
     processes.run(check_all_shares, num_processes=num_processes, folder=tmp_path)
 
 
@@ -37,7 +39,9 @@ def check_all_shares() -> None:
     with joined_processes() as accelerator:
         for shares in (shares for shares in SHARES if len(shares) == accelerator.num_processes):
             for shape, (affine, tracked, momentum) in itertools.product(SHAPES, OPTIONS):
-                norm = native(len(shape), affine=affine, track_running_stats=tracked, momentum=momentum)
+                norm = native(
+                    len(shape), affine=affine, track_running_stats=tracked, momentum=momentum
+                )
                 check_steps(norm, shares, shape, accelerator)
 
 
@@ -63,7 +67,9 @@ def check_steps(
         for parameter in (*norm.parameters(), *synced.parameters()):
             parameter.grad = None
         generator = torch.Generator().manual_seed(step)
-        whole = 5 + 3 * torch.randn(sum(shares), CHANNELS, *shape, generator=generator, dtype=torch.float64)
+        whole = 5 + 3 * torch.randn(
+            sum(shares), CHANNELS, *shape, generator=generator, dtype=torch.float64
+        )
         loss_weights = torch.randn(whole.shape, generator=generator, dtype=torch.float64)
         mine = whole.split(shares)[accelerator.process_index].clone().requires_grad_()
         whole.requires_grad_()
@@ -92,9 +98,17 @@ class NormAct(nn.BatchNorm2d):
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        statistics = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        statistics = (
+            (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        )
         normed = F.batch_norm(
-            images, *statistics, self.weight, self.bias, self.training or statistics[0] is None, factor, self.eps
+            images,
+            *statistics,
+            self.weight,
+            self.bias,
+            self.training or statistics[0] is None,
+            factor,
+            self.eps,
         )
         return F.silu(normed)
 
@@ -111,7 +125,9 @@ class Lower(nn.BatchNorm2d):
 
     def forward(self, images: Tensor) -> Tensor:
         running = self.running_mean, self.running_var
-        return torch.batch_norm(images, self.weight, self.bias, *running, self.training, 0.2, self.eps, False)
+        return torch.batch_norm(
+            images, self.weight, self.bias, *running, self.training, 0.2, self.eps, False
+        )
 
 
 def test_a_subclass_of_batch_norm_keeps_its_forward_over_all_processes(tmp_path: Path) -> None:
@@ -123,10 +139,13 @@ def check_subclasses() -> None:
         for shares in ((4, 4), (1, 7), (0, 8)):
             for kind, shape in ((NormAct, (4, 3)), (Doubled, (5,))):
                 for affine, tracked, momentum in OPTIONS:
-                    norm = kind(CHANNELS, affine=affine, track_running_stats=tracked, momentum=momentum).double()
+                    norm = kind(
+                        CHANNELS, affine=affine, track_running_stats=tracked, momentum=momentum
+                    ).double()
                     check_steps(norm, shares, shape, accelerator)
         evaluated = convert_sync_batch_norm(NormAct(CHANNELS), device=CPU).eval()
-        if accelerator.is_main_process:  # a collective here would wait for the other process in vain
+        # a collective here would wait for the other process in vain
+        if accelerator.is_main_process:
             evaluated(torch.zeros(2, CHANNELS, 4, 4))
 
 
@@ -149,7 +168,9 @@ def test_norms_of_another_library_train_the_same_on_one_and_two_processes(tmp_pa
     results = []
     for num_processes in (1, 2):
         folder, logs = tmp_path / str(num_processes), tmp_path / f"logs-{num_processes}"
-        processes.run(train_act_net, folder, num_processes, num_processes=num_processes, folder=logs)
+        processes.run(
+            train_act_net, folder, num_processes, num_processes=num_processes, folder=logs
+        )
         results.append(json.loads((folder / "result.json").read_text())["metrics"])
     assert largest_difference(tmp_path / "1", tmp_path / "2") <= 1e-12
     assert results[0]["eval/loss"] == pytest.approx(results[1]["eval/loss"], rel=1e-12)
@@ -186,7 +207,9 @@ def test_a_net_with_norms_of_another_library_can_be_compiled(tmp_path: Path) -> 
 def check_compiled() -> None:
     with joined_processes() as accelerator:
         norm = convert_sync_batch_norm(NormAct(CHANNELS), device=CPU)
-        images = torch.randn(4, CHANNELS, 4, 4, generator=torch.Generator().manual_seed(accelerator.process_index))
+        images = torch.randn(
+            4, CHANNELS, 4, 4, generator=torch.Generator().manual_seed(accelerator.process_index)
+        )
         model = nn.Sequential(nn.ReLU(), norm, nn.ReLU())
         compiled = torch.compile(model, backend="eager")
         assert torch.equal(compiled(images), model(images))
@@ -211,7 +234,9 @@ def test_what_a_norm_becomes_depends_on_its_class_and_the_device() -> None:
 
     def kinds(device: str) -> list[type]:
         model = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm2d(4), NormAct(4), nn.SyncBatchNorm(4))
-        return [type(module) for module in convert_sync_batch_norm(model, device=torch.device(device))]
+        return [
+            type(module) for module in convert_sync_batch_norm(model, device=torch.device(device))
+        ]
 
     assert kinds("cpu") == [nn.BatchNorm1d, nn.BatchNorm2d, NormAct, nn.SyncBatchNorm]
     assert kinds("cuda") == [nn.SyncBatchNorm, nn.SyncBatchNorm, NormAct, nn.SyncBatchNorm]
@@ -223,13 +248,16 @@ def test_what_a_norm_becomes_depends_on_its_class_and_the_device() -> None:
 
 def test_the_fused_norm_of_torch_takes_what_it_is_given() -> None:
     """It only runs on GPUs: here its arguments are all that can be checked."""
-    expected = "self input weight bias running_mean running_var eps momentum process_group world_size"
+    expected = (
+        "self input weight bias running_mean running_var eps momentum process_group world_size"
+    )
     assert list(inspect.signature(FusedSyncBatchNorm.forward).parameters) == expected.split()
 
 
 def test_a_norm_without_a_bias_stays_without_one() -> None:
     norm = nn.BatchNorm2d(4)
-    norm.register_parameter("bias", None)  # as the argument `bias` does, which torch 2.13 has and 2.11 lacks
+    # as the argument `bias` does, which torch 2.13 has and 2.11 lacks
+    norm.register_parameter("bias", None)
     names = list(norm.state_dict())
     converted = convert_sync_batch_norm(norm, device=CPU)
     assert "bias" not in names
@@ -267,7 +295,8 @@ def evaluate_on_one_alone() -> None:
         norm = native(2)
         norm(torch.randn(8, CHANNELS, 4, 3, dtype=torch.float64))
         synced = convert_sync_batch_norm(copy.deepcopy(norm), device=CPU).eval()
-        if accelerator.is_main_process:  # a collective here would wait for the other process in vain
+        # a collective here would wait for the other process in vain
+        if accelerator.is_main_process:
             images = torch.randn(8, CHANNELS, 4, 3, dtype=torch.float64)
             assert torch.equal(synced(images), norm.eval()(images))
             assert torch.equal(synced(images[:0]), images[:0])
@@ -287,7 +316,9 @@ def test_conversion_keeps_names_tensors_modes_and_other_modules() -> None:
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3),
         nn.BatchNorm2d(4, eps=1e-3, momentum=0.2),
-        nn.Sequential(nn.BatchNorm1d(5, affine=False), nn.BatchNorm3d(5, track_running_stats=False)),
+        nn.Sequential(
+            nn.BatchNorm1d(5, affine=False), nn.BatchNorm3d(5, track_running_stats=False)
+        ),
         nn.BatchNorm2d(4).bfloat16(),
         nn.InstanceNorm2d(4),
     )
@@ -299,7 +330,9 @@ def test_conversion_keeps_names_tensors_modes_and_other_modules() -> None:
     after = dict(converted.state_dict(keep_vars=True))
     assert list(after) == list(before)
     assert all(after[name] is before[name] for name in before)  # an optimizer over them stays right
-    spans = ["forward" in vars(module) for module in (model[0], model[1], *model[2], model[3], model[4])]
+    spans = [
+        "forward" in vars(module) for module in (model[0], model[1], *model[2], model[3], model[4])
+    ]
     assert spans == [False, True, True, True, True, False]
     assert (model[1].eps, model[1].momentum, model[1].training) == (1e-3, 0.2, True)
     assert not model[2][0].training
@@ -313,5 +346,7 @@ def test_batch_norms_take_a_short_step_with_unequal_micro_batches(tmp_path: Path
 def train_uneven_steps(folder: Path) -> None:
     """29 samples are left for the last step batch: 14 and 1 for one process, 14 for the other."""
     batch = BatchConfig(per_device_batch_size=14, accumulation_steps=2, eval_batch_size=10)
-    result = workload.train(workload.make_config(folder, batch=batch), num_train=56 + 29, norm="batch")
+    result = workload.train(
+        workload.make_config(folder, batch=batch), num_train=56 + 29, norm="batch"
+    )
     assert result.position.samples_seen == 2 * 85

@@ -58,12 +58,16 @@ def test_two_machines_started_in_any_order_train_as_one_does(
     for machine in order:
         launches[machine] = machines.start(machine, launcher, processes_each=processes_each)
         time.sleep(late_s)
-    assert [launches[machine].wait() for machine in (0, 1)] == [0, 0], launches[0].output + launches[1].output
+    assert [launches[machine].wait() for machine in (0, 1)] == [0, 0], (
+        launches[0].output + launches[1].output
+    )
     assert launches[0].output.count("done:") == 1
     assert "done:" not in launches[1].output
     assert final_files(machines.disk(0)) == undisturbed(machines.folder, 2 * processes_each)
     if machines.namespaces:
-        assert [path.name for path in machines.disk(1).iterdir()] == ["logs"], "process 0 alone writes"
+        assert [path.name for path in machines.disk(1).iterdir()] == ["logs"], (
+            "process 0 alone writes"
+        )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +88,9 @@ def test_a_lost_machine_ends_the_run_on_the_other_and_is_resumed_exactly(
     assert first.wait() == -signal.SIGKILL
     assert survivor.wait() == 1, "accelerate's code for any failure"
     said = survivor.output
-    assert re.search(r"rank \d, step [34], .*(exited without an error report|no answer from another)", said), said
+    assert re.search(
+        r"rank \d, step [34], .*(exited without an error report|no answer from another)", said
+    ), said
     again = [launch(machine) for machine in (0, 1)]
     assert [machine.wait() for machine in again] == [0, 0], again[0].output + again[1].output
     assert re.search("continuing after step [23]", again[0].output)

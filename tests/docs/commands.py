@@ -66,7 +66,9 @@ def command_help(name: str) -> str:
 @functools.cache
 def launcher_flags() -> set[str]:
     """Return the flags of accelerate's and torch's launchers."""
-    return _parser_flags(launch_command_parser()) | _parser_flags(torch.distributed.run.get_args_parser())
+    return _parser_flags(launch_command_parser()) | _parser_flags(
+        torch.distributed.run.get_args_parser()
+    )
 
 
 def _parser_flags(parser: argparse.ArgumentParser) -> set[str]:
@@ -126,7 +128,9 @@ def _check_accel_trainer(words: Sequence[str]) -> None:
     recipes = [word for word in arguments if re.match(r"recipes/\w+\.py", word)]
     known = known.union(*map(recipe_flags, recipes))
     for word in arguments:
-        assert not word.startswith("--") or word.partition("=")[0] in known, f"{name} knows no {word}"
+        assert not word.startswith("--") or word.partition("=")[0] in known, (
+            f"{name} knows no {word}"
+        )
     return None
 
 

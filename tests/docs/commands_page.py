@@ -39,7 +39,9 @@ _ENTRY = re.compile(r"^  (\S.*?)(?:  +(.*))?$")
 def sections() -> str:
     """Return a table of all commands, and a section for each: what it does, its arguments and an example."""
     rows = [f"| [`{name}`](#{name}) | {text} |\n" for name, (_, _, text) in find_commands().items()]
-    return "".join(["| command | what it shows or does |\n|---|---|\n", *rows, *map(_section, find_commands())])
+    return "".join(
+        ["| command | what it shows or does |\n|---|---|\n", *rows, *map(_section, find_commands())]
+    )
 
 
 def _section(name: str) -> str:
@@ -72,8 +74,14 @@ def _arguments(name: str, shown: str) -> str:
             entries.append([match[1], match[2] or ""])
         elif entries and line.startswith("    "):
             entries[-1][1] = f"{entries[-1][1]} {line.strip()}".strip()
-    rows = [f"| `{argument}` | {help} |\n" for argument, help in entries if not argument.startswith("-h")]
-    return "".join(["| argument | meaning |\n|---|---|\n", *(row.replace("||", "| |") for row in rows)])
+    rows = [
+        f"| `{argument}` | {help} |\n"
+        for argument, help in entries
+        if not argument.startswith("-h")
+    ]
+    return "".join(
+        ["| argument | meaning |\n|---|---|\n", *(row.replace("||", "| |") for row in rows)]
+    )
 
 
 if __name__ == "__main__":

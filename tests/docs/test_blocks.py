@@ -89,7 +89,9 @@ class Session:
         self._files_not_run: set[str] = set()
         sys.modules[self._module.__name__] = self._module  # where dataclasses look up their types
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        names = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
+        names = subprocess.run(
+            listed, cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout.split("\0")
         for name in filter(None, names):
             if (ROOT / name).is_file():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -118,12 +120,16 @@ class Session:
             "ARGS": block.argument, "MAKEFLAGS": "",  # not those of the `make test` that runs this
         }  # fmt: skip
         recipe = re.compile(r"^(?!accel-trainer|make).*\b\w+\.py\b")
-        commands = [f"{line} {block.argument}" if recipe.match(line) else line for line in block.commands]
+        commands = [
+            f"{line} {block.argument}" if recipe.match(line) else line for line in block.commands
+        ]
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", "\n".join(commands)],
             cwd=self.folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
-        assert done.returncode == 0, f"{block} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        assert done.returncode == 0, (
+            f"{block} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
         self.printed = (done.stdout + done.stderr).replace(f"{self.folder}/", "")
         self._files_not_run -= {name for name in self._files_not_run if name in block.text}
 
@@ -150,7 +156,11 @@ class Session:
         elif block.mark == "files":
             folder = min(self.folder.glob(block.argument))
             names = re.findall(r"^ +([\w./*<> -]*?[\w>/])(?:  .*)?$", block.text, re.MULTILINE)
-            missing = [name for name in names if not list(folder.rglob(re.sub(r"<.*?>", "*", name).strip("/")))]
+            missing = [
+                name
+                for name in names
+                if not list(folder.rglob(re.sub(r"<.*?>", "*", name).strip("/")))
+            ]
             assert not missing, f"{block}: {missing} not in {sorted(folder.rglob('*'))}"
 
     def end(self) -> None:
@@ -169,7 +179,9 @@ def _masked(line: str) -> str:
     [slow([page])[0] if page.name in LONG else page for page in PAGES_TO_RUN],
     ids=page_name,
 )
-def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_runs_from_top_to_bottom(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("jinja2")
     pytest.importorskip("onnxscript")
     pytest.importorskip("sklearn")
@@ -177,7 +189,8 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch:
     session = Session(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    fonts = Path.home() / ".cache" / "matplotlib"  # otherwise rebuilt in every HOME, which takes seconds
+    # otherwise rebuilt in every HOME, which takes seconds
+    fonts = Path.home() / ".cache" / "matplotlib"
     monkeypatch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", str(fonts)))
     monkeypatch.setenv("HOME", str(tmp_path))
     for block in blocks_of(page):

@@ -19,7 +19,9 @@ from .commands import command_flags, launcher_flags, recipe_flags
 from .pages import PAGES, ROOT, anchors_of, links_of, page_name, prose_of
 
 # Paths of the repository, from its root or from the package, with wildcards.
-_PATH = re.compile(r"(?<![\w/.<])(?:accel_trainer|accelerate_configs|benchmarks|docs|recipes|tests)/[\w./*-]*[\w*/]")
+_PATH = re.compile(
+    r"(?<![\w/.<])(?:accel_trainer|accelerate_configs|benchmarks|docs|recipes|tests)/[\w./*-]*[\w*/]"
+)
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\w")
 
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z/_]*|\.\.\.")  # placeholders for the reader's own values
@@ -56,7 +58,12 @@ def test_every_path_of_the_repository_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_flag_exists(page: Path) -> None:
-    known = recipe_flags("recipes/cifar.py") | recipe_flags("recipes/images.py") | launcher_flags() | OF_OTHERS
+    known = (
+        recipe_flags("recipes/cifar.py")
+        | recipe_flags("recipes/images.py")
+        | launcher_flags()
+        | OF_OTHERS
+    )
     known = known.union(*map(command_flags, find_commands()))
     named = _FLAG.findall(prose_of(page))
     assert [flag for flag in named if flag not in known] == []
@@ -87,7 +94,11 @@ def check_values(words: list[str]) -> None:
 
 
 def test_a_value_that_a_flag_does_not_take_is_found() -> None:
-    for wrong in ("--runtime.find-unused-parameters True", "--lr fast", "--mixed-precision {bf16,fp17}"):
+    for wrong in (
+        "--runtime.find-unused-parameters True",
+        "--lr fast",
+        "--mixed-precision {bf16,fp17}",
+    ):
         (words,) = flags_with_values(f"use `{wrong}` for it")
         with pytest.raises(ConfigError):
             check_values(words)
@@ -102,7 +113,11 @@ def test_every_command_of_ours_exists(page: Path) -> None:
 
 def test_the_reference_has_every_public_name_once() -> None:
     pages = (ROOT / "docs" / "reference").glob("*.md")
-    listed = [name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)]
+    listed = [
+        name
+        for page in pages
+        for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+    ]
     wanted = [f"accel_trainer.{name}" for name in accel_trainer.__all__]
     wanted += [f"accel_trainer.vision.{name}" for name in accel_trainer.vision.__all__]
     assert sorted(listed) == sorted(wanted)

@@ -52,7 +52,8 @@ def test_the_page_of_large_batches_is_that_of_the_runs() -> None:
         cells = [f"{accuracy(epochs=e, batch=batch, warmup=warmup, seed=s):.2f} %" for e, s in runs]
         assert f"| {' | '.join([str(batch), named, *cells])} |" in page
     losses = [
-        accuracy(epochs=16, batch=128, warmup=1, seed=seed) - accuracy(epochs=16, batch=1024, warmup=1, seed=seed)
+        accuracy(epochs=16, batch=128, warmup=1, seed=seed)
+        - accuracy(epochs=16, batch=1024, warmup=1, seed=seed)
         for seed in (0, 1)
     ]
     assert f"{min(losses):.2f} to {max(losses):.2f} points less | {len(losses)} |" in README

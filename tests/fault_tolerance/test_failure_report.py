@@ -22,14 +22,24 @@ from accel_trainer.fault_tolerance.preemption import StopFlag
 from accel_trainer.fault_tolerance.watchdog import Watchdog
 
 LOST = dist.DistNetworkError("the connection is lost")
-GLOO_LOST = RuntimeError("[/torch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+GLOO_LOST = RuntimeError(
+    "[/torch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+)
 
 
-def train(folder: Path, error: BaseException | None = None, *, phase: str = "training", num_processes: int = 3) -> None:
+def train(
+    folder: Path,
+    error: BaseException | None = None,
+    *,
+    phase: str = "training",
+    num_processes: int = 3,
+) -> None:
     """Report what rank 0 of a run does, which ends in a phase or by an error."""
     activity = Activity()
     activity.position = TrainState(optimizer_step=7)
-    watchdog = Watchdog(activity, StopFlag(num_processes=1, timeout_s=60), timeout_s=60, launcher_pid=None)
+    watchdog = Watchdog(
+        activity, StopFlag(num_processes=1, timeout_s=60), timeout_s=60, launcher_pid=None
+    )
     with failures_reported(folder, activity, watchdog, rank=0, num_processes=num_processes):
         assert read(folder / "status.json")["state"] == "running"
         activity.phase = phase
@@ -41,17 +51,27 @@ def read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
-def write_record(folder: Path, rank: int, *, pid: int = os.getpid(), failure: dict[str, Any] | None = None) -> None:
+def write_record(
+    folder: Path, rank: int, *, pid: int = os.getpid(), failure: dict[str, Any] | None = None
+) -> None:
     (folder / "logs").mkdir(exist_ok=True)
     record = {"pid": pid, "host": platform.node(), "failure": failure}
     (folder / "logs" / f"rank-{rank:05d}.json").write_text(json.dumps(record))
 
 
 def failure(rank: int, error: str, *, time_s: float) -> dict[str, Any]:
-    return {"rank": rank, "where": "step 6, save", "error": error, "exit_code": 65, "time_s": time_s}
+    return {
+        "rank": rank,
+        "where": "step 6, save",
+        "error": error,
+        "exit_code": 65,
+        "time_s": time_s,
+    }
 
 
-@pytest.mark.parametrize(("phase", "exit_code"), [("done", 0), ("stopped", 0), ("preempted", 75), ("diverged", 79)])
+@pytest.mark.parametrize(
+    ("phase", "exit_code"), [("done", 0), ("stopped", 0), ("preempted", 75), ("diverged", 79)]
+)
 def test_status_json_says_how_a_run_ended(tmp_path: Path, phase: str, exit_code: int) -> None:
     train(tmp_path, phase=phase)
     assert read(tmp_path / "status.json") == {
@@ -71,11 +91,18 @@ def test_an_error_of_this_process_is_in_status_json_and_its_record(tmp_path: Pat
     status = read(tmp_path / "status.json")
     assert (status["state"], status["exit_code"]) == ("failed", 65)
     assert status["error"] == "rank 0, step 7, training: no images: choose another folder"
-    assert read(tmp_path / "logs" / "rank-00000.json")["failure"]["error"] == "no images: choose another folder"
+    assert (
+        read(tmp_path / "logs" / "rank-00000.json")["failure"]["error"]
+        == "no images: choose another folder"
+    )
 
 
-@pytest.mark.parametrize("error", [LOST, GLOO_LOST, PeerFailed("a metric failed on another process")])
-def test_of_several_failures_the_first_is_named_by_who_lost_its_peers(tmp_path: Path, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [LOST, GLOO_LOST, PeerFailed("a metric failed on another process")]
+)
+def test_of_several_failures_the_first_is_named_by_who_lost_its_peers(
+    tmp_path: Path, error: Exception
+) -> None:
     write_record(tmp_path, 1, failure=failure(1, "a consequence", time_s=20))
     write_record(tmp_path, 2, failure=failure(2, "the cause", time_s=10))
     with pytest.raises(ProcessError, match="rank 2, step 6, save: the cause") as caught:
@@ -85,8 +112,12 @@ def test_of_several_failures_the_first_is_named_by_who_lost_its_peers(tmp_path: 
     assert (status["state"], status["error"]) == ("failed", "rank 2, step 6, save: the cause")
 
 
-@pytest.mark.parametrize("error", [ValueError("Connection timed out"), ConfigError("CONFIG", "the connection by gloo")])
-def test_an_error_of_no_collective_is_not_blamed_on_another_process(tmp_path: Path, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError("Connection timed out"), ConfigError("CONFIG", "the connection by gloo")]
+)
+def test_an_error_of_no_collective_is_not_blamed_on_another_process(
+    tmp_path: Path, error: Exception
+) -> None:
     write_record(tmp_path, 1, failure=failure(1, "something else", time_s=10))
     with pytest.raises(type(error)) as caught:
         train(tmp_path, error)

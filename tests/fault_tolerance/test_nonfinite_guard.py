@@ -107,17 +107,25 @@ def run(
 ) -> RunResult:  # fmt: skip
     clipping = changes.pop("max_grad_norm", None)
     config = workload.make_config(folder, **changes)
-    trainer = replace(config.trainer, on_nonfinite=policy, max_steps=max_steps, max_grad_norm=clipping)
+    trainer = replace(
+        config.trainer, on_nonfinite=policy, max_steps=max_steps, max_grad_norm=clipping
+    )
     callbacks = () if watcher is None else (watcher,)
-    return workload.train(replace(config, trainer=trainer), task=task or Poisoned(), norm=norm, callbacks=callbacks)
+    return workload.train(
+        replace(config, trainer=trainer), task=task or Poisoned(), norm=norm, callbacks=callbacks
+    )
 
 
 def test_a_skipped_step_leaves_no_trace_in_an_assigned_buffer(tmp_path: Path) -> None:
     watcher = Watcher()
-    config = workload.make_config(tmp_path, batch=BatchConfig(per_device_batch_size=16, eval_batch_size=10))
+    config = workload.make_config(
+        tmp_path, batch=BatchConfig(per_device_batch_size=16, eval_batch_size=10)
+    )
     config = replace(config, trainer=replace(config.trainer, on_nonfinite="skip", ema_decay=None))
     workload.train(config, task=Poisoned(), net=ChangingNet, callbacks=(watcher,))
-    ((step, _),) = [(n, report) for n, report in enumerate(watcher.reports) if report.was_skipped][:1]
+    ((step, _),) = [(n, report) for n, report in enumerate(watcher.reports) if report.was_skipped][
+        :1
+    ]
     before, after = watcher.after[step], watcher.after[step + 1]
     for name in ("model.center", "model.calls", "model.layers.1.running_mean"):
         assert torch.equal(before[name], after[name]), name
@@ -146,7 +154,11 @@ def test_of_two_processes_both_stop_before_the_update_and_name_the_sample(tmp_pa
         assert line.startswith(f"79 True error[NONFINITE]: step {step}, epoch 1: ")
         assert f"sample ids {BAD}, see" in line
     assert record["nonfinite_sample_ids"] == [BAD]
-    assert (record["seed"], record["loss_sum"], record["position"]["optimizer_step"]) == (3, "nan", step - 1)
+    assert (record["seed"], record["loss_sum"], record["position"]["optimizer_step"]) == (
+        3,
+        "nan",
+        step - 1,
+    )
     assert newest_and_finite(tmp_path / "run") == f"step-{step - 1:010d}-epoch-00000"
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("diverged", 79)
@@ -185,9 +197,13 @@ def newest_and_finite(folder: Path) -> str:
     "what",
     ["model layers.1.running_var", "ema layers.0.weight", "ema layers.1.running_mean", "optimizer"],
 )
-def test_a_state_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(tmp_path: Path, what: str) -> None:
+def test_a_state_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(
+    tmp_path: Path, what: str
+) -> None:
     config = workload.make_config(tmp_path)
-    with pytest.raises(DivergedError, match=rf"CKPT_NONFINITE\]: {what.split()[0]}: .*step-0000000003"):
+    with pytest.raises(
+        DivergedError, match=rf"CKPT_NONFINITE\]: {what.split()[0]}: .*step-0000000003"
+    ):
         workload.train(config, norm="batch", callbacks=(Poison(what),))
     assert newest_and_finite(tmp_path) == "step-0000000003-epoch-00000"
     status = json.loads((tmp_path / "status.json").read_text())
@@ -213,7 +229,11 @@ def test_a_skipped_step_leaves_no_trace_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     optimizer: str, max_grad_norm: float | None,
 ) -> None:  # fmt: skip
-    changes = {"optimizer": OptimizerConfig(name="adamw" if optimizer == "adamw" else "sgd", learning_rate=0.01)}
+    changes = {
+        "optimizer": OptimizerConfig(
+            name="adamw" if optimizer == "adamw" else "sgd", learning_rate=0.01
+        )
+    }
     if optimizer == "unfused":
         monkeypatch.setattr("accel_trainer.run.descent.build_optimizer", unfused)
     watcher = Watcher()
@@ -307,9 +327,13 @@ def test_a_loss_scale_that_falls_without_end_ends_the_run(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
-def test_a_loss_that_is_nan_under_loss_scaling_is_named_at_once(tmp_path: Path, policy: str) -> None:
+def test_a_loss_that_is_nan_under_loss_scaling_is_named_at_once(
+    tmp_path: Path, policy: str
+) -> None:
     config = workload.make_config(tmp_path)
-    config = replace(config, trainer=replace(config.trainer, max_grad_norm=None, on_nonfinite=policy))
+    config = replace(
+        config, trainer=replace(config.trainer, max_grad_norm=None, on_nonfinite=policy)
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     with pytest.raises(DivergedError) if policy == "stop" else nullcontext():
         workload.train(config, task=Poisoned(BAD), scaler=scaler)
@@ -331,9 +355,13 @@ def test_replay_repeats_the_step_and_does_not_change_the_run(
         "cifar.main(cifar.train, cifar.Config, description='poisoned')\n"
     )
     folder = tmp_path / "run"
-    flags = "--dataset digits --model resnet8 --epochs 1 --max-steps 60 --checkpoint-every-n-steps 4 "
+    flags = (
+        "--dataset digits --model resnet8 --epochs 1 --max-steps 60 --checkpoint-every-n-steps 4 "
+    )
     flags += f"--runtime.num-threads 1 --output-dir {folder} --cache-dir {tmp_path / 'cache'}"
-    done = subprocess.run([sys.executable, recipe, *flags.split()], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, recipe, *flags.split()], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 79, done.stderr
     (record,) = records(folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}

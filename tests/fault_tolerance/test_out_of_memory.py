@@ -33,7 +33,11 @@ from accel_trainer import (
 from accel_trainer.cli.doctor.symptoms import diagnose
 from accel_trainer.core.activity import Activity
 from accel_trainer.core.errors import OutOfMemoryError
-from accel_trainer.fault_tolerance.out_of_memory import describe_peak, explain_out_of_memory, is_out_of_memory
+from accel_trainer.fault_tolerance.out_of_memory import (
+    describe_peak,
+    explain_out_of_memory,
+    is_out_of_memory,
+)
 
 from .. import processes, workload
 from ..training.test_exactness import final_files, largest_difference
@@ -42,7 +46,9 @@ BAD_STEP = 7  # of 10, in the second epoch
 
 
 def run_out() -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79.11 GiB.")
+    raise torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79.11 GiB."
+    )
 
 
 def ask_for_too_much() -> None:
@@ -52,7 +58,9 @@ def ask_for_too_much() -> None:
 class Cramped(ClassificationTask, Callback):
     """A classification for which, in and after a step, memory has room for forwards of `room` samples."""
 
-    def __init__(self, room: int, *, step: int = BAD_STEP, rank: int = 0, where: str = "forward") -> None:
+    def __init__(
+        self, room: int, *, step: int = BAD_STEP, rank: int = 0, where: str = "forward"
+    ) -> None:
         super().__init__()
         self.room, self.step, self.rank, self.where = room, step, rank, where
         self.next_step = 1
@@ -101,7 +109,10 @@ def test_the_line_tells_what_to_do_about_fragmented_memory_on_a_gpu() -> None:
     assert describe_peak(3 << 30, 0) == "peak 3.00 GiB", "a CPU reserves nothing"
     assert describe_peak(9 << 30, 10 << 30) == "peak 9.00 GiB"
     fix = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-    assert describe_peak(6 << 30, 10 << 30) == f"peak 6.00 GiB of 10.00 GiB reserved, the rest in fragments: {fix}"
+    assert (
+        describe_peak(6 << 30, 10 << 30)
+        == f"peak 6.00 GiB of 10.00 GiB reserved, the rest in fragments: {fix}"
+    )
 
 
 class Hungry(ClassificationTask):
@@ -114,7 +125,9 @@ class Hungry(ClassificationTask):
 
 
 def test_a_real_limit_of_memory_is_one_line_with_the_way_out(tmp_path: Path) -> None:
-    job = processes.start(train_below_a_limit, tmp_path / "run", num_processes=1, folder=tmp_path / "logs")
+    job = processes.start(
+        train_below_a_limit, tmp_path / "run", num_processes=1, folder=tmp_path / "logs"
+    )
     assert job.wait() == [64]
     line = only_line(job.output())
     assert "out of memory after step 0, phase training (peak" in line
@@ -124,7 +137,8 @@ def test_a_real_limit_of_memory_is_one_line_with_the_way_out(tmp_path: Path) -> 
 def train_below_a_limit(folder: Path) -> None:
     config = make_config(folder)
     few = replace(config, trainer=replace(config.trainer, max_steps=1))
-    workload.train(replace(few, run=replace(few.run, output_dir=folder / "before")))  # all that is loaded late
+    # all that is loaded late
+    workload.train(replace(few, run=replace(few.run, output_dir=folder / "before")))
     taken = next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines()
                  if line.startswith("VmSize"))  # fmt: skip
     resource.setrlimit(resource.RLIMIT_AS, (taken + (760 << 20), resource.RLIM_INFINITY))
@@ -146,7 +160,9 @@ def test_out_of_memory_is_one_line_and_the_flags_that_it_names_resume(tmp_path: 
     said = "accel_trainer: error[OUT_OF_MEMORY]: out of memory after step 6, phase training (peak"
     assert line.startswith(said)
     flags = "--global-batch-size 16 --accumulate 2"
-    assert line.endswith(f"start again with {flags}, which trains the same in forwards of half the size")
+    assert line.endswith(
+        f"start again with {flags}, which trains the same in forwards of half the size"
+    )
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"], status["optimizer_step"]) == ("failed", 64, 6)
     assert [finding.code for finding in diagnose(tmp_path / "run")] == ["OUT_OF_MEMORY"]
@@ -168,7 +184,9 @@ def test_out_of_memory_is_found_wherever_it_happens(tmp_path: Path, where: str) 
     named = {"global_batch_size": 16, "accumulation_steps": 2} if where == "second backward" else {}
     config = make_config(tmp_path)
     with pytest.raises(OutOfMemoryError, match="after step 6, phase training .*: start again with"):
-        workload.train(replace(config, batch=replace(config.batch, **named)), task=task, callbacks=(task,))
+        workload.train(
+            replace(config, batch=replace(config.batch, **named)), task=task, callbacks=(task,)
+        )
 
 
 def test_one_process_out_of_memory_ends_all_with_its_line(tmp_path: Path) -> None:
@@ -176,7 +194,9 @@ def test_one_process_out_of_memory_ends_all_with_its_line(tmp_path: Path) -> Non
     job = processes.start(train_two, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
     assert job.wait() == [64, 64], job.output()
     line = only_line(job.output(0))
-    assert line.startswith(f"accel_trainer: error[PROCESS]: rank 1, step {BAD_STEP - 1}, training: out of memory")
+    assert line.startswith(
+        f"accel_trainer: error[PROCESS]: rank 1, step {BAD_STEP - 1}, training: out of memory"
+    )
     assert "--global-batch-size 16 --accumulate 2" in line
 
 
@@ -187,7 +207,10 @@ def train_two(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("batch", "fix"),
     [
-        ({"reduce": "exact", "global_batch_size": 64}, "with --reduce exact another --batch-size changes the result"),
+        (
+            {"reduce": "exact", "global_batch_size": 64},
+            "with --reduce exact another --batch-size changes the result",
+        ),
         ({"per_device_batch_size": 1}, "use a smaller model"),
         ({"global_batch_size": 48}, "--global-batch-size 48 --accumulate 6,"),
     ],
@@ -196,12 +219,17 @@ def test_the_advice_fits_the_batch(batch: dict[str, Any], fix: str) -> None:
     config = BatchConfig(**{"per_device_batch_size": 16, **batch})
     activity = Activity()
     activity.phase = "training"
-    with pytest.raises(OutOfMemoryError, match=fix), explain_out_of_memory(config, activity, Accelerator(cpu=True)):
+    with (
+        pytest.raises(OutOfMemoryError, match=fix),
+        explain_out_of_memory(config, activity, Accelerator(cpu=True)),
+    ):
         run_out()
 
 
 def test_out_of_memory_at_the_first_step_leaves_the_folder_to_look_at(tmp_path: Path) -> None:
-    job = processes.start(train_alone, tmp_path / "run", {}, 1, num_processes=1, folder=tmp_path / "logs")
+    job = processes.start(
+        train_alone, tmp_path / "run", {}, 1, num_processes=1, folder=tmp_path / "logs"
+    )
     assert job.wait() == [64]
     assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 64
 
@@ -249,16 +277,23 @@ def ask_numpy_for_too_much() -> None:
 
 
 @pytest.mark.parametrize("ask", [run_out, ask_for_too_much, ask_numpy_for_too_much])
-def test_what_does_not_fit_before_training_is_one_line(tmp_path: Path, ask: Callable[[], None]) -> None:
+def test_what_does_not_fit_before_training_is_one_line(
+    tmp_path: Path, ask: Callable[[], None]
+) -> None:
     said = r"out of memory after step 0, phase start \(.*\): use a smaller model"
-    with pytest.raises(ConfigError, match=said), start_run(make_config(tmp_path), recipe="workload"):
+    with (
+        pytest.raises(ConfigError, match=said),
+        start_run(make_config(tmp_path), recipe="workload"),
+    ):
         ask()
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 64)
 
 
 def test_out_of_memory_in_an_update_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"out of memory after step 0, phase training .*: start again with"):
+    with pytest.raises(
+        ConfigError, match=r"out of memory after step 0, phase training .*: start again with"
+    ):
         workload.train(make_config(tmp_path), callbacks=(CrampedUpdate(),))
 
 
@@ -268,7 +303,16 @@ def test_out_of_memory_in_an_update_is_one_line(tmp_path: Path) -> None:
 def test_errors_that_speak_of_memory_are_recognised_and_others_are_not() -> None:
     with pytest.raises(RuntimeError) as real:
         ask_for_too_much()
-    for error in (real.value, torch.OutOfMemoryError("CUDA out of memory."), torch.OutOfMemoryError()):
+    for error in (
+        real.value,
+        torch.OutOfMemoryError("CUDA out of memory."),
+        torch.OutOfMemoryError(),
+    ):
         assert is_out_of_memory(error)
-    for other in (RuntimeError(), RuntimeError(5), RuntimeError("shape"), ValueError("CUDA out of memory.")):
+    for other in (
+        RuntimeError(),
+        RuntimeError(5),
+        RuntimeError("shape"),
+        ValueError("CUDA out of memory."),
+    ):
         assert not is_out_of_memory(other)

@@ -56,7 +56,9 @@ def test_outside_the_main_thread_the_block_runs_without_handlers() -> None:
     def work() -> None:
         flag = StopFlag()
         with stop_on_signals(flag):
-            ran.append(not flag.poll() and signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM])
+            ran.append(
+                not flag.poll() and signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
+            )
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -91,7 +93,9 @@ def test_an_error_outside_the_main_thread_comes_through() -> None:
         ((signal.SIGINT, signal.SIGTERM), 0),
     ],
 )
-def test_a_second_interrupt_leaves_at_once(tmp_path: Path, numbers: tuple[int, ...], code: int) -> None:
+def test_a_second_interrupt_leaves_at_once(
+    tmp_path: Path, numbers: tuple[int, ...], code: int
+) -> None:
     job = processes.start(interrupt_myself, numbers, num_processes=1, folder=tmp_path)
     assert job.wait() == [code]
     assert job.output() == ("" if code else "saved\n")
@@ -122,7 +126,9 @@ def test_a_stop_gives_its_reason() -> None:
 
 
 @pytest.mark.parametrize("num_processes", [2, 3])
-def test_all_processes_stop_at_the_same_step_though_only_one_got_a_signal(tmp_path: Path, num_processes: int) -> None:
+def test_all_processes_stop_at_the_same_step_though_only_one_got_a_signal(
+    tmp_path: Path, num_processes: int
+) -> None:
     processes.run(stop_together, tmp_path, num_processes=num_processes, folder=tmp_path / "logs")
     stopped = {(tmp_path / str(rank)).read_text() for rank in range(num_processes)}
     assert stopped == {"6 SIGTERM"}  # raised before the poll of step 5, agreed one step later

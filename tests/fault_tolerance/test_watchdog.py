@@ -30,7 +30,9 @@ class SlowCallback(Callback):
             time.sleep(self._seconds)
 
 
-def train(folder: Path, slow: str | None, stuck_timeout_s: float | None, timeout_s: float = LIMIT_S) -> None:
+def train(
+    folder: Path, slow: str | None, stuck_timeout_s: float | None, timeout_s: float = LIMIT_S
+) -> None:
     config = workload.make_config(
         folder, batch=BatchConfig(per_device_batch_size=2, global_batch_size=16, eval_batch_size=10)
     )
@@ -42,8 +44,17 @@ def train(folder: Path, slow: str | None, stuck_timeout_s: float | None, timeout
         slow_down(workload.ClassificationTask, "train_step", SLOW_S / 8, at=None)
     if slow == "evaluation":
         slow_down(workload.ClassificationTask, "eval_step", SLOW_S / 4, at=None)
-    callbacks = [SlowCallback(seconds) for kind, seconds in (("callback", SLOW_S), ("stuck", 600.0)) if kind == slow]
-    main(lambda _: workload.train(config, callbacks=tuple(callbacks)), RecipeConfig, description="", argv=[])
+    callbacks = [
+        SlowCallback(seconds)
+        for kind, seconds in (("callback", SLOW_S), ("stuck", 600.0))
+        if kind == slow
+    ]
+    main(
+        lambda _: workload.train(config, callbacks=tuple(callbacks)),
+        RecipeConfig,
+        description="",
+        argv=[],
+    )
 
 
 def slow_down(owner: Any, name: str, seconds: float, *, at: int | None) -> None:
@@ -69,14 +80,21 @@ def slow_down(owner: Any, name: str, seconds: float, *, at: int | None) -> None:
     ],
 )
 def test_slow_work_is_not_stuck(tmp_path: Path, slow: str, stuck_timeout_s: float | None) -> None:
-    job = processes.start(train, tmp_path / "run", slow, stuck_timeout_s, num_processes=1, folder=tmp_path / "logs")
+    job = processes.start(
+        train, tmp_path / "run", slow, stuck_timeout_s, num_processes=1, folder=tmp_path / "logs"
+    )
     assert job.wait() == [0], job.output()
 
 
 def test_a_stuck_timeout_ends_a_process_and_shows_its_stacks(tmp_path: Path) -> None:
-    job = processes.start(train, tmp_path / "run", "stuck", LIMIT_S, num_processes=1, folder=tmp_path / "logs")
+    job = processes.start(
+        train, tmp_path / "run", "stuck", LIMIT_S, num_processes=1, folder=tmp_path / "logs"
+    )
     assert job.wait() == [70]
-    assert "error[STUCK]: rank 0, step 2, training: stuck, no progress for" in job.output().splitlines()[-1]
+    assert (
+        "error[STUCK]: rank 0, step 2, training: stuck, no progress for"
+        in job.output().splitlines()[-1]
+    )
     assert "in on_step_end" in job.output()
 
 
@@ -95,7 +113,9 @@ def test_a_process_that_is_suspended_too_long_is_reported_by_the_others(tmp_path
     os.kill(suspended.pid or 0, signal.SIGCONT)
     assert 0 not in job.wait()
     for rank in (0, 1):
-        (line,) = [line for line in job.output(rank).splitlines() if "accel_trainer: error" in line] or [""]
+        (line,) = [
+            line for line in job.output(rank).splitlines() if "accel_trainer: error" in line
+        ] or [""]
         assert rank == 1 or "rank 1, step " in line, line
         assert "memory" not in line, line
     assert "suspended" in job.output(0).splitlines()[-1]

@@ -12,7 +12,9 @@ from typing import Any
 Result = dict[str, Any]
 
 
-def run_campaign(prepare: Callable[[Path], Callable[[int], Result]], *, number: int) -> list[Result]:
+def run_campaign(
+    prepare: Callable[[Path], Callable[[int], Result]], *, number: int
+) -> list[Result]:
     """Run the trials that the command line asks for, by default `number`; return their results as JSON values.
 
     `prepare(scratch)` returns the trial, which gets its number.
@@ -21,7 +23,11 @@ def run_campaign(prepare: Callable[[Path], Callable[[int], Result]], *, number: 
     parser.add_argument("--number", type=int, default=number)
     parser.add_argument("--log", type=Path, required=True)
     options = parser.parse_args()
-    results = [json.loads(line) for line in options.log.read_text().splitlines()] if options.log.exists() else []
+    results = (
+        [json.loads(line) for line in options.log.read_text().splitlines()]
+        if options.log.exists()
+        else []
+    )
     with TemporaryDirectory() as scratch:
         run_trial = prepare(Path(scratch))
         for trial in range(len(results), options.number):

@@ -2,9 +2,10 @@
 
     python -m tests.faults.changing_kills --number 60 --cases buffers --folder changing
 
-`buffers`: forwards that assign and count, with a NaN that is skipped, on one and two processes by turns with
-`--reduce exact`. `optimizers`: state of any form, and weights of other layouts and dtypes. `compile`: more variants
-than torch's recompile limit. `shards`: all of these that shard, saved whole or by each process.
+`buffers`: forwards that assign and count, with a NaN that is skipped, on one and two processes by
+turns with `--reduce exact`. `optimizers`: state of any form, and weights of other layouts and
+dtypes. `compile`: more variants than torch's recompile limit. `shards`: all of these that shard,
+saved whole or by each process.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of run. `num_processes` are those of its attempts, by turns; `shards` is a kind of `sharded_run`."""
+    """A kind of run.
+
+    `num_processes` are those of its attempts, by turns; `shards` is a kind of `sharded_run`.
+    """
 
     net: str
     num_processes: tuple[int, ...]
@@ -156,25 +160,36 @@ def train(folder: Path, case: Case, kill: tuple[int, int, float] | None) -> None
     torch.manual_seed(0)
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
     size = 2 if case.reduce == "exact" else 16 // num_processes
-    batch = BatchConfig(per_device_batch_size=size, global_batch_size=16, eval_batch_size=4, reduce=case.reduce)
+    batch = BatchConfig(
+        per_device_batch_size=size, global_batch_size=16, eval_batch_size=4, reduce=case.reduce
+    )
     config = workload.make_config(folder, batch=batch, checkpoint=CheckpointConfig(every_n_steps=1))
     if case.optimizer:
         config = replace(config, optimizer=OptimizerConfig(), schedule=ScheduleConfig())
     has_average = case.optimizer != "schedule-free"
     config = replace(
         config,
-        trainer=replace(config.trainer, num_epochs=3, on_nonfinite="skip", ema_decay=0.9 if has_average else None),
+        trainer=replace(
+            config.trainer,
+            num_epochs=3,
+            on_nonfinite="skip",
+            ema_decay=0.9 if has_average else None,
+        ),
         runtime=replace(config.runtime, compile=case.compiles),
     )
     callbacks: tuple[Callback, ...] = ()
     if kill is not None and kill[0] == int(os.environ.get("RANK", 0)):
-        callbacks = (KillInSave(folder, *kill[1:]) if case.is_cut_in_a_save else KillSoonAfter(*kill[1:]),)
+        callbacks = (
+            KillInSave(folder, *kill[1:]) if case.is_cut_in_a_save else KillSoonAfter(*kill[1:]),
+        )
     workload.train(
         config,
         num_train=64,
         task=Poisoned() if case.has_nan else ManyVariants() if case.net == "many shapes" else None,
         net=NETS[case.net],
-        optimizer=(lambda model: OPTIMIZERS[case.optimizer](model.parameters())) if case.optimizer else None,
+        optimizer=(lambda model: OPTIMIZERS[case.optimizer](model.parameters()))
+        if case.optimizer
+        else None,
         schedule=(lambda step: 0.05) if case.optimizer else None,
         callbacks=callbacks,
     )
@@ -184,8 +199,14 @@ def hash_of(folder: Path) -> str:
     """Return a hash of all that a run leaves, without times."""
     newest = max((folder / "checkpoints").glob("step-*"))
     slices = {f"{path.parent.name}/{path.name}": path.read_bytes() for path in newest.glob("*/*")}
-    files = {**final_files(folder), **slices, "export": (folder / "export" / "model.safetensors").read_bytes()}
-    return hashlib.sha256(b"".join(name.encode() + files[name] for name in sorted(files))).hexdigest()[:16]
+    files = {
+        **final_files(folder),
+        **slices,
+        "export": (folder / "export" / "model.safetensors").read_bytes(),
+    }
+    return hashlib.sha256(
+        b"".join(name.encode() + files[name] for name in sorted(files))
+    ).hexdigest()[:16]
 
 
 def survive(folder: Path, case: Case, draw: random.Random) -> tuple[str, int]:
@@ -195,9 +216,15 @@ def survive(folder: Path, case: Case, draw: random.Random) -> tuple[str, int]:
     for number in range(NUM_KILLS_OF_A_RUN + 1):
         num_processes = case.num_processes[number % len(case.num_processes)]
         is_last = number == NUM_KILLS_OF_A_RUN
-        kill = None if is_last else (draw.randrange(num_processes), draw.choice((2, 3)), draw.uniform(0, max_delay_s))
+        kill = (
+            None
+            if is_last
+            else (draw.randrange(num_processes), draw.choice((2, 3)), draw.uniform(0, max_delay_s))
+        )
         arguments = (folder / "run", case, kill)
-        job = processes.start(train, *arguments, num_processes=num_processes, folder=folder / f"logs-{number}")
+        job = processes.start(
+            train, *arguments, num_processes=num_processes, folder=folder / f"logs-{number}"
+        )
         codes = job.wait(SURVIVOR_TIMEOUT_S)
         num_killed += -signal.SIGKILL in codes
         if is_last and any(codes):
@@ -205,7 +232,9 @@ def survive(folder: Path, case: Case, draw: random.Random) -> tuple[str, int]:
     return hash_of(folder / "run"), num_killed
 
 
-def campaign(folder: Path, number: int, cases: list[Case], first: int = 0) -> tuple[list[str], Counter[str]]:
+def campaign(
+    folder: Path, number: int, cases: list[Case], first: int = 0
+) -> tuple[list[str], Counter[str]]:
     """Deliver at least `number` kills, one run of each case by turns; return what differs, and the kills by case."""
     folder.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
@@ -214,7 +243,9 @@ def campaign(folder: Path, number: int, cases: list[Case], first: int = 0) -> tu
     for case in cases:
         whole = folder / f"whole-{len(hashes)}" / "run"
         count = case.num_processes[0]
-        processes.run(train, whole, case, None, num_processes=count, folder=whole.with_suffix(".logs"))
+        processes.run(
+            train, whole, case, None, num_processes=count, folder=whole.with_suffix(".logs")
+        )
         hashes[case] = hash_of(whole)
     trial = 0
     while kills.total() < number and trial < 2 * number:
@@ -222,7 +253,9 @@ def campaign(folder: Path, number: int, cases: list[Case], first: int = 0) -> tu
         found, num_killed = survive(folder / f"trial-{trial}", case, random.Random(first + trial))
         kills[str(case)] += num_killed
         if found != hashes[case]:
-            problems.append(f"trial {first + trial}, {case}: {found}, and {hashes[case]} without a kill")
+            problems.append(
+                f"trial {first + trial}, {case}: {found}, and {hashes[case]} without a kill"
+            )
         else:
             shutil.rmtree(folder / f"trial-{trial}")
         trial += 1
@@ -234,7 +267,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--number", type=int, default=60)
     parser.add_argument("--cases", choices=CASES, default="buffers")
-    parser.add_argument("--first", type=int, default=0, help="the first trial's number, which decides its kills")
+    parser.add_argument(
+        "--first", type=int, default=0, help="the first trial's number, which decides its kills"
+    )
     parser.add_argument("--folder", type=Path, required=True)
     options = parser.parse_args()
     problems, kills = campaign(options.folder, options.number, CASES[options.cases], options.first)

@@ -1,7 +1,7 @@
 """The kill campaign: real training runs that die in every way, and are started again until they are done.
 
-As a command it runs a worker's share of a campaign and prints the tally as JSON; `test_crash.py` starts
-the workers. A run's second attempt is always the same command as its first.
+As a command it runs a worker's share of a campaign and prints the tally as JSON; `test_crash.py`
+starts the workers. A run's second attempt is always the same command as its first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from tests.faults.disks import InterceptedDisk, When, installed
 KEEP_LAST_N = 2
 WHENS: tuple[When, ...] = ("before", "half", "after")
 TIMES_AND_SIZES = {"samples_per_s", "wall_s", "peak_memory_bytes"}
-# As a launcher does, the campaign ends a rank that outlives its peer: in the rendezvous none can notice.
+# As a launcher does, the campaign ends a rank that outlives its peer: in the rendezvous none can
+# notice.
 SURVIVOR_TIMEOUT_S = 5.0
 
 
@@ -43,7 +44,10 @@ def make_config(folder: Path) -> RecipeConfig:
         batch=BatchConfig(per_device_batch_size=8, global_batch_size=16, eval_batch_size=10),
         checkpoint=CheckpointConfig(every_n_steps=2, keep_last_n=KEEP_LAST_N, keep_every_n_steps=4),
     )
-    return replace(config, trainer=replace(config.trainer, num_epochs=8, patience=1, monitor="eval_ema/accuracy"))
+    return replace(
+        config,
+        trainer=replace(config.trainer, num_epochs=8, patience=1, monitor="eval_ema/accuracy"),
+    )
 
 
 # --- what a run does to the disk, by name ---
@@ -98,7 +102,10 @@ class RecordingDisk(NamingDisk):
 
 @dataclass(frozen=True)
 class Kill:
-    """A SIGKILL of the `victims` at a change of the main process's disk. `interruptions` has those at other moments."""
+    """A SIGKILL of the `victims` at a change of the main process's disk.
+
+    `interruptions` has those at other moments.
+    """
 
     at: Operation
     when: When = "before"
@@ -150,16 +157,25 @@ class PendingUpdate:
 
     @property
     def operations(self) -> list[Operation]:
-        return [Operation(**json.loads(line)) for line in re.findall(r"^operation (.*)$", self.output, re.M)]
+        return [
+            Operation(**json.loads(line))
+            for line in re.findall(r"^operation (.*)$", self.output, re.M)
+        ]
 
 
-def attempt(scratch: Path, kill: Kill | None = None, *, num_processes: int = 1, disk: str = "naming") -> PendingUpdate:
+def attempt(
+    scratch: Path, kill: Kill | None = None, *, num_processes: int = 1, disk: str = "naming"
+) -> PendingUpdate:
     """Start the command in `scratch`/run, and kill it if asked to; return when all its processes have ended."""
     logs = scratch / f"attempt-{len(list(scratch.glob('attempt-*')))}"
     logs.mkdir(parents=True)
-    job = processes.start(train, scratch / "run", disk, kill, logs, num_processes=num_processes, folder=logs)
+    job = processes.start(
+        train, scratch / "run", disk, kill, logs, num_processes=num_processes, folder=logs
+    )
     codes = job.wait(SURVIVOR_TIMEOUT_S if kill is not None else 600)
-    outputs = "\n".join(job.output(rank) for rank in range(num_processes) if (logs / f"rank-{rank}.log").exists())
+    outputs = "\n".join(
+        job.output(rank) for rank in range(num_processes) if (logs / f"rank-{rank}.log").exists()
+    )
     return PendingUpdate(codes, outputs)
 
 
@@ -168,17 +184,28 @@ def outcome(run: Path) -> dict[str, Any]:
     files: dict[str, Any] = {}
     for path in sorted(run.rglob("*")):
         name = str(path.relative_to(run))
-        is_result = name.startswith(("checkpoints/", "export/")) or name in {"metrics.jsonl", "result.json"}
+        is_result = name.startswith(("checkpoints/", "export/")) or name in {
+            "metrics.jsonl",
+            "result.json",
+        }
         is_temporary = any(TEMPORARY_NAME.fullmatch(part) for part in path.parts)
-        if path.is_dir() or not is_result or is_temporary or path.name in {"manifest.json", "COMMIT"}:
+        if (
+            path.is_dir()
+            or not is_result
+            or is_temporary
+            or path.name in {"manifest.json", "COMMIT"}
+        ):
             continue
         if path.name == "metrics.jsonl":
             files[name] = [_without_times(line) for line in path.read_text().splitlines()]
         elif path.name == "trainer.json":
             files[name] = json.loads(path.read_bytes())
-            files[name]["callbacks"]["MetricLogger"].pop("history_bytes")  # throughput numbers vary in length
+            # throughput numbers vary in length
+            files[name]["callbacks"]["MetricLogger"].pop("history_bytes")
         elif path.name == "result.json":
-            files[name] = {k: v for k, v in json.loads(path.read_bytes()).items() if k not in TIMES_AND_SIZES}
+            files[name] = {
+                k: v for k, v in json.loads(path.read_bytes()).items() if k not in TIMES_AND_SIZES
+            }
         else:
             files[name] = path.read_bytes()
     return files
@@ -186,7 +213,9 @@ def outcome(run: Path) -> dict[str, Any]:
 
 def _without_times(line: str) -> Any:
     try:
-        return {name: value for name, value in json.loads(line).items() if not name.startswith("perf/")}
+        return {
+            name: value for name, value in json.loads(line).items() if not name.startswith("perf/")
+        }
     except ValueError:
         return line  # half a row is a difference, and no reason to end the campaign
 
@@ -212,7 +241,10 @@ def leftovers(run: Path) -> list[Path]:
 
 @dataclass
 class Tally:
-    """What a kind of kill did. `lost` and what follows must be 0; `repairs` are starts that failed unkilled."""
+    """What a kind of kill did.
+
+    `lost` and what follows must be 0; `repairs` are starts that failed unkilled.
+    """
 
     runs: int = 0
     kills: int = 0
@@ -234,8 +266,13 @@ class Tally:
         return self.lost + self.other_bytes + self.repairs + self.leftovers
 
 
-def survive(scratch: Path, kills: Sequence[Kill], reference: dict[str, Any], *, num_processes: int = 1) -> Tally:
-    """Start a run, deliver one kill per attempt, let it end, and compare. Complaints go to stdout."""
+def survive(
+    scratch: Path, kills: Sequence[Kill], reference: dict[str, Any], *, num_processes: int = 1
+) -> Tally:
+    """Start a run, deliver one kill per attempt, let it end, and compare.
+
+    Complaints go to stdout.
+    """
     tally, run = Tally(runs=1), scratch / "run"
     acknowledged: set[str] = set()
     start_s = time.monotonic()
@@ -248,20 +285,26 @@ def survive(scratch: Path, kills: Sequence[Kill], reference: dict[str, Any], *, 
         newest = sorted(acknowledged, reverse=True)[:KEEP_LAST_N]
         valid = valid_checkpoints(run)
         # A newer one, committed but not yet acknowledged, may have taken the place of the older.
-        is_lost = len(valid) < len(newest) or any(v < a for v, a in zip(valid, newest, strict=False))
+        is_lost = len(valid) < len(newest) or any(
+            v < a for v, a in zip(valid, newest, strict=False)
+        )
         was_killed = -signal.SIGKILL in this.codes or None in this.codes
         has_failed = any(this.codes) and not was_killed
         tally.lost += is_lost
         tally.repairs += has_failed
         if is_lost or has_failed:
-            print(f"after {kill}: acknowledged {newest}, valid {valid}, exit codes {this.codes}\n{this.output}")
+            print(
+                f"after {kill}: acknowledged {newest}, valid {valid}, exit codes {this.codes}\n{this.output}"
+            )
         if not any(this.codes):
             break
     tally.acknowledged = len(acknowledged)
     left = leftovers(run)
     tally.leftovers = len(left)
     final = outcome(run)
-    differing = sorted(name for name in {*final, *reference} if final.get(name) != reference.get(name))
+    differing = sorted(
+        name for name in {*final, *reference} if final.get(name) != reference.get(name)
+    )
     tally.other_bytes = bool(differing)
     if left or differing:
         print(f"after {kills}: left {[path.name for path in left]}, other bytes in {differing}")
@@ -298,7 +341,9 @@ Case = tuple[str, int, list[Kill]]
 """The kind of case, its number of processes, and the kill of each attempt."""
 
 
-def cases(one: Reference, two: Reference, resume: list[Operation], effort: int, draw: random.Random) -> Iterator[Case]:
+def cases(
+    one: Reference, two: Reference, resume: list[Operation], effort: int, draw: random.Random
+) -> Iterator[Case]:
     """Yield the campaign: 9 operations, and with `effort` 100 every one, before, half-way and after."""
     every = [Kill(operation, when) for operation in one.operations for when in WHENS]
     num_kills = min(len(every), 9 + len(every) * (effort - 1) // 99)
@@ -310,7 +355,11 @@ def cases(one: Reference, two: Reference, resume: list[Operation], effort: int, 
     for index in range(max(3, effort * 3 // 5)):
         victims = ((0,), (1,), (0, 1))[index % 3]
         name = "both" if len(victims) == 2 else f"rank {victims[0]}"
-        yield f"2 processes, {name}", 2, [Kill(draw.choice(two.operations), draw.choice(WHENS), victims)]
+        yield (
+            f"2 processes, {name}",
+            2,
+            [Kill(draw.choice(two.operations), draw.choice(WHENS), victims)],
+        )
 
 
 def run_share(scratch: Path, *, effort: int, worker: int, num_workers: int) -> dict[str, Tally]:
@@ -334,7 +383,12 @@ def main() -> None:
     parser.add_argument("--worker", type=int, default=0)
     parser.add_argument("--num-workers", type=int, default=1)
     options = parser.parse_args()
-    tallies = run_share(options.scratch, effort=options.effort, worker=options.worker, num_workers=options.num_workers)
+    tallies = run_share(
+        options.scratch,
+        effort=options.effort,
+        worker=options.worker,
+        num_workers=options.num_workers,
+    )
     print("tally " + json.dumps({kind: asdict(tally) for kind, tally in tallies.items()}))
 
 

@@ -32,15 +32,24 @@ class InterceptedDisk(filesystem.Disk):
     """Hands every change to `intercept`, with what does it and what does half of it."""
 
     def intercept(
-        self, operation: str, path: Path, act: Callable[[], Any], act_half: Callable[[], Any], *details: Any
+        self,
+        operation: str,
+        path: Path,
+        act: Callable[[], Any],
+        act_half: Callable[[], Any],
+        *details: Any,
     ) -> Any:
         return act()
 
     def make_directory(self, path: Path) -> None:
-        self.intercept("make_directory", path, lambda: filesystem.Disk.make_directory(self, path), _nothing)
+        self.intercept(
+            "make_directory", path, lambda: filesystem.Disk.make_directory(self, path), _nothing
+        )
 
     def create(self, path: Path) -> int:
-        return int(self.intercept("create", path, lambda: filesystem.Disk.create(self, path), _nothing))
+        return int(
+            self.intercept("create", path, lambda: filesystem.Disk.create(self, path), _nothing)
+        )
 
     def write(self, path: Path, descriptor: int, data: filesystem.Chunk) -> None:
         def write(part: filesystem.Chunk) -> None:
@@ -50,16 +59,26 @@ class InterceptedDisk(filesystem.Disk):
         self.intercept("write", path, lambda: write(data), lambda: write(half), bytes(data))
 
     def truncate(self, path: Path, descriptor: int, size: int) -> None:
-        self.intercept("truncate", path, lambda: filesystem.Disk.truncate(self, path, descriptor, size), _nothing, size)
+        self.intercept(
+            "truncate",
+            path,
+            lambda: filesystem.Disk.truncate(self, path, descriptor, size),
+            _nothing,
+            size,
+        )
 
     def sync(self, path: Path, descriptor: int) -> None:
         self.intercept("sync", path, lambda: filesystem.Disk.sync(self, path, descriptor), _nothing)
 
     def sync_directory(self, path: Path) -> None:
-        self.intercept("sync_directory", path, lambda: filesystem.Disk.sync_directory(self, path), _nothing)
+        self.intercept(
+            "sync_directory", path, lambda: filesystem.Disk.sync_directory(self, path), _nothing
+        )
 
     def rename(self, source: Path, target: Path) -> None:
-        self.intercept("rename", source, lambda: filesystem.Disk.rename(self, source, target), _nothing, target)
+        self.intercept(
+            "rename", source, lambda: filesystem.Disk.rename(self, source, target), _nothing, target
+        )
 
     def remove(self, path: Path) -> None:
         self.intercept("remove", path, lambda: filesystem.Disk.remove(self, path), _nothing)
@@ -70,7 +89,9 @@ class InterceptedDisk(filesystem.Disk):
             for name in names[: (len(names) + 1) // 2]:
                 shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
 
-        self.intercept("remove_tree", path, lambda: filesystem.Disk.remove_tree(self, path), remove_half)
+        self.intercept(
+            "remove_tree", path, lambda: filesystem.Disk.remove_tree(self, path), remove_half
+        )
 
 
 def _nothing() -> None:
@@ -135,11 +156,16 @@ class FailingDisk(InterceptedDisk):
 
 def can_mount() -> bool:
     """Whether a process may have mounts of its own here."""
-    return subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
+    )
 
 
 def mount_small_disk(path: Path, options: str = "size=1m") -> None:
-    """Give this process, which must have one thread, a tmpfs of its own at `path`. It ends with the process."""
+    """Give this process, which must have one thread, a tmpfs of its own at `path`.
+
+    It ends with the process.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     new_user, new_mounts = 0x10000000, 0x20000
     user, group = os.getuid(), os.getgid()

@@ -2,8 +2,8 @@
 
     python -m tests.faults.elastic --number 40 --folder elastic
 
-The same command continues. In the end it compares the run with one on a single process that nobody touched, byte by
-byte: the export, every file of the newest checkpoint, and the rows without times.
+The same command continues. In the end it compares the run with one on a single process that nobody
+touched, byte by byte: the export, every file of the newest checkpoint, and the rows without times.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class KillSoonAfter(Callback):
 
 def train(folder: Path, num_epochs: int, kill: tuple[int, int, float] | None) -> None:
     """Train, with a process to kill, after which step, and after which delay."""
-    batch = BatchConfig(per_device_batch_size=2, global_batch_size=16, eval_batch_size=4, reduce="exact")
+    batch = BatchConfig(
+        per_device_batch_size=2, global_batch_size=16, eval_batch_size=4, reduce="exact"
+    )
     config = workload.make_config(folder, batch=batch, checkpoint=CheckpointConfig(every_n_steps=1))
     config = replace(config, trainer=replace(config.trainer, num_epochs=num_epochs))
     is_hit = kill is not None and kill[0] == int(os.environ.get("RANK", 0))
@@ -56,7 +58,9 @@ def attempt(folder: Path, number: int, num_epochs: int) -> dict[str, Any]:
     draw, num_processes = random.Random(number), PROCESSES[number % len(PROCESSES)]
     kill = (draw.randrange(num_processes), draw.choice((2, 3)), draw.uniform(0, MAX_DELAY_S))
     logs = folder / f"logs-{number}"
-    job = processes.start(train, folder / "run", num_epochs, kill, num_processes=num_processes, folder=logs)
+    job = processes.start(
+        train, folder / "run", num_epochs, kill, num_processes=num_processes, folder=logs
+    )
     codes = job.wait(SURVIVOR_TIMEOUT_S)
     return {"number": number, "num_processes": num_processes, "kill": kill, "codes": codes}
 
@@ -77,7 +81,8 @@ def export(folder: Path) -> bytes:
 def campaign(folder: Path, number: int) -> bool:
     """Kill the run `number` times; return whether it ends with the same bytes."""
     folder.mkdir(exist_ok=True)
-    log, num_epochs = folder / "attempts.jsonl", 1 + number  # 5 steps each: more than the attempts take
+    # 5 steps each: more than the attempts take
+    log, num_epochs = folder / "attempts.jsonl", 1 + number
     attempts = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     for each in range(len(attempts), number):
         attempts.append(attempt(folder, each, num_epochs))
@@ -85,8 +90,13 @@ def campaign(folder: Path, number: int) -> bool:
             file.write(json.dumps(attempts[-1]) + "\n")
     killed = sum(-signal.SIGKILL in each["codes"] for each in attempts)
     different = differences(folder, num_epochs)
-    where = ", ".join(f"{sum(each['num_processes'] == n for each in attempts)} of {n} processes" for n in PROCESSES)
-    print(f"{number} attempts ({where}), {killed} killed; different from one process: {different or 'nothing'}")
+    where = ", ".join(
+        f"{sum(each['num_processes'] == n for each in attempts)} of {n} processes"
+        for n in PROCESSES
+    )
+    print(
+        f"{number} attempts ({where}), {killed} killed; different from one process: {different or 'nothing'}"
+    )
     return killed == number and not different
 
 

@@ -29,8 +29,12 @@ def train(folder: Path, reduce: str, seed: int) -> None:
     """A command that trains in `folder`."""
 
     def run(config: RecipeConfig) -> object:
-        batch = BatchConfig(per_device_batch_size=8, global_batch_size=16, eval_batch_size=10, reduce=reduce)
-        config = workload.make_config(folder, batch=batch, seed=seed, run=replace(config.run, output_dir=folder))
+        batch = BatchConfig(
+            per_device_batch_size=8, global_batch_size=16, eval_batch_size=10, reduce=reduce
+        )
+        config = workload.make_config(
+            folder, batch=batch, seed=seed, run=replace(config.run, output_dir=folder)
+        )
         config = replace(config, trainer=replace(config.trainer, num_epochs=NUM_EPOCHS))
         return workload.train(config)
 
@@ -81,12 +85,18 @@ ACTS = (move, delete, replace_by_others, delete_and_replace, replace_checkpoints
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def prepare(scratch: Path) -> Callable[[int], Result]:
     others = scratch / "others"
-    processes.start(train, others, "float", 99, num_processes=1, folder=scratch / "logs-others").wait()
+    processes.start(
+        train, others, "float", 99, num_processes=1, folder=scratch / "logs-others"
+    ).wait()
     theirs = {folder: content(folder) for folder in (others, others / "checkpoints")}
     whole: dict[tuple[int, str], bytes] = {}
 
@@ -94,17 +104,28 @@ def prepare(scratch: Path) -> Callable[[int], Result]:
         key = num_processes, reduce
         if key not in whole:
             folder = scratch / f"whole-{num_processes}-{reduce}"
-            processes.start(train, folder, reduce, 3, num_processes=num_processes, folder=scratch / "logs-whole").wait()
+            processes.start(
+                train, folder, reduce, 3, num_processes=num_processes, folder=scratch / "logs-whole"
+            ).wait()
             whole[key] = (folder / NAME).read_bytes()
         return whole[key]
 
     def trial(number: int) -> Result:
         draw = random.Random(number)
-        act, num_processes, reduce = ACTS[number % len(ACTS)], draw.choice((1, 2)), draw.choice(("float", "exact"))
+        act, num_processes, reduce = (
+            ACTS[number % len(ACTS)],
+            draw.choice((1, 2)),
+            draw.choice(("float", "exact")),
+        )
         after, place = draw.randrange(0, 30), scratch / f"trial-{number}"
         folder = place / "run"
-        job = processes.start(train, folder, reduce, 3, num_processes=num_processes, folder=place / "logs")
-        while not list((folder / "checkpoints").glob(f"step-{after:010d}-*")) and job.processes[0].is_alive():
+        job = processes.start(
+            train, folder, reduce, 3, num_processes=num_processes, folder=place / "logs"
+        )
+        while (
+            not list((folder / "checkpoints").glob(f"step-{after:010d}-*"))
+            and job.processes[0].is_alive()
+        ):
             if after == 0 and (folder / "checkpoints").exists():
                 break
             time.sleep(0.001)
@@ -119,16 +140,25 @@ def prepare(scratch: Path) -> Callable[[int], Result]:
             "reduce": reduce,
             "after": after,
             "codes": codes,
-            "line": next((line for line in job.output().splitlines() if "error[" in line), "")[:110],
+            "line": next((line for line in job.output().splitlines() if "error[" in line), "")[
+                :110
+            ],
             "untouched": content(taken) == expected if taken else not folder.exists(),
             "tracebacks": sum("Traceback" in job.output(rank) for rank in range(num_processes)),
         }
         if (place / "moved").exists():
             again = processes.start(
-                train, place / "moved", reduce, 3, num_processes=num_processes, folder=place / "logs-again"
+                train,
+                place / "moved",
+                reduce,
+                3,
+                num_processes=num_processes,
+                folder=place / "logs-again",
             )
             again.wait()
-            result["same"] = (place / "moved" / NAME).read_bytes() == undisturbed(num_processes, reduce)
+            result["same"] = (place / "moved" / NAME).read_bytes() == undisturbed(
+                num_processes, reduce
+            )
         shutil.rmtree(place)
         return result
 

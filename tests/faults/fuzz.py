@@ -1,7 +1,7 @@
 """Damaged and hostile checkpoints: no damage is taken for a good one, and none runs code.
 
-Blind mutations damage files; the hashes must catch every one, in one line. Re-hashed ones come from somebody who
-recomputes the hashes; what they then hold may be plain data or any error.
+Blind mutations damage files; the hashes must catch every one, in one line. Re-hashed ones come from
+somebody who recomputes the hashes; what they then hold may be plain data or any error.
 
     python -m tests.faults.fuzz --blind 10000 --rehashed 10000
 """
@@ -50,7 +50,10 @@ class Payload:
 
 
 class CodeWatch:
-    """Counts what would run code while it is on. Python cannot remove an audit hook, so there is one."""
+    """Counts what would run code while it is on.
+
+    Python cannot remove an audit hook, so there is one.
+    """
 
     def __init__(self) -> None:
         self.is_on = False
@@ -131,7 +134,9 @@ class Campaign:
                 summary.problems.append(f"{label}: accepted")
         except CheckpointError as error:
             if "\n" in str(error) or is_blind and self.name not in str(error):
-                summary.problems.append(f"{label}: not one line that names a file: {str(error)[:200]!r}")
+                summary.problems.append(
+                    f"{label}: not one line that names a file: {str(error)[:200]!r}"
+                )
         except Exception as error:
             if is_blind:  # what somebody has forged may also end in an error of Python
                 summary.problems.append(f"{label}: {type(error).__name__}: {str(error)[:200]}")
@@ -161,7 +166,9 @@ def _reset_peak_memory_bytes() -> int:
 
 def _peak_memory_bytes() -> int:
     if _CLEAR_PEAK.exists():
-        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+        (line,) = (
+            line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line
+        )
         return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

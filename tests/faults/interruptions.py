@@ -2,7 +2,8 @@
 
     python -m tests.faults.interruptions --number 200 --log interruptions.jsonl
 
-The log has a line for each trial. The same command continues after the last one, and then prints the counts by phase.
+The log has a line for each trial. The same command continues after the last one, and then prints
+the counts by phase.
 """
 
 from __future__ import annotations
@@ -61,7 +62,11 @@ def draw_trial(number: int) -> Trial:
         "last evaluation": (batches + 1, NUM_EVALUATIONS * batches),
         "end": (1, 1),
     }
-    phase = "last evaluation" if number % 2 else draw.choice([name for name in calls if name != "last evaluation"])
+    phase = (
+        "last evaluation"
+        if number % 2
+        else draw.choice([name for name in calls if name != "last evaluation"])
+    )
     rank = 0 if phase in ("save", "end") else draw.randrange(num_processes)
     call, delay_s = draw.randint(*calls[phase]), draw.uniform(0, MAX_DELAY_S)
     return Trial(number, draw.choice(SIGNALS), phase, call, delay_s, rank, num_processes)
@@ -92,8 +97,15 @@ def train(folder: Path, trial: Trial | None) -> None:
         batch=BatchConfig(per_device_batch_size=8, global_batch_size=16, eval_batch_size=10),
         checkpoint=CheckpointConfig(every_n_steps=4, keep_last_n=2),
     )
-    config = replace(config, trainer=replace(config.trainer, num_epochs=4, evaluate_every_n_epochs=2))
-    main(lambda _: workload.train(config, num_train=96, dropout=0.1), RecipeConfig, description="", argv=[])
+    config = replace(
+        config, trainer=replace(config.trainer, num_epochs=4, evaluate_every_n_epochs=2)
+    )
+    main(
+        lambda _: workload.train(config, num_train=96, dropout=0.1),
+        RecipeConfig,
+        description="",
+        argv=[],
+    )
 
 
 def run_trial(trial: Trial, scratch: Path, undisturbed: dict[str, Any]) -> dict[str, Any]:
@@ -103,23 +115,35 @@ def run_trial(trial: Trial, scratch: Path, undisturbed: dict[str, Any]) -> dict[
     while len(codes) < MAX_STARTS and (not codes or any(codes[-1])):
         logs = scratch / f"logs-{len(codes)}"
         job = processes.start(
-            train, scratch / "run", None if codes else trial, num_processes=trial.num_processes, folder=logs
+            train,
+            scratch / "run",
+            None if codes else trial,
+            num_processes=trial.num_processes,
+            folder=logs,
         )
         codes.append(job.wait(SURVIVOR_TIMEOUT_S))
         said = job.output()
     final = end_of(scratch / "run")
-    differing = sorted(name for name in {*final, *undisturbed} if final.get(name) != undisturbed.get(name))
+    differing = sorted(
+        name for name in {*final, *undisturbed} if final.get(name) != undisturbed.get(name)
+    )
     is_landed = any(codes[0])
     bad_codes = [code for start in codes[1:] for code in start if code != 0]
     is_ok = not differing and not bad_codes
-    return {**asdict(trial), "codes": codes, "landed": is_landed, "ok": is_ok, "differing": differing} | (
-        {} if is_ok else {"said": said}
-    )
+    return {
+        **asdict(trial),
+        "codes": codes,
+        "landed": is_landed,
+        "ok": is_ok,
+        "differing": differing,
+    } | ({} if is_ok else {"said": said})
 
 
 def run_undisturbed(scratch: Path) -> dict[int, dict[str, Any]]:
     for n in (1, 2):
-        processes.run(train, scratch / f"whole-{n}", None, num_processes=n, folder=scratch / f"whole-logs-{n}")
+        processes.run(
+            train, scratch / f"whole-{n}", None, num_processes=n, folder=scratch / f"whole-logs-{n}"
+        )
     return {n: end_of(scratch / f"whole-{n}") for n in (1, 2)}
 
 
@@ -146,10 +170,18 @@ def as_table(results: list[dict[str, Any]]) -> str:
         passed[key] += result["ok"]
     lines = [f"{'phase':<17}" + "".join(f"{f'{n} process' + 'es' * (n > 1):>34}" for n in (1, 2))]
     for phase in MOMENTS:
-        cells = (f"{total[phase, n]} sent, {landed[phase, n]} landed, {passed[phase, n]} equal" for n in (1, 2))
+        cells = (
+            f"{total[phase, n]} sent, {landed[phase, n]} landed, {passed[phase, n]} equal"
+            for n in (1, 2)
+        )
         lines.append(f"{phase:<17}" + "".join(f"{cell:>34}" for cell in cells))
     sent, ok = total.total(), passed.total()
-    return "\n".join([*lines, f"{sent} signals, {landed.total()} while the run was on; {ok} runs ended as undisturbed"])
+    return "\n".join(
+        [
+            *lines,
+            f"{sent} signals, {landed.total()} while the run was on; {ok} runs ended as undisturbed",
+        ]
+    )
 
 
 def prepare(scratch: Path) -> Callable[[int], dict[str, Any]]:

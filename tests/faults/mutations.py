@@ -18,7 +18,14 @@ from accel_trainer.checkpoint.format import COMMIT, MANIFEST, Files
 BAD_NAMES = [
     "../../x", "/etc/passwd", "a\0b.json", "a/b.json", "", ".json", "COMMIT", "x.pkl", "é.json",
 ]  # fmt: skip
-BAD_ENTRIES = [{"bytes": 1, "sha256": "0" * 64}, {"bytes": -1, "sha256": ""}, {"bytes": 1e9}, None, [], {}]
+BAD_ENTRIES = [
+    {"bytes": 1, "sha256": "0" * 64},
+    {"bytes": -1, "sha256": ""},
+    {"bytes": 1e9},
+    None,
+    [],
+    {},
+]
 AWKWARD = [
     "0", "-1", "1e999", "NaN", "-Infinity", "9" * 30, "9" * 5000, "2.5", "null", "true", "\0",
     "{}", "[]", "[[]]", '""', '"$tensor"', '"$dict"', '"F64"', '"BOOL"', '"__metadata__"',
@@ -38,11 +45,17 @@ TENSOR_BOMBS = [
     ("huge header", struct.pack("<Q", 2**63) + b"{}"),
     ("header longer than the file", struct.pack("<Q", 1000) + b"{}"),
     ("a million entries", tensor_file("{" + ",".join(f'"{n}":{{}}' for n in range(10**6)) + "}")),
-    ("overlap", tensor_file(f'{{"a":{entry("U8", "4", "0,4")},"b":{entry("U8", "4", "0,4")}}}', b"0000")),
+    (
+        "overlap",
+        tensor_file(f'{{"a":{entry("U8", "4", "0,4")},"b":{entry("U8", "4", "0,4")}}}', b"0000"),
+    ),
     ("gap", tensor_file(f'{{"a":{entry("U8", "1", "3,4")}}}', b"0000")),
     ("huge shape", tensor_file(f'{{"a":{entry("F64", str(2**63 - 1), "0,4")}}}', b"0000")),
     ("huge shape without bytes", tensor_file(f'{{"a":{entry("F64", f"{2**63 - 1},0", "0,0")}}}')),
-    ("a key twice", tensor_file(f'{{"a":{entry("U8", "0", "0,0")},"a":{entry("U8", "0", "0,0")}}}')),
+    (
+        "a key twice",
+        tensor_file(f'{{"a":{entry("U8", "0", "0,0")},"a":{entry("U8", "0", "0,0")}}}'),
+    ),
     ("not a dtype", tensor_file(f'{{"a":{entry("object", "0", "0,0")}}}')),
 ]
 JSON_BOMBS = [

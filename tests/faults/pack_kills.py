@@ -2,7 +2,8 @@
 
     python -m tests.faults.pack_kills --number 100 --log pack_kills.jsonl
 
-The log has a line for each trial of one to three kills. The same command continues after the last one.
+The log has a line for each trial of one to three kills. The same command continues after the last
+one.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def write_source(folder: Path) -> Path:
 def contents(folder: Path) -> dict[str, str]:
     """Return the hash of each file below a folder."""
     files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def pack(source: Path, out: Path, delay_s: float | None = None) -> None:
@@ -58,7 +62,9 @@ def pack(source: Path, out: Path, delay_s: float | None = None) -> None:
             claim(*arguments)
 
         module._claim = claim_and_wait
-    sys.exit(main(["pack", str(source), str(out), "--cache-dir", str(source.parent / "cache"), *FLAGS]))
+    sys.exit(
+        main(["pack", str(source), str(out), "--cache-dir", str(source.parent / "cache"), *FLAGS])
+    )
 
 
 def start(source: Path, out: Path, log: Path, delay_s: float | None = None) -> int | None:
@@ -84,7 +90,8 @@ class Campaign:
     """A source, and what packing it undisturbed writes."""
 
     def __init__(self, scratch: Path) -> None:
-        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # threads of torch, which are idle
+        # threads of torch, which are idle
+        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
         self._scratch, self._source = scratch, write_source(scratch / "photos")
         self._log = scratch / "log"
         for _ in range(2):  # the first start of a machine is slow
@@ -103,11 +110,19 @@ class Campaign:
         is_early = False
         for delay_s in delays:
             codes.append(start(self._source, out, self._log, delay_s))
-            is_early = is_early or ((out / "dataset_dict.json").exists() and contents(out) != self._expected)
+            is_early = is_early or (
+                (out / "dataset_dict.json").exists() and contents(out) != self._expected
+            )
         codes.append(start(self._source, out, self._log))
         packed = contents(out)
-        differing = sorted(name for name in {*packed, *self._expected} if packed.get(name) != self._expected.get(name))
-        is_ok = codes[-1] == 0 and set(codes) <= {0, -signal.SIGKILL} and not differing and not is_early
+        differing = sorted(
+            name
+            for name in {*packed, *self._expected}
+            if packed.get(name) != self._expected.get(name)
+        )
+        is_ok = (
+            codes[-1] == 0 and set(codes) <= {0, -signal.SIGKILL} and not differing and not is_early
+        )
         said = {} if is_ok else {"said": self._log.read_text()[-2000:]}
         shutil.rmtree(out)
         num_kills = codes.count(-signal.SIGKILL)
@@ -118,7 +133,9 @@ class Campaign:
 
 def summary(results: list[dict[str, Any]]) -> str:
     kills, ok = sum(result["kills"] for result in results), sum(result["ok"] for result in results)
-    return f"{len(results)} packings, {kills} kills; {ok} ended with the bytes of an undisturbed one"
+    return (
+        f"{len(results)} packings, {kills} kills; {ok} ended with the bytes of an undisturbed one"
+    )
 
 
 def command_line() -> None:

@@ -1,7 +1,7 @@
 """A file system that knows what of it a power loss spares.
 
-Only what POSIX promises is certain: bytes after fsync of the file, names after fsync of their directory.
-Anything else may be there, be gone, or be half there, and in any order.
+Only what POSIX promises is certain: bytes after fsync of the file, names after fsync of their
+directory. Anything else may be there, be gone, or be half there, and in any order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Node:
             self.names, self.pending = self.current(), []
 
 
-def _apply(names: Mapping[str, Node], changes: Collection[dict[str, Node | None]]) -> dict[str, Node]:
+def _apply(
+    names: Mapping[str, Node], changes: Collection[dict[str, Node | None]]
+) -> dict[str, Node]:
     result: dict[str, Node | None] = dict(names)
     for change in changes:
         result.update(change)
@@ -96,7 +98,8 @@ class Model:
         assert node.names is not None
         kept = _apply(node.names, [change for change in node.pending if self.keep_name()])
         return {
-            name: self._bytes(child) if child.names is None else self.survivors(child) for name, child in kept.items()
+            name: self._bytes(child) if child.names is None else self.survivors(child)
+            for name, child in kept.items()
         }
 
     def _bytes(self, node: Node) -> bytes:
@@ -106,7 +109,9 @@ class Model:
         if not node.data.startswith(synced):
             return node.data if kind == "kept" else synced  # it was cut
         tail = node.data[len(synced) :]
-        return synced + {"kept": tail, "zeros": bytes(len(tail)), "half": tail[: len(tail) // 2]}[kind]
+        return (
+            synced + {"kept": tail, "zeros": bytes(len(tail)), "half": tail[: len(tail) // 2]}[kind]
+        )
 
 
 def models(seed: int, num_random: int) -> list[Model]:
@@ -116,7 +121,13 @@ def models(seed: int, num_random: int) -> list[Model]:
             lambda keeps=keeps: keeps,
             lambda data=data: data,
         )
-        for keeps, data in [(False, "lost"), (True, "lost"), (True, "zeros"), (True, "half"), (True, "kept")]
+        for keeps, data in [
+            (False, "lost"),
+            (True, "lost"),
+            (True, "zeros"),
+            (True, "half"),
+            (True, "kept"),
+        ]
     ]
     for number in range(num_random):
         draw = random.Random(f"{seed}-{number}")

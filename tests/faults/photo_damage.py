@@ -2,7 +2,8 @@
 
     python -m tests.faults.photo_damage --number 500 --log photo_damage.jsonl
 
-The log has a line for each damage. The same command continues after the last one, and prints the counts.
+The log has a line for each damage. The same command continues after the last one, and prints the
+counts.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def write_layouts(root: Path) -> None:
                 (root / "folder" / split / name / f"{index}.jpg").write_bytes(data)
     flags = ["--cache-dir", str(root / "cache"), "--shard-size", "6", "--num-workers", "1"]
     assert main(["pack", str(root / "folder"), str(root / "packed"), *flags]) == 0
-    splits = datasets.load_dataset("imagefolder", data_dir=str(root / "folder"), cache_dir=str(root / "cache"))
+    splits = datasets.load_dataset(
+        "imagefolder", data_dir=str(root / "folder"), cache_dir=str(root / "cache")
+    )
     splits = datasets.DatasetDict({name: embedded(split) for name, split in splits.items()})
     splits.save_to_disk(str(root / "saved"))
     (root / "parquet").mkdir()
@@ -61,7 +64,10 @@ def embedded(split: Any) -> Any:
 
 
 def damage(folder: Path, kind: str, draw: random.Random) -> list[str]:
-    """Change one file, or swap two, below `folder`; return their names. Files that say nothing are left out."""
+    """Change one file, or swap two, below `folder`; return their names.
+
+    Files that say nothing are left out.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
     path = draw.choice(files)
     data = bytearray(path.read_bytes())
@@ -76,7 +82,9 @@ def damage(folder: Path, kind: str, draw: random.Random) -> list[str]:
     elif kind == "cut short":
         path.write_bytes(data[: draw.randrange(1, len(data))])
     elif kind == "swapped":
-        other = draw.choice([each for each in files if each.suffix == path.suffix and each != path] or files)
+        other = draw.choice(
+            [each for each in files if each.suffix == path.suffix and each != path] or files
+        )
         changed.append(other)
         mine = path.read_bytes()
         path.write_bytes(other.read_bytes())
@@ -130,7 +138,8 @@ class Campaign:
     def __init__(self, scratch: Path) -> None:
         import datasets
 
-        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)  # threads of torch, which are idle
+        # threads of torch, which are idle
+        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
         datasets.disable_progress_bars()
         self._scratch, self._root = scratch, scratch / "whole"
         write_layouts(self._root)
@@ -140,14 +149,24 @@ class Campaign:
     def run_trial(self, number: int) -> dict[str, Any]:
         """Damage a copy of a layout, and read it."""
         draw = random.Random(number)
-        layout, kind = LAYOUTS[number % len(LAYOUTS)], DAMAGES[number // len(LAYOUTS) % len(DAMAGES)]
+        layout, kind = (
+            LAYOUTS[number % len(LAYOUTS)],
+            DAMAGES[number // len(LAYOUTS) % len(DAMAGES)],
+        )
         place = self._scratch / "trial"
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(self._root / layout, place / layout)
         names = damage(place / layout, kind, draw)
         answer = in_process(lambda: read(place / layout, place / "cache"), place / "log")
         found = self._outcome(answer, names, layout)
-        result = {"number": number, "layout": layout, "damage": kind, "files": names, "outcome": found, **answer}
+        result = {
+            "number": number,
+            "layout": layout,
+            "damage": kind,
+            "files": names,
+            "outcome": found,
+            **answer,
+        }
         if layout == "packed":
             result["packed_again"] = self._pack_again(place)
         return result
@@ -158,15 +177,28 @@ class Campaign:
             return "crashed"
         if "said" in answer:
             said = answer["said"]
-            is_named = any(name in said or Path(name).name in said for name in names) or "(row " in said
+            is_named = (
+                any(name in said or Path(name).name in said for name in names) or "(row " in said
+            )
             return "named" if is_named else "refused"
         if answer["read"] == expected["read"]:
             return "the same pixels"
-        return "not seen, but at a resume" if answer["fingerprint"] != expected["fingerprint"] else "not seen"
+        return (
+            "not seen, but at a resume"
+            if answer["fingerprint"] != expected["fingerprint"]
+            else "not seen"
+        )
 
     def _pack_again(self, place: Path) -> str:
         """Pack the source over the damaged result; return whether it is whole again."""
-        flags = ["--cache-dir", str(self._root / "cache"), "--shard-size", "6", "--num-workers", "1"]
+        flags = [
+            "--cache-dir",
+            str(self._root / "cache"),
+            "--shard-size",
+            "6",
+            "--num-workers",
+            "1",
+        ]
         argv = ["pack", str(self._root / "folder"), str(place / "packed"), *flags]
         answer = in_process(lambda: {"code": main(argv)}, place / "log")
         if contents(place / "packed") == contents(self._root / "packed"):
@@ -176,14 +208,24 @@ class Campaign:
 
 def as_table(results: list[dict[str, Any]]) -> str:
     """Return the counts by layout and damage."""
-    outcomes = ("named", "refused", "the same pixels", "not seen, but at a resume", "not seen", "crashed")
+    outcomes = (
+        "named",
+        "refused",
+        "the same pixels",
+        "not seen, but at a resume",
+        "not seen",
+        "crashed",
+    )
     counts = Counter((result["layout"], result["damage"], result["outcome"]) for result in results)
     lines = [f"{'':<22}" + "".join(f"{name:>27}" for name in outcomes)]
     for layout in LAYOUTS:
         for kind in DAMAGES:
             cells = "".join(f"{counts[layout, kind, name]:>27}" for name in outcomes)
             lines.append(f"{layout + ', ' + kind:<22}{cells}")
-    lines.append(f"{'all':<22}" + "".join(f"{sum(r['outcome'] == name for r in results):>27}" for name in outcomes))
+    lines.append(
+        f"{'all':<22}"
+        + "".join(f"{sum(r['outcome'] == name for r in results):>27}" for name in outcomes)
+    )
     again = Counter(result["packed_again"] for result in results if "packed_again" in result)
     return "\n".join([*lines, f"packed again: {dict(again)}"])
 

@@ -29,7 +29,8 @@ KEEP_LAST_N = 2
 
 
 Change = tuple[str, Path, tuple[Any, ...]]
-"""A change of the disk: what, where and its details; `acknowledge` names a checkpoint that is reported as durable."""
+"""A change of the disk: what, where and its details; `acknowledge` names a checkpoint that is
+reported as durable."""
 
 
 class RecordingDisk(InterceptedDisk):
@@ -49,13 +50,21 @@ class RecordingDisk(InterceptedDisk):
 class DeletesFirst(Checkpointer):
     """A wrong protocol: room for the new checkpoint is made before it is committed."""
 
-    def _commit(self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]) -> None:
-        retention.apply_retention(self.directory, name, keep_last_n=KEEP_LAST_N - 1, keep_every_n_steps=None)
+    def _commit(
+        self, name: str, pieces: Mapping[str, Encoded], header: Mapping[str, object]
+    ) -> None:
+        retention.apply_retention(
+            self.directory, name, keep_last_n=KEEP_LAST_N - 1, keep_every_n_steps=None
+        )
         super()._commit(name, pieces, header)
 
 
 def simulate(
-    *, num_states: int, without: Collection[str] = (), make: type[Checkpointer] = Checkpointer, seed: int = 0
+    *,
+    num_states: int,
+    without: Collection[str] = (),
+    make: type[Checkpointer] = Checkpointer,
+    seed: int = 0,
 ) -> Iterator[str | None]:
     """Record a run and yield, as `replay` does, what a power loss takes."""
     memory = Path("/dev/shm")
@@ -73,7 +82,9 @@ def simulate(
         yield from replay(disk.trace, folder, num_states=num_states, seed=seed)
 
 
-def replay(trace: Sequence[Change], folder: Path, *, num_states: int, seed: int = 0) -> Iterator[str | None]:
+def replay(
+    trace: Sequence[Change], folder: Path, *, num_states: int, seed: int = 0
+) -> Iterator[str | None]:
     """Yield, for each state that a power loss after each change of a run in `folder` may leave, what is lost in it.
 
     There are `num_states` states or more. Those that are equal are looked at once.
@@ -95,7 +106,9 @@ def replay(trace: Sequence[Change], folder: Path, *, num_states: int, seed: int 
                 left = folder.with_name("left")
                 _write(left, survivors)
                 problem = _what_is_lost(left, acknowledged)
-                found[state] = problem and f"after {operation} {path.name} ({model.label}): {problem}"
+                found[state] = (
+                    problem and f"after {operation} {path.name} ({model.label}): {problem}"
+                )
                 shutil.rmtree(left)
             yield found[state]
 
@@ -132,7 +145,9 @@ def _what_is_lost(folder: Path, acknowledged: list[str]) -> str | None:
         return f"{acknowledged[-1]} is lost, {loaded.name} is the newest"
     if not is_state_at(loaded.pieces, step):
         return f"{loaded.name} holds another state"
-    history = (folder / "metrics.jsonl").read_bytes() if (folder / "metrics.jsonl").exists() else b""
+    history = (
+        (folder / "metrics.jsonl").read_bytes() if (folder / "metrics.jsonl").exists() else b""
+    )
     if history[: step * ROW_BYTES] != b"".join(b"%015d\n" % row for row in range(1, step + 1)):
         return f"the history is behind {loaded.name}"
     best = retention.best_name(directory)

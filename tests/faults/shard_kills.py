@@ -39,7 +39,12 @@ class Kill:
     when: When
 
 
-ALL_KILLS = [Kill(rank, at, when) for rank, count in enumerate(NUM_CHANGES) for at in range(count) for when in WHENS]
+ALL_KILLS = [
+    Kill(rank, at, when)
+    for rank, count in enumerate(NUM_CHANGES)
+    for at in range(count)
+    for when in WHENS
+]
 
 
 @dataclass
@@ -95,7 +100,10 @@ def run_kills(folder: Path, kills: Sequence[Kill], num_processes: int = 2) -> Ta
             if codes != [0] * num_processes or leftovers(folder):
                 tally.problems.append(f"left {leftovers(folder)}\n{said}")
             continue
-        if not (codes[kill.rank] == -9 and all(code == 1 for r, code in enumerate(codes) if r != kill.rank)):
+        if not (
+            codes[kill.rank] == -9
+            and all(code == 1 for r, code in enumerate(codes) if r != kill.rank)
+        ):
             tally.problems.append(f"exit codes {codes} after {before}\n{said}")
         phase = phase_of(re.findall(r"^killed at (.*)$", outputs[kill.rank], re.M)[0], kill.rank)
         tally.kills[phase] += 1
@@ -107,7 +115,9 @@ def run_kills(folder: Path, kills: Sequence[Kill], num_processes: int = 2) -> Ta
 def as_table(tally: Tally) -> str:
     """Return a row per phase: kills, and how often the checkpoint of that save was there afterwards."""
     rows = [f"{'killed':40} {'kills':>6} {'committed':>10}"]
-    rows += [f"{phase:40} {count:6} {tally.committed[phase]:10}" for phase, count in tally.kills.items()]
+    rows += [
+        f"{phase:40} {count:6} {tally.committed[phase]:10}" for phase, count in tally.kills.items()
+    ]
     return "\n".join([*rows, f"{'all':40} {tally.kills.total():6} {tally.committed.total():10}"])
 
 

@@ -93,7 +93,9 @@ def child(folder: str, phase: str | None, in_group: bool = False) -> None:
     if phase is not None:
         pause_in(phase, lambda: pause(control, rank))
     main(
-        lambda _: workload.train(workload.make_config(run), dropout=0.1, callbacks=(StepLog(control),)),
+        lambda _: workload.train(
+            workload.make_config(run), dropout=0.1, callbacks=(StepLog(control),)
+        ),
         RecipeConfig,
         description="",
         argv=[],
@@ -150,9 +152,13 @@ def act_in_call(owner: Any, name: str, number: int, act: Callable[[], None]) -> 
 
 def start(case: Case, folder: Path) -> processes.Job:
     if case.receiver == "launcher":
-        return processes.start(launch, case, str(folder), sys.executable, num_processes=1, folder=folder / "logs")
+        return processes.start(
+            launch, case, str(folder), sys.executable, num_processes=1, folder=folder / "logs"
+        )
     arguments = (str(folder), case.phase, case.receiver == "group")
-    return processes.start(child, *arguments, num_processes=case.num_processes, folder=folder / "logs")
+    return processes.start(
+        child, *arguments, num_processes=case.num_processes, folder=folder / "logs"
+    )
 
 
 def launch(case: Case, folder: str, python: str) -> None:
@@ -160,8 +166,16 @@ def launch(case: Case, folder: str, python: str) -> None:
 
     sys.executable = python  # with which it starts the run
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    shape = ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"] if case.num_processes > 1 else []
-    sys.exit(launch.main([*shape, "-m", "tests.faults.signals", "--child", folder, "--phase", case.phase]))
+    shape = (
+        ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
+        if case.num_processes > 1
+        else []
+    )
+    sys.exit(
+        launch.main(
+            [*shape, "-m", "tests.faults.signals", "--child", folder, "--phase", case.phase]
+        )
+    )
 
 
 def run_case(case: Case, folder: Path, undisturbed: dict[str, bytes]) -> float:
@@ -192,9 +206,14 @@ def run_case(case: Case, folder: Path, undisturbed: dict[str, bytes]) -> float:
     assert (status["state"], status["exit_code"]) == ("preempted", 75), status
     done = (folder / "steps").read_text().split() if (folder / "steps").exists() else ["0"]
     last_commit = status["last_commit"] or "step-0-"
-    assert int(last_commit.split("-")[1]) == int(done[-1]) == status["optimizer_step"], (done, status)
+    assert int(last_commit.split("-")[1]) == int(done[-1]) == status["optimizer_step"], (
+        done,
+        status,
+    )
     assert not [p for p in (int(path.read_text()) for path in ready) if is_alive(p)]
-    processes.run(child, str(folder), None, num_processes=case.num_processes, folder=folder / "resume-logs")
+    processes.run(
+        child, str(folder), None, num_processes=case.num_processes, folder=folder / "resume-logs"
+    )
     assert final_files(folder / "run") == undisturbed
     return took_s
 
@@ -238,7 +257,9 @@ def run_matrix(cases: list[Case]) -> int:
     columns = sorted({column for _, column in total})
     print("phase       " + "".join(f"{column:>14}" for column in columns) + "   slowest end")
     for phase in PHASES:
-        cells = "".join(f"{passed[phase, column]:>11}/{total[phase, column]}" + " " for column in columns)
+        cells = "".join(
+            f"{passed[phase, column]:>11}/{total[phase, column]}" + " " for column in columns
+        )
         print(f"{phase:<12}{cells}   {slowest.get(phase, float('nan')):6.2f} s")
     print(f"{passed.total()} of {total.total()} cases passed")
     return total.total() - passed.total()
@@ -256,7 +277,8 @@ def command_line() -> None:
     cases = [
         case
         for case in ALL_CASES
-        if options.receiver in (None, case.receiver) and options.num_processes in (None, case.num_processes)
+        if options.receiver in (None, case.receiver)
+        and options.num_processes in (None, case.num_processes)
     ]
     sys.exit(1 if run_matrix(cases) else 0)
 

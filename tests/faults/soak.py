@@ -2,8 +2,8 @@
 
     python -m tests.faults.soak [--steps 100000] [--num-workers 0]
 
-A tiny net trains, evaluates, saves, logs and tells its callbacks; then the last tenth of the run is compared with
-the second, for the first is warm-up. The exit code is 1 if anything has grown.
+A tiny net trains, evaluates, saves, logs and tells its callbacks; then the last tenth of the run is
+compared with the second, for the first is warm-up. The exit code is 1 if anything has grown.
 """
 
 from __future__ import annotations
@@ -59,12 +59,21 @@ class Sampler(Callback):
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         if report.optimizer_step % self._every_n_steps == 0:
-            self.samples.append(take_sample(report.optimizer_step, time.monotonic() - self._start_s))
+            self.samples.append(
+                take_sample(report.optimizer_step, time.monotonic() - self._start_s)
+            )
 
 
-def train(folder: Path, num_steps: int, *callbacks: Callback, num_workers: int = 0) -> Sequence[Sample]:
-    """Train for `num_steps`, and return what was seen on the way. Data workers are restarted in every epoch."""
-    config = workload.make_config(folder, checkpoint=CheckpointConfig(every_n_steps=STEPS_PER_EPOCH // 2))
+def train(
+    folder: Path, num_steps: int, *callbacks: Callback, num_workers: int = 0
+) -> Sequence[Sample]:
+    """Train for `num_steps`, and return what was seen on the way.
+
+    Data workers are restarted in every epoch.
+    """
+    config = workload.make_config(
+        folder, checkpoint=CheckpointConfig(every_n_steps=STEPS_PER_EPOCH // 2)
+    )
     config = replace(
         config,
         trainer=replace(
@@ -91,7 +100,10 @@ def train(folder: Path, num_steps: int, *callbacks: Callback, num_workers: int =
 
 def rows_of(samples: Sequence[Sample]) -> list[Sample]:
     """Return a tenth of the run as one sample: the medians, as a save that is under way holds more."""
-    tenths = [samples[start : start + SAMPLES_PER_ROW] for start in range(0, len(samples), SAMPLES_PER_ROW)]
+    tenths = [
+        samples[start : start + SAMPLES_PER_ROW]
+        for start in range(0, len(samples), SAMPLES_PER_ROW)
+    ]
     return [
         Sample(
             step=tenth[-1].step,
@@ -107,7 +119,10 @@ def rows_of(samples: Sequence[Sample]) -> list[Sample]:
 def what_grew(rows: Sequence[Sample]) -> list[str]:
     """Return what is more than 5 % above its early value at the end."""
     early, late = rows[1], rows[-1]
-    pairs = {name: (getattr(early, name), getattr(late, name)) for name in ("rss_mib", "open_files", "threads")}
+    pairs = {
+        name: (getattr(early, name), getattr(late, name))
+        for name in ("rss_mib", "open_files", "threads")
+    }
     return [
         f"{name} grew from {before:g} to {after:g}"
         for name, (before, after) in pairs.items()

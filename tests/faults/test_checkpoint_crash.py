@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.crash, pytest.mark.filterwarnings("ignore:.*fork:Depre
 LAST_STEP = 4
 
 
-def run_until_killed(folder: Path, disk: KillingDisk, *, kill_after_s: float | None = None) -> list[str]:
+def run_until_killed(
+    folder: Path, disk: KillingDisk, *, kill_after_s: float | None = None
+) -> list[str]:
     """Run in a child and return what it acknowledged before it died."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -70,7 +72,9 @@ def count_changes(folder: Path) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
-@pytest.mark.parametrize(("when", "every"), [("half", 3), *slow([("before", 1), ("half", 1), ("after", 1)])])
+@pytest.mark.parametrize(
+    ("when", "every"), [("half", 3), *slow([("before", 1), ("half", 1), ("after", 1)])]
+)
 def test_a_kill_at_any_change_loses_nothing(scratch: Path, when: When, every: int) -> None:
     (scratch / "whole").mkdir()
     for at in range(0, count_changes(scratch / "whole"), every):
@@ -81,13 +85,17 @@ def test_a_kill_at_any_change_loses_nothing(scratch: Path, when: When, every: in
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks a process that has loaded torch")
-def test_kills_at_random_times_and_again_during_the_resume_lose_nothing(scratch: Path, effort: int) -> None:
+def test_kills_at_random_times_and_again_during_the_resume_lose_nothing(
+    scratch: Path, effort: int
+) -> None:
     draw = random.Random(0)
     for case in range(3 * effort):
         folder = scratch / str(case)
         folder.mkdir()
         acknowledged: list[str] = []
         for _ in range(3):
-            acknowledged += run_until_killed(folder, KillingDisk(-1, "before"), kill_after_s=draw.uniform(0, 0.03))
+            acknowledged += run_until_killed(
+                folder, KillingDisk(-1, "before"), kill_after_s=draw.uniform(0, 0.03)
+            )
         assert_nothing_is_lost(folder, acknowledged)
         shutil.rmtree(folder)

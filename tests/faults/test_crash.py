@@ -55,7 +55,9 @@ def as_table(tallies: dict[str, Tally]) -> str:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(sys.platform != "linux", reason="kills at a change of the disk need a forked process")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="kills at a change of the disk need a forked process"
+)
 def test_a_run_killed_anywhere_and_started_again_ends_with_the_same_bytes(
     scratch: Path, effort: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,12 +44,15 @@ def fault(kind: str) -> None:
 
 def child(folder: Path, kind: str | None, phase: str, rank: int) -> None:
     if kind is not None and rank == int(os.environ["RANK"]):
-        if phase == "save":  # where a process hands over its state, before the writer's thread takes it
+        # where a process hands over its state, before the writer's thread takes it
+        if phase == "save":
             fail_in_save(kind)
         else:
             pause_in(phase, lambda: fault(kind))
     config = workload.make_config(folder / "run")
-    config = replace(config, runtime=replace(config.runtime, timeout_s=TIMEOUT_S if kind == "hang" else 300.0))
+    config = replace(
+        config, runtime=replace(config.runtime, timeout_s=TIMEOUT_S if kind == "hang" else 300.0)
+    )
     main(lambda _: workload.train(config, dropout=0.1), RecipeConfig, description="", argv=[])
 
 
@@ -82,20 +85,27 @@ def test_the_job_ends_names_the_process_and_resumes_exactly(
         # Odd and even trials fail on either rank; in the first, the kinds are spread over both.
         rank = (trial + list(SAYS).index(kind) + list(PHASES).index(phase)) % 2
         folder = tmp_path / str(trial)
-        job = processes.start(child, folder, kind, phase, rank, num_processes=2, folder=folder / "logs")
+        job = processes.start(
+            child, folder, kind, phase, rank, num_processes=2, folder=folder / "logs"
+        )
         codes = job.wait()
         outputs = [job.output(one) for one in (0, 1)]
         said = "\n".join(outputs)
         assert 0 not in codes or kind == "exit", codes
         assert None not in codes, said
-        last_lines = [output.splitlines()[-1] for output in outputs if "accel_trainer: error" in output]
+        last_lines = [
+            output.splitlines()[-1] for output in outputs if "accel_trainer: error" in output
+        ]
         assert last_lines, said
         for line in last_lines:
             assert f"rank {rank}, step " in line, said
             assert SAYS[kind] in line, said
             # Of a process that left no word, the phase is that in which it was missed.
             assert kind in ("kill", "exit") or f", {PHASES[phase]}: " in line, said
-        records = [json.loads((folder / "run" / "logs" / f"rank-{one:05d}.json").read_text()) for one in (0, 1)]
+        records = [
+            json.loads((folder / "run" / "logs" / f"rank-{one:05d}.json").read_text())
+            for one in (0, 1)
+        ]
         expected = {0, 1} if kind in ("raise", "hang") else {1 - rank}
         assert {one for one in (0, 1) if records[one]["failure"]} == expected, said
         processes.run(child, folder, None, "", 0, num_processes=2, folder=folder / "resume-logs")

@@ -10,5 +10,7 @@ from tests.faults import elastic
 
 
 @pytest.mark.slow
-def test_a_run_killed_on_4_2_1_and_4_processes_ends_with_the_bytes_of_one(tmp_path: Path, effort: int) -> None:
+def test_a_run_killed_on_4_2_1_and_4_processes_ends_with_the_bytes_of_one(
+    tmp_path: Path, effort: int
+) -> None:
     assert elastic.campaign(tmp_path / "campaign", 4 * effort)

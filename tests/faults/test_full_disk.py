@@ -22,7 +22,9 @@ pytestmark = pytest.mark.skipif(not can_mount(), reason="needs a user namespace"
 def exit_code(folder: Path, *callbacks: Callback) -> int:
     def train(config: RecipeConfig) -> object:
         config = workload.make_config(folder)
-        return workload.train(replace(config, trainer=replace(config.trainer, max_steps=2)), callbacks=callbacks)
+        return workload.train(
+            replace(config, trainer=replace(config.trainer, max_steps=2)), callbacks=callbacks
+        )
 
     with pytest.raises(SystemExit) as ended:
         main(train, RecipeConfig, description="", argv=[])
@@ -44,11 +46,15 @@ class FillAfterSaves(Callback):
 def start_on_ever_less_full_disks(mount: Path) -> None:
     """With each page more, another of the files that a start writes is the first to find no room."""
     mount_small_disk(mount)
-    sys.argv[0] = str(mount / "recipe.py")  # of no repository, whose uncommitted changes would be one of the files
+    # of no repository, whose uncommitted changes would be one of the files
+    sys.argv[0] = str(mount / "recipe.py")
     codes = []
     for num_free_pages in range(6):
         fill(mount / "filler")
-        os.truncate(mount / "filler", (mount / "filler").stat().st_size - num_free_pages * os.sysconf("SC_PAGESIZE"))
+        os.truncate(
+            mount / "filler",
+            (mount / "filler").stat().st_size - num_free_pages * os.sysconf("SC_PAGESIZE"),
+        )
         codes.append(exit_code(mount / "run"))
         (mount / "filler").unlink()
         shutil.rmtree(mount / "run", ignore_errors=True)

@@ -22,6 +22,9 @@ def test_a_run_interrupted_at_any_moment_ends_as_if_nobody_had_touched_it(
     tmp_path: Path, effort: int, undisturbed: dict[int, dict[str, Any]]
 ) -> None:
     trials = [interruptions.draw_trial(number) for number in range(3 * effort)]
-    results = [interruptions.run_trial(t, tmp_path / str(t.number), undisturbed[t.num_processes]) for t in trials]
+    results = [
+        interruptions.run_trial(t, tmp_path / str(t.number), undisturbed[t.num_processes])
+        for t in trials
+    ]
     assert [result for result in results if not result["ok"]] == []
     assert sum(result["landed"] for result in results) > len(results) / 2

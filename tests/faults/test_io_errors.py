@@ -19,17 +19,32 @@ from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.core.errors import CheckpointError, ExitCode
 from accel_trainer.core.run_dir import free_bytes
 from tests.faults.disks import CountingDisk, FailingDisk, installed
-from tests.faults.tiny_run import METADATA, best_at, leftovers, name_at, pieces_at, position_at, valid_steps
+from tests.faults.tiny_run import (
+    METADATA,
+    best_at,
+    leftovers,
+    name_at,
+    pieces_at,
+    position_at,
+    valid_steps,
+)
 from tests.variants import slow_but
 
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS]
 ONCE, UNTIL_REPAIRED = 1, 10**6
-SHOWN = [(errno.ENOSPC, ONCE), (errno.EIO, UNTIL_REPAIRED), (errno.EDQUOT, ONCE), (errno.EROFS, UNTIL_REPAIRED)]
+SHOWN = [
+    (errno.ENOSPC, ONCE),
+    (errno.EIO, UNTIL_REPAIRED),
+    (errno.EDQUOT, ONCE),
+    (errno.EROFS, UNTIL_REPAIRED),
+]
 STEPS_BEFORE = 3
 
 
 def make_checkpointer(folder: Path, **config: int) -> Checkpointer:
-    checkpointer = Checkpointer(folder / "checkpoints", config=CheckpointConfig(**config), metadata=METADATA)
+    checkpointer = Checkpointer(
+        folder / "checkpoints", config=CheckpointConfig(**config), metadata=METADATA
+    )
     checkpointer.prepare(pieces_at(0))
     return checkpointer
 
@@ -56,8 +71,12 @@ def count_changes_of_a_save(folder: Path) -> int:
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("error", "times"), slow_but(SHOWN, itertools.product(ERRORS, (ONCE, UNTIL_REPAIRED))))
-def test_an_error_at_any_change_of_a_save_is_survived(scratch: Path, error: int, times: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "times"), slow_but(SHOWN, itertools.product(ERRORS, (ONCE, UNTIL_REPAIRED)))
+)
+def test_an_error_at_any_change_of_a_save_is_survived(
+    scratch: Path, error: int, times: int
+) -> None:
     for at in range(count_changes_of_a_save(scratch / "counted")):
         folder = scratch / str(at)
         folder.mkdir()
@@ -76,7 +95,9 @@ def test_an_error_at_any_change_of_a_save_is_survived(scratch: Path, error: int,
         shutil.rmtree(folder)
 
 
-def test_a_failed_save_is_a_warning_with_a_code_that_says_why(scratch: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_save_is_a_warning_with_a_code_that_says_why(
+    scratch: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     checkpointer = start(scratch)
     with installed(FailingDisk(2, errno.ENOSPC, times=1)), caplog.at_level(logging.WARNING):
         save(checkpointer, STEPS_BEFORE + 1, must_succeed=False)
@@ -101,7 +122,10 @@ def test_the_run_ends_after_the_set_number_of_failed_saves_in_a_row(scratch: Pat
 
 def test_a_last_save_that_must_succeed_does_not_fail_quietly(scratch: Path) -> None:
     checkpointer = make_checkpointer(scratch)
-    with installed(FailingDisk(0, errno.EROFS, times=1)), pytest.raises(CheckpointError, match="CKPT_IO"):
+    with (
+        installed(FailingDisk(0, errno.EROFS, times=1)),
+        pytest.raises(CheckpointError, match="CKPT_IO"),
+    ):
         save(checkpointer, 1)
 
 
@@ -134,13 +158,17 @@ def test_no_space_for_two_checkpoints_is_an_error_before_the_first_step(
     scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused_with(num_free_bytes: int) -> str:
-        monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: num_free_bytes)
+        monkeypatch.setattr(
+            "accel_trainer.checkpoint.manager.free_bytes", lambda path: num_free_bytes
+        )
         with pytest.raises(CheckpointError, match=f"has {num_free_bytes} free") as refused:
             make_checkpointer(scratch)
         assert refused.value.code == "CKPT_PREFLIGHT"
         return str(refused.value)
 
-    needed = int(re.findall(r"2 more checkpoints must fit, of (\d+) bytes each", refused_with(0))[0])
+    needed = int(
+        re.findall(r"2 more checkpoints must fit, of (\d+) bytes each", refused_with(0))[0]
+    )
     assert free_bytes(scratch) > needed > 40
     refused_with(2 * needed - 1)
     monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: 2 * needed)

@@ -20,7 +20,12 @@ class FlatNet(workload.SmallNet):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        layers = [nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8), nn.Linear(8, workload.NUM_CLASSES)]
+        layers = [
+            nn.Flatten(),
+            nn.Linear(192, 8),
+            nn.BatchNorm1d(8),
+            nn.Linear(8, workload.NUM_CLASSES),
+        ]
         self.layers = nn.Sequential(*layers)
 
 
@@ -34,21 +39,30 @@ def test_one_row_is_trained(tmp_path: Path) -> None:
     assert (result.state, result.position.optimizer_step) == ("done", 2)
 
 
-@pytest.mark.parametrize(("num_train", "num_test", "said"), [(0, 4, "0 training samples"), (4, 0, "to evaluate")])
-def test_no_rows_are_refused_before_the_first_step(tmp_path: Path, num_train: int, num_test: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("num_train", "num_test", "said"), [(0, 4, "0 training samples"), (4, 0, "to evaluate")]
+)
+def test_no_rows_are_refused_before_the_first_step(
+    tmp_path: Path, num_train: int, num_test: int, said: str
+) -> None:
     with pytest.raises(DataError, match=rf"DATA_TOO_SMALL.*{said}"):
         train(tmp_path / "run", num_train, BatchConfig(per_device_batch_size=1), num_test=num_test)
     assert not (tmp_path / "run").exists(), "no run was begun"
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_norm_with_a_single_value_is_an_error_that_the_doctor_explains(tmp_path: Path, num_processes: int) -> None:
+def test_a_norm_with_a_single_value_is_an_error_that_the_doctor_explains(
+    tmp_path: Path, num_processes: int
+) -> None:
     options: dict[str, Any] = {"num_processes": num_processes}
     job = processes.start(train_flat, tmp_path / "run", False, folder=tmp_path / "logs", **options)
     assert job.wait() == [80 if num_processes == 1 else 64] * num_processes, job.output()
     said = job.output().splitlines()[-1]
-    # Both processes fail by themselves, one on a single sample, the other on none: the first one is named.
-    assert re.search(r"(step 1, training: ValueError|SHAPES\]): Expected more than 1 value per channel", said)
+    # Both processes fail by themselves, one on a single sample, the other on none: the first one is
+    # named.
+    assert re.search(
+        r"(step 1, training: ValueError|SHAPES\]): Expected more than 1 value per channel", said
+    )
     (finding,) = diagnose(tmp_path / "run")
     assert finding.code == "ONE_SAMPLE"
     assert "drop it with --batch.drop-last" in finding.message

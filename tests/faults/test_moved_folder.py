@@ -11,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from accel_trainer import Callback, CheckpointConfig, CheckpointError, OutputError, StepReport, Trainer
+from accel_trainer import (
+    Callback,
+    CheckpointConfig,
+    CheckpointError,
+    OutputError,
+    StepReport,
+    Trainer,
+)
 from accel_trainer.checkpoint.format import list_checkpoints
 from accel_trainer.cli.recipe.main import main
 from accel_trainer.core.errors import DataError, ExitCode
@@ -37,12 +44,16 @@ class AtStep(Callback):
             self._act()
 
 
-def train(folder: Path, step: int, act: Callable[[], None], every_n_steps: int | None = None) -> None:
+def train(
+    folder: Path, step: int, act: Callable[[], None], every_n_steps: int | None = None
+) -> None:
     """A command that trains in `folder`, and acts after a step."""
 
     def run(config: RecipeConfig) -> object:
         checkpoint = CheckpointConfig(every_n_steps=every_n_steps)
-        config = workload.make_config(folder, checkpoint=checkpoint, run=replace(config.run, output_dir=folder))
+        config = workload.make_config(
+            folder, checkpoint=checkpoint, run=replace(config.run, output_dir=folder)
+        )
         return workload.train(config, callbacks=(AtStep(step, act),))
 
     main(run, RecipeConfig, description="a run", argv=[])
@@ -63,7 +74,11 @@ def files_of_others(folder: Path) -> None:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def put_another_in_place(folder: Path) -> None:
@@ -98,7 +113,9 @@ def test_a_folder_that_took_the_place_of_a_runs_is_left_as_it_is(
     tmp_path: Path, act: Callable[[Path], None], step: int, num_processes: int
 ) -> None:
     folder = tmp_path / "run"
-    job = processes.start(train, folder, step, Act(act, folder), num_processes=num_processes, folder=tmp_path / "logs")
+    job = processes.start(
+        train, folder, step, Act(act, folder), num_processes=num_processes, folder=tmp_path / "logs"
+    )
     assert job.wait() == [ExitCode.CHECKPOINT] * num_processes
     output = "".join(job.output(rank) for rank in range(num_processes))
     assert output.count("error[RUN_FOLDER]: the folder is gone, and another") == 1
@@ -110,14 +127,28 @@ def test_a_folder_that_took_the_place_of_a_runs_is_left_as_it_is(
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_a_moved_folder_is_not_made_again_and_the_run_resumes_where_it_is(tmp_path: Path, num_processes: int) -> None:
+def test_a_moved_folder_is_not_made_again_and_the_run_resumes_where_it_is(
+    tmp_path: Path, num_processes: int
+) -> None:
     folder = tmp_path / "run"
-    job = processes.start(train, folder, 6, Act(move, folder), 2, num_processes=num_processes, folder=tmp_path / "logs")
+    job = processes.start(
+        train,
+        folder,
+        6,
+        Act(move, folder),
+        2,
+        num_processes=num_processes,
+        folder=tmp_path / "logs",
+    )
     assert job.wait() == [ExitCode.CHECKPOINT] * num_processes
     assert f"the folder is gone: there is no {folder}" in job.output(0)
     assert not folder.exists()
-    processes.run(train_whole, tmp_path / "moved", num_processes=num_processes, folder=tmp_path / "logs-2")
-    processes.run(train_whole, tmp_path / "whole", num_processes=num_processes, folder=tmp_path / "logs-3")
+    processes.run(
+        train_whole, tmp_path / "moved", num_processes=num_processes, folder=tmp_path / "logs-2"
+    )
+    processes.run(
+        train_whole, tmp_path / "whole", num_processes=num_processes, folder=tmp_path / "logs-3"
+    )
     name = "export/model.safetensors"
     assert content(tmp_path / "moved")[name] == content(tmp_path / "whole")[name]
 
@@ -140,7 +171,9 @@ class MoveAndWait:
 
 def test_a_run_with_a_moved_folder_does_not_write_into_the_next_one(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    first = processes.start(train, folder, 3, MoveAndWait(folder), num_processes=1, folder=tmp_path / "logs")
+    first = processes.start(
+        train, folder, 3, MoveAndWait(folder), num_processes=1, folder=tmp_path / "logs"
+    )
     while not (tmp_path / "moved").exists():
         time.sleep(0.05)
     processes.run(train_whole, folder, folder=tmp_path / "logs-2")
@@ -164,7 +197,9 @@ def test_two_runs_whose_lock_was_deleted_do_not_share_a_folder(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("step", [1, 3])
-def test_a_run_that_has_begun_removes_nothing_when_it_ends_with_an_error(tmp_path: Path, step: int) -> None:
+def test_a_run_that_has_begun_removes_nothing_when_it_ends_with_an_error(
+    tmp_path: Path, step: int
+) -> None:
     def fail() -> None:
         raise DataError("PHOTO", "a photo is damaged: repair it")
 
@@ -185,11 +220,17 @@ def test_a_start_that_is_refused_takes_back_only_what_it_has_written(tmp_path: P
     assert content(tmp_path / "run") == {"notes.txt": b"of others"}
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "result.json", "export/config.json"])
-def test_a_folder_with_files_that_a_run_would_overwrite_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["config.yaml", "metrics.jsonl", "result.json", "export/config.json"]
+)
+def test_a_folder_with_files_that_a_run_would_overwrite_is_refused(
+    tmp_path: Path, name: str
+) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("of others")
-    with pytest.raises(OutputError, match=f"{name} would be overwritten, and the folder has no run.lock"):
+    with pytest.raises(
+        OutputError, match=f"{name} would be overwritten, and the folder has no run.lock"
+    ):
         workload.train(workload.make_config(tmp_path))
     assert content(tmp_path) == {name: b"of others"}
 
@@ -210,14 +251,19 @@ def test_checkpoints_that_somebody_puts_beside_a_runs_are_not_deleted(tmp_path: 
     save(checkpointer, 3)
     shutil.copytree(other.directory / name_at(2), checkpointer.directory / name_at(2))
     save(checkpointer, 4, 5, 6)
-    assert [path.name for path in list_checkpoints(checkpointer.directory)] == [name_at(step) for step in (2, 5, 6)]
+    assert [path.name for path in list_checkpoints(checkpointer.directory)] == [
+        name_at(step) for step in (2, 5, 6)
+    ]
 
 
 def test_checkpoints_of_another_run_in_place_of_a_runs_are_left_alone(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints"
-    with pytest.raises(CheckpointError, match="the folder is gone, and another .*checkpoints is in its place"):
+    with pytest.raises(
+        CheckpointError, match="the folder is gone, and another .*checkpoints is in its place"
+    ):
         workload.train(
-            workload.make_config(tmp_path / "run"), callbacks=(AtStep(4, lambda: put_another_in_place(folder)),)
+            workload.make_config(tmp_path / "run"),
+            callbacks=(AtStep(4, lambda: put_another_in_place(folder)),),
         )
     files_of_others(tmp_path / "expected")
     assert content(folder) == content(tmp_path / "expected")

@@ -13,7 +13,9 @@ pytestmark = [pytest.mark.crash, pytest.mark.filterwarnings("ignore:.*fork:Depre
 
 
 @pytest.mark.timeout(3600)
-def test_a_pack_that_is_killed_at_random_moments_writes_the_same_bytes(tmp_path: Path, effort: int) -> None:
+def test_a_pack_that_is_killed_at_random_moments_writes_the_same_bytes(
+    tmp_path: Path, effort: int
+) -> None:
     campaign = Campaign(tmp_path)
     results = [campaign.run_trial(number) for number in range(2 * effort)]
     assert [result for result in results if not result["ok"]] == []

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from accel_trainer import Callback, CheckpointError, OptimizerConfig, ScheduleConfig, StepReport, Trainer
+from accel_trainer import (
+    Callback,
+    CheckpointError,
+    OptimizerConfig,
+    ScheduleConfig,
+    StepReport,
+    Trainer,
+)
 from accel_trainer.cli.recipe.main import main
 from accel_trainer.core.errors import ExitCode
 from accel_trainer.run.config import RecipeConfig
@@ -38,7 +45,8 @@ def exit_code(folder: Path, *callbacks: Callback) -> int:
 
     def train(config: RecipeConfig) -> object:
         return workload.train(
-            workload.make_config(folder, run=replace(config.run, output_dir=folder)), callbacks=callbacks
+            workload.make_config(folder, run=replace(config.run, output_dir=folder)),
+            callbacks=callbacks,
         )
 
     with pytest.raises(SystemExit) as raised:
@@ -105,7 +113,13 @@ class FailingAt(NamingDisk):
     ],
 )
 def test_a_disk_that_is_full_for_a_moment_costs_a_warning_and_no_row(
-    tmp_path: Path, kind: str, path: str, nth: int, num_warnings: int, whole: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    kind: str,
+    path: str,
+    nth: int,
+    num_warnings: int,
+    whole: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     folder = tmp_path / "starved"
     with installed(FailingAt(folder, Operation(kind, path, nth))):
@@ -145,11 +159,16 @@ def test_another_torch_than_the_checkpoints_is_a_notice_on_resume(
 
 
 def test_processes_with_other_versions_are_named_before_a_file_is_written(tmp_path: Path) -> None:
-    job = processes.start(train_differently, tmp_path / "run", num_processes=3, folder=tmp_path / "logs")
+    job = processes.start(
+        train_differently, tmp_path / "run", num_processes=3, folder=tmp_path / "logs"
+    )
     assert job.wait() == [1, 1, 1]
     for rank in range(3):
         said = job.output(rank)
-        assert "PROCESSES_DIFFER]: not the same as on process 0: torch on 2; code on 1; config on 1, 2" in said
+        assert (
+            "PROCESSES_DIFFER]: not the same as on process 0: torch on 2; code on 1; config on 1, 2"
+            in said
+        )
         assert "(seed: 1; process 0: seed: 0). Install" in said
     assert not (tmp_path / "run").exists()
 
@@ -164,7 +183,9 @@ def train_differently(folder: Path) -> None:
 
 
 def test_processes_with_other_data_are_named_before_the_first_step(tmp_path: Path) -> None:
-    job = processes.start(train_on_other_data, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+    job = processes.start(
+        train_on_other_data, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
+    )
     assert job.wait() == [1, 1]
     assert "PROCESSES_DIFFER]: not the same as on process 0: data on 1" in job.output(0)
     assert not (tmp_path / "run").exists()
@@ -187,7 +208,9 @@ def train_on_other_data(folder: Path) -> None:
 def test_processes_that_build_other_parts_are_named_before_the_first_step(
     tmp_path: Path, part: str, difference: str
 ) -> None:
-    job = processes.start(build_another, tmp_path / "run", part, num_processes=2, folder=tmp_path / "logs")
+    job = processes.start(
+        build_another, tmp_path / "run", part, num_processes=2, folder=tmp_path / "logs"
+    )
     codes = job.wait(60)
     assert "error[PROCESSES_DIFFER]: not the same as on process 0: " in job.output(0), codes
     assert difference in job.output(0)
@@ -206,7 +229,9 @@ def build_another(folder: Path, part: str) -> None:
         if part == "max_steps" and is_other:
             config = replace(config, trainer=replace(config.trainer, max_steps=4))
         if part == "schedule":
-            config = replace(config, schedule=ScheduleConfig(), optimizer=OptimizerConfig(learning_rate=None))
+            config = replace(
+                config, schedule=ScheduleConfig(), optimizer=OptimizerConfig(learning_rate=None)
+            )
         if part == "optimizer":
             config = replace(config, optimizer=OptimizerConfig())
         return workload.train(
@@ -228,7 +253,9 @@ def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("kind", ["file", "checkpoint", "run"])
-def test_a_new_run_starts_with_the_weights_of_another_and_nothing_else(tmp_path: Path, kind: str, whole: Path) -> None:
+def test_a_new_run_starts_with_the_weights_of_another_and_nothing_else(
+    tmp_path: Path, kind: str, whole: Path
+) -> None:
     newest = max((whole / "checkpoints").glob("step-*"))
     source = {"file": newest / "ema.safetensors", "checkpoint": newest, "run": whole}[kind]
     started: list[dict[str, torch.Tensor]] = []
@@ -238,7 +265,9 @@ def test_a_new_run_starts_with_the_weights_of_another_and_nothing_else(tmp_path:
             assert (trainer.state.optimizer_step, trainer.best) == (0, None)
             momenta = [state["momentum_buffer"] for state in trainer._optimizer.state.values()]
             assert not any(momentum.any() for momentum in momenta)
-            started.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+            started.append(
+                {name: value.clone() for name, value in trainer.model.state_dict().items()}
+            )
 
     config = workload.make_config(tmp_path / "second")
     config = replace(config, run=replace(config.run, init_from=source))
@@ -257,5 +286,7 @@ def test_weights_that_do_not_fit_or_cannot_be_read_start_nothing(tmp_path: Path)
     (tmp_path / "pickle.pt").write_bytes(b"\x80\x04.")
     config = workload.make_config(tmp_path / "run")
     for name in ("other.safetensors", "noise.safetensors", "pickle.pt", "missing"):
-        with pytest.raises(CheckpointError, match=r"error\[(CKPT_WEIGHTS|INIT_FROM|CKPT_DAMAGED)\]"):
+        with pytest.raises(
+            CheckpointError, match=r"error\[(CKPT_WEIGHTS|INIT_FROM|CKPT_DAMAGED)\]"
+        ):
             workload.train(replace(config, run=replace(config.run, init_from=tmp_path / name)))

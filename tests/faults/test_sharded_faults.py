@@ -46,9 +46,15 @@ def test_the_campaign_of_kills_knows_how_many_changes_a_save_makes(tmp_path: Pat
     processes.run(count_changes, tmp_path, num_processes=2, folder=tmp_path / "logs")
 
 
-# By process: before its file, in it, after it and before it has said so; then of main in the manifest, after COMMIT,
-# before and after the rename.
-SHOWN = [Kill(1, 0, "before"), Kill(1, 2, "half"), Kill(1, 9, "after"), Kill(0, 26, "half"), Kill(0, 34, "half")]
+# By process: before its file, in it, after it and before it has said so; then of main in the
+# manifest, after COMMIT, before and after the rename.
+SHOWN = [
+    Kill(1, 0, "before"),
+    Kill(1, 2, "half"),
+    Kill(1, 9, "after"),
+    Kill(0, 26, "half"),
+    Kill(0, 34, "half"),
+]
 
 
 @pytest.mark.parametrize("kills", [SHOWN, *slow([(ALL_KILLS[2::13],)])], ids=["shown", "more"])
@@ -65,7 +71,11 @@ def fail_at_each_change_of(folder: Path, victim: int) -> None:
     run.save()
     for at in range(NUM_CHANGES[1]):
         before = run.step
-        disk = FailingOnce(at, errno.EIO if at % 2 else errno.ENOSPC) if run.rank == victim else ArmedDisk()
+        disk = (
+            FailingOnce(at, errno.EIO if at % 2 else errno.ENOSPC)
+            if run.rank == victim
+            else ArmedDisk()
+        )
         with installed(disk):
             disk.is_armed = True
             run.save(must_succeed=False)
@@ -79,11 +89,16 @@ def fail_at_each_change_of(folder: Path, victim: int) -> None:
 
 
 def test_a_process_that_cannot_write_or_sync_votes_no_and_nobody_commits(scratch: Path) -> None:
-    job = processes.run(fail_at_each_change_of, scratch, 1, num_processes=2, folder=scratch / "logs")
+    job = processes.run(
+        fail_at_each_change_of, scratch, 1, num_processes=2, folder=scratch / "logs"
+    )
     lines = [line for line in job.output(0).splitlines() if "error[CKPT" in line]
     assert len(lines) == NUM_CHANGES[1]
     assert "error[CKPT_NO_SPACE]: a checkpoint could not be saved in" in lines[0]
-    assert "(process 1: No space left on device); older checkpoints are intact and training continues" in lines[0]
+    assert (
+        "(process 1: No space left on device); older checkpoints are intact and training continues"
+        in lines[0]
+    )
     assert "error[CKPT_IO]" in lines[1]
     assert "error[CKPT" not in job.output(1)
     assert valid_steps(scratch)[-1] == 1 + 2 * NUM_CHANGES[1]
@@ -105,10 +120,16 @@ def fail_too_often(folder: Path) -> None:
 
 def test_a_disk_of_one_process_that_stays_full_ends_all_with_one_line(scratch: Path) -> None:
     job = processes.run(fail_too_often, scratch, num_processes=3, folder=scratch / "logs")
-    lines = [[line for line in job.output(rank).splitlines() if line.startswith("raised")] for rank in range(3)]
+    lines = [
+        [line for line in job.output(rank).splitlines() if line.startswith("raised")]
+        for rank in range(3)
+    ]
     assert lines[0] == lines[1] == lines[2]
     assert "CKPT_NO_SPACE" in lines[0][0]
-    assert "(process 1: No space left on device), failure 2 of 2: free or repair the disk and resume" in lines[0][0]
+    assert (
+        "(process 1: No space left on device), failure 2 of 2: free or repair the disk and resume"
+        in lines[0][0]
+    )
     assert valid_steps(scratch) == [1]
 
 
@@ -172,7 +193,8 @@ def test_no_power_loss_takes_an_acknowledged_checkpoint_of_shards(
 
 
 @pytest.mark.parametrize(
-    "without", [("sync", "r00001"), *slow([(("sync_directory", "/model"),), (("sync_directory", "/.tmp-"),)])]
+    "without",
+    [("sync", "r00001"), *slow([(("sync_directory", "/model"),), (("sync_directory", "/.tmp-"),)])],
 )
 def test_a_protocol_of_shards_with_a_sync_left_out_loses_checkpoints(
     scratch: Path, trace: tuple[list[Change], Path], without: tuple[str, str]
@@ -183,7 +205,9 @@ def test_a_protocol_of_shards_with_a_sync_left_out_loses_checkpoints(
 def start_apart(folder: Path) -> None:
     mine = folder / f"machine-{os.environ['RANK']}"
     (mine / "checkpoints").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match="CKPT_PREFLIGHT.*which they do not share .process 0 does not see"):
+    with pytest.raises(
+        CheckpointError, match="CKPT_PREFLIGHT.*which they do not share .process 0 does not see"
+    ):
         Run(mine)
 
 

@@ -42,9 +42,13 @@ def test_a_signal_loses_nothing_and_leaves_nothing(
     ("num_processes", "number"),
     [(2, signal.SIGKILL), *slow([(1, signal.SIGTERM), (1, signal.SIGKILL), (2, signal.SIGTERM)])],
 )
-def test_a_run_whose_launcher_dies_saves_and_ends(tmp_path: Path, number: int, num_processes: int) -> None:
+def test_a_run_whose_launcher_dies_saves_and_ends(
+    tmp_path: Path, number: int, num_processes: int
+) -> None:
     """Accelerate's own launcher leaves its processes behind: killed, all of them; terminated, a single one."""
-    launcher = processes.start(launch_with_accelerate, tmp_path, num_processes, num_processes=1, folder=tmp_path)
+    launcher = processes.start(
+        launch_with_accelerate, tmp_path, num_processes, num_processes=1, folder=tmp_path
+    )
     ready = [tmp_path / f"ready-{rank}" for rank in range(num_processes)]
     wait_for(lambda: all(path.exists() and path.read_text() for path in ready))
     os.kill(launcher.processes[0].pid or 0, number)
@@ -63,12 +67,27 @@ def test_a_run_whose_launcher_dies_saves_and_ends(tmp_path: Path, number: int, n
 
 def launch_with_accelerate(folder: Path, num_processes: int) -> None:
     os.environ["ACCELERATE_USE_CPU"] = "true"
-    shape = ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"] if num_processes > 1 else []
-    sys.argv = ["accelerate launch", *shape, "-m", "tests.faults.signals", "--child", str(folder), "--phase", "step"]
+    shape = (
+        ["--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
+        if num_processes > 1
+        else []
+    )
+    sys.argv = [
+        "accelerate launch",
+        *shape,
+        "-m",
+        "tests.faults.signals",
+        "--child",
+        str(folder),
+        "--phase",
+        "step",
+    ]
     runpy.run_module("accelerate.commands.launch", run_name="__main__")
 
 
-@pytest.mark.parametrize(("num_processes", "timeout_s", "suspended_s"), [(1, 0.5, 5.0), (2, 60.0, 1.5)])
+@pytest.mark.parametrize(
+    ("num_processes", "timeout_s", "suspended_s"), [(1, 0.5, 5.0), (2, 60.0, 1.5)]
+)
 def test_a_process_that_is_suspended_for_a_while_does_not_count_as_stuck(
     tmp_path: Path,
     num_processes: int,
@@ -78,7 +97,11 @@ def test_a_process_that_is_suspended_for_a_while_does_not_count_as_stuck(
 ) -> None:
     """One alone for longer than it may be stuck; one of two for less than the other waits."""
     job = processes.start(
-        train_with_timeout, tmp_path, timeout_s, num_processes=num_processes, folder=tmp_path / "logs"
+        train_with_timeout,
+        tmp_path,
+        timeout_s,
+        num_processes=num_processes,
+        folder=tmp_path / "logs",
     )
     ready = [tmp_path / f"ready-{rank}" for rank in range(num_processes)]
     wait_for(lambda: all(path.exists() and path.read_text() for path in ready))
@@ -97,7 +120,9 @@ def train_with_timeout(folder: Path, timeout_s: float) -> None:
     signals.pause_in("step", lambda: signals.pause(folder, int(os.environ.get("RANK", 0))))
     config = workload.make_config(folder / "run")
     workload.train(
-        replace(config, runtime=replace(config.runtime, timeout_s=timeout_s, stuck_timeout_s=timeout_s)),
+        replace(
+            config, runtime=replace(config.runtime, timeout_s=timeout_s, stuck_timeout_s=timeout_s)
+        ),
         dropout=0.1,
         callbacks=(signals.StepLog(folder),),
     )
@@ -165,7 +190,9 @@ def test_a_signal_to_the_process_group_leaves_data_workers_alive(
     tmp_path: Path,
 ) -> None:
     """A worker holds back the batch that the step waits for."""
-    job = processes.start(train_with_workers, tmp_path, num_processes=1, folder=tmp_path / "logs", has_workers=True)
+    job = processes.start(
+        train_with_workers, tmp_path, num_processes=1, folder=tmp_path / "logs", has_workers=True
+    )
     wait_for((tmp_path / "ready-0").exists)
     os.killpg(job.processes[0].pid or 0, signal.SIGTERM)
     time.sleep(0.2)
@@ -187,7 +214,9 @@ def train_with_workers(folder: Path) -> None:
 
 def test_ctrl_c_on_a_terminal_reaches_launcher_and_run_and_counts_once(tmp_path: Path) -> None:
     """In a real interpreter: a forked one has another group, and what hands it the two signals may make them one."""
-    job = processes.start(launch_in_own_group, tmp_path, sys.executable, num_processes=1, folder=tmp_path / "logs")
+    job = processes.start(
+        launch_in_own_group, tmp_path, sys.executable, num_processes=1, folder=tmp_path / "logs"
+    )
     wait_for((tmp_path / "ready-0").exists)
     os.killpg(job.processes[0].pid or 0, signal.SIGINT)
     time.sleep(0.2)

@@ -16,13 +16,16 @@ from tests.variants import slow
 
 @pytest.mark.parametrize("num_workers", [0, *slow([1])])
 def test_nothing_grows_with_the_steps_of_a_run(tmp_path: Path, num_workers: int) -> None:
-    job = processes.start(soak_for, 1000, num_workers, num_processes=1, folder=tmp_path, has_workers=True)
+    job = processes.start(
+        soak_for, 1000, num_workers, num_processes=1, folder=tmp_path, has_workers=True
+    )
     assert job.wait() == [0], job.output()
     assert "nothing grew by more than" in job.output().splitlines()[-1]
 
 
 def soak_for(num_steps: int, num_workers: int) -> None:
-    multiprocessing.set_start_method("fork", force=True)  # of data workers; else each imports torch again
+    # of data workers; else each imports torch again
+    multiprocessing.set_start_method("fork", force=True)
     raise SystemExit(soak.main(["--steps", str(num_steps), "--num-workers", str(num_workers)]))
 
 

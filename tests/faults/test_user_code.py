@@ -69,7 +69,12 @@ def train(folder: Path, metric: type[MeanLoss] = MeanLoss) -> None:
 
 @pytest.mark.parametrize(
     ("metric", "num_processes"),
-    [(FailingUpdate, 2), (FailingLater, 2), (FailingCompute, 1), *slow([(FailingUpdate, 1), (FailingCompute, 2)])],
+    [
+        (FailingUpdate, 2),
+        (FailingLater, 2),
+        (FailingCompute, 1),
+        *slow([(FailingUpdate, 1), (FailingCompute, 2)]),
+    ],
 )
 def test_a_metric_that_fails_is_named_and_costs_no_step(
     tmp_path: Path, metric: type[MeanLoss], num_processes: int
@@ -77,7 +82,8 @@ def test_a_metric_that_fails_is_named_and_costs_no_step(
     options: dict[str, Any] = {"num_processes": num_processes}
     job = processes.start(train, tmp_path / "run", metric, folder=tmp_path / "logs", **options)
     assert job.wait() == [80] * num_processes, job.output()
-    is_tried = metric is FailingUpdate  # before the first step; `compute` may need more than a batch
+    # before the first step; `compute` may need more than a batch
+    is_tried = metric is FailingUpdate
     rank = 0 if metric is FailingCompute else num_processes - 1
     step = 0 if is_tried else STEPS_PER_EPOCH[num_processes]
     assert (
@@ -134,14 +140,22 @@ def train_on_pixels(folder: Path, task: type[ClassificationTask]) -> None:
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        (ClassificationTask, "the model returns float32 [10, 4, 8, 8] for targets int64 [10, 8, 8]: a classifier"),
-        (PerPixel, "metric TopKAccuracy: the model returns float32 [10, 4, 8, 8] for targets int64 [10]: a classifier"),
+        (
+            ClassificationTask,
+            "the model returns float32 [10, 4, 8, 8] for targets int64 [10, 8, 8]: a classifier",
+        ),
+        (
+            PerPixel,
+            "metric TopKAccuracy: the model returns float32 [10, 4, 8, 8] for targets int64 [10]: a classifier",
+        ),
     ],
 )
 def test_shapes_that_do_not_fit_are_one_line_and_cost_no_step(
     tmp_path: Path, task: type[ClassificationTask], said: str
 ) -> None:
-    job = processes.start(train_on_pixels, tmp_path / "run", task, num_processes=1, folder=tmp_path / "logs")
+    job = processes.start(
+        train_on_pixels, tmp_path / "run", task, num_processes=1, folder=tmp_path / "logs"
+    )
     assert job.wait() == [64], job.output()
     assert job.output().splitlines()[-1].startswith(f"accel_trainer: error[SHAPES]: {said}")
     assert "Traceback" not in job.output()
@@ -163,16 +177,26 @@ class Unreadable(workload.Bars):
 
 
 def train_on_unreadable(folder: Path, rank: int, num_workers: int) -> None:
-    multiprocessing.set_start_method("fork", force=True)  # of data workers; else each imports torch again
+    # of data workers; else each imports torch again
+    multiprocessing.set_start_method("fork", force=True)
     workload.Bars = lambda split: Unreadable(split, rank)  # type: ignore[assignment, misc]
     config = workload.make_config(folder)
-    main(lambda _: workload.train(config, num_workers=num_workers), RecipeConfig, description="", argv=[])
+    main(
+        lambda _: workload.train(config, num_workers=num_workers),
+        RecipeConfig,
+        description="",
+        argv=[],
+    )
 
 
 @pytest.mark.parametrize(("rank", "num_workers"), [(0, 0), (1, 0), (1, 1)])
-def test_a_bad_sample_of_one_process_ends_both_and_is_named(tmp_path: Path, rank: int, num_workers: int) -> None:
+def test_a_bad_sample_of_one_process_ends_both_and_is_named(
+    tmp_path: Path, rank: int, num_workers: int
+) -> None:
     arguments = (tmp_path / "run", rank, num_workers)
-    job = processes.start(train_on_unreadable, *arguments, num_processes=2, folder=tmp_path / "logs", has_workers=True)
+    job = processes.start(
+        train_on_unreadable, *arguments, num_processes=2, folder=tmp_path / "logs", has_workers=True
+    )
     assert job.wait() == [65, 65], job.output()
     said = job.output().splitlines()[-1]
     assert "cannot be read (OSError: cut short, at tests/faults/test_user_code.py:" in said

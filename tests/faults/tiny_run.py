@@ -50,12 +50,18 @@ def pieces_at(step: int) -> dict[str, object]:
 
 
 def is_state_at(pieces: object, step: int) -> bool:
-    """Whether `pieces`, as loaded, are exactly those of `step`. Raises CheckpointError for a damaged slice."""
+    """Whether `pieces`, as loaded, are exactly those of `step`.
+
+    Raises CheckpointError for a damaged slice.
+    """
     ours, theirs = (encode(value, name="all") for value in (pieces_at(step), whole(pieces)))
     return (
         ours.skeleton == theirs.skeleton
         and list(ours.tensors) == list(theirs.tensors)
-        and all(torch.equal(a, b) for a, b in zip(ours.tensors.values(), theirs.tensors.values(), strict=True))
+        and all(
+            torch.equal(a, b)
+            for a, b in zip(ours.tensors.values(), theirs.tensors.values(), strict=True)
+        )
     )
 
 

@@ -24,7 +24,15 @@ from accel_trainer.distributed.collectives import join_peers, run_on_main
 from accel_trainer.run.resume import Source, read_checkpoint
 from tests.faults.disks import InterceptedDisk, When
 from tests.faults.power_loss import Change
-from tests.faults.tiny_run import METADATA, ROW_BYTES, best_at, is_state_at, name_at, pieces_at, position_at
+from tests.faults.tiny_run import (
+    METADATA,
+    ROW_BYTES,
+    best_at,
+    is_state_at,
+    name_at,
+    pieces_at,
+    position_at,
+)
 from tests.joined import joined_processes
 
 SHARDED = {"layer.weight", "momentum_buffer"}
@@ -64,7 +72,11 @@ class Run:
         )
         run_on_main(lambda: self.checkpointer.prepare(pieces_at(0)), self.accelerator)
         self.checkpointer.check_shared_disk()
-        source = Source(str(folder)) if run_on_main(lambda: has_checkpoints(directory), self.accelerator) else None
+        source = (
+            Source(str(folder))
+            if run_on_main(lambda: has_checkpoints(directory), self.accelerator)
+            else None
+        )
         loaded = read_checkpoint(source, self.accelerator, timeout_s=60)
         self.step = 0 if loaded is None else loaded.position.optimizer_step
         assert loaded is None or is_state_at(loaded.pieces, self.step), "another state"
@@ -103,7 +115,9 @@ class ArmedDisk(InterceptedDisk):
         self.operations.append(f"{operation} {path.parent.name}/{path.name}")
         return self.meet(len(self.operations) - 1, act, act_half)
 
-    def meet(self, number: int, act: Callable[[], object], act_half: Callable[[], object]) -> object:
+    def meet(
+        self, number: int, act: Callable[[], object], act_half: Callable[[], object]
+    ) -> object:
         return act()
 
 
@@ -149,7 +163,9 @@ class KillingAt(ArmedDisk):
         super().__init__()
         self._at, self._when = at, when
 
-    def meet(self, number: int, act: Callable[[], object], act_half: Callable[[], object]) -> object:
+    def meet(
+        self, number: int, act: Callable[[], object], act_half: Callable[[], object]
+    ) -> object:
         if number != self._at:
             return act()
         if self._when != "before":
@@ -166,7 +182,9 @@ class FailingOnce(ArmedDisk):
         super().__init__()
         self._at, self._error = at, error
 
-    def meet(self, number: int, act: Callable[[], object], act_half: Callable[[], object]) -> object:
+    def meet(
+        self, number: int, act: Callable[[], object], act_half: Callable[[], object]
+    ) -> object:
         if number != self._at:
             return act()
         act_half()

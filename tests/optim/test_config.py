@@ -10,14 +10,17 @@ from accel_trainer.optim.muon import Muon
 
 
 @pytest.mark.parametrize(
-    ("name", "learning_rate"), [("sgd", 0.1), ("muon", 0.1), ("adamw", 1e-3), ("RMSprop", 0.01), ("Adadelta", 1.0)]
+    ("name", "learning_rate"),
+    [("sgd", 0.1), ("muon", 0.1), ("adamw", 1e-3), ("RMSprop", 0.01), ("Adadelta", 1.0)],
 )
 def test_each_optimizer_has_a_default_learning_rate(name: str, learning_rate: float) -> None:
     assert OptimizerConfig(name=name).with_learning_rate().learning_rate == learning_rate
 
 
 def test_a_learning_rate_that_is_given_is_kept() -> None:
-    assert OptimizerConfig(name="adamw", learning_rate=0.5).with_learning_rate().learning_rate == 0.5
+    assert (
+        OptimizerConfig(name="adamw", learning_rate=0.5).with_learning_rate().learning_rate == 0.5
+    )
 
 
 def test_an_optimizer_is_found_by_name_here_or_in_torch() -> None:
@@ -47,5 +50,7 @@ def test_a_pattern_may_itself_contain_an_equals_sign() -> None:
 
 @pytest.mark.parametrize("text", ["head", "head=", "head=-1", "head=nan", "(=1"])
 def test_a_pattern_without_a_number_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="optimizer.learning_rate_scales has .*: write PATTERN=NUMBER"):
+    with pytest.raises(
+        ConfigError, match="optimizer.learning_rate_scales has .*: write PATTERN=NUMBER"
+    ):
         OptimizerConfig(learning_rate_scales=(text,))

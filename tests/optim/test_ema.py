@@ -40,7 +40,9 @@ def test_the_average_is_the_formula_with_a_ramped_decay(decay: float) -> None:
     averaged = [name for name, tensor in expected.items() if tensor.is_floating_point()]
     assert "layers.1.running_var" in averaged  # buffers too
     for name in averaged:
-        torch.testing.assert_close(ema.model.state_dict()[name], expected[name], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(
+            ema.model.state_dict()[name], expected[name], rtol=1e-12, atol=1e-12
+        )
 
 
 def test_the_ramp_reaches_the_decay_and_stays_there() -> None:
@@ -142,4 +144,6 @@ def test_the_average_continues_after_its_weights_were_loaded() -> None:
     ema.update(optimizer_step=4)
     resumed.update(optimizer_step=4)
     theirs = ema.model.state_dict()
-    assert all(torch.equal(tensor, theirs[name]) for name, tensor in resumed.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, theirs[name]) for name, tensor in resumed.model.state_dict().items()
+    )

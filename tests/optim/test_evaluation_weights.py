@@ -51,7 +51,9 @@ class ScheduleFree(Optimizer):
             group["k"] += 1
             for p in group["params"]:
                 z = self.state[p].setdefault("z", p.clone())
-                p.lerp_(z, 1 / group["k"]).add_(p.grad, alpha=group["lr"] * (BETA * (1 - 1 / group["k"]) - 1))
+                p.lerp_(z, 1 / group["k"]).add_(
+                    p.grad, alpha=group["lr"] * (BETA * (1 - 1 / group["k"]) - 1)
+                )
                 z.sub_(p.grad, alpha=group["lr"])
 
 
@@ -59,10 +61,17 @@ def evaluated(y: dict[str, Tensor], z: list[Tensor]) -> list[Tensor]:
     return [value.lerp(other, 1 - 1 / BETA) for value, other in zip(y.values(), z, strict=True)]
 
 
-def train(folder: Path, stops: list[int | None], every_n_epochs: int = 1, num_epochs: int = 2) -> None:
+def train(
+    folder: Path, stops: list[int | None], every_n_epochs: int = 1, num_epochs: int = 2
+) -> None:
     config = workload.make_config(folder, optimizer=OptimizerConfig(), schedule=ScheduleConfig())
     for max_steps in stops:
-        trainer = replace(config.trainer, max_steps=max_steps, evaluate_every_n_epochs=every_n_epochs, ema_decay=None)
+        trainer = replace(
+            config.trainer,
+            max_steps=max_steps,
+            evaluate_every_n_epochs=every_n_epochs,
+            ema_decay=None,
+        )
         workload.train(
             replace(config, trainer=replace(trainer, num_epochs=num_epochs)),
             optimizer=lambda model: ScheduleFree(model.parameters(), lr=0.05),
@@ -79,10 +88,17 @@ def test_a_schedule_free_run_resumes_and_exports_what_it_evaluates(tmp_path: Pat
     processes.run(train, tmp_path / "parts", [3, 5, 8, None], folder=tmp_path / "2")
     assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
     stored = newest(tmp_path / "whole")
-    trained, weights = load_file(stored / "training_weights.safetensors"), load_file(stored / "model.safetensors")
+    trained, weights = (
+        load_file(stored / "training_weights.safetensors"),
+        load_file(stored / "model.safetensors"),
+    )
     z = load_file(stored / "optimizer.safetensors")
-    averages = evaluated(trained, [z[f"optimizer.state[{index}].z"] for index in range(len(trained))])
-    assert all(torch.equal(x, average) for x, average in zip(weights.values(), averages, strict=True))
+    averages = evaluated(
+        trained, [z[f"optimizer.state[{index}].z"] for index in range(len(trained))]
+    )
+    assert all(
+        torch.equal(x, average) for x, average in zip(weights.values(), averages, strict=True)
+    )
     assert not any(torch.equal(weights[name], trained[name]) for name in trained)
     best = json.loads((tmp_path / "whole" / "export" / "config.json").read_text())["weights"]
     exported = load_file(tmp_path / "whole" / "export" / "model.safetensors")
@@ -92,8 +108,13 @@ def test_a_schedule_free_run_resumes_and_exports_what_it_evaluates(tmp_path: Pat
 
 def test_evaluating_more_often_trains_the_same_weights_of_schedule_free(tmp_path: Path) -> None:
     for name, every_n_epochs in (("often", 1), ("rarely", 3)):
-        processes.run(train, tmp_path / name, [None], every_n_epochs, 3, folder=tmp_path / f"logs-{name}")
-    often, rarely = (load_file(newest(tmp_path / n) / "training_weights.safetensors") for n in ("often", "rarely"))
+        processes.run(
+            train, tmp_path / name, [None], every_n_epochs, 3, folder=tmp_path / f"logs-{name}"
+        )
+    often, rarely = (
+        load_file(newest(tmp_path / n) / "training_weights.safetensors")
+        for n in ("often", "rarely")
+    )
     assert all(torch.equal(often[name], rarely[name]) for name in often)
 
 

@@ -25,7 +25,11 @@ from .. import processes, workload
 from ..training.test_exactness import final_files
 from ..variants import slow_but
 
-NAMES = ["sgd", "muon", *(n for n, v in vars(torch.optim).items() if isinstance(v, type) and n != "Optimizer")]
+NAMES = [
+    "sgd",
+    "muon",
+    *(n for n, v in vars(torch.optim).items() if isinstance(v, type) and n != "Optimizer"),
+]
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "dense": lambda whole: whole[:3].clone(),
     "slice": lambda whole: whole[:3, 1:5],
@@ -43,7 +47,9 @@ class Parts(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         whole = torch.randn(4, 6, *kernel).to(dtype)
-        made = {name: make(whole) for name, make in LAYOUTS.items() if kernel or name != "channels-last"}
+        made = {
+            name: make(whole) for name, make in LAYOUTS.items() if kernel or name != "channels-last"
+        }
         made |= {"late": whole.clone(), "unused": whole.clone(), "empty": whole[:num_empty]}
         if kernel:
             made["vector"] = torch.ones(5).to(dtype)
@@ -59,7 +65,9 @@ class Parts(nn.Module):
         return loss
 
 
-def stepped(model: Parts, optimizer: Optimizer, *, rounds_to: torch.dtype | None = None) -> dict[str, Tensor]:
+def stepped(
+    model: Parts, optimizer: Optimizer, *, rounds_to: torch.dtype | None = None
+) -> dict[str, Tensor]:
     for step in range(10):
         model.losses(step).backward()
         optimizer.step()
@@ -73,11 +81,15 @@ def stepped(model: Parts, optimizer: Optimizer, *, rounds_to: torch.dtype | None
 @pytest.mark.parametrize(
     "name", slow_but(["sgd", "muon", "AdamW", "Adagrad"], [n for n in NAMES if n not in UNSUITABLE])
 )
-def test_each_optimizer_steps_every_layout_and_dtype_as_unfused(name: str, dtype: torch.dtype) -> None:
+def test_each_optimizer_steps_every_layout_and_dtype_as_unfused(
+    name: str, dtype: torch.dtype
+) -> None:
     config = OptimizerConfig(name=name, learning_rate=0.01, eps=1e-4, weight_decay=0.1)
     num_empty = 0 if name != "Adafactor" else 1  # which divides by the number of elements
     kernel = () if name == "Muon" else (3, 3)  # torch's takes matrices only
-    model = place_model(Parts(dtype, kernel=kernel, num_empty=num_empty), Accelerator(cpu=True), RuntimeConfig())
+    model = place_model(
+        Parts(dtype, kernel=kernel, num_empty=num_empty), Accelerator(cpu=True), RuntimeConfig()
+    )
     assert all(is_dense(part) for part in model.parameters())
     optimizer = build_optimizer(model, config)
     if isinstance(optimizer, torch.optim.SGD):
@@ -95,14 +107,18 @@ def test_each_optimizer_steps_every_layout_and_dtype_as_unfused(name: str, dtype
     for part, tensor in theirs.items():
         largest = float(tensor.abs().max()) if tensor.numel() else 0.0
         difference = (mine[part].double() - tensor.double()).abs()
-        assert not tensor.numel() or difference.max() <= ulps * torch.finfo(dtype).eps * largest, part
+        assert not tensor.numel() or difference.max() <= ulps * torch.finfo(dtype).eps * largest, (
+            part
+        )
 
 
 def test_sgd_in_half_precision_and_only_that_is_stepped_unfused() -> None:
     for name in ("sgd", "adamw", "Adagrad"):
         for dtype in DTYPES:
             model = nn.Linear(3, 2).to(dtype)
-            (group,) = build_optimizer(model, OptimizerConfig(name=name, weight_decay=0.0)).param_groups
+            (group,) = build_optimizer(
+                model, OptimizerConfig(name=name, weight_decay=0.0)
+            ).param_groups
             assert group["fused"] is not (name == "sgd" and dtype.itemsize == 2), (name, dtype)
 
 
@@ -202,10 +218,14 @@ class NormedNet(nn.Module):
         return self.head(images.flatten(1))
 
 
-def train_odd(folder: Path, name: str, stops: list[int | None], net: type[nn.Module] = OddNet) -> None:
+def train_odd(
+    folder: Path, name: str, stops: list[int | None], net: type[nn.Module] = OddNet
+) -> None:
     workload.SmallNet = net  # type: ignore[misc,assignment]
     for max_steps in stops:
-        config = workload.make_config(folder, optimizer=OptimizerConfig(name=name, learning_rate=0.01))
+        config = workload.make_config(
+            folder, optimizer=OptimizerConfig(name=name, learning_rate=0.01)
+        )
         trainer = replace(config.trainer, max_steps=max_steps, max_grad_norm=None)
         workload.train(replace(config, trainer=trainer))
 
@@ -219,7 +239,9 @@ def test_a_run_with_views_half_and_late_parameters_resumes(tmp_path: Path, name:
 
 def test_a_run_with_weight_norm_resumes_with_its_ema(tmp_path: Path) -> None:
     for name, stops in (("whole", [None]), ("parts", [3, 7, None])):
-        processes.run(train_odd, tmp_path / name, "sgd", stops, NormedNet, folder=tmp_path / f"logs-{name}")
+        processes.run(
+            train_odd, tmp_path / name, "sgd", stops, NormedNet, folder=tmp_path / f"logs-{name}"
+        )
     assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")
     stored = max((tmp_path / "whole" / "checkpoints").glob("step-*"))
     model, ema = (load_file(stored / f"{piece}.safetensors") for piece in ("model", "ema"))
@@ -241,5 +263,7 @@ def test_an_own_fused_optimizer_that_torch_steps_wrongly_is_refused(case: str) -
     build, words = REFUSED[case]
     model = nn.Linear(2, 2, dtype=torch.complex64 if "complex" in case else torch.bfloat16)
     with pytest.raises(ConfigError, match=words) as refused:
-        build_own_optimizer(lambda model: build(model.parameters()), model.float() if case == "dampening" else model)
+        build_own_optimizer(
+            lambda model: build(model.parameters()), model.float() if case == "dampening" else model
+        )
     assert "pass fused=False" in str(refused.value)

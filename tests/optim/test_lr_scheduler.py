@@ -6,7 +6,12 @@ import pytest
 
 from accel_trainer.core.batch_plan import BatchPlan
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.optim.lr_scheduler import Schedule, ScheduleConfig, build_schedule, scale_learning_rate
+from accel_trainer.optim.lr_scheduler import (
+    Schedule,
+    ScheduleConfig,
+    build_schedule,
+    scale_learning_rate,
+)
 
 SHAPES = ("constant", "cosine", "exponential", "linear", "polynomial", "step", "triangular")
 
@@ -29,10 +34,19 @@ def schedule(*, total_steps: int = 100, steps_per_epoch: int = 10, **config: obj
         ({"shape": "linear"}, {0: 2.0, 25: 1.5, 99: 0.02, 100: 0.0}),
         ({"shape": "polynomial", "power": 2.0}, {0: 2.0, 50: 0.5, 90: 0.02, 100: 0.0}),
         ({"shape": "exponential", "gamma": 0.5}, {0: 2.0, 1: 1.0, 3: 0.25, 101: 2.0**-100}),
-        ({"shape": "exponential", "gamma": 2.0, "warmup_epochs": 1.0}, {0: 0.2, 9: 2.0, 10: 2.0, 13: 16.0}),
+        (
+            {"shape": "exponential", "gamma": 2.0, "warmup_epochs": 1.0},
+            {0: 0.2, 9: 2.0, 10: 2.0, 13: 16.0},
+        ),
         ({"shape": "step"}, {0: 2.0, 49: 2.0, 50: 0.2, 74: 0.2, 75: 0.02, 100: 0.02}),
-        ({"shape": "step", "milestones": (0.6, 0.3), "gamma": 0.5}, {29: 2.0, 30: 1.0, 59: 1.0, 60: 0.5}),
-        ({"shape": "linear", "warmup_epochs": 2.0}, {0: 0.1, 9: 1.0, 19: 2.0, 20: 2.0, 60: 1.0, 100: 0.0}),
+        (
+            {"shape": "step", "milestones": (0.6, 0.3), "gamma": 0.5},
+            {29: 2.0, 30: 1.0, 59: 1.0, 60: 0.5},
+        ),
+        (
+            {"shape": "linear", "warmup_epochs": 2.0},
+            {0: 0.1, 9: 1.0, 19: 2.0, 20: 2.0, 60: 1.0, 100: 0.0},
+        ),
         ({"shape": "step", "warmup_epochs": 2.0}, {59: 2.0, 60: 0.2, 79: 0.2, 80: 0.02}),
         ({"shape": "triangular"}, {0: 0.08, 24: 2.0, 25: 2.0, 40: 1.6, 100: 0.0}),
         ({"shape": "triangular", "peak_fraction": 0.0}, {0: 2.0, 50: 1.0, 100: 0.0}),
@@ -55,8 +69,11 @@ def test_the_learning_rate_rises_to_its_peak_once_and_falls_to_its_floor(
     shape: str, total_steps: int, min_fraction: float
 ) -> None:
     warmup = {} if shape == "triangular" else {"warmup_epochs": total_steps / 40}
-    learning_rate_at = schedule(shape=shape, total_steps=total_steps, min_fraction=min_fraction, **warmup)
-    curve = [learning_rate_at(step) for step in range(total_steps + 5)]  # a run may be asked for more
+    learning_rate_at = schedule(
+        shape=shape, total_steps=total_steps, min_fraction=min_fraction, **warmup
+    )
+    # a run may be asked for more
+    curve = [learning_rate_at(step) for step in range(total_steps + 5)]
     top = curve.index(max(curve))
     assert curve[: top + 1] == sorted(curve[: top + 1])
     assert curve[top:] == sorted(curve[top:], reverse=True)
@@ -76,7 +93,10 @@ def test_the_learning_rate_is_the_same_for_any_processes_and_accumulation(shape:
     curves = set()
     for num_processes, micro in ((1, 12), (2, 6), (4, 3), (2, 3), (1, 4)):
         plan = BatchPlan(
-            num_samples=100, global_batch_size=12, per_device_batch_size=micro, num_processes=num_processes
+            num_samples=100,
+            global_batch_size=12,
+            per_device_batch_size=micro,
+            num_processes=num_processes,
         )
         steps = plan.steps_per_epoch
         learning_rate_at = schedule(shape=shape, total_steps=3 * steps, steps_per_epoch=steps)
@@ -107,12 +127,16 @@ def test_a_bad_value_is_named_with_its_fix(changes: dict[str, object], message: 
 
 
 def test_a_warmup_longer_than_the_run_is_refused() -> None:
-    with pytest.raises(ConfigError, match="warmup_epochs is 11.0, longer than the run: set it to at most --epochs"):
+    with pytest.raises(
+        ConfigError, match="warmup_epochs is 11.0, longer than the run: set it to at most --epochs"
+    ):
         schedule(warmup_epochs=11.0)
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("none", 0.1), ("linear", 0.4), ("sqrt", 0.2)])
-def test_the_learning_rate_follows_the_global_batch_by_the_chosen_rule(rule: str, expected: float) -> None:
+def test_the_learning_rate_follows_the_global_batch_by_the_chosen_rule(
+    rule: str, expected: float
+) -> None:
     scaled = scale_learning_rate(0.1, rule=rule, global_batch_size=1024, base_batch_size=256)
     assert scaled == pytest.approx(expected, rel=1e-15)
     unscaled = scale_learning_rate(0.1, rule=rule, global_batch_size=256, base_batch_size=256)

@@ -30,7 +30,9 @@ def test_orthogonalizing_keeps_singular_vectors_and_forgets_the_length() -> None
     left, _, right = torch.linalg.svd(matrix, full_matrices=False)
     inner = left.T @ orthogonalized(matrix) @ right.T
     torch.testing.assert_close(inner, torch.diag(inner.diagonal()), rtol=0, atol=1e-6)
-    torch.testing.assert_close(orthogonalized(1000 * matrix), orthogonalized(matrix), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        orthogonalized(1000 * matrix), orthogonalized(matrix), rtol=1e-6, atol=1e-8
+    )
 
 
 def test_filters_step_by_muon_and_all_else_by_sgd() -> None:
@@ -39,7 +41,9 @@ def test_filters_step_by_muon_and_all_else_by_sgd() -> None:
     reference = build_optimizer(twin, replace(CONFIG, name="sgd"))
     filters = [name for name, parameter in model.named_parameters() if parameter.ndim == 4]
     before = weights(model)
-    images = torch.randn(8, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(
+        8, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     for net in (model, twin):
         net(images).square().sum().backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
@@ -51,7 +55,8 @@ def test_filters_step_by_muon_and_all_else_by_sgd() -> None:
         if name not in filters:
             assert torch.equal(after, weights(twin)[name]), name
             continue
-        # The first Nesterov momentum points where the gradient does; the old filters have norm sqrt(out).
+        # The first Nesterov momentum points where the gradient does; the old filters have norm
+        # sqrt(out).
         start = before[name] * len(after) ** 0.5 / before[name].norm()
         expected = start - 0.05 * orthogonalized(1.6 * gradients[name].flatten(1)).view_as(after)
         torch.testing.assert_close(after, expected, rtol=1e-12, atol=1e-12)
@@ -70,7 +75,9 @@ def test_filters_that_begin_at_zero_or_next_to_it_are_trained(start: float) -> N
         optimizer.zero_grad()
         norms.append(float(model.weight.detach().norm()))
     assert 0 < norms[0] < 0.2, "a step of the learning rate, in up to four directions"
-    assert norms[1:] == pytest.approx([2, 2], abs=0.2), "then the square root of the number of filters, and a step"
+    assert norms[1:] == pytest.approx([2, 2], abs=0.2), (
+        "then the square root of the number of filters, and a step"
+    )
 
 
 def test_a_step_that_is_not_to_be_taken_leaves_no_trace() -> None:
@@ -86,15 +93,20 @@ def test_a_step_that_is_not_to_be_taken_leaves_no_trace() -> None:
     for name, weight in after["model"].items():
         assert torch.equal(weight, before["model"][name]), name
     for index, state in after["optimizer"]["state"].items():
-        assert torch.equal(state["momentum_buffer"], before["optimizer"]["state"][index]["momentum_buffer"])
+        assert torch.equal(
+            state["momentum_buffer"], before["optimizer"]["state"][index]["momentum_buffer"]
+        )
 
 
 def test_a_loss_scale_changes_nothing() -> None:
     model, twin = small_net(), small_net()
     optimizer, scaled = build_optimizer(model, CONFIG), build_optimizer(twin, CONFIG)
     for seed in range(3):
-        images = torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        scale = 2.0 ** (8 + seed)  # of another size each step, so that momentum must be kept unscaled
+        images = torch.randn(
+            8, 3, 8, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
+        # of another size each step, so that momentum must be kept unscaled
+        scale = 2.0 ** (8 + seed)
         scaled.grad_scale = torch.tensor(scale)  # type: ignore[attr-defined]
         for factor, net, stepped in ((1.0, model, optimizer), (scale, twin, scaled)):
             (net(images).square().sum() * factor).backward()
@@ -113,7 +125,10 @@ def test_groups_of_muon_scale_the_learning_rate_and_decay_alike() -> None:
         decay_norms_and_biases=True,
     )
     groups = build_optimizer(small_net(), config).param_groups
-    found = {group["learning_rate_scale"]: (group["weight_decay"], group["param_names"]) for group in groups}
+    found = {
+        group["learning_rate_scale"]: (group["weight_decay"], group["param_names"])
+        for group in groups
+    }
     assert found[1.0] == (0.2, ["layers.0.weight", "layers.3.weight"])
     assert found[0.5] == (0.4, ["layers.9.weight"])
     assert found[4.0][0] == 0.05
@@ -135,7 +150,9 @@ def test_two_processes_train_the_model_that_one_does(tmp_path: Path) -> None:
 
 def run_muon(folder: Path, num_processes: int) -> None:
     batch = BatchConfig(per_device_batch_size=16 // num_processes, eval_batch_size=10)
-    config = workload.make_config(folder, batch=batch, optimizer=CONFIG, checkpoint=CheckpointConfig())
+    config = workload.make_config(
+        folder, batch=batch, optimizer=CONFIG, checkpoint=CheckpointConfig()
+    )
     workload.train(config, num_train=72, dtype=torch.float64)
 
 

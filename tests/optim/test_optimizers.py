@@ -41,7 +41,9 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
 def test_weight_decay_alone_shrinks_filters_and_leaves_vectors(name: str) -> None:
     model = small_net()
     nn.init.ones_(model.layers[9].bias)
-    optimizer = build_optimizer(model, OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.5))
+    optimizer = build_optimizer(
+        model, OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.5)
+    )
     before = weights(model)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -52,7 +54,9 @@ def test_weight_decay_alone_shrinks_filters_and_leaves_vectors(name: str) -> Non
         if after.ndim == 1:
             assert torch.equal(after, before[key]), key
         elif shrunk is None:
-            torch.testing.assert_close(after, before[key] * (1 - 0.1 * 0.5 * 1.9), rtol=1e-12, atol=0)
+            torch.testing.assert_close(
+                after, before[key] * (1 - 0.1 * 0.5 * 1.9), rtol=1e-12, atol=0
+            )
         else:
             torch.testing.assert_close(after, before[key] * shrunk, rtol=1e-12, atol=0)
 
@@ -60,7 +64,9 @@ def test_weight_decay_alone_shrinks_filters_and_leaves_vectors(name: str) -> Non
 REFERENCES: dict[str, tuple[OptimizerConfig, Any]] = {
     "nesterov": (
         OptimizerConfig(learning_rate=0.01),
-        lambda groups: SGD(groups, lr=0.01, momentum=0.9, nesterov=True, foreach=False, fused=False),
+        lambda groups: SGD(
+            groups, lr=0.01, momentum=0.9, nesterov=True, foreach=False, fused=False
+        ),
     ),
     "momentum": (
         OptimizerConfig(learning_rate=0.01, momentum=0.5, nesterov=False),
@@ -72,7 +78,9 @@ REFERENCES: dict[str, tuple[OptimizerConfig, Any]] = {
     ),
     "adamw": (
         OptimizerConfig(name="adamw", learning_rate=0.01, betas=(0.8, 0.95), eps=1e-6),
-        lambda groups: AdamW(groups, lr=0.01, betas=(0.8, 0.95), eps=1e-6, foreach=False, fused=False),
+        lambda groups: AdamW(
+            groups, lr=0.01, betas=(0.8, 0.95), eps=1e-6, foreach=False, fused=False
+        ),
     ),
 }
 
@@ -93,7 +101,9 @@ def test_the_fused_optimizer_equals_the_plain_loop_of_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
-def test_optimizer_state_returns_to_the_layout_of_the_parameters(name: str, layout: torch.memory_format) -> None:
+def test_optimizer_state_returns_to_the_layout_of_the_parameters(
+    name: str, layout: torch.memory_format
+) -> None:
     config = OptimizerConfig(name=name, learning_rate=0.01)
 
     def fresh() -> tuple[nn.Module, Optimizer]:

@@ -7,7 +7,12 @@ from torch import nn
 
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.optim.config import OptimizerConfig
-from accel_trainer.optim.parameter_groups import describe_parameters, freeze, layer_depths, parameter_groups
+from accel_trainer.optim.parameter_groups import (
+    describe_parameters,
+    freeze,
+    layer_depths,
+    parameter_groups,
+)
 
 from ..workload import SmallNet
 
@@ -22,7 +27,13 @@ def test_matrices_and_filters_decay_and_vectors_do_not() -> None:
     named = {group["weight_decay"]: group["param_names"] for group in groups}
     assert named == {
         0.1: ["layers.0.weight", "layers.3.weight", "layers.9.weight"],
-        0.0: ["layers.1.weight", "layers.1.bias", "layers.4.weight", "layers.4.bias", "layers.9.bias"],
+        0.0: [
+            "layers.1.weight",
+            "layers.1.bias",
+            "layers.4.weight",
+            "layers.4.bias",
+            "layers.9.bias",
+        ],
     }
     own = dict(model.named_parameters())
     for group in groups:
@@ -32,7 +43,9 @@ def test_matrices_and_filters_decay_and_vectors_do_not() -> None:
 @pytest.mark.parametrize(("weight_decay", "decay_all"), [(0.1, True), (0.0, False)])
 def test_parameters_with_one_decay_are_one_group(weight_decay: float, decay_all: bool) -> None:
     model = make_net()
-    (group,) = parameter_groups(model, OptimizerConfig(weight_decay=weight_decay, decay_norms_and_biases=decay_all))
+    (group,) = parameter_groups(
+        model, OptimizerConfig(weight_decay=weight_decay, decay_norms_and_biases=decay_all)
+    )
     assert group["weight_decay"] == weight_decay
     assert group["param_names"] == [name for name, _ in model.named_parameters()]
 
@@ -47,14 +60,18 @@ def test_frozen_parameters_are_left_out() -> None:
 def test_layer_decay_gives_each_block_its_learning_rate() -> None:
     model = make_net()
     names = [name for name, _ in model.named_parameters()]
-    assert layer_depths(["stem.weight", "blocks.0.norm1.weight", "blocks.11.fc.bias", "head.bias"]) == {
+    assert layer_depths(
+        ["stem.weight", "blocks.0.norm1.weight", "blocks.11.fc.bias", "head.bias"]
+    ) == {
         "stem.weight": 0,
         "blocks.0.norm1.weight": 1,
         "blocks.11.fc.bias": 2,
         "head.bias": 3,
     }
     groups = parameter_groups(model, OptimizerConfig(layer_decay=0.5))
-    scales = {name: group["learning_rate_scale"] for group in groups for name in group["param_names"]}
+    scales = {
+        name: group["learning_rate_scale"] for group in groups for name in group["param_names"]
+    }
     assert sorted(scales) == sorted(names)
     blocks = sorted({int(name.split(".")[1]) for name in names})
     for name in names:
@@ -67,7 +84,9 @@ def test_a_pattern_sets_the_learning_rate_and_decay_of_what_it_finds() -> None:
     scales, decays = (r"^layers\.9\.=10", r"^layers\.9\.bias=0.5"), ("bias=0.25",)
     config = OptimizerConfig(weight_decay=0.1, learning_rate_scales=scales, weight_decays=decays)
     groups = parameter_groups(model, config)
-    found = {n: (g["learning_rate_scale"], g["weight_decay"]) for g in groups for n in g["param_names"]}
+    found = {
+        n: (g["learning_rate_scale"], g["weight_decay"]) for g in groups for n in g["param_names"]
+    }
     assert found["layers.9.weight"] == (10, 0.1)
     assert found["layers.9.bias"] == (0.5, 0.25), "the last pattern counts"
     assert found["layers.0.weight"] == (1, 0.1)
@@ -75,8 +94,12 @@ def test_a_pattern_sets_the_learning_rate_and_decay_of_what_it_finds() -> None:
     assert found["layers.1.weight"] == (1, 0)
 
 
-@pytest.mark.parametrize(("patterns", "frozen"), [(("head=10",), None), ((r"^layers\.0=10",), r"^layers\.0")])
-def test_a_pattern_that_finds_no_trained_parameter_is_refused(patterns: tuple[str, ...], frozen: str | None) -> None:
+@pytest.mark.parametrize(
+    ("patterns", "frozen"), [(("head=10",), None), ((r"^layers\.0=10",), r"^layers\.0")]
+)
+def test_a_pattern_that_finds_no_trained_parameter_is_refused(
+    patterns: tuple[str, ...], frozen: str | None
+) -> None:
     model = make_net()
     if frozen is not None:
         freeze(model, frozen)
@@ -86,9 +109,13 @@ def test_a_pattern_that_finds_no_trained_parameter_is_refused(patterns: tuple[st
 
 
 def test_a_group_with_a_larger_learning_rate_decays_as_before() -> None:
-    config = OptimizerConfig(weight_decay=0.1, linear_learning_rate_scale=4, bias_learning_rate_scale=2)
+    config = OptimizerConfig(
+        weight_decay=0.1, linear_learning_rate_scale=4, bias_learning_rate_scale=2
+    )
     groups = parameter_groups(make_net(), config)
-    found = {n: (g["learning_rate_scale"], g["weight_decay"]) for g in groups for n in g["param_names"]}
+    found = {
+        n: (g["learning_rate_scale"], g["weight_decay"]) for g in groups for n in g["param_names"]
+    }
     assert found["layers.0.weight"] == (1, 0.1)
     assert found["layers.9.weight"] == (4, 0.1 / 4)
     assert found["layers.9.bias"] == (2, 0)
@@ -106,11 +133,15 @@ def test_parameters_are_frozen_by_a_pattern_of_their_names() -> None:
     total = sum(parameter.numel() for parameter in model.parameters())
     assert describe_parameters(model) == f"{total:,} parameters"
     freeze(model, r"^layers\.0\.")
-    assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["layers.0.weight"]
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == [
+        "layers.0.weight"
+    ]
     assert describe_parameters(model) == f"{total:,} parameters, 216 of them frozen"
 
 
 @pytest.mark.parametrize(("pattern", "which"), [("head", "none"), ("", "all")])
 def test_a_pattern_that_freezes_all_parameters_or_none_is_refused(pattern: str, which: str) -> None:
-    with pytest.raises(ConfigError, match=f"matches {which} of the 8 parameters .*: it must match some, not all"):
+    with pytest.raises(
+        ConfigError, match=f"matches {which} of the 8 parameters .*: it must match some, not all"
+    ):
         freeze(make_net(), pattern)

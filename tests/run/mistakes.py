@@ -45,8 +45,14 @@ def make_net() -> nn.Module:
 
 def train(config: RecipeConfig, **changes: Any) -> RunResult:
     """Train a small net for two epochs; `changes` replace its parts."""
-    data = {name: changes.pop(name) for name in ("collate", "num_classes", "columns") if name in changes}
-    parts = {"model": make_net(), "task": ClassificationTask(), "metrics": [MeanLoss(), TopKAccuracy()]}
+    data = {
+        name: changes.pop(name) for name in ("collate", "num_classes", "columns") if name in changes
+    }
+    parts = {
+        "model": make_net(),
+        "task": ClassificationTask(),
+        "metrics": [MeanLoss(), TopKAccuracy()],
+    }
     train_set, test_set = changes.pop("train_set", DATA), changes.pop("test_set", DATA)
     with start_run(config, recipe="mistakes") as run:
         loaders = build_dataset_loaders(

@@ -31,7 +31,13 @@ BASE = (
     "--cache-dir cache",
     "--quiet",
 )
-TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+TWO = {
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+}
 
 # The flags, the exit code, and what the line must say.
 BAD_FLAGS = [
@@ -48,13 +54,33 @@ BAD_FLAGS = [
         64,
         "--optimizer.name is lion, which does not exist: it is sgd, adamw, muon or",
     ),
-    ("--optimizer.name rmsprop", 64, "--optimizer.name is rmsprop, which does not exist: did you mean RMSprop?"),
-    ("--optimizer.name LBFGS", 64, "--optimizer.name is LBFGS, but it needs several forwards for a step"),
+    (
+        "--optimizer.name rmsprop",
+        64,
+        "--optimizer.name is rmsprop, which does not exist: did you mean RMSprop?",
+    ),
+    (
+        "--optimizer.name LBFGS",
+        64,
+        "--optimizer.name is LBFGS, but it needs several forwards for a step",
+    ),
     ("--freeze [", 64, "optimizer.freeze is '[', which is not a regular expression"),
     ("--optimizer.weight-decays bias", 64, "optimizer.weight_decays has 'bias' (could not convert"),
-    ("--optimizer.learning-rate-scales [=1", 64, "optimizer.learning_rate_scales has '[=1' (unterminated"),
-    ("--optimizer.learning-rate-scales head=-1", 64, "has 'head=-1' (a number from 0 is needed): write PATTERN=NUMBER"),
-    ("--optimizer.learning-rate-scales nothing=1", 64, "has 'nothing', which matches no trained parameter ("),
+    (
+        "--optimizer.learning-rate-scales [=1",
+        64,
+        "optimizer.learning_rate_scales has '[=1' (unterminated",
+    ),
+    (
+        "--optimizer.learning-rate-scales head=-1",
+        64,
+        "has 'head=-1' (a number from 0 is needed): write PATTERN=NUMBER",
+    ),
+    (
+        "--optimizer.learning-rate-scales nothing=1",
+        64,
+        "has 'nothing', which matches no trained parameter (",
+    ),
     ("--freeze nothing", 64, "--freeze 'nothing' matches none of the "),
     ("--schedule.shape zigzag", 64, "--schedule.shape zigzag: expected Literal['constant'"),
     ("--schedule.warmup-epochs 1000", 64, "schedule.warmup_epochs is 1000.0, longer than the run"),
@@ -71,7 +97,11 @@ BAD_FLAGS = [
     ("--ema 1.5", 64, "--ema is 1.5: set a decay between 0 and 1"),
     ("--checkpoint-every-n-steps 0", 64, "checkpoint.every_n_steps is 0"),
     ("--mixed-precision fp8", 64, "--mixed-precision fp8: expected "),
-    ("--mixed-precision fp16", 64, "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no"),
+    (
+        "--mixed-precision fp16",
+        64,
+        "--mixed-precision fp16 needs a GPU, and there is none: use bf16 or no",
+    ),
     ("--compile yes", 64, "--compile yes: expected no value"),
     ("--runtime.num-threads 1000000", 64, "runtime.num_threads is 1000000: set it to 1 to 1024"),
     ("--runtime.timeout-s nan", 64, "runtime.timeout_s is nan"),
@@ -81,14 +111,26 @@ BAD_FLAGS = [
     ("--model.dropout 1.5", 64, "--model.dropout is 1.5"),
     ("--task.label-smoothing 2", 64, "task.label_smoothing is 2.0"),
     ("--augment.mixup nan", 64, "augment.mixup is nan"),
-    ("--augment.crop-padding 1000000000", 64, "--augment.crop-padding 1000000000 is too much for images of 16 pixels"),
-    ("--augment.crop-padding 1000000000 --augment.crop-mode zero", 64, "images of 16 pixels: set it to 16 or less"),
+    (
+        "--augment.crop-padding 1000000000",
+        64,
+        "--augment.crop-padding 1000000000 is too much for images of 16 pixels",
+    ),
+    (
+        "--augment.crop-padding 1000000000 --augment.crop-mode zero",
+        64,
+        "images of 16 pixels: set it to 16 or less",
+    ),
     ("--dataset nowhere", 64, "no dataset 'nowhere'"),
     ("--dataset /dev/null", 65, "--dataset /dev/null is a file"),
     ("--dataset empty", 65, "no dataset in empty: expected train*.parquet"),
     ("--config missing.yaml", 64, "--config missing.yaml: No such file"),
     ("--config broken.yaml", 64, "broken.yaml: line 2"),
-    ("--config unknown.yaml", 64, "unknown key trainer.num_epoch: did you mean trainer.num_epochs?"),
+    (
+        "--config unknown.yaml",
+        64,
+        "unknown key trainer.num_epoch: did you mean trainer.num_epochs?",
+    ),
     ("--config type.yaml", 64, "type.yaml: trainer.num_epochs many: expected int"),
     ("--resume /nowhere", 74, "--resume /nowhere is neither a checkpoint nor a run"),
     ("--init-from /nowhere", 74, "--init-from /nowhere does not exist"),
@@ -169,7 +211,8 @@ def start_all(place: Path, folder: Path) -> None:
 def start_here(place: Path, flags: str, variables: dict[str, str]) -> int:
     with pytest.raises(SystemExit) as ended:
         start_recipe(place, flags, variables)
-    AcceleratorState._reset_state(reset_partial_state=True)  # accelerate keeps it for the life of a process
+    # accelerate keeps it for the life of a process
+    AcceleratorState._reset_state(reset_partial_state=True)
     return int(str(ended.value.code))
 
 
@@ -183,7 +226,11 @@ def start_recipe(folder: Path, flags: str, variables: dict[str, str]) -> None:
     """Be the recipe that is started in `folder`."""
     os.environ.update(variables)
     os.chdir(folder)
-    base = [flag for flag in (*BASE, f"--output-dir run-{os.getpid()}") if flag.split()[0] not in flags.split()]
+    base = [
+        flag
+        for flag in (*BASE, f"--output-dir run-{os.getpid()}")
+        if flag.split()[0] not in flags.split()
+    ]
     sys.argv = [cifar.__file__, *shlex.split(" ".join([flags, *base]))]
     main(cifar.train, cifar.Config, description="")
 
@@ -202,11 +249,15 @@ def is_one_line(text: str, message: str) -> bool:
     return text.count("\n") == 1 and text.startswith("accel_trainer: error[") and message in text
 
 
-def test_nothing_is_left_of_a_run_that_did_not_start(place: Path, outcomes: list[tuple[int, str]]) -> None:
+def test_nothing_is_left_of_a_run_that_did_not_start(
+    place: Path, outcomes: list[tuple[int, str]]
+) -> None:
     assert len(list(place.glob("run-*"))) == 1, "that of the run that works"
 
 
 @pytest.mark.parametrize(("variables", "flags"), GOOD)
-def test_what_only_looks_wrong_works(place: Path, tmp_path: Path, variables: dict[str, str], flags: str) -> None:
+def test_what_only_looks_wrong_works(
+    place: Path, tmp_path: Path, variables: dict[str, str], flags: str
+) -> None:
     job = processes.run(start_recipe, place, flags, variables, folder=tmp_path)
     assert job.output() == ""

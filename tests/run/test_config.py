@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from accel_trainer import BatchConfig, OptimizerConfig, RecipeConfig, RunConfig, RuntimeConfig, TrainerConfig
+from accel_trainer import (
+    BatchConfig,
+    OptimizerConfig,
+    RecipeConfig,
+    RunConfig,
+    RuntimeConfig,
+    TrainerConfig,
+)
 from accel_trainer.core.config import config_to_dict
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.run.config import (
@@ -49,7 +56,9 @@ def test_a_config_records_the_default_learning_rate_of_its_optimizer() -> None:
         ({"run": RunConfig(quiet=True)}, []),
     ],
 )
-def test_a_change_of_the_config_matters_if_it_decides_what_is_trained(change: Any, changes: Any) -> None:
+def test_a_change_of_the_config_matters_if_it_decides_what_is_trained(
+    change: Any, changes: Any
+) -> None:
     config = replace(CONFIG, **change)
     assert training_changes(stored(), config) == changes
     assert (identity_sha256(config) == identity_sha256(CONFIG)) == (not changes)
@@ -79,7 +88,9 @@ def test_the_shared_config_has_no_setting_of_a_single_process() -> None:
 def test_a_change_of_the_config_that_is_allowed_must_be_of_a_setting() -> None:
     for name in ("data", "seed", "batch.global-batch-size"):
         check_allowed_changes(replace(CONFIG, run=RunConfig(allow_change=(name,))))
-    with pytest.raises(ConfigError, match="--allow-change seeds: there is no such setting: choose from data, seed,"):
+    with pytest.raises(
+        ConfigError, match="--allow-change seeds: there is no such setting: choose from data, seed,"
+    ):
         check_allowed_changes(replace(CONFIG, run=RunConfig(allow_change=("seeds",))))
 
 
@@ -87,8 +98,14 @@ def test_a_change_of_the_config_that_is_allowed_must_be_of_a_setting() -> None:
     ("settings", "said"),
     [
         ({"init_skip": "head"}, "--init-skip has no effect without --init-from"),
-        ({"init_from": "a", "resume": "runs/b"}, "--resume runs/b and --init-from a both set the initial weights"),
-        ({"init_from": "a", "init_skip": "("}, "run.init_skip is '.', which is not a regular expression"),
+        (
+            {"init_from": "a", "resume": "runs/b"},
+            "--resume runs/b and --init-from a both set the initial weights",
+        ),
+        (
+            {"init_from": "a", "init_skip": "("},
+            "run.init_skip is '.', which is not a regular expression",
+        ),
     ],
 )
 def test_a_config_of_a_run_that_contradicts_itself_is_refused(settings: Any, said: str) -> None:
@@ -96,6 +113,8 @@ def test_a_config_of_a_run_that_contradicts_itself_is_refused(settings: Any, sai
         RunConfig(**settings)
 
 
-def test_a_path_of_the_config_may_begin_with_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_of_the_config_may_begin_with_a_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert RunConfig(output_dir=Path("~/run")).output_dir == tmp_path / "run"

@@ -19,12 +19,18 @@ PLAN = BatchPlan(num_samples=80, global_batch_size=16, per_device_batch_size=16)
 
 
 def config_of(*, max_steps: int | None = None, **changes: Any) -> RecipeConfig:
-    return with_defaults(RecipeConfig(trainer=TrainerConfig(num_epochs=3, max_steps=max_steps), **changes))
+    return with_defaults(
+        RecipeConfig(trainer=TrainerConfig(num_epochs=3, max_steps=max_steps), **changes)
+    )
 
 
 @pytest.mark.parametrize(
     ("max_steps", "num_steps", "said"),
-    [(None, 15, "3 epochs, 15 steps"), (7, 7, "3 epochs, 7 steps (--max-steps)"), (99, 15, "3 epochs, 15 steps")],
+    [
+        (None, 15, "3 epochs, 15 steps"),
+        (7, 7, "3 epochs, 7 steps (--max-steps)"),
+        (99, 15, "3 epochs, 15 steps"),
+    ],
 )
 def test_the_length_of_a_descent_is_that_of_its_epochs_up_to_max_steps(
     max_steps: int | None, num_steps: int, said: str
@@ -37,13 +43,17 @@ def test_the_length_of_a_descent_is_that_of_its_epochs_up_to_max_steps(
 def test_the_learning_rate_of_a_descent_covers_all_epochs() -> None:
     schedule = ScheduleConfig(shape="linear", warmup_epochs=0)
     for max_steps in (None, 7):
-        peak, learning_rate_at = plan_learning_rate(config_of(max_steps=max_steps, schedule=schedule), PLAN)
+        peak, learning_rate_at = plan_learning_rate(
+            config_of(max_steps=max_steps, schedule=schedule), PLAN
+        )
         assert learning_rate_at(0) == pytest.approx(peak)
         assert learning_rate_at(7) == pytest.approx(peak * 8 / 15)
 
 
 def test_a_descent_of_the_config_scales_the_learning_rate_to_the_batch() -> None:
-    optimizer = OptimizerConfig(learning_rate=0.4, learning_rate_scaling="linear", base_batch_size=64)
+    optimizer = OptimizerConfig(
+        learning_rate=0.4, learning_rate_scaling="linear", base_batch_size=64
+    )
     descent = plan_descent(config_of(optimizer=optimizer), nn.Linear(2, 2), PLAN, None, None)
     assert isinstance(descent.optimizer, SGD)
     assert (descent.description, descent.num_steps) == ("peak learning rate 0.1", 15)
@@ -51,17 +61,25 @@ def test_a_descent_of_the_config_scales_the_learning_rate_to_the_batch() -> None
 
 def test_a_descent_of_the_recipe_has_its_optimizer_and_its_schedule() -> None:
     model = nn.Linear(2, 2)
-    descent = plan_descent(config_of(), model, PLAN, lambda net: AdamW(net.parameters(), lr=0.25), lambda step: 0.5)
+    descent = plan_descent(
+        config_of(), model, PLAN, lambda net: AdamW(net.parameters(), lr=0.25), lambda step: 0.5
+    )
     assert isinstance(descent.optimizer, AdamW)
     assert [descent.schedule(step) for step in (0, 14)] == [0.5, 0.5]
-    peak = plan_descent(config_of(), model, PLAN, lambda net: AdamW(net.parameters(), lr=0.25), None)
+    peak = plan_descent(
+        config_of(), model, PLAN, lambda net: AdamW(net.parameters(), lr=0.25), None
+    )
     assert peak.description == "peak learning rate 0.25"
 
 
 def test_settings_without_effect_on_a_descent_are_refused() -> None:
     config = config_of(optimizer=OptimizerConfig(momentum=0.5))
-    with pytest.raises(ConfigError, match="optimizer.momentum has no effect: the recipe sets the optimizer itself"):
+    with pytest.raises(
+        ConfigError, match="optimizer.momentum has no effect: the recipe sets the optimizer itself"
+    ):
         plan_descent(config, nn.Linear(2, 2), PLAN, lambda net: SGD(net.parameters(), lr=0.1), None)
     config = replace(config, schedule=ScheduleConfig(shape="cosine", warmup_epochs=1))
-    with pytest.raises(ConfigError, match="schedule.* has no effect: the recipe sets a schedule itself"):
+    with pytest.raises(
+        ConfigError, match="schedule.* has no effect: the recipe sets a schedule itself"
+    ):
         plan_descent(config, nn.Linear(2, 2), PLAN, None, lambda step: 0.5)

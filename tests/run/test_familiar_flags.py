@@ -20,9 +20,7 @@ def said_of(flag: str, config_class: type[RecipeConfig] = cifar.Config) -> str:
     return str(caught.value).partition(f"{flag}: ")[2]
 
 
-TO_THE_LAUNCHER = (
-    "give it to the launcher, before the recipe: torchrun --FLAG ... RECIPE, or accelerate launch --FLAG ... RECIPE"
-)
+TO_THE_LAUNCHER = "give it to the launcher, before the recipe: torchrun --FLAG ... RECIPE, or accelerate launch --FLAG ... RECIPE"
 
 
 @pytest.mark.parametrize(
@@ -34,8 +32,14 @@ TO_THE_LAUNCHER = (
         ("--per_device_train_batch_size", "did you mean --batch-size?"),
         ("--warmup", "did you mean --schedule.warmup-epochs?"),
         ("--use-amp", "did you mean --mixed-precision bf16?"),
-        ("--world-size", "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE"),
-        ("--num_gpus", "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE"),
+        (
+            "--world-size",
+            "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE",
+        ),
+        (
+            "--num_gpus",
+            "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE",
+        ),
         (
             "--device",
             "GPUs are detected: CUDA_VISIBLE_DEVICES selects one, ACCELERATE_USE_CPU=true uses the CPU",
@@ -52,9 +56,18 @@ TO_THE_LAUNCHER = (
         ("--step-lr", "did you mean --schedule.shape step?"),
         ("--eta-min", "did you mean --schedule.min-fraction (of the peak)?"),
         ("--init-timeout", "did you mean --runtime.timeout-s?"),
-        ("--save-last", "the last checkpoints are always kept: --checkpoint.keep-last-n says how many"),
-        ("--metadata", "a run stores its settings in config.yaml and its versions in environment.json"),
-        ("--include-optimizer", "every checkpoint has the optimizer's state, and the export only weights"),
+        (
+            "--save-last",
+            "the last checkpoints are always kept: --checkpoint.keep-last-n says how many",
+        ),
+        (
+            "--metadata",
+            "a run stores its settings in config.yaml and its versions in environment.json",
+        ),
+        (
+            "--include-optimizer",
+            "every checkpoint has the optimizer's state, and the export only weights",
+        ),
         ("--sampler", "training samples are in a new order in each epoch, which --seed decides"),
         ("--shuffle", "training samples are in a new order in each epoch, which --seed decides"),
         ("--quantize", "there is no quantization: --onnx exports a file for other tools"),

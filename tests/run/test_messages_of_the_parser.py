@@ -12,9 +12,13 @@ from accel_trainer.run.parser import load_config
 
 from .example_config import Config, parse
 
-LAUNCHER = "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE"
+LAUNCHER = (
+    "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE"
+)
 DEVICE = "GPUs are detected: CUDA_VISIBLE_DEVICES selects one, ACCELERATE_USE_CPU=true uses the CPU"
-LOCAL_RANK = "torch.distributed.launch passes it: start with torchrun instead, or give that --use-env"
+LOCAL_RANK = (
+    "torch.distributed.launch passes it: start with torchrun instead, or give that --use-env"
+)
 
 # The words of a command line, and the line.
 FLAGS: list[tuple[list[str], str]] = [

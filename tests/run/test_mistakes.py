@@ -34,38 +34,67 @@ def on(make: Callable[[], Any]) -> Recipe:
     return lambda config: m.train(config, train_set=make(), test_set=make())
 
 
-# An error that is raised in the user's code: its type, what it says, and the function that raised it.
+# An error that is raised in the user's code: its type, what it says, and the function that raised
+# it.
 RAISED = [
     (m.misspells_a_name, "NameError: name 'num_clases' is not defined", "misspells_a_name"),
-    (m.misspells_a_setting, "AttributeError: 'TrainerConfig' object has no attribute 'classes'", "misspells_a_setting"),
-    (m.misspells_an_argument, "TypeError: build_trainer() got an unexpected keyword argument 'modle'", "train"),
+    (
+        m.misspells_a_setting,
+        "AttributeError: 'TrainerConfig' object has no attribute 'classes'",
+        "misspells_a_setting",
+    ),
+    (
+        m.misspells_an_argument,
+        "TypeError: build_trainer() got an unexpected keyword argument 'modle'",
+        "train",
+    ),
     (
         m.opens_a_missing_file,
         "FileNotFoundError: [Errno 2] No such file or directory: 'weights.pt'",
         "opens_a_missing_file",
     ),
     (m.asserts, "AssertionError: this recipe needs seed 1", "asserts"),
-    (m.wraps_an_error_of_its_own, "RuntimeError: the net cannot be built", "wraps_an_error_of_its_own"),
-    (having(task=m.MisspellsTargets()), "AttributeError: 'Batch' object has no attribute 'target'", "train_step"),
+    (
+        m.wraps_an_error_of_its_own,
+        "RuntimeError: the net cannot be built",
+        "wraps_an_error_of_its_own",
+    ),
+    (
+        having(task=m.MisspellsTargets()),
+        "AttributeError: 'Batch' object has no attribute 'target'",
+        "train_step",
+    ),
     (having(task=m.FailsInEvaluation()), "KeyError: 'logits'", "eval_step"),
     (
         having(task=m.FailsInFingerprint()),
         "AttributeError: 'FailsInFingerprint' object has no attribute 'weights'",
         "fingerprint",
     ),
-    (with_model(m.MisspellsALayer), "AttributeError: 'MisspellsALayer' object has no attribute 'layr'", "forward"),
+    (
+        with_model(m.MisspellsALayer),
+        "AttributeError: 'MisspellsALayer' object has no attribute 'layr'",
+        "forward",
+    ),
     (
         with_model(m.FeedsALayerTheWrongShape),
         "RuntimeError: ...mat1 and mat2 shapes cannot be multiplied (8x5 and 6x3)",
         "forward",
     ),
-    (with_model(m.ForgetsSuper), "AttributeError: cannot assign module before Module.__init__() call", "__init__"),
+    (
+        with_model(m.ForgetsSuper),
+        "AttributeError: cannot assign module before Module.__init__() call",
+        "__init__",
+    ),
     (
         with_model(lambda: m.HasABadBackward(6, 3)),
         "AttributeError: 'FailsInBackwardBackward' object has no attribute 'scale'",
         "backward",
     ),
-    (with_model(lambda: m.CallsItself(6, 3)), "RecursionError: maximum recursion depth exceeded", "forward"),
+    (
+        with_model(lambda: m.CallsItself(6, 3)),
+        "RecursionError: maximum recursion depth exceeded",
+        "forward",
+    ),
     (
         having(metrics=[m.FailsInUpdate()]),
         "metric FailsInUpdate failed (AttributeError: 'EvalOutput' object has no attribute 'logits')",
@@ -76,7 +105,11 @@ RAISED = [
         "metric FailsInCompute failed (ZeroDivisionError: division by zero)",
         "compute",
     ),
-    (having(metrics=[m.FailsInEmpty()]), "AttributeError: 'FailsInEmpty' object has no attribute 'size'", "empty"),
+    (
+        having(metrics=[m.FailsInEmpty()]),
+        "AttributeError: 'FailsInEmpty' object has no attribute 'size'",
+        "empty",
+    ),
     (
         having(callbacks=[m.FailsAtStart()]),
         "callback FailsAtStart.on_fit_start failed (AttributeError: 'FailsAtStart' object has no attribute "
@@ -117,7 +150,8 @@ IN_THE_MODEL = [
         "RuntimeError: Trying to backward through the graph a second time ..., in the backward of the loss",
     ),
 ]
-# What does not fit, and is found before it fails: the exit code, the name of the error and the sentence.
+# What does not fit, and is found before it fails: the exit code, the name of the error and the
+# sentence.
 FITS_NOT = [
     (
         having(task=m.ReturnsATensor()),
@@ -149,7 +183,11 @@ FITS_NOT = [
         "TASK",
         "the task returned a float: return the sum 'half' as a tensor: without item() or float()",
     ),
-    (having(task=m.HasAListOfSums()), "TASK", "the task returned a list: return the sums as a dict"),
+    (
+        having(task=m.HasAListOfSums()),
+        "TASK",
+        "the task returned a list: return the sums as a dict",
+    ),
     (
         having(task=m.DetachesItsLoss()),
         "TASK",
@@ -165,19 +203,47 @@ FITS_NOT = [
         "TASK",
         "the task returned a EvalOutput: return EvalOutput(losses, outputs) of ..., the losses a tensor [B]",
     ),
-    (having(task=ClassificationTask), "CONFIG", "task= has the class ClassificationTask: give an instance of it, ..."),
-    (having(task=F.cross_entropy), "CONFIG", "task= has an object of type function, without train_step and ..."),
-    (having(task=None), "CONFIG", "task= has an object of type NoneType, without train_step and eval_step: ..."),
-    (having(model=m.MisspellsALayer), "CONFIG", "model= has the class MisspellsALayer: give an instance of it, ..."),
-    (having(model=None), "CONFIG", "model= has an object of type NoneType, without forward and named_parameters: ..."),
+    (
+        having(task=ClassificationTask),
+        "CONFIG",
+        "task= has the class ClassificationTask: give an instance of it, ...",
+    ),
+    (
+        having(task=F.cross_entropy),
+        "CONFIG",
+        "task= has an object of type function, without train_step and ...",
+    ),
+    (
+        having(task=None),
+        "CONFIG",
+        "task= has an object of type NoneType, without train_step and eval_step: ...",
+    ),
+    (
+        having(model=m.MisspellsALayer),
+        "CONFIG",
+        "model= has the class MisspellsALayer: give an instance of it, ...",
+    ),
+    (
+        having(model=None),
+        "CONFIG",
+        "model= has an object of type NoneType, without forward and named_parameters: ...",
+    ),
     (
         having(metrics=[MeanLoss, TopKAccuracy]),
         "CONFIG",
         "metrics= has the class MeanLoss: give an instance of it, ...",
     ),
     (having(metrics=MeanLoss()), "CONFIG", "metrics= is no list: put it in brackets"),
-    (having(metrics=["accuracy"]), "CONFIG", "metrics= has an object of type str, without empty and update and ..."),
-    (having(metrics=[m.NotAMetric()]), "CONFIG", "metrics= has an object of type NotAMetric, without empty and ..."),
+    (
+        having(metrics=["accuracy"]),
+        "CONFIG",
+        "metrics= has an object of type str, without empty and update and ...",
+    ),
+    (
+        having(metrics=[m.NotAMetric()]),
+        "CONFIG",
+        "metrics= has an object of type NotAMetric, without empty and ...",
+    ),
     (
         having(metrics=[m.WithoutItsKey()]),
         "METRIC",
@@ -188,7 +254,11 @@ FITS_NOT = [
         "METRIC",
         "metric ReturnsANumber: compute returned a float: return a dict ...",
     ),
-    (having(callbacks=[m.FailsAtStep]), "CONFIG", "callbacks= has the class FailsAtStep: give an instance of it, ..."),
+    (
+        having(callbacks=[m.FailsAtStep]),
+        "CONFIG",
+        "callbacks= has the class FailsAtStep: give an instance of it, ...",
+    ),
     (
         having(callbacks=m.FailsAtStep()),
         "CONFIG",
@@ -204,20 +274,36 @@ FITS_NOT = [
         "CONFIG",
         "optimizer= is an object of type type: pass a function that takes the model ...",
     ),
-    (having(schedule=0.1), "SCHEDULE", "the recipe's schedule fails at step 0 (TypeError: 'float' object is not ..."),
-    (having(schedule=m.forgets_a_step), "SCHEDULE", "the recipe's schedule returns None at step 3: return a number"),
+    (
+        having(schedule=0.1),
+        "SCHEDULE",
+        "the recipe's schedule fails at step 0 (TypeError: 'float' object is not ...",
+    ),
+    (
+        having(schedule=m.forgets_a_step),
+        "SCHEDULE",
+        "the recipe's schedule returns None at step 3: return a number",
+    ),
     (
         having(loader=m.DATA),
         "CONFIG",
         "loader= has an object of type TensorDataset, without plan and step_batches: ...",
     ),
-    (m.forgets_to_return, "RECIPE", "the recipe's function returned an object of type NoneType: return what ..."),
+    (
+        m.forgets_to_return,
+        "RECIPE",
+        "the recipe's function returned an object of type NoneType: return what ...",
+    ),
     (
         having(train_set=m.NamesAreStrings()),
         "SHAPES",
         "the model returns ...: the labels are texts, such as 'c': number ...",
     ),
-    (having(train_set=m.NamesAreStrings), "DATASET", "train is NamesAreStrings: give an instance of it"),
+    (
+        having(train_set=m.NamesAreStrings),
+        "DATASET",
+        "train is NamesAreStrings: give an instance of it",
+    ),
     (
         having(train_set=m.HasNoLength()),
         "DATASET",
@@ -291,17 +377,30 @@ EXIT_CODES = {"DATA_SAMPLE": 65, "DATA_LABEL": 65}
 
 
 def start(recipe: Recipe, folder: Path, *flags: str) -> None:
-    arguments = ["--output-dir", str(folder), "--epochs", "2", "--batch-size", "8", "--runtime.num-threads", "1"]
+    arguments = [
+        "--output-dir",
+        str(folder),
+        "--epochs",
+        "2",
+        "--batch-size",
+        "8",
+        "--runtime.num-threads",
+        "1",
+    ]
     main(recipe, RecipeConfig, description="", argv=[*arguments, *flags])
 
 
-def end_of(recipe: Recipe, folder: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, list[str]]:
+def end_of(
+    recipe: Recipe, folder: Path, capsys: pytest.CaptureFixture[str], *flags: str
+) -> tuple[int, list[str]]:
     """Return the exit code of a recipe and what it said, without the numbers of lines."""
     with pytest.raises(SystemExit) as end:
         start(recipe, folder / "run", *flags)
     assert isinstance(end.value.code, int)
     lines = capsys.readouterr().err.splitlines()
-    return end.value.code, [re.sub(r"[^ (]*mistakes\.py:\d+", "mistakes.py", line) for line in lines]
+    return end.value.code, [
+        re.sub(r"[^ (]*mistakes\.py:\d+", "mistakes.py", line) for line in lines
+    ]
 
 
 def is_said(line: str, expected: str) -> bool:
@@ -309,28 +408,40 @@ def is_said(line: str, expected: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, expected.split("..."))), line) is not None
 
 
-@pytest.mark.parametrize(("recipe", "said", "place"), RAISED, ids=[said[:40] for _, said, _ in RAISED])
+@pytest.mark.parametrize(
+    ("recipe", "said", "place"), RAISED, ids=[said[:40] for _, said, _ in RAISED]
+)
 def test_an_error_in_the_users_code_is_shown_as_theirs(
     recipe: Recipe, said: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, lines = end_of(recipe, tmp_path, capsys)
     assert code == 80
     line = re.sub("rank 0, step [0-9]+, [a-z]+: ", "", lines[-1])
-    assert is_said(line, f"accel_trainer: error[USER_CODE]: {said}, at mistakes.py in {place}"), line
+    assert is_said(line, f"accel_trainer: error[USER_CODE]: {said}, at mistakes.py in {place}"), (
+        line
+    )
     files = {line.split('"')[1] for line in lines if line.startswith('  File "')}
-    assert {Path(file).name for file in files} <= {"mistakes.py", "test_mistakes.py"}, "frames of others"
+    assert {Path(file).name for file in files} <= {"mistakes.py", "test_mistakes.py"}, (
+        "frames of others"
+    )
 
 
-@pytest.mark.parametrize(("recipe", "said"), IN_THE_MODEL, ids=[said[:40] for _, said in IN_THE_MODEL])
+@pytest.mark.parametrize(
+    ("recipe", "said"), IN_THE_MODEL, ids=[said[:40] for _, said in IN_THE_MODEL]
+)
 def test_an_error_in_a_layer_or_a_backward_is_the_users_model(
     recipe: Recipe, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, lines = end_of(recipe, tmp_path, capsys)
     assert code == 80
-    assert is_said(lines[-1], f"accel_trainer: error[USER_CODE]: rank 0, step ..., training: {said}"), lines[-1]
+    assert is_said(
+        lines[-1], f"accel_trainer: error[USER_CODE]: rank 0, step ..., training: {said}"
+    ), lines[-1]
 
 
-@pytest.mark.parametrize(("recipe", "name", "said"), FITS_NOT, ids=[said[:50] for _, _, said in FITS_NOT])
+@pytest.mark.parametrize(
+    ("recipe", "name", "said"), FITS_NOT, ids=[said[:50] for _, _, said in FITS_NOT]
+)
 def test_a_part_that_does_not_fit_is_one_line_with_the_fix(
     recipe: Recipe, name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -353,11 +464,11 @@ def fail_on_the_last_process(folder: Path) -> None:
 
 
 def test_an_error_in_the_code_of_one_process_has_its_exit_code_on_all(tmp_path: Path) -> None:
-    job = processes.start(fail_on_the_last_process, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
-    assert job.wait() == [80, 80], job.output()
-    said = (
-        "step 1, training: callback FailsOnTheLastProcess.on_step_end failed (ZeroDivisionError: division by zero), at "
+    job = processes.start(
+        fail_on_the_last_process, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
     )
+    assert job.wait() == [80, 80], job.output()
+    said = "step 1, training: callback FailsOnTheLastProcess.on_step_end failed (ZeroDivisionError: division by zero), at "
     assert f"error[PROCESS]: rank 1, {said}" in job.output().splitlines()[-1]
     assert "Traceback" not in job.output()
     frames = [line for line in job.output(1).splitlines() if line.startswith('  File "')]

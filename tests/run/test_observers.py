@@ -52,7 +52,10 @@ ALWAYS = ["MetricLogger", "ProgressBar", "Exporter"]
     ("settings", "expected"),
     [
         ({}, [*ALWAYS, "ResultWriter"]),
-        ({"patience": 2, "max_time_s": 60.0}, ["EarlyStopping", "TimeLimit", *ALWAYS, "ResultWriter"]),
+        (
+            {"patience": 2, "max_time_s": 60.0},
+            ["EarlyStopping", "TimeLimit", *ALWAYS, "ResultWriter"],
+        ),
         ({"run": {"profile": True}}, [*ALWAYS, "ResultWriter", "Profile"]),
         ({"is_main": False, "patience": 2}, ["EarlyStopping", *ALWAYS]),
     ],

@@ -43,9 +43,13 @@ def learning_rates(folder: Path) -> list[float]:
     return [row["optim/learning_rate"] for row in rows if row["event"] == "train"]
 
 
-def train(folder: Path, *, max_steps: int | None = None, name: str = "sgd", own: str | None = None) -> None:
+def train(
+    folder: Path, *, max_steps: int | None = None, name: str = "sgd", own: str | None = None
+) -> None:
     config = workload.make_config(folder, optimizer=OptimizerConfig(name=name))
-    config = replace(config, trainer=replace(config.trainer, max_steps=max_steps, log_every_n_steps=1))
+    config = replace(
+        config, trainer=replace(config.trainer, max_steps=max_steps, log_every_n_steps=1)
+    )
     if own is None:
         workload.train(config)
     else:
@@ -74,7 +78,9 @@ def test_a_run_with_an_optimizer_of_torch_resumes_bit_for_bit(tmp_path: Path, na
 
 def test_a_run_with_the_users_optimizer_and_schedule_resumes_bit_for_bit(tmp_path: Path) -> None:
     check_resume(tmp_path, {"own": "two groups"})
-    assert learning_rates(tmp_path / "whole") == pytest.approx([0.01 * 0.9**step for step in range(NUM_STEPS)])
+    assert learning_rates(tmp_path / "whole") == pytest.approx(
+        [0.01 * 0.9**step for step in range(NUM_STEPS)]
+    )
 
 
 def check_resume(folder: Path, options: dict[str, Any]) -> None:
@@ -91,7 +97,9 @@ def in_parts(folder: Path, options: dict[str, Any]) -> None:
 
 def test_groups_keep_the_ratio_of_their_learning_rates(tmp_path: Path) -> None:
     """A head with ten times the learning rate takes, in its first step, the step of that learning rate."""
-    config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig(), schedule=ScheduleConfig())
+    config = workload.make_config(
+        tmp_path / "run", optimizer=OptimizerConfig(), schedule=ScheduleConfig()
+    )
     config = replace(config, trainer=replace(config.trainer, max_steps=1))
     seen: list[float] = []
 
@@ -128,23 +136,38 @@ def test_a_scheduler_of_torch_gives_the_learning_rate_of_every_step() -> None:
     ("build", "message"),
     [
         (torch.optim.SGD([torch.zeros(1)]), "optimizer= is an object of type SGD: pass a function"),
-        (lambda model: [torch.optim.SGD(model.parameters())], "optimizer= returns an object of type list: pass a f"),
-        (lambda model: torch.optim.LBFGS(model.parameters()), "optimizer is LBFGS, but it needs several forwards"),
-        (lambda model: torch.optim.SGD([torch.zeros(1)]), "has parameters that are not the model's: build it from"),
+        (
+            lambda model: [torch.optim.SGD(model.parameters())],
+            "optimizer= returns an object of type list: pass a f",
+        ),
+        (
+            lambda model: torch.optim.LBFGS(model.parameters()),
+            "optimizer is LBFGS, but it needs several forwards",
+        ),
+        (
+            lambda model: torch.optim.SGD([torch.zeros(1)]),
+            "has parameters that are not the model's: build it from",
+        ),
         (
             lambda model: torch.optim.SGD(list(model.parameters())[:1]),
             r"optimizer has 1 parameters, without \S+, \S+, \S+: add them, or freeze them by --freeze",
         ),
     ],
 )
-def test_an_optimizer_that_is_not_of_the_whole_model_is_refused(tmp_path: Path, build: Any, message: str) -> None:
-    config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig(), schedule=ScheduleConfig())
+def test_an_optimizer_that_is_not_of_the_whole_model_is_refused(
+    tmp_path: Path, build: Any, message: str
+) -> None:
+    config = workload.make_config(
+        tmp_path / "run", optimizer=OptimizerConfig(), schedule=ScheduleConfig()
+    )
     with pytest.raises(ConfigError, match=message):
         workload.train(config, optimizer=build)
 
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:
-    with pytest.raises(ConfigError, match="all parameters of the model are frozen: leave some to train"):
+    with pytest.raises(
+        ConfigError, match="all parameters of the model are frozen: leave some to train"
+    ):
         build_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimizerConfig())
 
 
@@ -159,9 +182,18 @@ def short_cycle(optimizer: Optimizer) -> OneCycleLR:
             lambda step: None,
             r"the recipe's schedule fails at step 0 \(TypeError: .*\): return a number for each",
         ),
-        ([0.1, 0.1], r"fails at step 0 \(TypeError: 'list' object is not callable\): return a number"),
-        (schedule_from_torch(short_cycle, learning_rate=0.1), r"fails at step 9 \(ValueError: Tried to step 9 times"),
-        (lambda step: 0.1 - 0.02 * step, "returns -0.08 at step 9: return a learning rate of 0 or more"),
+        (
+            [0.1, 0.1],
+            r"fails at step 0 \(TypeError: 'list' object is not callable\): return a number",
+        ),
+        (
+            schedule_from_torch(short_cycle, learning_rate=0.1),
+            r"fails at step 9 \(ValueError: Tried to step 9 times",
+        ),
+        (
+            lambda step: 0.1 - 0.02 * step,
+            "returns -0.08 at step 9: return a learning rate of 0 or more",
+        ),
         (
             StepLR(torch.optim.SGD([torch.zeros(1)], lr=0.1), 3),
             r"schedule= is torch's StepLR: give schedule_from_torch\(",
@@ -172,15 +204,21 @@ def short_cycle(optimizer: Optimizer) -> OneCycleLR:
 def test_a_schedule_that_cannot_last_is_refused_before_the_first_step(
     tmp_path: Path, schedule: Any, message: str
 ) -> None:
-    config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig(), schedule=ScheduleConfig())
+    config = workload.make_config(
+        tmp_path / "run", optimizer=OptimizerConfig(), schedule=ScheduleConfig()
+    )
     with pytest.raises(ConfigError, match=message):
         workload.train(config, schedule=schedule)
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("number", [np.float32, torch.tensor], ids=["numpy", "torch"])
-def test_a_schedule_may_return_a_number_of_numpy_or_torch(tmp_path: Path, number: Callable[[float], Any]) -> None:
-    config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig(), schedule=ScheduleConfig())
+def test_a_schedule_may_return_a_number_of_numpy_or_torch(
+    tmp_path: Path, number: Callable[[float], Any]
+) -> None:
+    config = workload.make_config(
+        tmp_path / "run", optimizer=OptimizerConfig(), schedule=ScheduleConfig()
+    )
     config = replace(config, trainer=replace(config.trainer, log_every_n_steps=1))
     workload.train(config, schedule=lambda step: number(0.5**step))
     assert learning_rates(tmp_path / "run") == [0.5**step for step in range(NUM_STEPS)]
@@ -189,16 +227,32 @@ def test_a_schedule_may_return_a_number_of_numpy_or_torch(tmp_path: Path, number
 @pytest.mark.parametrize(
     ("changes", "own", "message"),
     [
-        ({"optimizer": OptimizerConfig(momentum=0.5)}, "optimizer", "optimizer.momentum has no effect"),
-        ({"optimizer": OptimizerConfig(learning_rate=0.3)}, "optimizer", "optimizer.learning_rate has no effect"),
-        ({"optimizer": OptimizerConfig(learning_rate=0.3)}, "schedule", "optimizer.learning_rate has no effect"),
+        (
+            {"optimizer": OptimizerConfig(momentum=0.5)},
+            "optimizer",
+            "optimizer.momentum has no effect",
+        ),
+        (
+            {"optimizer": OptimizerConfig(learning_rate=0.3)},
+            "optimizer",
+            "optimizer.learning_rate has no effect",
+        ),
+        (
+            {"optimizer": OptimizerConfig(learning_rate=0.3)},
+            "schedule",
+            "optimizer.learning_rate has no effect",
+        ),
         ({"schedule": ScheduleConfig(shape="linear")}, "schedule", "schedule.shape has no effect"),
     ],
 )
-def test_a_setting_without_effect_is_refused(tmp_path: Path, changes: dict[str, Any], own: str, message: str) -> None:
+def test_a_setting_without_effect_is_refused(
+    tmp_path: Path, changes: dict[str, Any], own: str, message: str
+) -> None:
     defaults = {"optimizer": OptimizerConfig(), "schedule": ScheduleConfig()}
     config = replace(workload.make_config(tmp_path / "run"), **defaults | changes)
-    given: dict[str, Any] = {"optimizer": two_groups} if own == "optimizer" else {"schedule": lambda step: 0.1}
+    given: dict[str, Any] = (
+        {"optimizer": two_groups} if own == "optimizer" else {"schedule": lambda step: 0.1}
+    )
     with pytest.raises(ConfigError, match=message):
         workload.train(config, **given)
 
@@ -215,7 +269,9 @@ def test_a_run_does_not_continue_with_another_teacher(tmp_path: Path) -> None:
         torch.manual_seed(teacher_seed)
         task = DistillationTask(workload.SmallNet(norm="group"))
         trainer = replace(config.trainer, max_steps=max_steps)
-        with pytest.raises(CheckpointError, match="TASK_CHANGED") if teacher_seed else nullcontext():
+        with (
+            pytest.raises(CheckpointError, match="TASK_CHANGED") if teacher_seed else nullcontext()
+        ):
             workload.train(replace(config, trainer=trainer), task=task)
 
 
@@ -232,15 +288,22 @@ def test_frozen_parts_keep_their_weights_statistics_and_have_no_state(tmp_path: 
     for piece in ("model", "ema"):
         trained = load_file(newest / f"{piece}.safetensors")
         changed = {name for name in initial if not torch.equal(initial[name], trained[name])}
-        assert changed == {name for name in initial if not name.startswith(("layers.0.", "layers.1."))}, piece
+        assert changed == {
+            name for name in initial if not name.startswith(("layers.0.", "layers.1."))
+        }, piece
     state = load_file(newest / "optimizer.safetensors")
-    assert len(state) == len([name for name, _ in workload.SmallNet(norm="batch").named_parameters()]) - 3
+    assert (
+        len(state)
+        == len([name for name, _ in workload.SmallNet(norm="batch").named_parameters()]) - 3
+    )
 
 
 # --- weights from elsewhere ---
 
 
-def start_from(folder: Path, weights: dict[str, Tensor], skip: str | None, caplog: pytest.LogCaptureFixture) -> str:
+def start_from(
+    folder: Path, weights: dict[str, Tensor], skip: str | None, caplog: pytest.LogCaptureFixture
+) -> str:
     save_file(weights, folder / "weights.safetensors")
     config = workload.make_config(folder / "run")
     place = replace(config.run, init_from=folder / "weights.safetensors", init_skip=skip)
@@ -251,19 +314,32 @@ def start_from(folder: Path, weights: dict[str, Tensor], skip: str | None, caplo
 
 def other_weights() -> dict[str, Tensor]:
     torch.manual_seed(99)
-    return {name: tensor.contiguous() for name, tensor in workload.SmallNet(norm="group").state_dict().items()}
+    return {
+        name: tensor.contiguous()
+        for name, tensor in workload.SmallNet(norm="group").state_dict().items()
+    }
 
 
-def test_a_head_of_another_size_is_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    weights = other_weights() | {"layers.9.weight": torch.zeros(7, 32), "layers.9.bias": torch.zeros(7)}
+def test_a_head_of_another_size_is_left_out_and_reported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = other_weights() | {
+        "layers.9.weight": torch.zeros(7, 32),
+        "layers.9.bias": torch.zeros(7),
+    }
     line = start_from(tmp_path, weights, None, caplog)
-    assert "6 tensors loaded; skipped: layers.9.bias, layers.9.weight; new: layers.9.weight, layers.9.bias" in line
+    assert (
+        "6 tensors loaded; skipped: layers.9.bias, layers.9.weight; new: layers.9.weight, layers.9.bias"
+        in line
+    )
     trained = exported(tmp_path / "run")
     assert torch.equal(trained["layers.0.weight"], weights["layers.0.weight"])
     assert trained["layers.9.weight"].shape == (workload.NUM_CLASSES, 32)
 
 
-def test_skipped_tensors_keep_the_weights_of_the_seed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_tensors_keep_the_weights_of_the_seed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     weights = other_weights()
     del weights["layers.3.weight"]
     line = start_from(tmp_path, weights, r"layers\.[03]\.", caplog)
@@ -275,14 +351,20 @@ def test_skipped_tensors_keep_the_weights_of_the_seed(tmp_path: Path, caplog: py
 
 
 @pytest.mark.parametrize("skip", [None, "layers.9"])
-def test_other_shapes_are_refused(tmp_path: Path, skip: str | None, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_shapes_are_refused(
+    tmp_path: Path, skip: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
     weights = other_weights()
     weights["layers.0.weight"] = weights["layers.0.weight"][:, :2].contiguous()
-    with pytest.raises(CheckpointError, match=r"layers.0.weight is torch.float32 \[8, 2, 3, 3\], here"):
+    with pytest.raises(
+        CheckpointError, match=r"layers.0.weight is torch.float32 \[8, 2, 3, 3\], here"
+    ):
         start_from(tmp_path, weights, skip, caplog)
 
 
-def test_a_pattern_that_skips_nothing_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pattern_that_skips_nothing_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     weights = other_weights()
     with pytest.raises(ConfigError, match="--init-skip 'fc' matches none of the tensors"):
         start_from(tmp_path, weights, "fc", caplog)
@@ -297,7 +379,11 @@ class TwoForwards(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("build", [TwoForwards, torch.optim.LBFGS])
-def test_an_optimizer_that_needs_a_closure_is_refused_before_training(build: Any, tmp_path: Path) -> None:
+def test_an_optimizer_that_needs_a_closure_is_refused_before_training(
+    build: Any, tmp_path: Path
+) -> None:
     config = workload.make_config(tmp_path / "run", optimizer=OptimizerConfig())
-    with pytest.raises(ConfigError, match=r"TwoForwards.step .*'closure'|LBFGS, but it needs several forwards"):
+    with pytest.raises(
+        ConfigError, match=r"TwoForwards.step .*'closure'|LBFGS, but it needs several forwards"
+    ):
         workload.train(config, optimizer=lambda model: build(model.parameters(), lr=0.1))

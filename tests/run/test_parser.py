@@ -37,7 +37,10 @@ def parsed(**trainer: object) -> Config:
         (["--ema"], parsed(use_ema=True)),
         (["--ema", "--no-ema"], parsed()),
         (["--trainer.use-ema", "--trainer.no-use-ema"], parsed()),
-        (["--trainer.betas", "0.5", "0.6", "--seed", "1"], replace(parsed(betas=(0.5, 0.6)), seed=1)),
+        (
+            ["--trainer.betas", "0.5", "0.6", "--seed", "1"],
+            replace(parsed(betas=(0.5, 0.6)), seed=1),
+        ),
         (["--trainer.tags", "a", "b"], parsed(tags=("a", "b"))),
         (["--trainer.run-name=a=b --lr c"], parsed(run_name="a=b --lr c")),
         (["--trainer.output-dir", "runs/x"], parsed(output_dir=Path("runs/x"))),
@@ -92,7 +95,9 @@ def test_flags_win_over_the_file_wherever_they_stand_and_origins_say_so(tmp_path
     assert len(origins) == 10
 
 
-@pytest.mark.parametrize("text", ["", "--x", "-h", "null", "~", "a\nb", "é€", "=", "#", "yes", "1", "1e3", " a "])
+@pytest.mark.parametrize(
+    "text", ["", "--x", "-h", "null", "~", "a\nb", "é€", "=", "#", "yes", "1", "1e3", " a "]
+)
 def test_a_saved_config_parses_back_equal(text: str) -> None:
     config = parsed(
         learning_rate=0.1 + 0.2, betas=(1e-300, 1 / 3), tags=("a", "b c", ""), use_ema=True,
@@ -151,13 +156,18 @@ def test_an_empty_path_is_refused_and_a_tilde_is_the_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for flags in (["--output-dir", ""], ["--output-dir="]):
-        with pytest.raises(ConfigError, match="--output-dir is empty: give a path, or leave it out"):
+        with pytest.raises(
+            ConfigError, match="--output-dir is empty: give a path, or leave it out"
+        ):
             parse_config(RecipeConfig, flags, description="")
     (tmp_path / "run.yaml").write_text('run: {output_dir: ""}')
     with pytest.raises(ConfigError, match="run.output_dir is empty"):
         parse_config(RecipeConfig, ["--config", str(tmp_path / "run.yaml")], description="")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert parse_config(RecipeConfig, ["--output-dir=~/run"], description="").run.output_dir == tmp_path / "run"
+    assert (
+        parse_config(RecipeConfig, ["--output-dir=~/run"], description="").run.output_dir
+        == tmp_path / "run"
+    )
     with pytest.raises(ConfigError, match="the home folder in ~nobody-of-that-name/run is unknown"):
         parse_config(RecipeConfig, ["--output-dir=~nobody-of-that-name/run"], description="")
 

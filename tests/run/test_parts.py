@@ -12,7 +12,9 @@ from accel_trainer.run.parts import check_parts
 
 def test_parts_of_the_right_kind_are_accepted() -> None:
     model = nn.Linear(2, 2)
-    check_parts(model=model, task=ClassificationTask(), metrics=[MeanLoss()], callbacks=(Callback(),))
+    check_parts(
+        model=model, task=ClassificationTask(), metrics=[MeanLoss()], callbacks=(Callback(),)
+    )
     check_parts(metrics=[], callbacks=iter([]))
 
 
@@ -20,12 +22,21 @@ def test_parts_of_the_right_kind_are_accepted() -> None:
     ("parts", "said"),
     [
         ({"model": nn.Linear}, r"model= has the class Linear: give an instance of it, Linear\(\)"),
-        ({"task": nn.Linear(2, 2)}, "task= has an object of type Linear, without train_step and eval_step"),
+        (
+            {"task": nn.Linear(2, 2)},
+            "task= has an object of type Linear, without train_step and eval_step",
+        ),
         ({"loader": [1, 2]}, "loader= has an object of type list, without plan and step_batches"),
         ({"metrics": MeanLoss()}, "metrics= is no list: put it in brackets"),
         ({"metrics": "accuracy"}, "metrics= is no list: put it in brackets"),
-        ({"metrics": [MeanLoss]}, r"metrics= has the class MeanLoss: give an instance of it, MeanLoss\(\)"),
-        ({"callbacks": [print]}, "callbacks= has an object of type builtin_function_or_method, without on_fit_start"),
+        (
+            {"metrics": [MeanLoss]},
+            r"metrics= has the class MeanLoss: give an instance of it, MeanLoss\(\)",
+        ),
+        (
+            {"callbacks": [print]},
+            "callbacks= has an object of type builtin_function_or_method, without on_fit_start",
+        ),
     ],
 )
 def test_a_part_of_the_wrong_kind_is_named(parts: dict[str, Any], said: str) -> None:

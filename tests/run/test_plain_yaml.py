@@ -24,7 +24,9 @@ def test_one_name_in_two_groups_is_no_repetition() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# a comment", "{}", "---"])
-def test_an_empty_text_has_no_values_and_an_empty_file_is_refused(text: str, tmp_path: Path) -> None:
+def test_an_empty_text_has_no_values_and_an_empty_file_is_refused(
+    text: str, tmp_path: Path
+) -> None:
     assert parse_plain_yaml(text) == {}
     (tmp_path / "x.yaml").write_text(text)
     with pytest.raises(ValueError, match="x.yaml is empty"):

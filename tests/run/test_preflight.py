@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from accel_trainer import BatchConfig, ConfigError, OptimizerConfig, RecipeConfig, RuntimeConfig, ScheduleConfig
+from accel_trainer import (
+    BatchConfig,
+    ConfigError,
+    OptimizerConfig,
+    RecipeConfig,
+    RuntimeConfig,
+    ScheduleConfig,
+)
 from accel_trainer.run.preflight import find_warnings, refuse_launch
 
 from .. import processes, workload
@@ -45,16 +52,26 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return pretend_it
 
 
-def warning(code: str, config: RecipeConfig | None = None, *, is_too_late_for_cublas: bool = False) -> str | None:
+def warning(
+    code: str, config: RecipeConfig | None = None, *, is_too_late_for_cublas: bool = False
+) -> str | None:
     found = find_warnings(config or RecipeConfig(), is_too_late_for_cublas=is_too_late_for_cublas)
     return found.get(code)
 
 
-def test_several_processes_on_the_one_gpu_of_a_mac_are_refused(pretend: Callable[..., None]) -> None:
+def test_several_processes_on_the_one_gpu_of_a_mac_are_refused(
+    pretend: Callable[..., None],
+) -> None:
     pretend(num_processes=4, is_mac=True)
-    with pytest.raises(ConfigError, match="4 processes cannot share the GPU of a Mac: launch one with `python`"):
+    with pytest.raises(
+        ConfigError, match="4 processes cannot share the GPU of a Mac: launch one with `python`"
+    ):
         refuse_launch(RecipeConfig())
-    for works in ({"num_processes": 4, "is_mac": True, "uses_cpu": True}, {"is_mac": True}, {"num_processes": 4}):
+    for works in (
+        {"num_processes": 4, "is_mac": True, "uses_cpu": True},
+        {"is_mac": True},
+        {"num_processes": 4},
+    ):
         pretend(**works)
         refuse_launch(RecipeConfig())
 
@@ -62,7 +79,9 @@ def test_several_processes_on_the_one_gpu_of_a_mac_are_refused(pretend: Callable
 def test_several_gpus_without_nccl_are_refused(pretend: Callable[..., None]) -> None:
     without = {"num_processes": 4, "num_gpus": 4, "has_nccl": False}
     pretend(**without)
-    with pytest.raises(ConfigError, match=r"this torch 2\.13\.0 has no NCCL: install torch for CUDA on Linux"):
+    with pytest.raises(
+        ConfigError, match=r"this torch 2\.13\.0 has no NCCL: install torch for CUDA on Linux"
+    ):
         refuse_launch(RecipeConfig())
     refuse_launch(RecipeConfig(runtime=RuntimeConfig(backend="gloo")))
     for change in ({"has_nccl": True}, {"num_gpus": 0}, {"num_processes": 1}, {"uses_cpu": True}):
@@ -70,10 +89,16 @@ def test_several_gpus_without_nccl_are_refused(pretend: Callable[..., None]) -> 
         refuse_launch(RecipeConfig())
 
 
-def test_gpus_without_a_process_are_named_with_the_launch_that_uses_them(pretend: Callable[..., None]) -> None:
+def test_gpus_without_a_process_are_named_with_the_launch_that_uses_them(
+    pretend: Callable[..., None],
+) -> None:
     pretend(num_gpus=8)
     assert "`accelerate launch --multi_gpu --num_processes 8 RECIPE`" in str(warning("IDLE_GPUS"))
-    for used in ({"num_gpus": 4, "num_processes": 4}, {"num_gpus": 0}, {"num_gpus": 8, "uses_cpu": True}):
+    for used in (
+        {"num_gpus": 4, "num_processes": 4},
+        {"num_gpus": 0},
+        {"num_gpus": 8, "uses_cpu": True},
+    ):
         pretend(**used)
         assert warning("IDLE_GPUS") is None
 
@@ -91,7 +116,10 @@ def test_gpus_without_a_process_are_named_with_the_launch_that_uses_them(pretend
     ],
 )  # fmt: skip
 def test_an_unscaled_learning_rate_with_many_processes_is_reported(
-    pretend: Callable[..., None], optimizer: dict[str, Any], schedule: dict[str, Any], said: str | None
+    pretend: Callable[..., None],
+    optimizer: dict[str, Any],
+    schedule: dict[str, Any],
+    said: str | None,
 ) -> None:
     pretend(num_processes=4)
     config = RecipeConfig(
@@ -108,8 +136,12 @@ def test_an_unscaled_learning_rate_with_many_processes_is_reported(
 
 
 def test_a_start_warns_once_on_the_main_process(tmp_path: Path) -> None:
-    job = processes.run(train_a_large_batch, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
-    warning = "[LEARNING_RATE] the global batch 32 is 4 times --optimizer.base-batch-size 8 and --lr 0.05"
+    job = processes.run(
+        train_a_large_batch, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
+    )
+    warning = (
+        "[LEARNING_RATE] the global batch 32 is 4 times --optimizer.base-batch-size 8 and --lr 0.05"
+    )
     assert job.output(0).count(warning) == 1
     assert job.output(1) == ""
 
@@ -117,11 +149,15 @@ def test_a_start_warns_once_on_the_main_process(tmp_path: Path) -> None:
 def train_a_large_batch(folder: Path) -> None:
     config = workload.make_config(folder)
     optimizer = replace(config.optimizer, base_batch_size=8)
-    workload.train(replace(config, optimizer=optimizer, trainer=replace(config.trainer, max_steps=1)))
+    workload.train(
+        replace(config, optimizer=optimizer, trainer=replace(config.trainer, max_steps=1))
+    )
 
 
 def test_a_start_that_cannot_work_is_refused_before_the_processes_join(tmp_path: Path) -> None:
-    job = processes.start(train_on_a_mac, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+    job = processes.start(
+        train_on_a_mac, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
+    )
     assert job.wait() == [0, 0]
     assert not (tmp_path / "run").exists()
 
@@ -135,20 +171,30 @@ def train_on_a_mac(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["2.13.0+cpu", "2.13.1", "2.15.0+cu132"])
-def test_a_version_of_torch_that_the_tests_ran_with_is_no_surprise(pretend: Callable[..., None], version: str) -> None:
+def test_a_version_of_torch_that_the_tests_ran_with_is_no_surprise(
+    pretend: Callable[..., None], version: str
+) -> None:
     pretend(version=version)
     assert warning("TORCH_UNTRIED") is None
 
 
 @pytest.mark.parametrize("version", ["2.7.1", "2.1.2", "2.80.0", "2.99.0", "3.0.0a0+git1"])
-def test_a_version_of_torch_that_was_never_tried_is_said(pretend: Callable[..., None], version: str) -> None:
+def test_a_version_of_torch_that_was_never_tried_is_said(
+    pretend: Callable[..., None], version: str
+) -> None:
     pretend(version=version)
-    assert str(warning("TORCH_UNTRIED")).startswith(f"torch {version} has not been tried: the tests ran with 2.13, ")
+    assert str(warning("TORCH_UNTRIED")).startswith(
+        f"torch {version} has not been tried: the tests ran with 2.13, "
+    )
 
 
-def test_cuda_in_use_before_the_run_without_a_workspace_of_cublas(pretend: Callable[..., None]) -> None:
+def test_cuda_in_use_before_the_run_without_a_workspace_of_cublas(
+    pretend: Callable[..., None],
+) -> None:
     pretend(num_gpus=1)
-    assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in str(warning("CUBLAS_LATE", is_too_late_for_cublas=True))
+    assert "CUBLAS_WORKSPACE_CONFIG=:4096:8" in str(
+        warning("CUBLAS_LATE", is_too_late_for_cublas=True)
+    )
     assert warning("CUBLAS_LATE") is None
     careless = RecipeConfig(runtime=RuntimeConfig(deterministic=False))
     assert warning("CUBLAS_LATE", careless, is_too_late_for_cublas=True) is None
@@ -160,6 +206,11 @@ def test_float32_without_tf32_on_a_gpu_with_tensor_cores(pretend: Callable[..., 
     assert "--mixed-precision bf16, or --runtime.tf32" in str(warning("TENSOR_CORES"))
     for runtime in (RuntimeConfig(tf32=True), RuntimeConfig(mixed_precision="bf16")):
         assert warning("TENSOR_CORES", RecipeConfig(runtime=runtime)) is None
-    for change in ({"capability": (7, 5)}, {"num_gpus": 0}, {"uses_cpu": True}, {"precision": "fp16"}):
+    for change in (
+        {"capability": (7, 5)},
+        {"num_gpus": 0},
+        {"uses_cpu": True},
+        {"precision": "fp16"},
+    ):
         pretend(**{**ampere, **change})
         assert warning("TENSOR_CORES") is None

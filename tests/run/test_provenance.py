@@ -80,7 +80,9 @@ def test_the_commit_of_the_recipe_is_recorded_and_whether_it_was_changed(
     assert code() == {"git_commit": commit, "is_changed": True}
 
 
-def test_what_was_changed_since_the_commit_is_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_changed_since_the_commit_is_not_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = tmp_path / "train.py"
     monkeypatch.setattr(sys, "argv", [str(recipe)])
     recipe.write_text("one\n")
@@ -90,11 +92,15 @@ def test_what_was_changed_since_the_commit_is_not_written_down(tmp_path: Path, m
     recipe.write_text("KEY = 'uncommitted-key'\n")
     train(make_config(tmp_path / "run"))
     assert not [
-        path for path in (tmp_path / "run").rglob("*") if path.is_file() and b"uncommitted" in path.read_bytes()
+        path
+        for path in (tmp_path / "run").rglob("*")
+        if path.is_file() and b"uncommitted" in path.read_bytes()
     ]
 
 
-def test_each_value_of_the_config_has_its_origin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_value_of_the_config_has_its_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "base.yaml"
     file.write_text("seed: 3\noptimizer:\n  learning_rate: 0.2\n")
     argv = ["train.py", "--config", str(file), "--epochs", "3", "--batch-size", "16"]
@@ -133,7 +139,9 @@ def test_secrets_on_the_command_line_are_not_written_down(monkeypatch: pytest.Mo
     )
 
 
-def test_only_variables_that_are_known_to_be_harmless_are_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_variables_that_are_known_to_be_harmless_are_written_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     secrets = {"NCCL_SECRET_TOKEN", "NCCL_IB_TOKEN", "TORCH_NCCL_TOKEN"}
     for name in secrets:
         monkeypatch.setenv(name, "abc")
@@ -145,8 +153,28 @@ def test_only_variables_that_are_known_to_be_harmless_are_written_down(monkeypat
     assert not {*secrets, "TORCH_HOME"} & variables.keys()
 
 
-def test_addresses_with_a_password_and_what_looks_like_a_key_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ["train.py", "--dataset", "https://me:p%20w@host/x", "--note", "hf_abcdefghijkl", "--name", "sk-it", "a@b"]
+def test_addresses_with_a_password_and_what_looks_like_a_key_are_masked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    argv = [
+        "train.py",
+        "--dataset",
+        "https://me:p%20w@host/x",
+        "--note",
+        "hf_abcdefghijkl",
+        "--name",
+        "sk-it",
+        "a@b",
+    ]
     monkeypatch.setattr(sys, "argv", argv)
     shown = describe_environment(Accelerator(cpu=True))["command"]["arguments"]
-    assert shown == ["train.py", "--dataset", "https://***@host/x", "--note", "***", "--name", "sk-it", "a@b"]
+    assert shown == [
+        "train.py",
+        "--dataset",
+        "https://***@host/x",
+        "--note",
+        "***",
+        "--name",
+        "sk-it",
+        "a@b",
+    ]

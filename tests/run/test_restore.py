@@ -36,28 +36,39 @@ class Restored:
         self.changes = changes
 
 
-def restore(*, error: Exception | None = None, allowed: Sequence[str] = (), **stored: Any) -> Sequence[str] | None:
+def restore(
+    *, error: Exception | None = None, allowed: Sequence[str] = (), **stored: Any
+) -> Sequence[str] | None:
     """Restore a checkpoint with the manifest of now, but for what was `stored`; return the changes."""
     trainer = Restored(error)
     manifest = {name: value for name, value in {**NOW, **stored}.items() if value is not None}
     checkpoint = LoadedCheckpoint("step-3", manifest, {"model": {}})
-    restore_checkpoint(cast(Trainer, trainer), checkpoint, metadata=NOW, changes=["seed"], allowed=allowed)
+    restore_checkpoint(
+        cast(Trainer, trainer), checkpoint, metadata=NOW, changes=["seed"], allowed=allowed
+    )
     return trainer.changes
 
 
 def test_a_checkpoint_of_the_same_data_is_restored_with_the_changes() -> None:
     assert restore() == ["seed"]
-    assert restore(num_samples=None, data_fingerprint=None, task_fingerprint=None) == ["seed"], "of version 0.1.0"
+    assert restore(num_samples=None, data_fingerprint=None, task_fingerprint=None) == ["seed"], (
+        "of version 0.1.0"
+    )
 
 
 @pytest.mark.parametrize(
     ("stored", "said"),
     [
         ({"num_samples": [71, 37]}, r"DATA_CHANGED.*\(71, 37\) -> \(72, 37\) samples"),
-        ({"data_fingerprint": "sampled:" + "2" * 64}, "DATA_CHANGED.*sampled:22222222 -> sampled:11111111"),
+        (
+            {"data_fingerprint": "sampled:" + "2" * 64},
+            "DATA_CHANGED.*sampled:22222222 -> sampled:11111111",
+        ),
     ],
 )
-def test_a_checkpoint_of_other_data_is_restored_only_if_allowed(stored: dict[str, Any], said: str) -> None:
+def test_a_checkpoint_of_other_data_is_restored_only_if_allowed(
+    stored: dict[str, Any], said: str
+) -> None:
     with pytest.raises(CheckpointError, match=said):
         restore(**stored)
     assert restore(allowed=["data"], **stored) == ["seed", "data"]
@@ -75,7 +86,10 @@ def test_a_checkpoint_of_another_task_is_not_restored() -> None:
         ({"num_processes": 1}, "num_processes 1 -> 2"),
         ({"num_threads": 8}, "num_threads 8 -> 4"),
         ({"num_threads": None}, ""),  # of a version that did not record them
-        ({"versions": {"torch": "2.8.0"}, "num_processes": 1}, "torch 2.8.0 -> 2.13.0, num_processes 1 -> 2"),
+        (
+            {"versions": {"torch": "2.8.0"}, "num_processes": 1},
+            "torch 2.8.0 -> 2.13.0, num_processes 1 -> 2",
+        ),
     ],
 )
 def test_a_checkpoint_of_other_versions_is_restored_with_a_warning(
@@ -83,11 +97,15 @@ def test_a_checkpoint_of_other_versions_is_restored_with_a_warning(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         restore(**stored)
-    expected = [f"changed since step-3 was saved: {warned}; the results may differ in the last bits"]
+    expected = [
+        f"changed since step-3 was saved: {warned}; the results may differ in the last bits"
+    ]
     assert caplog.messages == (expected if warned else [])
 
 
-@pytest.mark.parametrize("error", [KeyError("momentum"), RuntimeError("mine"), CheckpointError("CKPT_STATE", "named")])
+@pytest.mark.parametrize(
+    "error", [KeyError("momentum"), RuntimeError("mine"), CheckpointError("CKPT_STATE", "named")]
+)
 def test_a_checkpoint_that_cannot_be_restored_is_one_line(error: Exception) -> None:
     is_content = isinstance(error, KeyError)
     with pytest.raises(CheckpointError if is_content else type(error)) as caught:

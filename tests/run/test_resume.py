@@ -61,7 +61,9 @@ def test_the_folder_of_a_run_is_new_if_there_is_none_to_continue(tmp_path: Path)
     assert choose_folder(given, "net") == tmp_path / "given"
 
 
-def test_two_folders_of_the_same_second_have_two_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_folders_of_the_same_second_have_two_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("accel_trainer.run.resume.time.strftime", lambda form: "now")
     names = []
     for _ in range(3):
@@ -77,20 +79,35 @@ def test_a_run_resumes_from_its_own_checkpoints_before_those_of_another(tmp_path
     assert find_source(own, RunConfig(resume=str(other))) == Source(str(own))
     assert find_source(tmp_path / "new", RunConfig(resume=str(other))) == Source(str(other))
     checkpoint = other / "checkpoints" / name_at(3)
-    assert find_source(tmp_path / "new", RunConfig(resume=str(checkpoint))) == Source(str(other), name_at(3))
+    assert find_source(tmp_path / "new", RunConfig(resume=str(checkpoint))) == Source(
+        str(other), name_at(3)
+    )
     assert find_source(tmp_path / "new", RunConfig()) is None
 
 
 def test_a_run_does_not_resume_if_it_must_not_or_cannot(tmp_path: Path) -> None:
     own = make_run(tmp_path / "own", RecipeConfig())
-    with pytest.raises(OutputError, match="has checkpoints and --resume is never: choose another folder"):
+    with pytest.raises(
+        OutputError, match="has checkpoints and --resume is never: choose another folder"
+    ):
         find_source(own, RunConfig(resume="never"))
-    with pytest.raises(CheckpointError, match="--resume .*nothing is neither a checkpoint nor a run"):
+    with pytest.raises(
+        CheckpointError, match="--resume .*nothing is neither a checkpoint nor a run"
+    ):
         find_source(tmp_path / "new", RunConfig(resume=str(tmp_path / "nothing")))
 
 
 @pytest.mark.parametrize(
-    "text", ["[1, 2]", "batch: [1]", "batch: 5", "batch:", "batch: {global_batch_size: many}", "a: b: c", ""]
+    "text",
+    [
+        "[1, 2]",
+        "batch: [1]",
+        "batch: 5",
+        "batch:",
+        "batch: {global_batch_size: many}",
+        "a: b: c",
+        "",
+    ],
 )
 def test_a_stored_config_that_cannot_be_read_ends_the_resume(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.yaml").write_text(text)
@@ -117,8 +134,12 @@ def test_a_resume_has_the_global_batch_that_is_given_stored_or_computed(
 def test_changed_settings_end_the_resume_unless_each_is_allowed() -> None:
     stored = config_to_dict(RecipeConfig())
     batch = BatchConfig(global_batch_size=64)
-    config = RecipeConfig(seed=4, batch=batch, run=RunConfig(allow_change=("batch.global-batch-size",)))
-    with pytest.raises(ConfigError, match=r"run was made with another config \(seed: 0 -> 4\)") as caught:
+    config = RecipeConfig(
+        seed=4, batch=batch, run=RunConfig(allow_change=("batch.global-batch-size",))
+    )
+    with pytest.raises(
+        ConfigError, match=r"run was made with another config \(seed: 0 -> 4\)"
+    ) as caught:
         check_changes(stored, config, Source("run"))
     assert "--allow-change seed" in str(caught.value)
     allowed = replace(config, run=RunConfig(allow_change=("seed", "batch.global_batch_size")))

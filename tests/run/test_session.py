@@ -24,10 +24,14 @@ from accel_trainer import (
 from .. import workload
 
 
-def run(folder: Path | None, *, num_train: int = 72, max_steps: int | None = None, **changes: Any) -> RunResult:
+def run(
+    folder: Path | None, *, num_train: int = 72, max_steps: int | None = None, **changes: Any
+) -> RunResult:
     config = workload.make_config(Path("unused"), checkpoint=CheckpointConfig())
     run_config = replace(config.run, output_dir=folder, **changes.pop("run", {}))
-    config = replace(config, run=run_config, trainer=replace(config.trainer, max_steps=max_steps), **changes)
+    config = replace(
+        config, run=run_config, trainer=replace(config.trainer, max_steps=max_steps), **changes
+    )
     return workload.train(config, num_train=num_train)
 
 
@@ -91,7 +95,9 @@ def test_a_run_branches_from_a_checkpoint_of_another_and_ends_the_same(tmp_path:
     run(tmp_path / "branch", run={"resume": str(source)}, max_steps=6)
     run(tmp_path / "branch", run={"resume": str(source)})  # its own checkpoints win
     assert export(tmp_path / "branch") == export(tmp_path / "whole")
-    rows = [(tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "branch")]
+    rows = [
+        (tmp_path / name / "metrics.jsonl").read_text().splitlines() for name in ("whole", "branch")
+    ]
     steps = [[(r["event"], r["optimizer_step"]) for r in map(json.loads, part)] for part in rows]
     assert steps[0] == steps[1]
 
@@ -113,7 +119,10 @@ def test_a_refused_change_leaves_the_stored_config_as_it_was(tmp_path: Path) -> 
     run(tmp_path / "run", max_steps=3)
     stored = (tmp_path / "run" / "config.yaml").read_bytes()
     frozen = OptimizerConfig(learning_rate=0.05, freeze="layers.0")
-    with pytest.raises(CheckpointError, match="optimizer has other parameters: start with the options .* --init-from"):
+    with pytest.raises(
+        CheckpointError,
+        match="optimizer has other parameters: start with the options .* --init-from",
+    ):
         run(tmp_path / "run", run={"allow_change": ("optimizer.freeze",)}, optimizer=frozen)
     assert (tmp_path / "run" / "config.yaml").read_bytes() == stored
     run(tmp_path / "run")
@@ -129,7 +138,9 @@ def test_damaged_checkpoints_never_mean_a_silent_start_from_scratch(tmp_path: Pa
             run(tmp_path)
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_loudly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_newest_checkpoint_is_passed_over_loudly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run(tmp_path / "whole")
     run(tmp_path / "hurt", max_steps=6)
     newest = max((tmp_path / "hurt" / "checkpoints").glob("step-*"))
@@ -164,7 +175,10 @@ def test_the_resolved_config_is_saved_and_parses_back_equal(tmp_path: Path) -> N
 @pytest.mark.parametrize("change", [{"weight_decay": 0.2}, {"momentum": 0.5}, {"nesterov": False}])
 def test_what_is_allowed_to_change_changes(tmp_path: Path, change: dict[str, Any]) -> None:
     weights = {}
-    for name, optimizer in (("as before", OptimizerConfig()), ("changed", replace(OptimizerConfig(), **change))):
+    for name, optimizer in (
+        ("as before", OptimizerConfig()),
+        ("changed", replace(OptimizerConfig(), **change)),
+    ):
         run(tmp_path / name, max_steps=4, optimizer=OptimizerConfig())
         allowed = {"allow_change": tuple(f"optimizer.{field}" for field in change)}
         run(tmp_path / name, max_steps=5, optimizer=optimizer, run=allowed)

@@ -56,7 +56,9 @@ def vectors(num: int) -> TensorDataset:
     return TensorDataset(inputs, torch.arange(num) % 3)
 
 
-def make_config(folder: Path, *, max_steps: int | None = 3, ema_decay: float | None = None) -> RecipeConfig:
+def make_config(
+    folder: Path, *, max_steps: int | None = 3, ema_decay: float | None = None
+) -> RecipeConfig:
     return RecipeConfig(
         batch=BatchConfig(per_device_batch_size=4),
         trainer=TrainerConfig(num_epochs=2, max_steps=max_steps, ema_decay=ema_decay),

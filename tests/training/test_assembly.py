@@ -15,7 +15,9 @@ from accel_trainer.training.strategy.plain import PlainStrategy
 from .test_trainer_paths import Batches, learning_rate_at, make_model
 
 
-def assemble(folder: Path, *, ema_decay: float | None = None, trainer_class: type[Trainer] = Trainer) -> Trainer:
+def assemble(
+    folder: Path, *, ema_decay: float | None = None, trainer_class: type[Trainer] = Trainer
+) -> Trainer:
     accelerator = Accelerator(cpu=True)
     model, loader, task = make_model(dropout=0.0), Batches(2), ClassificationTask()
     return assemble_trainer(
@@ -34,7 +36,9 @@ def assemble(folder: Path, *, ema_decay: float | None = None, trainer_class: typ
 
 
 @pytest.mark.parametrize("ema_decay", [None, 0.9])
-def test_the_state_of_an_assembled_trainer_has_an_average_if_asked_for(tmp_path: Path, ema_decay: float | None) -> None:
+def test_the_state_of_an_assembled_trainer_has_an_average_if_asked_for(
+    tmp_path: Path, ema_decay: float | None
+) -> None:
     expected = {"model", "optimizer", "trainer"} | ({"ema"} if ema_decay else set())
     assert set(assemble(tmp_path, ema_decay=ema_decay).state_dict()) == expected
 
@@ -48,7 +52,11 @@ def test_the_average_of_an_assembled_trainer_is_a_copy_of_its_model(tmp_path: Pa
 
 def test_an_assembled_trainer_has_what_a_callback_may_read_of_it(tmp_path: Path) -> None:
     trainer = assemble(tmp_path)
-    assert [name for name in vars(TrainerView) if not name.startswith("_") and not hasattr(trainer, name)] == []
+    assert [
+        name
+        for name in vars(TrainerView)
+        if not name.startswith("_") and not hasattr(trainer, name)
+    ] == []
 
 
 def test_an_assembled_trainer_is_of_the_class_that_is_asked_for(tmp_path: Path) -> None:

@@ -76,17 +76,25 @@ def test_the_states_of_callbacks_are_kept_apart_by_class_and_number() -> None:
     for number, callback in enumerate(callbacks):
         callback.num_steps = number
     states = CallbackRunner(callbacks).state_dict()
-    assert states == {"Other": {"num_steps": 1}, "Counter-2": {"num_steps": 2}, "Counter-3": {"num_steps": 3}}
+    assert states == {
+        "Other": {"num_steps": 1},
+        "Counter-2": {"num_steps": 2},
+        "Counter-3": {"num_steps": 3},
+    }
     restored = [Counter(), Other(), Counter(), Counter()]
     restored[0].num_steps = 9
     CallbackRunner(restored).load_state_dict(states)
-    assert [callback.num_steps for callback in restored] == [9, 1, 2, 3], "one without a state keeps its own"
+    assert [callback.num_steps for callback in restored] == [9, 1, 2, 3], (
+        "one without a state keeps its own"
+    )
 
 
 def test_an_error_of_a_callback_names_its_class_and_hook() -> None:
     last = Counter()
     runner = CallbackRunner([Failing(ValueError("mine")), last])
-    with pytest.raises(CallbackFailed, match=r"callback Failing.on_step_end failed \(ValueError: mine\)") as caught:
+    with pytest.raises(
+        CallbackFailed, match=r"callback Failing.on_step_end failed \(ValueError: mine\)"
+    ) as caught:
         runner.notify("on_step_end", TRAINER, None)
     assert isinstance(caught.value.__cause__, ValueError)
     assert last.num_steps == 0

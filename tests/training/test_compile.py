@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch._inductor import config as inductor
 
-from accel_trainer import Batch, BatchConfig, ClassificationTask, ConfigError, RuntimeConfig, StepOutput
+from accel_trainer import (
+    Batch,
+    BatchConfig,
+    ClassificationTask,
+    ConfigError,
+    RuntimeConfig,
+    StepOutput,
+)
 from accel_trainer.core.timing import Stopwatch
 from accel_trainer.training import compile as compile_module
 from accel_trainer.training.compile import Compiler, compile_errors_explained
@@ -33,7 +40,9 @@ def train(folder: Path, max_steps: int | None, compiles: bool, compiler: str | N
         batch=BatchConfig(per_device_batch_size=16, eval_batch_size=37),
         runtime=RuntimeConfig(num_threads=1, compile=compiles),
     )
-    trainer = replace(config.trainer, max_steps=max_steps, num_epochs=1, log_every_n_steps=1, ema_decay=None)
+    trainer = replace(
+        config.trainer, max_steps=max_steps, num_epochs=1, log_every_n_steps=1, ema_decay=None
+    )
     workload.train(replace(config, trainer=trainer), num_train=NUM_TRAIN, norm="batch")
 
 
@@ -43,7 +52,9 @@ def test_a_compiled_run_resumes_exactly_and_counts_compiling_apart(tmp_path: Pat
     for max_steps in (2, None):
         processes.run(train, tmp_path / "stopped", max_steps, True, folder=tmp_path / "2")
     assert final_files(tmp_path / "stopped") == final_files(tmp_path / "whole")
-    rows = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
+    ]
     first, second, third, _ = rows
     assert first["perf/compile_s"] > 0
     assert "perf/compile_s" not in second
@@ -53,7 +64,9 @@ def test_a_compiled_run_resumes_exactly_and_counts_compiling_apart(tmp_path: Pat
 
 def test_without_a_compiler_the_model_runs_in_eager_mode_and_says_so_once(tmp_path: Path) -> None:
     """Once for two graphs: that of a step, and that of the evaluation."""
-    job = processes.run(train, tmp_path / "as it is", 1, True, "/no/compiler", folder=tmp_path / "1")
+    job = processes.run(
+        train, tmp_path / "as it is", 1, True, "/no/compiler", folder=tmp_path / "1"
+    )
     assert job.output().count("cannot compile this model, which runs in eager mode") == 1
     assert "Traceback" not in job.output()
     processes.run(train, tmp_path / "plain", 1, False, folder=tmp_path / "2")
@@ -75,7 +88,9 @@ def test_a_compiled_run_does_not_continue_where_there_is_no_compiler(tmp_path: P
 
 
 def train_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="this run's model was compiled, and --compile fails here"):
+    with pytest.raises(
+        ConfigError, match="this run's model was compiled, and --compile fails here"
+    ):
         train(folder, None, True, "/no/compiler")
 
 
@@ -120,7 +135,9 @@ def compile_too_many_numbers() -> None:
     Traced(Stopwatch()).compile(model)
     for number in range(3):
         model(torch.full((2,), float(number)))
-    refused = pytest.raises(ConfigError, match="--compile has compiled a forward 3 times, .*read no number")
+    refused = pytest.raises(
+        ConfigError, match="--compile has compiled a forward 3 times, .*read no number"
+    )
     with refused, compile_errors_explained():
         model(torch.full((2,), 3.0))
 
@@ -134,7 +151,9 @@ class ManyVariants(ClassificationTask):
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         number = int(batch.sample_ids.sum()) % 14
-        return super().train_step(model, replace(batch, inputs=batch.inputs[..., : 4 + number // 5, : 4 + number % 5]))
+        return super().train_step(
+            model, replace(batch, inputs=batch.inputs[..., : 4 + number // 5, : 4 + number % 5])
+        )
 
 
 class NumberNet(nn.Module):
@@ -156,7 +175,9 @@ def train_many_variants(folder: Path, kind: str, stops: list[int | None]) -> Non
     runtime = RuntimeConfig(num_threads=1, compile=True)
     for max_steps in stops:
         torch._dynamo.reset()
-        config = workload.make_config(folder, runtime=runtime, batch=BatchConfig(per_device_batch_size=4))
+        config = workload.make_config(
+            folder, runtime=runtime, batch=BatchConfig(per_device_batch_size=4)
+        )
         trainer = replace(config.trainer, max_steps=max_steps, num_epochs=1)
         task = ManyVariants() if kind == "shape" else None
         workload.train(replace(config, trainer=trainer), num_train=64, num_test=4, task=task)
@@ -164,7 +185,11 @@ def train_many_variants(folder: Path, kind: str, stops: list[int | None]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["shape", "number"])
-def test_a_compiled_run_beyond_torchs_recompile_limit_resumes_anywhere(tmp_path: Path, kind: str) -> None:
+def test_a_compiled_run_beyond_torchs_recompile_limit_resumes_anywhere(
+    tmp_path: Path, kind: str
+) -> None:
     processes.run(train_many_variants, tmp_path / "whole", kind, [None], folder=tmp_path / "1")
-    processes.run(train_many_variants, tmp_path / "parts", kind, [3, 10, None], folder=tmp_path / "2")
+    processes.run(
+        train_many_variants, tmp_path / "parts", kind, [3, 10, None], folder=tmp_path / "2"
+    )
     assert final_files(tmp_path / "parts") == final_files(tmp_path / "whole")

@@ -12,9 +12,13 @@ from accel_trainer.training.config import TrainerConfig
     ("num_epochs", "every", "evaluated"),
     [(5, 1, [1, 2, 3, 4, 5]), (5, 2, [2, 4, 5]), (4, 2, [2, 4]), (2, 9, [2])],
 )
-def test_a_run_evaluates_after_every_nth_epoch_and_the_last(num_epochs: int, every: int, evaluated: list[int]) -> None:
+def test_a_run_evaluates_after_every_nth_epoch_and_the_last(
+    num_epochs: int, every: int, evaluated: list[int]
+) -> None:
     config = TrainerConfig(num_epochs=num_epochs, evaluate_every_n_epochs=every)
-    assert [epoch for epoch in range(1, num_epochs + 1) if config.evaluates_after(epoch)] == evaluated
+    assert [
+        epoch for epoch in range(1, num_epochs + 1) if config.evaluates_after(epoch)
+    ] == evaluated
 
 
 @pytest.mark.parametrize(
@@ -31,11 +35,15 @@ def test_a_run_evaluates_after_every_nth_epoch_and_the_last(num_epochs: int, eve
         ({"ema_decay": 0.0}, "--ema is 0.0"),
     ],
 )
-def test_a_setting_of_the_trainer_that_cannot_work_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_a_setting_of_the_trainer_that_cannot_work_is_refused(
+    changes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         TrainerConfig(**changes)
 
 
 def test_settings_of_the_trainer_may_be_left_out() -> None:
-    config = TrainerConfig(num_epochs=0, max_steps=None, max_grad_norm=None, ema_decay=None, patience=None)
+    config = TrainerConfig(
+        num_epochs=0, max_steps=None, max_grad_norm=None, ema_decay=None, patience=None
+    )
     assert config.num_epochs == 0

@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from accel_trainer import Batch, Callback, CheckpointConfig, MeanLoss, RunResult, StepReport, Trainer
+from accel_trainer import (
+    Batch,
+    Callback,
+    CheckpointConfig,
+    MeanLoss,
+    RunResult,
+    StepReport,
+    Trainer,
+)
 from accel_trainer.core.types import EvalOutput
 from accel_trainer.fault_tolerance.preemption import TIME_LIMIT
 from tests import processes, workload
@@ -26,7 +34,11 @@ def outcome(folder: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     best = folder / "checkpoints" / "best.json"
     return {
-        "result": {k: v for k, v in result.items() if k not in ("samples_per_s", "wall_s", "peak_memory_bytes")},
+        "result": {
+            k: v
+            for k, v in result.items()
+            if k not in ("samples_per_s", "wall_s", "peak_memory_bytes")
+        },
         "rows": [{k: v for k, v in row.items() if not k.startswith("perf/")} for row in rows],
         "export": {path.name: path.read_bytes() for path in sorted((folder / "export").iterdir())},
         "best": best.read_text() if best.exists() else None,
@@ -66,7 +78,9 @@ def train(folder: Path, changes: Mapping[str, Any], signal_at: int | None) -> No
         ({}, 4, 2),  # the last of two evaluations, each of the weights and of their average
         ({"max_steps": 2}, 1, 1),  # inside an epoch
         *slow([({"max_steps": 5}, 1, 1)]),  # an epoch's end, for one process
-        *slow([({}, 3, 1), ({}, 3, 2), ({}, 4, 1), ({"max_steps": 5}, 1, 2), ({"max_steps": 2}, 1, 2)]),
+        *slow(
+            [({}, 3, 1), ({}, 3, 2), ({}, 4, 1), ({"max_steps": 5}, 1, 2), ({"max_steps": 2}, 1, 2)]
+        ),
         *slow([({"max_steps": 3}, 2, 1), ({"max_steps": 3}, 2, 2)]),  # an epoch's end, for two
     ],
 )
@@ -83,7 +97,9 @@ def test_a_signal_in_the_last_evaluation_costs_nothing(
         assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
 
-def run(folder: Path, *callbacks: Callback, allow: tuple[str, ...] = (), **changes: Any) -> RunResult:
+def run(
+    folder: Path, *callbacks: Callback, allow: tuple[str, ...] = (), **changes: Any
+) -> RunResult:
     config = workload.make_config(folder, checkpoint=CheckpointConfig())
     config = replace(
         config, trainer=replace(config.trainer, **changes), run=replace(config.run, allow_change=allow)
@@ -108,7 +124,11 @@ def test_a_run_stopped_by_a_time_limit_ends_as_one_without_it(tmp_path: Path, st
     stopped = run(tmp_path / "parts", LimitAt(step))
     assert stopped.state == ("done" if step == 10 else "stopped")
     rows = outcome(tmp_path / "parts")["rows"]
-    assert [row["optimizer_step"] for row in rows if row["event"] == "eval"] == {5: [5], 7: [5, 7], 10: [5, 10]}[step]
+    assert [row["optimizer_step"] for row in rows if row["event"] == "eval"] == {
+        5: [5],
+        7: [5, 7],
+        10: [5, 10],
+    }[step]
     run(tmp_path / "parts")
     assert outcome(tmp_path / "parts") == outcome(tmp_path / "whole")
 
@@ -144,7 +164,10 @@ def test_a_run_that_stopped_early_continues_with_more_patience(tmp_path: Path) -
     whole = run(tmp_path / "whole", patience=3, **options)
     early = run(tmp_path / "parts", patience=1, **options)
     assert early.position.optimizer_step < whole.position.optimizer_step
-    assert run(tmp_path / "parts", patience=3, allow=("trainer.patience",), **options).position == whole.position
+    assert (
+        run(tmp_path / "parts", patience=3, allow=("trainer.patience",), **options).position
+        == whole.position
+    )
 
 
 class Counts(Callback):

@@ -19,7 +19,12 @@ from accel_trainer.training.evaluation_file import (
 
 
 def test_details_of_an_evaluation_are_read_back_with_their_step(tmp_path: Path) -> None:
-    results = {"eval/loss": 0.5, "eval/matrix": [[1, 2], [3, 4]], "eval/more": {"a": [1.5, None]}, "eval/x": "text"}
+    results = {
+        "eval/loss": 0.5,
+        "eval/matrix": [[1, 2], [3, 4]],
+        "eval/more": {"a": [1.5, None]},
+        "eval/x": "text",
+    }
     write_details(tmp_path, results, optimizer_step=7)
     details = {name: value for name, value in results.items() if is_detail(value)}
     assert read_details(tmp_path) == (7, details)
@@ -29,7 +34,9 @@ def test_details_of_an_evaluation_are_read_back_with_their_step(tmp_path: Path) 
 def test_the_file_of_an_evaluation_is_that_of_the_last_one(tmp_path: Path) -> None:
     write_details(tmp_path, {"eval/matrix": [1]}, optimizer_step=1)
     write_details(tmp_path, {"eval/loss": 0.5}, optimizer_step=2)
-    assert read_details(tmp_path) == (1, {"eval/matrix": [1]}), "nothing to store, and nothing stored"
+    assert read_details(tmp_path) == (1, {"eval/matrix": [1]}), (
+        "nothing to store, and nothing stored"
+    )
     write_details(tmp_path, {"eval/matrix": [2]}, optimizer_step=3)
     assert read_details(tmp_path) == (3, {"eval/matrix": [2]})
 
@@ -64,12 +71,16 @@ def test_a_file_of_an_evaluation_that_cannot_be_written_is_a_warning(
         ([[1, 2]] * 3_000, torch.tensor([[1, 2]] * 3_000)),
     ],
 )
-def test_many_numbers_of_a_metric_are_stored_as_a_tensor(values: list[Any], expected: Tensor) -> None:
+def test_many_numbers_of_a_metric_are_stored_as_a_tensor(
+    values: list[Any], expected: Tensor
+) -> None:
     found = as_tensor_if_long(values)
     assert found.dtype == expected.dtype
     assert torch.equal(found.nan_to_num(7), expected.nan_to_num(7))
 
 
-@pytest.mark.parametrize("values", [[], [1] * 4_096, ["a"] * 5_000, [{"id": 1}] * 5_000, [[1], [1, 2]] * 3_000, "text"])
+@pytest.mark.parametrize(
+    "values", [[], [1] * 4_096, ["a"] * 5_000, [{"id": 1}] * 5_000, [[1], [1, 2]] * 3_000, "text"]
+)
 def test_what_is_not_many_numbers_is_stored_as_it_is(values: Any) -> None:
     assert as_tensor_if_long(values) is values

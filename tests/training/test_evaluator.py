@@ -70,12 +70,16 @@ def plain_loop(model: nn.Module, samples: Samples) -> dict[str, Any]:
         "accuracy": hits / num,
         "top5_accuracy": hits5 / num,
         "confusion_matrix": confusion,
-        "per_class_accuracy": [row[k] / sum(row) if sum(row) else None for k, row in enumerate(confusion)],
+        "per_class_accuracy": [
+            row[k] / sum(row) if sum(row) else None for k, row in enumerate(confusion)
+        ],
     }
 
 
 def evaluate(model: nn.Module, loader: EvalLoader, accelerator: Accelerator) -> dict[str, Any]:
-    evaluator = Evaluator(loader, task=ClassificationTask(), metrics=METRICS, accelerator=accelerator)
+    evaluator = Evaluator(
+        loader, task=ClassificationTask(), metrics=METRICS, accelerator=accelerator
+    )
     return evaluator.run(model)
 
 
@@ -92,17 +96,26 @@ def shared(
 
 
 @pytest.mark.parametrize("num_processes", [1, 3, *slow([2])])
-def test_metrics_equal_a_plain_loop_for_any_samples_and_processes(tmp_path: Path, num_processes: int) -> None:
+def test_metrics_equal_a_plain_loop_for_any_samples_and_processes(
+    tmp_path: Path, num_processes: int
+) -> None:
     processes.run(check_all_sizes, num_processes=num_processes, folder=tmp_path)
 
 
 def check_all_sizes() -> None:
     with joined_processes() as accelerator:
-        for num_samples, batch_sizes in ((1, (1, 7)), (3, (1, 2)), (97, (1, 13, 97, 500)), (2_000, (333,))):
+        for num_samples, batch_sizes in (
+            (1, (1, 7)),
+            (3, (1, 2)),
+            (97, (1, 13, 97, 500)),
+            (2_000, (333,)),
+        ):
             samples = Samples(num_samples)
             expected = plain_loop(make_model(), samples)
             for batch_size in batch_sizes:
-                result = evaluate(make_model(), shared(samples, batch_size, accelerator), accelerator)
+                result = evaluate(
+                    make_model(), shared(samples, batch_size, accelerator), accelerator
+                )
                 assert result == expected, (num_samples, batch_size)
 
 
@@ -134,11 +147,23 @@ class ManySums:
 
 def evaluate_in_parts() -> None:
     with joined_processes() as accelerator:
-        for num_samples, batch_size in ((1, 7), (3, 1), (5, 2), (97, 1), (97, 13), (97, 500), (500, 31)):
+        for num_samples, batch_size in (
+            (1, 7),
+            (3, 1),
+            (5, 2),
+            (97, 1),
+            (97, 13),
+            (97, 500),
+            (500, 31),
+        ):
             samples = Samples(num_samples)
             loader = shared(samples, batch_size, accelerator, num_parts=8)
             evaluator = Evaluator(
-                loader, task=ClassificationTask(), metrics=[*METRICS, ManySums()], accelerator=accelerator, num_parts=8
+                loader,
+                task=ClassificationTask(),
+                metrics=[*METRICS, ManySums()],
+                accelerator=accelerator,
+                num_parts=8,
             )
             result = evaluator.run(make_model())
             if accelerator.is_main_process:
@@ -190,9 +215,13 @@ class Given:
 
 
 @pytest.mark.parametrize(("ids", "counted"), [([*range(10), 3], 11), (list(range(9)), 9), ([], 0)])
-def test_a_loader_that_gives_a_sample_twice_or_not_at_all_is_detected(ids: list[int], counted: int) -> None:
+def test_a_loader_that_gives_a_sample_twice_or_not_at_all_is_detected(
+    ids: list[int], counted: int
+) -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
-    with pytest.raises(RuntimeError, match=f"evaluation counted {counted} samples, not each of 10 once: the eval"):
+    with pytest.raises(
+        RuntimeError, match=f"evaluation counted {counted} samples, not each of 10 once: the eval"
+    ):
         evaluate(make_model(), Given(ids, num_samples=10), accelerator)
 
 
@@ -216,7 +245,9 @@ def test_a_sample_that_two_processes_are_given_is_found_out_by_both(tmp_path: Pa
 def check_overlap() -> None:
     with joined_processes() as accelerator:
         ids = list(range(5)) if accelerator.is_main_process else list(range(4, 10))
-        with pytest.raises(RuntimeError, match="evaluation counted 11 samples, not each of 10 once"):
+        with pytest.raises(
+            RuntimeError, match="evaluation counted 11 samples, not each of 10 once"
+        ):
             evaluate(make_model(), Given(ids, num_samples=10), accelerator)
 
 
@@ -252,7 +283,9 @@ class Remembering(nn.Module):
 
 def test_buffers_that_a_forward_changes_are_the_same_after_an_evaluation() -> None:
     accelerator, model = Accelerator(cpu=True), Remembering()
-    first, second = (evaluate(model, shared(Samples(20), 7, accelerator), accelerator) for _ in range(2))
+    first, second = (
+        evaluate(model, shared(Samples(20), 7, accelerator), accelerator) for _ in range(2)
+    )
     assert first == second
     assert (int(model.calls), model.center.tolist()) == (0, [0] * NUM_CLASSES)
     model(torch.ones(2, 5, dtype=torch.float64)).sum().backward()
@@ -306,12 +339,20 @@ class Computes(MeanLoss):
 def evaluate_by(metric: Metric) -> dict[str, Any]:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     loader = Given(list(range(10)), num_samples=10)
-    evaluator = Evaluator(loader, task=ClassificationTask(), metrics=[metric], accelerator=accelerator)
+    evaluator = Evaluator(
+        loader, task=ClassificationTask(), metrics=[metric], accelerator=accelerator
+    )
     return evaluator.run(make_model())
 
 
 def test_everything_a_metric_computes_comes_as_plain_values() -> None:
-    computed = {"a": np.float32(0.5), "b": torch.tensor(3), "c": np.arange(2), "d": [torch.tensor(0.25)], "e": 7}
+    computed = {
+        "a": np.float32(0.5),
+        "b": torch.tensor(3),
+        "c": np.arange(2),
+        "d": [torch.tensor(0.25)],
+        "e": 7,
+    }
     result = evaluate_by(Computes(computed))
     assert json.dumps(result) == '{"a": 0.5, "b": 3, "c": [0, 1], "d": [0.25], "e": 7}'
 
@@ -332,8 +373,15 @@ def test_a_metric_must_say_which_numbers_can_select_the_best_checkpoint() -> Non
 def test_two_metrics_with_one_name_are_refused_before_training() -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     loader = Given(list(range(10)), num_samples=10)
-    with pytest.raises(ConfigError, match="two metrics report numbers named loss: remove one, or rename"):
-        Evaluator(loader, task=ClassificationTask(), metrics=[MeanLoss(), MeanLoss()], accelerator=accelerator)
+    with pytest.raises(
+        ConfigError, match="two metrics report numbers named loss: remove one, or rename"
+    ):
+        Evaluator(
+            loader,
+            task=ClassificationTask(),
+            metrics=[MeanLoss(), MeanLoss()],
+            accelerator=accelerator,
+        )
 
 
 class Counts(MeanLoss):
@@ -355,22 +403,32 @@ def test_numbers_of_any_library_are_in_rows_lines_and_the_result(tmp_path: Path)
     metrics = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
     assert metrics.items() >= numbers.items()
     assert (metrics["eval/was_exact"], metrics["eval/of_classes"]) == (True, [[1, 0], [0, 1]])
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     rows = [row for row in rows if row["event"] == "eval"]
     assert len(rows) == 2
     for row in rows:
         assert row.items() >= numbers.items()
-        assert not {"eval/was_exact", "eval/of_classes", "eval/word"} & row.keys(), "no numbers to draw"
+        assert not {"eval/was_exact", "eval/of_classes", "eval/word"} & row.keys(), (
+            "no numbers to draw"
+        )
     lines = [
-        line for line in job.output().splitlines() if "eval errors 1,234  eval share 0.25  eval tensor 0.5" in line
+        line
+        for line in job.output().splitlines()
+        if "eval errors 1,234  eval share 0.25  eval tensor 0.5" in line
     ]
     assert len(lines) == 3, "two rows, and the end"
     processes.run(train_and_count, tmp_path / "run", folder=tmp_path / "again")
 
 
-@pytest.mark.parametrize("metric", [WholeSetMetric(lambda outputs, targets: {}, 9, 2), EvaluateMetric(None, 9)])
+@pytest.mark.parametrize(
+    "metric", [WholeSetMetric(lambda outputs, targets: {}, 9, 2), EvaluateMetric(None, 9)]
+)
 def test_a_metric_for_another_number_of_samples_is_refused(metric: Any) -> None:
     """Larger, it would count rows of zeros that no sample has."""
     loader = DatasetEvalLoader(SampleReader(Samples(8), torch.device("cpu")), batch_size=4)
-    with pytest.raises(ConfigError, match="has num_samples=9, but the evaluation has 8: set it to that"):
+    with pytest.raises(
+        ConfigError, match="has num_samples=9, but the evaluation has 8: set it to that"
+    ):
         Evaluator(loader, task=ClassificationTask(), metrics=[metric], accelerator=Accelerator())

@@ -44,7 +44,9 @@ def final_files(folder: Path) -> dict[str, bytes]:
 
 def history(folder: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in row.items() if not name.startswith("perf/")} for row in rows]
+    return [
+        {name: value for name, value in row.items() if not name.startswith("perf/")} for row in rows
+    ]
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
@@ -66,7 +68,9 @@ SPLITS = {"1x(8x2)": (1, 8, 2), "2x8": (2, 8, 1), "2x(4x2)": (2, 4, 2), "4x4": (
 
 
 @pytest.mark.parametrize("num_train", slow_but([65], [64, 65, 72]))
-def test_any_split_of_the_global_batch_trains_the_same_model(tmp_path: Path, num_train: int) -> None:
+def test_any_split_of_the_global_batch_trains_the_same_model(
+    tmp_path: Path, num_train: int
+) -> None:
     options = {"num_train": num_train, "dtype": torch.float64}
     processes.run(run_split, tmp_path / "whole", 16, 1, options, folder=tmp_path / "logs")
     whole = history(tmp_path / "whole")
@@ -88,18 +92,29 @@ def test_any_split_of_the_global_batch_trains_the_same_model(tmp_path: Path, num
 
 
 @pytest.mark.parametrize("num_train", slow_but([65], [64, 65, 72]))
-def test_batch_norm_trains_the_same_model_on_any_number_of_processes(tmp_path: Path, num_train: int) -> None:
+def test_batch_norm_trains_the_same_model_on_any_number_of_processes(
+    tmp_path: Path, num_train: int
+) -> None:
     options = {"num_train": num_train, "norm": "batch", "dtype": torch.float64}
     for num_processes in (1, 2, 4):
         arguments = (tmp_path / str(num_processes), 16 // num_processes, 1, options)
-        processes.run(run_split, *arguments, num_processes=num_processes, folder=tmp_path / f"logs-{num_processes}")
+        processes.run(
+            run_split,
+            *arguments,
+            num_processes=num_processes,
+            folder=tmp_path / f"logs-{num_processes}",
+        )
     assert largest_difference(tmp_path / "1", tmp_path / "2") <= 1e-9
     assert largest_difference(tmp_path / "1", tmp_path / "4") <= 1e-9
 
 
 def run_split(folder: Path, micro: int, accumulation: int, options: dict[str, Any]) -> None:
-    batch = BatchConfig(per_device_batch_size=micro, accumulation_steps=accumulation, eval_batch_size=10)
-    workload.train(workload.make_config(folder, batch=batch, checkpoint=CheckpointConfig()), **options)
+    batch = BatchConfig(
+        per_device_batch_size=micro, accumulation_steps=accumulation, eval_batch_size=10
+    )
+    workload.train(
+        workload.make_config(folder, batch=batch, checkpoint=CheckpointConfig()), **options
+    )
 
 
 LOADERS = {"images in memory": None, "a dataset": 0, "a dataset with workers": 2}
@@ -115,7 +130,11 @@ ONCE, ALWAYS = [(step,) for step in range(1, NUM_STEPS + 1)], tuple(range(1, NUM
     ],
 )
 def test_resume_after_every_step_is_bitwise_equal(
-    tmp_path: Path, optimizer: str, ema_decay: float | None, accumulation: int, runs: Sequence[tuple[int, ...]]
+    tmp_path: Path,
+    optimizer: str,
+    ema_decay: float | None,
+    accumulation: int,
+    runs: Sequence[tuple[int, ...]],
 ) -> None:
     jobs = [
         processes.start(
@@ -137,7 +156,9 @@ def resume_everywhere(
         folder,
         optimizer=OptimizerConfig(name=optimizer, learning_rate=0.01),
         batch=BatchConfig(
-            per_device_batch_size=16 // accumulation, accumulation_steps=accumulation, eval_batch_size=10
+            per_device_batch_size=16 // accumulation,
+            accumulation_steps=accumulation,
+            eval_batch_size=10,
         ),
     )
     base = replace(base, trainer=replace(base.trainer, ema_decay=ema_decay))
@@ -157,7 +178,9 @@ def resume_everywhere(
 
 
 @pytest.mark.parametrize("steps", [[2, STEPS_PER_EPOCH, NUM_STEPS], *slow([(ALWAYS,)])])
-def test_a_preemption_at_any_step_leaves_out_no_evaluation(tmp_path: Path, steps: Sequence[int]) -> None:
+def test_a_preemption_at_any_step_leaves_out_no_evaluation(
+    tmp_path: Path, steps: Sequence[int]
+) -> None:
     """At an epoch's last step the evaluation is still to come: the resumed run makes it, and no step."""
     processes.run(preempt_at_each, tmp_path, steps, folder=tmp_path / "logs")
 
@@ -206,24 +229,38 @@ def test_what_ddp_may_assume_of_the_graph_changes_no_bit(tmp_path: Path) -> None
         "static": {"static_graph": True},
         "unused": {"find_unused_parameters": True},
     }.items():
-        processes.run(run_with, tmp_path / name, options, None, num_processes=2, folder=tmp_path / f"logs-{name}")
+        processes.run(
+            run_with,
+            tmp_path / name,
+            options,
+            None,
+            num_processes=2,
+            folder=tmp_path / f"logs-{name}",
+        )
     for name in ("static", "unused"):
         assert final_files(tmp_path / name) == final_files(tmp_path / "plain"), name
 
 
 def test_compressed_gradients_round_and_do_no_more(tmp_path: Path) -> None:
     for name, options in {"plain": {}, "fp16": {"gradient_compression": "fp16"}}.items():
-        processes.run(run_with, tmp_path / name, options, 1, num_processes=2, folder=tmp_path / f"logs-{name}")
-    # One step at a learning rate below 0.05, gradients below 2, rounded by 2**-11 before and after the sum.
+        processes.run(
+            run_with, tmp_path / name, options, 1, num_processes=2, folder=tmp_path / f"logs-{name}"
+        )
+    # One step at a learning rate below 0.05, gradients below 2, rounded by 2**-11 before and after
+    # the sum.
     assert 0 < largest_difference(tmp_path / "plain", tmp_path / "fp16") < 0.05 * 2 * 2**-10
 
 
 def run_with(folder: Path, options: dict[str, Any], max_steps: int | None) -> None:
     runtime = RuntimeConfig(num_threads=1, timeout_s=300, **options)
     batch = BatchConfig(per_device_batch_size=8, eval_batch_size=10)
-    config = workload.make_config(folder, batch=batch, runtime=runtime, checkpoint=CheckpointConfig())
+    config = workload.make_config(
+        folder, batch=batch, runtime=runtime, checkpoint=CheckpointConfig()
+    )
     check = AssertGraphOptions(options)
-    workload.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)), callbacks=(check,))
+    workload.train(
+        replace(config, trainer=replace(config.trainer, max_steps=max_steps)), callbacks=(check,)
+    )
 
 
 class AssertGraphOptions(Callback):
@@ -250,11 +287,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_resume_on_many_processes_is_bitwise_equal(tmp_path: Path, whole: Path) -> None:
     """Three or more add up gradients in an order that must not depend on when they started."""
     for max_steps in (3, None):
-        processes.run(run_until, tmp_path / "stopped", max_steps, num_processes=4, folder=tmp_path / "logs")
+        processes.run(
+            run_until, tmp_path / "stopped", max_steps, num_processes=4, folder=tmp_path / "logs"
+        )
     assert final_files(tmp_path / "stopped") == final_files(whole)
 
 
-def test_a_run_continues_on_fewer_processes_with_the_same_trajectory(tmp_path: Path, whole: Path) -> None:
+def test_a_run_continues_on_fewer_processes_with_the_same_trajectory(
+    tmp_path: Path, whole: Path
+) -> None:
     for num_processes, max_steps in ((4, 3), (2, 7), (1, None)):
         processes.run(
             run_until,
@@ -272,4 +313,6 @@ def run_until(folder: Path, max_steps: int | None) -> None:
     # 4 per device on 4 processes; on fewer, the global batch of 16 stays and is accumulated.
     batch = BatchConfig(per_device_batch_size=4, eval_batch_size=10)
     config = workload.make_config(folder, batch=batch, checkpoint=CheckpointConfig())
-    workload.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)), dtype=torch.float64)
+    workload.train(
+        replace(config, trainer=replace(config.trainer, max_steps=max_steps)), dtype=torch.float64
+    )

@@ -35,7 +35,9 @@ NUM_CLASSES = 10
 class Own:
     """A task of two functions; without the second, its evaluation is a cross-entropy."""
 
-    def __init__(self, train: Loss, evaluate: Callable[[nn.Module, Batch], EvalOutput] | None = None) -> None:
+    def __init__(
+        self, train: Loss, evaluate: Callable[[nn.Module, Batch], EvalOutput] | None = None
+    ) -> None:
         self.train_step, self.eval_step = train, evaluate or ClassificationTask().eval_step
 
 
@@ -75,7 +77,9 @@ def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the losses of the tokens [B, T], without those that are padding (0), and which are counted."""
     logits = model(batch.inputs).view(len(batch), 12, 5)
     counted = batch.targets > 0
-    return F.cross_entropy(logits.transpose(1, 2), batch.targets, reduction="none") * counted, counted
+    return F.cross_entropy(
+        logits.transpose(1, 2), batch.targets, reduction="none"
+    ) * counted, counted
 
 
 def eval_tokens(model: nn.Module, batch: Batch) -> EvalOutput:
@@ -134,7 +138,10 @@ def pairs(model: nn.Module, batch: Batch) -> StepOutput:
 
 def consistency(model: nn.Module, batch: Batch) -> Tensor:
     logits, noisy = model(batch.inputs), model(batch.inputs + 0.1)
-    return F.cross_entropy(logits, batch.targets, reduction="sum") + (logits - noisy).square().mean(1).sum()
+    return (
+        F.cross_entropy(logits, batch.targets, reduction="sum")
+        + (logits - noisy).square().mean(1).sum()
+    )
 
 
 def focal(model: nn.Module, batch: Batch) -> Tensor:
@@ -275,16 +282,23 @@ MEANS: dict[str, tuple[Any, nn.Module, Batch]] = {
 
 @pytest.mark.parametrize("kind", MEANS)
 def test_a_task_that_returns_a_mean_is_refused_with_the_numbers(kind: str) -> None:
-    with pytest.raises(ConfigError, match=r"as loss_sum, the mean over \d+ (samples|items); eval_step's losses add up"):
+    with pytest.raises(
+        ConfigError,
+        match=r"as loss_sum, the mean over \d+ (samples|items); eval_step's losses add up",
+    ):
         first_step(*MEANS[kind])
 
 
 def test_a_mean_loss_ends_the_run_in_its_first_step(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"the mean over 16 samples; .*: return the sum over the batch"):
+    with pytest.raises(
+        ConfigError, match=r"the mean over 16 samples; .*: return the sum over the batch"
+    ):
         workload.train(workload.make_config(tmp_path), task=own(entropy))
 
 
-def test_the_check_of_the_first_step_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_of_the_first_step_changes_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Unchecked(FirstStep):
         def __init__(self, task: Any, *unused: object) -> None:
             self.train_step = task.train_step
@@ -296,7 +310,10 @@ def test_the_check_of_the_first_step_changes_no_bit(tmp_path: Path, monkeypatch:
         if name == "unchecked":
             monkeypatch.setattr(rehearsal, "FirstStep", Unchecked)
         workload.train(workload.make_config(tmp_path / name), dropout=0.3, norm="batch")
-    files = [(tmp_path / name / "export" / "model.safetensors").read_bytes() for name in ("checked", "unchecked")]
+    files = [
+        (tmp_path / name / "export" / "model.safetensors").read_bytes()
+        for name in ("checked", "unchecked")
+    ]
     assert files[0] == files[1]
 
 
@@ -306,21 +323,32 @@ def test_the_check_of_the_first_step_changes_no_bit(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("train", "said"),
     [
-        (lambda m, b: StepOutput(entropy(m, b, reduction="none")), r"float32 \[16\] as loss_sum: return one number"),
         (
-            lambda m, b: StepOutput(entropy(m, b, reduction="sum"), {"hits": m(b.inputs).argmax(1)}),
+            lambda m, b: StepOutput(entropy(m, b, reduction="none")),
+            r"float32 \[16\] as loss_sum: return one number",
+        ),
+        (
+            lambda m, b: StepOutput(
+                entropy(m, b, reduction="sum"), {"hits": m(b.inputs).argmax(1)}
+            ),
             r"int64 \[16\] as the sum hits: return one number, summed over the batch",
         ),
     ],
 )
-def test_a_loss_or_a_sum_of_each_sample_is_refused_in_the_first_step(tmp_path: Path, train: Loss, said: str) -> None:
+def test_a_loss_or_a_sum_of_each_sample_is_refused_in_the_first_step(
+    tmp_path: Path, train: Loss, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         workload.train(workload.make_config(tmp_path), task=Own(train))
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda net: nn.Sequential(nn.DataParallel(net))])
-def test_a_model_in_data_parallel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrap: Any) -> None:
+def test_a_model_in_data_parallel_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrap: Any
+) -> None:
     small = workload.SmallNet
     monkeypatch.setattr(workload, "SmallNet", lambda **options: wrap(small(**options)))
-    with pytest.raises(ConfigError, match="the model is, or has, a DataParallel: give the plain module"):
+    with pytest.raises(
+        ConfigError, match="the model is, or has, a DataParallel: give the plain module"
+    ):
         workload.train(workload.make_config(tmp_path))

@@ -50,14 +50,19 @@ class Texts:
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(index)
         tokens = torch.randint(1, VOCABULARY, (3 + index % 17,), generator=generator)
-        return {"input_ids": tokens, "labels": torch.full_like(tokens, IGNORED) if index == 0 else tokens}
+        return {
+            "input_ids": tokens,
+            "labels": torch.full_like(tokens, IGNORED) if index == 0 else tokens,
+        }
 
 
 def collate(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Pad to the longest of the micro-batch, as transformers' collators do."""
     return {
         "input_ids": pad_sequence([sample["input_ids"] for sample in samples], batch_first=True),
-        "labels": pad_sequence([sample["labels"] for sample in samples], batch_first=True, padding_value=IGNORED),
+        "labels": pad_sequence(
+            [sample["labels"] for sample in samples], batch_first=True, padding_value=IGNORED
+        ),
     }
 
 
@@ -87,14 +92,24 @@ class NextToken:
 
 def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     logits = model(**batch.inputs)
-    losses = F.cross_entropy(logits.transpose(1, 2), batch.targets, ignore_index=IGNORED, reduction="none")
+    losses = F.cross_entropy(
+        logits.transpose(1, 2), batch.targets, ignore_index=IGNORED, reduction="none"
+    )
     return losses, batch.targets != IGNORED
 
 
-def train(folder: Path, micro: int, accumulation: int, max_steps: int | None = None, dtype: str = "float64") -> None:
+def train(
+    folder: Path,
+    micro: int,
+    accumulation: int,
+    max_steps: int | None = None,
+    dtype: str = "float64",
+) -> None:
     config = replace(
         workload.make_config(folder),
-        batch=BatchConfig(per_device_batch_size=micro, accumulation_steps=accumulation, eval_batch_size=8),
+        batch=BatchConfig(
+            per_device_batch_size=micro, accumulation_steps=accumulation, eval_batch_size=8
+        ),
         trainer=TrainerConfig(num_epochs=EPOCHS, max_steps=max_steps, log_every_n_steps=1),
         optimizer=OptimizerConfig(learning_rate=LEARNING_RATE, momentum=0.0, weight_decay=0.0),
         run=RunConfig(output_dir=folder),
@@ -106,7 +121,12 @@ def train(folder: Path, micro: int, accumulation: int, max_steps: int | None = N
         )
         model = LanguageModel().to(getattr(torch, dtype))
         build_trainer(
-            run, model=model, task=NextToken(), loader=loader, eval_loader=eval_loader, metrics=[MeanLoss()]
+            run,
+            model=model,
+            task=NextToken(),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=[MeanLoss()],
         ).fit()
 
 
@@ -133,7 +153,9 @@ def train_by_hand() -> tuple[dict[str, Tensor], list[float], float]:
 
 
 def rows(folder: Path, event: str, name: str) -> list[float]:
-    lines: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
     return [row[name] for row in lines if row["event"] == event]
 
 
@@ -141,11 +163,20 @@ def final(folder: Path) -> Path:
     return max((folder / "checkpoints").glob("step-*")) / "model.safetensors"
 
 
-@pytest.mark.parametrize(("num_processes", "micro", "accumulation"), [(1, 16, 1), (1, 4, 4), (2, 8, 1), (2, 2, 4)])
+@pytest.mark.parametrize(
+    ("num_processes", "micro", "accumulation"), [(1, 16, 1), (1, 4, 4), (2, 8, 1), (2, 2, 4)]
+)
 def test_a_padded_language_model_trains_as_in_one_batch(
     tmp_path: Path, num_processes: int, micro: int, accumulation: int
 ) -> None:
-    processes.run(train, tmp_path / "run", micro, accumulation, num_processes=num_processes, folder=tmp_path / "logs")
+    processes.run(
+        train,
+        tmp_path / "run",
+        micro,
+        accumulation,
+        num_processes=num_processes,
+        folder=tmp_path / "logs",
+    )
     weights, losses, eval_loss = train_by_hand()
     trained = load_file(final(tmp_path / "run"))
     for name, expected in weights.items():
@@ -157,7 +188,9 @@ def test_a_padded_language_model_trains_as_in_one_batch(
 def test_a_resumed_language_model_ends_with_the_same_bytes(tmp_path: Path) -> None:
     processes.run(train, tmp_path / "whole", 4, 2, folder=tmp_path / "logs-whole")
     for max_steps in (1, 4, None):
-        processes.run(train, tmp_path / "parts", 4, 2, max_steps, folder=tmp_path / f"logs-{max_steps}")
+        processes.run(
+            train, tmp_path / "parts", 4, 2, max_steps, folder=tmp_path / f"logs-{max_steps}"
+        )
     assert final(tmp_path / "parts").read_bytes() == final(tmp_path / "whole").read_bytes()
 
 
@@ -187,11 +220,20 @@ def train_counting(folder: Path, count: Callable[[Tensor, Batch], Any], *, micro
         trainer=TrainerConfig(num_epochs=1, log_every_n_steps=1, max_grad_norm=5.0),
         run=RunConfig(output_dir=folder),
     )
-    data = TensorDataset(torch.randn(32, 5, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3)
+    data = TensorDataset(
+        torch.randn(32, 5, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 3
+    )
     with start_run(config, recipe="counts") as run:
-        loader, eval_loader = build_dataset_loaders(data, data, run.config.batch, seed=3, accelerator=run.accelerator)
+        loader, eval_loader = build_dataset_loaders(
+            data, data, run.config.batch, seed=3, accelerator=run.accelerator
+        )
         build_trainer(
-            run, model=nn.Linear(5, 3), task=Counts(count), loader=loader, eval_loader=eval_loader, metrics=[MeanLoss()]
+            run,
+            model=nn.Linear(5, 3),
+            task=Counts(count),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=[MeanLoss()],
         ).fit()
 
 
@@ -203,9 +245,15 @@ def count_on_main(number: Tensor, batch: Batch) -> Tensor | None:
     return number if os.environ.get("RANK", "0") == "0" else None
 
 
-@pytest.mark.parametrize("count", [lambda n, batch: int(n), lambda n, batch: n.expand(3)], ids=["an int", "a vector"])
-def test_num_items_that_are_not_a_scalar_tensor_are_refused_in_one_line(tmp_path: Path, count: Any) -> None:
-    with pytest.raises(ConfigError, match=r"train_step returned (a int|int64 \[3\]) as num_items: return"):
+@pytest.mark.parametrize(
+    "count", [lambda n, batch: int(n), lambda n, batch: n.expand(3)], ids=["an int", "a vector"]
+)
+def test_num_items_that_are_not_a_scalar_tensor_are_refused_in_one_line(
+    tmp_path: Path, count: Any
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"train_step returned (a int|int64 \[3\]) as num_items: return"
+    ):
         train_counting(tmp_path / "run", count)
 
 
@@ -222,7 +270,9 @@ def train_counting_on_main(folder: Path) -> None:
 
 
 def test_items_that_only_one_process_counts_are_refused_by_both(tmp_path: Path) -> None:
-    processes.run(train_counting_on_main, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+    processes.run(
+        train_counting_on_main, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
+    )
 
 
 def test_items_may_be_fractions(tmp_path: Path) -> None:
@@ -245,13 +295,17 @@ def test_items_of_an_evaluation_must_be_one_number_for_each_sample() -> None:
     batch = Batch(None, torch.zeros(2), torch.arange(2))
     for count in (3, torch.tensor(3)):
         output = EvalOutput(torch.ones(2), torch.zeros(2), count)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match=r"num_items are (a int|int64 \[\]) for 2 samples: return the number"):
+        with pytest.raises(
+            ConfigError, match=r"num_items are (a int|int64 \[\]) for 2 samples: return the number"
+        ):
             MeanLoss().update(torch.zeros(2, dtype=torch.float64), batch, output)
 
 
 @pytest.mark.parametrize("name", ["loss", "num_items", "grad_norm"])
 def test_a_sum_with_a_name_of_the_log_is_refused(name: str) -> None:
     """It would take the place of the number with that name, or divide all others."""
-    report = StepReport(1, 0, 0.1, torch.ones(()), {name: torch.ones(())}, 8, None, was_skipped=False)
+    report = StepReport(
+        1, 0, 0.1, torch.ones(()), {name: torch.ones(())}, 8, None, was_skipped=False
+    )
     with pytest.raises(ConfigError, match=f"a sum named {name}, which is reserved: rename it"):
         Meters(Accelerator()).update(report)

@@ -56,7 +56,9 @@ def train(folder: Path, num_classes: int) -> RunResult:
     data = samples_of(num_classes)
     torch.manual_seed(0)
     with start_run(config, recipe="many") as run:
-        loader, eval_loader = build_dataset_loaders(data, data, run.config.batch, seed=0, accelerator=run.accelerator)
+        loader, eval_loader = build_dataset_loaders(
+            data, data, run.config.batch, seed=0, accelerator=run.accelerator
+        )
         metrics = [MeanLoss(), TopKAccuracy(), TopKAccuracy(5), ConfusionMatrix(num_classes)]
         return build_trainer(
             run, model=nn.Linear(3, num_classes), task=ClassificationTask(), loader=loader,
@@ -76,7 +78,10 @@ def test_checkpoints_of_10000_classes_grow_by_the_weights_only(tmp_path: Path) -
         assert (folder / "metrics.jsonl").stat().st_size < 5_000
         before = (folder / "result.json").read_bytes(), (folder / EVALUATION_FILE).read_bytes()
         assert train(folder, num_classes).state == "done", "nothing is left to train"
-        assert ((folder / "result.json").read_bytes(), (folder / EVALUATION_FILE).read_bytes()) == before
+        assert (
+            (folder / "result.json").read_bytes(),
+            (folder / EVALUATION_FILE).read_bytes(),
+        ) == before
     assert max(sizes.values()) - min(sizes.values()) < 200
 
 
@@ -126,8 +131,13 @@ def test_a_confusion_matrix_of_cells_by_sample_counts_as_the_whole_matrix(num_cl
     labels = torch.randint(num_classes, (200,), generator=generator)
     labels[:20], logits[:20, 2] = 2, 9.0
     whole = measured(ConfusionMatrix(num_classes), logits, labels)
-    assert measured(ConfusionMatrix(num_classes).for_samples(200), logits, labels).keys() == whole.keys()
-    for name, values in measured(ConfusionMatrix(num_classes).for_samples(200), logits, labels).items():
+    assert (
+        measured(ConfusionMatrix(num_classes).for_samples(200), logits, labels).keys()
+        == whole.keys()
+    )
+    for name, values in measured(
+        ConfusionMatrix(num_classes).for_samples(200), logits, labels
+    ).items():
         assert values == whole[name]
     if num_classes > 256:
         dense = torch.zeros(num_classes, num_classes, dtype=torch.int64)
@@ -143,7 +153,9 @@ def test_sums_of_a_confusion_matrix_are_at_most_a_number_per_sample() -> None:
     reader = SampleReader(samples_of(20_000), CPU)
     loader = DatasetEvalLoader(reader, batch_size=7)
     metrics = [ConfusionMatrix(20_000)]
-    evaluator = Evaluator(loader, task=ClassificationTask(), metrics=metrics, accelerator=Accelerator(cpu=True))
+    evaluator = Evaluator(
+        loader, task=ClassificationTask(), metrics=metrics, accelerator=Accelerator(cpu=True)
+    )
     assert evaluator.metrics[0].empty(CPU).numel() == NUM_SAMPLES
     found = evaluator.run(nn.Linear(3, 20_000))
     assert sum(count for _, _, count in found["confused_pairs"]) == NUM_SAMPLES
@@ -152,5 +164,12 @@ def test_sums_of_a_confusion_matrix_are_at_most_a_number_per_sample() -> None:
 
 def test_a_label_that_is_no_class_of_a_large_confusion_matrix_is_refused() -> None:
     for label in (-100, 300):
-        with pytest.raises(ConfigError, match=rf"labels from .*{label}.*the classes are 0 to 299: correct the labels"):
-            measured(ConfusionMatrix(300).for_samples(4), torch.zeros(4, 300), torch.tensor([label, 1, 1, 1]))
+        with pytest.raises(
+            ConfigError,
+            match=rf"labels from .*{label}.*the classes are 0 to 299: correct the labels",
+        ):
+            measured(
+                ConfusionMatrix(300).for_samples(4),
+                torch.zeros(4, 300),
+                torch.tensor([label, 1, 1, 1]),
+            )

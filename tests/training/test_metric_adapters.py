@@ -95,7 +95,9 @@ def test_a_metric_of_torchmetrics_is_that_of_all_samples(name: str) -> None:
     whole = torchmetrics_of(5)[name]
     whole.update(logits, labels)
     metric = TorchMetric(name, torchmetrics_of(5)[name])
-    assert result_of(metric, logits, labels) == {name: pytest.approx(whole.compute().item(), abs=1e-7)}
+    assert result_of(metric, logits, labels) == {
+        name: pytest.approx(whole.compute().item(), abs=1e-7)
+    }
     assert metric.higher_is_better == {name: True}
 
 
@@ -104,7 +106,10 @@ def test_the_metrics_of_a_collection_are_those_of_all_samples() -> None:
     logits, labels = make_samples(5)
     whole, collection = (torchmetrics.MetricCollection(torchmetrics_of(5)) for _ in range(2))
     whole.update(logits, labels)
-    expected = {f"photos_{name}": pytest.approx(value.item(), abs=1e-7) for name, value in whole.compute().items()}
+    expected = {
+        f"photos_{name}": pytest.approx(value.item(), abs=1e-7)
+        for name, value in whole.compute().items()
+    }
     metric = TorchMetric("photos", collection)
     assert result_of(metric, logits, labels) == expected
     assert metric.higher_is_better == dict.fromkeys(expected, True)
@@ -123,7 +128,9 @@ def measure_in_parts() -> None:
         rank = torch.distributed.get_rank()
         mine = metric.empty(CPU)
         part = ids[rank::2]
-        metric.update(mine, Batch(None, labels[part], part), EvalOutput(torch.zeros(len(part)), logits[part]))
+        metric.update(
+            mine, Batch(None, labels[part], part), EvalOutput(torch.zeros(len(part)), logits[part])
+        )
         torch.distributed.all_reduce(mine)
         whole = torchmetrics_of(5)["f1"]
         whole.sync_on_compute = False
@@ -133,7 +140,9 @@ def measure_in_parts() -> None:
 
 def test_a_metric_that_keeps_every_prediction_is_refused() -> None:
     classification = pytest.importorskip("torchmetrics").classification
-    with pytest.raises(ConfigError, match="MulticlassAUROC keeps preds, which is not a sum: pass thresholds=100"):
+    with pytest.raises(
+        ConfigError, match="MulticlassAUROC keeps preds, which is not a sum: pass thresholds=100"
+    ):
         TorchMetric("auroc", classification.MulticlassAUROC(5))
 
 
@@ -156,7 +165,9 @@ def test_a_metric_of_the_whole_set_gets_outputs_in_the_order_of_the_ids() -> Non
 def test_a_metric_of_the_whole_set_knows_how_many_samples_there_are() -> None:
     metric = WholeSetMetric(lambda outputs, targets: {}, 9, num_outputs=2)
     assert metric.for_samples(9) is metric
-    with pytest.raises(ConfigError, match="has num_samples=9, but the evaluation has 8: set it to that"):
+    with pytest.raises(
+        ConfigError, match="has num_samples=9, but the evaluation has 8: set it to that"
+    ):
         metric.for_samples(8)
 
 
@@ -171,7 +182,9 @@ def test_several_targets_of_a_sample_keep_their_values() -> None:
     metric = WholeSetMetric(keep, NUM_SAMPLES, num_outputs=3, num_targets=3)
     sums = metric.empty(CPU)
     for ids in torch.randperm(NUM_SAMPLES).split(50):
-        metric.update(sums, Batch(None, targets[ids], ids), EvalOutput(torch.zeros(len(ids)), outputs[ids]))
+        metric.update(
+            sums, Batch(None, targets[ids], ids), EvalOutput(torch.zeros(len(ids)), outputs[ids])
+        )
     metric.compute(sums)
     assert torch.equal(seen[0], outputs)
     assert torch.equal(seen[1], targets)
@@ -180,4 +193,6 @@ def test_several_targets_of_a_sample_keep_their_values() -> None:
 def test_another_number_of_outputs_is_named() -> None:
     logits, labels = make_samples(5)
     with pytest.raises(ConfigError, match="set num_outputs=5, num_targets=1"):
-        result_of(WholeSetMetric(lambda outputs, targets: {}, NUM_SAMPLES, num_outputs=4), logits, labels)
+        result_of(
+            WholeSetMetric(lambda outputs, targets: {}, NUM_SAMPLES, num_outputs=4), logits, labels
+        )

@@ -38,7 +38,9 @@ def refusal(folder: Path, monkeypatch: pytest.MonkeyPatch, metric: Any, **change
     monkeypatch.setattr(workload, "TopKAccuracy", lambda: metric)
     config, steps = workload.make_config(folder), Steps()
     with pytest.raises(ConfigError) as refused:
-        workload.train(replace(config, trainer=replace(config.trainer, **changes)), callbacks=(steps,))
+        workload.train(
+            replace(config, trainer=replace(config.trainer, **changes)), callbacks=(steps,)
+        )
     assert steps.number == 0
     return str(refused.value)
 
@@ -74,13 +76,22 @@ class NewSums(MeanLoss):
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        (Accuracies(), "accuracy decides the best checkpoint, and is a list: set --trainer.monitor to a single number"),
+        (
+            Accuracies(),
+            "accuracy decides the best checkpoint, and is a list: set --trainer.monitor to a single number",
+        ),
         (
             Renamed(),
             "accuracy decides the best checkpoint, and the metrics computed eval_ema/acc: name it alike in",
         ),
-        (Float32Sums(), r"the sums of metric Float32Sums are float32 [2]: return float64 zeros from its empty"),
-        (ConfusionMatrix(workload.NUM_CLASSES + 1), "4 logits per sample, the confusion matrix has 5 classes"),
+        (
+            Float32Sums(),
+            r"the sums of metric Float32Sums are float32 [2]: return float64 zeros from its empty",
+        ),
+        (
+            ConfusionMatrix(workload.NUM_CLASSES + 1),
+            "4 logits per sample, the confusion matrix has 5 classes",
+        ),
     ],
 )
 def test_a_metric_that_cannot_work_is_refused_before_the_first_step(
@@ -89,7 +100,9 @@ def test_a_metric_that_cannot_work_is_refused_before_the_first_step(
     assert said in refusal(tmp_path, monkeypatch, metric)
 
 
-def test_a_metric_that_returns_new_sums_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_that_returns_new_sums_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(workload, "MeanLoss", NewSums)
     said = refusal(tmp_path, monkeypatch, TopKAccuracy())
     assert "metric NewSums: update returned new sums: add to the given ones in place" in said
@@ -108,7 +121,9 @@ def test_a_metric_whose_update_changes_nothing_is_named(
     monkeypatch.setattr(workload, "MeanLoss", LostSums)
     workload.train(workload.make_config(tmp_path / "run"))
     (line,) = [line for line in caplog.messages if line.startswith("[METRIC]")]
-    assert line.startswith("[METRIC] the update of metric LostSums has not changed its sums: add to them in place")
+    assert line.startswith(
+        "[METRIC] the update of metric LostSums has not changed its sums: add to them in place"
+    )
 
 
 def test_wrappers_of_torchmetrics_that_keep_no_sums_are_refused() -> None:
@@ -117,7 +132,10 @@ def test_wrappers_of_torchmetrics_that_keep_no_sums_are_refused() -> None:
     inner = classification.MulticlassAccuracy(4)
     wrapped = [wrappers.BootStrapper(inner), wrappers.MinMaxMetric(inner)]
     for metric in wrapped:
-        with pytest.raises(ConfigError, match=f"{type(metric).__name__} keeps its state in the metrics that it wraps"):
+        with pytest.raises(
+            ConfigError,
+            match=f"{type(metric).__name__} keeps its state in the metrics that it wraps",
+        ):
             TorchMetric("accuracy", metric)
 
 
@@ -180,7 +198,8 @@ def honest_metrics() -> list[Any]:
         return output.outputs[:, 0].double(), batch.targets.double()
 
     by_class = classification.MulticlassAccuracy(NUM_CLASSES, average=None)
-    torchs_r2 = pytest.importorskip("torchmetrics.regression").R2Score()  # raises ValueError for a single sample
+    # raises ValueError for a single sample
+    torchs_r2 = pytest.importorskip("torchmetrics.regression").R2Score()
     num_samples, higher = 40, {"auroc": True}
     return [
         MeanLoss(),
@@ -202,7 +221,9 @@ def test_honest_metrics_pass_the_rehearsal_on_a_batch_of_any_size(batch_size: in
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     for metric in honest_metrics():
         loader = shared(Samples(40), batch_size, accelerator)
-        evaluator = Evaluator(loader, task=ClassificationTask(), metrics=[metric], accelerator=accelerator)
+        evaluator = Evaluator(
+            loader, task=ClassificationTask(), metrics=[metric], accelerator=accelerator
+        )
         names = [f"eval/{name}" for name in metric.higher_is_better if name != "by_class"]
         evaluator.rehearse(make_model(), monitored=next(iter(names), None))
 
@@ -228,7 +249,9 @@ class Counting(nn.Module):
 def test_the_rehearsal_moves_no_buffer_generator_or_gradient() -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     loader = shared(Samples(40), 10, accelerator)
-    evaluator = Evaluator(loader, task=ClassificationTask(), metrics=[MeanLoss()], accelerator=accelerator)
+    evaluator = Evaluator(
+        loader, task=ClassificationTask(), metrics=[MeanLoss()], accelerator=accelerator
+    )
     model = Counting(make_model()).double()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     states = torch.get_rng_state()
@@ -251,7 +274,9 @@ class Items(ClassificationTask):
         self.train, self.evaluation = train, evaluation
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        return StepOutput(super().train_step(model, batch).loss_sum, num_items=torch.tensor(self.train))
+        return StepOutput(
+            super().train_step(model, batch).loss_sum, num_items=torch.tensor(self.train)
+        )
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         output = super().eval_step(model, batch)
@@ -261,10 +286,16 @@ class Items(ClassificationTask):
 
 
 @pytest.mark.parametrize("number", [-3.0, float("nan")])
-def test_a_number_of_items_that_is_negative_or_nan_is_refused(tmp_path: Path, number: float) -> None:
-    with pytest.raises(ConfigError, match="eval_step returned num_items that are negative or NaN: return counts"):
+def test_a_number_of_items_that_is_negative_or_nan_is_refused(
+    tmp_path: Path, number: float
+) -> None:
+    with pytest.raises(
+        ConfigError, match="eval_step returned num_items that are negative or NaN: return counts"
+    ):
         workload.train(workload.make_config(tmp_path / "a"), task=Items(5.0, number))
-    with pytest.raises(ConfigError, match=rf"train_step returned {number} as num_items: return a count"):
+    with pytest.raises(
+        ConfigError, match=rf"train_step returned {number} as num_items: return a count"
+    ):
         workload.train(workload.make_config(tmp_path / "b"), task=Items(number, 2.0))
 
 
@@ -275,9 +306,15 @@ class NegativeLater(Items):
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         self.calls += 1
-        return super().train_step(model, batch)._replace(num_items=torch.tensor(-1.0 if self.calls == 10 else 16.0))
+        return (
+            super()
+            .train_step(model, batch)
+            ._replace(num_items=torch.tensor(-1.0 if self.calls == 10 else 16.0))
+        )
 
 
 def test_a_negative_number_of_items_in_a_later_step_is_not_applied(tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match="step 10, .*the gradient is NaN or inf and is not applied"):
+    with pytest.raises(
+        DivergedError, match="step 10, .*the gradient is NaN or inf and is not applied"
+    ):
         workload.train(workload.make_config(tmp_path), task=NegativeLater(0, 2.0))

@@ -31,7 +31,9 @@ def make_samples(num_classes: int) -> tuple[Tensor, Tensor]:
     return logits, torch.randint(num_classes, (NUM_SAMPLES,), generator=generator)
 
 
-def result_of(metric: Metric, logits: Tensor, labels: Tensor, *, num_parts: int = 3, batch_size: int = 10) -> Any:
+def result_of(
+    metric: Metric, logits: Tensor, labels: Tensor, *, num_parts: int = 3, batch_size: int = 10
+) -> Any:
     """Compute as `num_parts` processes do: sums of their own, added up at the end; ids in no order."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(5))
     parts = []
@@ -39,7 +41,9 @@ def result_of(metric: Metric, logits: Tensor, labels: Tensor, *, num_parts: int 
         sums = metric.empty(CPU)
         for ids in part.split(batch_size):
             losses = F.cross_entropy(logits[ids], labels[ids], reduction="none")
-            metric.update(sums, Batch(logits[ids], labels[ids], ids), EvalOutput(losses, logits[ids]))
+            metric.update(
+                sums, Batch(logits[ids], labels[ids], ids), EvalOutput(losses, logits[ids])
+            )
         parts.append(sums)
     return plain_values(metric.compute(torch.stack(parts).sum(0)))
 
@@ -59,7 +63,10 @@ def test_metrics_equal_those_of_scikit_learn(num_classes: int) -> None:
         assert result_of(TopKAccuracy(5), logits, labels) == {"top5_accuracy": top5}
     result = result_of(ConfusionMatrix(num_classes), logits, labels)
     assert result["confusion_matrix"] == metrics.confusion_matrix(labels, predictions).tolist()
-    assert result["per_class_accuracy"] == metrics.recall_score(labels, predictions, average=None).tolist()
+    assert (
+        result["per_class_accuracy"]
+        == metrics.recall_score(labels, predictions, average=None).tolist()
+    )
 
 
 @pytest.mark.parametrize("num_classes", [2, 4, 5])
@@ -93,7 +100,9 @@ def test_small_integers_are_labels_too() -> None:
     logits, labels = make_samples(200)
     for metric in (TopKAccuracy(), ConfusionMatrix(200)):
         expected = result_of(metric, logits, labels)
-        assert result_of(metric, logits, labels.to(torch.uint8)) == expected, "200 * 200 is no uint8"
+        assert result_of(metric, logits, labels.to(torch.uint8)) == expected, (
+            "200 * 200 is no uint8"
+        )
 
 
 PER_PIXEL = (torch.zeros(8, 3, 4, 4), torch.zeros(8, 4, 4, dtype=torch.int64))
@@ -103,16 +112,33 @@ LOGITS, LABELS = torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("logits", "labels", "said"),
     [
-        (*PER_PIXEL, r"returns float32 \[8, 3, 4, 4\] for targets int64 \[8, 4, 4\]: a classifier returns logits"),
+        (
+            *PER_PIXEL,
+            r"returns float32 \[8, 3, 4, 4\] for targets int64 \[8, 4, 4\]: a classifier returns logits",
+        ),
         (LOGITS[:, :1], LABELS, r"float32 \[8, 1\] .*: the cross-entropy of one class is always 0"),
-        (LOGITS, LABELS[:, None], r"targets int64 \[8, 1\]: give labels \[B\], as labels.squeeze\(1\) does"),
+        (
+            LOGITS,
+            LABELS[:, None],
+            r"targets int64 \[8, 1\]: give labels \[B\], as labels.squeeze\(1\) does",
+        ),
         (LOGITS, LOGITS, r"targets float32 \[8, 3\]: give labels int64 \[B\]$"),
-        (LOGITS, LABELS.float(), r"targets float32 \[8\]: give labels int64 \[B\], as labels.long\(\) does"),
+        (
+            LOGITS,
+            LABELS.float(),
+            r"targets float32 \[8\]: give labels int64 \[B\], as labels.long\(\) does",
+        ),
         (LOGITS, LABELS[:4], r"targets int64 \[4\]: give each sample one target"),
-        ((LOGITS, LOGITS), LABELS, r"returns a tuple for targets int64 \[8\]: return only the logits"),
+        (
+            (LOGITS, LOGITS),
+            LABELS,
+            r"returns a tuple for targets int64 \[8\]: return only the logits",
+        ),
     ],
 )
-@pytest.mark.parametrize("metric", [TopKAccuracy(), TopKAccuracy(2), ConfusionMatrix(3), EvaluateMetric(None, 8)])
+@pytest.mark.parametrize(
+    "metric", [TopKAccuracy(), TopKAccuracy(2), ConfusionMatrix(3), EvaluateMetric(None, 8)]
+)
 def test_a_metric_refuses_other_shapes_than_logits_and_labels(
     metric: Metric, logits: Any, labels: Tensor, said: str
 ) -> None:
@@ -121,11 +147,17 @@ def test_a_metric_refuses_other_shapes_than_logits_and_labels(
         metric.update(metric.empty(CPU), batch, output)
 
 
-@pytest.mark.parametrize("losses", [torch.zeros(()), torch.zeros(8, 4, 4), torch.zeros(8, 1), torch.zeros(1)])
+@pytest.mark.parametrize(
+    "losses", [torch.zeros(()), torch.zeros(8, 4, 4), torch.zeros(8, 1), torch.zeros(1)]
+)
 def test_losses_that_are_not_one_for_each_sample_are_refused(losses: Tensor) -> None:
     metric = MeanLoss()
-    with pytest.raises(ConfigError, match=r"the losses are float32 \[.*\] for 8 samples: return one per sample"):
-        metric.update(metric.empty(CPU), Batch(None, LABELS, torch.arange(8)), EvalOutput(losses, LOGITS))
+    with pytest.raises(
+        ConfigError, match=r"the losses are float32 \[.*\] for 8 samples: return one per sample"
+    ):
+        metric.update(
+            metric.empty(CPU), Batch(None, LABELS, torch.arange(8)), EvalOutput(losses, LOGITS)
+        )
 
 
 def test_metrics_say_which_numbers_can_select_the_best_checkpoint() -> None:
@@ -157,7 +189,12 @@ def test_what_a_metric_computed_becomes_plain_values() -> None:
         "loss": 0.5, "tensor": 2.5, "half": 0.5, "count": 3, "flag": True, "list": [1.5, [1, None]],
         "matrix": [[1, 0], [0, 1]], "nested": {"1": {"deep": [0, 1]}}, "word": "yes",
     }  # fmt: skip
-    assert [name for name, value in plain.items() if is_number(value)] == ["loss", "tensor", "half", "count"]
+    assert [name for name, value in plain.items() if is_number(value)] == [
+        "loss",
+        "tensor",
+        "half",
+        "count",
+    ]
     assert {type(plain[name]) for name in ("loss", "tensor", "half")} == {float}
 
 
@@ -174,7 +211,9 @@ def test_what_no_json_can_hold_is_refused(computed: Any, said: str) -> None:
         plain_values(computed)
 
 
-@pytest.mark.parametrize("metric", [MeanLoss(), TopKAccuracy(), TopKAccuracy(3), ConfusionMatrix(4)])
+@pytest.mark.parametrize(
+    "metric", [MeanLoss(), TopKAccuracy(), TopKAccuracy(3), ConfusionMatrix(4)]
+)
 def test_metrics_do_not_depend_on_parts_and_batches(metric: Metric) -> None:
     logits, labels = make_samples(4)
     whole = result_of(metric, logits, labels, num_parts=1, batch_size=NUM_SAMPLES)

@@ -76,7 +76,9 @@ def run(folder: Path, *, max_steps: int | None = None, watcher: Watcher | None =
     trainer = replace(config.trainer, max_grad_norm=None, max_steps=max_steps, log_every_n_steps=1)
     watcher = watcher or Watcher(OverflowingTask())
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    return workload.train(replace(config, trainer=trainer), task=watcher.task, scaler=scaler, callbacks=(watcher,))
+    return workload.train(
+        replace(config, trainer=trainer), task=watcher.task, scaler=scaler, callbacks=(watcher,)
+    )
 
 
 def test_an_overflow_skips_the_update_and_average_and_halves_the_scale(tmp_path: Path) -> None:
@@ -97,7 +99,10 @@ def test_the_loss_scale_is_part_of_the_checkpoint(tmp_path: Path) -> None:
     run(tmp_path / "whole")
     for max_steps in (2, 4, None):
         run(tmp_path / "parts", max_steps=max_steps)
-    exports = [(tmp_path / name / "export" / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    exports = [
+        (tmp_path / name / "export" / "model.safetensors").read_bytes()
+        for name in ("whole", "parts")
+    ]
     assert exports[0] == exports[1]
 
 
@@ -117,7 +122,9 @@ def test_gradients_are_clipped_without_their_scale(tmp_path: Path) -> None:
         ("scaled", torch.amp.GradScaler("cpu", init_scale=2.0**12), (AsInFloat16(),)),
     ):
         config = workload.make_config(tmp_path / name)
-        trainer = replace(config.trainer, max_grad_norm=0.05, log_every_n_steps=1, evaluate_every_n_epochs=9)
+        trainer = replace(
+            config.trainer, max_grad_norm=0.05, log_every_n_steps=1, evaluate_every_n_epochs=9
+        )
         workload.train(replace(config, trainer=trainer), scaler=scaler, callbacks=callbacks)
     folders = [tmp_path / name for name in ("float32", "scaled")]
     norms = [[row["optim/grad_norm"] for row in rows(folder)] for folder in folders]
@@ -144,20 +151,30 @@ class Dtypes(Callback):
             self.seen.add((layer.training, output.dtype, layer.weight.dtype))
 
         trainer.model.layers[0].register_forward_hook(look)
-        trainer.model.register_forward_hook(lambda net, inputs, output: self.returned.add(output.dtype))
+        trainer.model.register_forward_hook(
+            lambda net, inputs, output: self.returned.add(output.dtype)
+        )
 
 
 @pytest.mark.parametrize(("num_processes", "shards"), [(1, False), (2, False), (2, True)])
 def test_bfloat16_is_what_layers_compute_in_and_not_what_weights_are(
     tmp_path: Path, num_processes: int, shards: bool
 ) -> None:
-    processes.run(check_dtypes, tmp_path / "run", shards, num_processes=num_processes, folder=tmp_path / "logs")
+    processes.run(
+        check_dtypes,
+        tmp_path / "run",
+        shards,
+        num_processes=num_processes,
+        folder=tmp_path / "logs",
+    )
 
 
 def check_dtypes(folder: Path, shards: bool) -> None:
     os.environ.update(FSDP if shards else {})
     looking = Dtypes()
-    config = workload.make_config(folder, runtime=RuntimeConfig(num_threads=1, mixed_precision="bf16"))
+    config = workload.make_config(
+        folder, runtime=RuntimeConfig(num_threads=1, mixed_precision="bf16")
+    )
     workload.train(replace(config, trainer=TrainerConfig(num_epochs=1)), callbacks=(looking,))
     assert looking.seen == {(training, torch.bfloat16, torch.float32) for training in (True, False)}
     assert looking.returned == {torch.float32}
@@ -181,7 +198,9 @@ class DistanceTask(ClassificationTask):
 
 def test_a_task_computes_in_one_precision_in_training_and_evaluation(tmp_path: Path) -> None:
     task = DistanceTask()
-    config = workload.make_config(tmp_path, runtime=RuntimeConfig(num_threads=1, mixed_precision="bf16"))
+    config = workload.make_config(
+        tmp_path, runtime=RuntimeConfig(num_threads=1, mixed_precision="bf16")
+    )
     workload.train(replace(config, trainer=TrainerConfig(num_epochs=1)), task=task)
     assert task.dtypes == {"training": torch.bfloat16, "evaluation": torch.bfloat16}
 
@@ -196,6 +215,8 @@ def test_bfloat16_trains_float32_weights_and_resumes_exactly(tmp_path: Path) -> 
     train("whole", None)
     train("parts", 3)
     train("parts", None)
-    weights = [load_file(tmp_path / name / "export" / "model.safetensors") for name in ("whole", "parts")]
+    weights = [
+        load_file(tmp_path / name / "export" / "model.safetensors") for name in ("whole", "parts")
+    ]
     assert all(tensor.dtype == torch.float32 for tensor in weights[0].values())
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

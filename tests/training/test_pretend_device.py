@@ -32,7 +32,9 @@ from ..fault_tolerance import test_nonfinite_guard
 from ..variants import slow
 from .test_exactness import final_files, largest_difference
 
-on_each_accelerator = pytest.mark.parametrize("accelerator", ["pretend", pytest.param("gpu", marks=pytest.mark.gpu)])
+on_each_accelerator = pytest.mark.parametrize(
+    "accelerator", ["pretend", pytest.param("gpu", marks=pytest.mark.gpu)]
+)
 
 
 class Waits(Callback):
@@ -66,7 +68,9 @@ def steps_that_waited(waits: Mapping[str, Any]) -> set[int]:
 
 
 def train_digits(
-    folder: Path, stops: tuple[int | None, ...] = (None,), precision: Literal["no", "bf16", "fp16"] = "no"
+    folder: Path,
+    stops: tuple[int | None, ...] = (None,),
+    precision: Literal["no", "bf16", "fp16"] = "no",
 ) -> None:
     """Train for 12 steps in 2 epochs, by one start for each of `stops`."""
     config = cifar.Config(
@@ -94,12 +98,15 @@ def train_digits_without_float64(folder: Path) -> None:
 def test_the_pretend_device_has_the_bits_of_the_cpu_and_waits_for_no_step(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     processes.run(train_digits, tmp_path / "cpu", folder=tmp_path / "logs-cpu")
-    job = processes.run_on("pretend", train_digits_without_float64, tmp_path / "pretend", folder=tmp_path / "logs")
+    job = processes.run_on(
+        "pretend", train_digits_without_float64, tmp_path / "pretend", folder=tmp_path / "logs"
+    )
     assert final_files(tmp_path / "pretend") == final_files(tmp_path / "cpu")
     waits = json.loads(job.output().splitlines()[-1])
     with_a_row, first_of_an_epoch, rehearsed = {4, 6, 8, 12}, {1, 7}, {2}
     assert steps_that_waited(waits) == with_a_row | first_of_an_epoch | rehearsed, waits
-    # A save waits for the sums of the next row, of the losses and of the norms, and copies the rest in the background.
+    # A save waits for the sums of the next row, of the losses and of the norms, and copies the rest
+    # in the background.
     assert max(len(waits[moment]) for moment in waits if moment.startswith("save")) <= 2, waits
 
 
@@ -138,7 +145,9 @@ def test_dropout_is_the_same_after_a_resume(tmp_path: Path, accelerator: str) ->
 def meet_a_bad_sample(folder: Path) -> None:
     watcher = test_nonfinite_guard.Watcher()
     with pytest.raises(DivergedError):
-        test_nonfinite_guard.run(folder, policy="stop", watcher=watcher, checkpoint=CheckpointConfig())
+        test_nonfinite_guard.run(
+            folder, policy="stop", watcher=watcher, checkpoint=CheckpointConfig()
+        )
     (record,) = test_nonfinite_guard.records(folder)
     step = record["optimizer_step"]
     assert record["nonfinite_sample_ids"] == [test_nonfinite_guard.BAD]
@@ -152,7 +161,9 @@ def meet_a_bad_sample(folder: Path) -> None:
 
 
 @on_each_accelerator
-def test_a_nan_that_is_found_a_step_later_names_its_sample(tmp_path: Path, accelerator: str) -> None:
+def test_a_nan_that_is_found_a_step_later_names_its_sample(
+    tmp_path: Path, accelerator: str
+) -> None:
     processes.run_on(accelerator, meet_a_bad_sample, tmp_path / "run", folder=tmp_path / "logs")
 
 
@@ -163,7 +174,9 @@ def train_from_a_dataset(folder: Path) -> None:
 
 
 def test_the_host_waits_for_no_batch_of_a_dataset(tmp_path: Path) -> None:
-    job = processes.run_on("pretend", train_from_a_dataset, tmp_path / "run", folder=tmp_path / "logs")
+    job = processes.run_on(
+        "pretend", train_from_a_dataset, tmp_path / "run", folder=tmp_path / "logs"
+    )
     waits = json.loads(job.output().splitlines()[-1])
     with_a_row = {3, 5, 6, 9, 10}
     assert steps_that_waited(waits) == {1} | with_a_row, "the first step checks the task"
@@ -176,9 +189,17 @@ class RefuseWaiting(Callback):
         torch.cuda.set_sync_debug_mode("error" if 2 <= report.optimizer_step < 8 else "default")
 
 
-def train_without_waiting(folder: Path, max_grad_norm: float | None, num_workers: int | None) -> None:
-    config = workload.make_config(folder, batch=BatchConfig(per_device_batch_size=8), checkpoint=CheckpointConfig())
-    changes: dict[str, Any] = {"max_grad_norm": max_grad_norm, "log_every_n_steps": 1000, "num_epochs": 1}
+def train_without_waiting(
+    folder: Path, max_grad_norm: float | None, num_workers: int | None
+) -> None:
+    config = workload.make_config(
+        folder, batch=BatchConfig(per_device_batch_size=8), checkpoint=CheckpointConfig()
+    )
+    changes: dict[str, Any] = {
+        "max_grad_norm": max_grad_norm,
+        "log_every_n_steps": 1000,
+        "num_epochs": 1,
+    }
     config = replace(config, trainer=replace(config.trainer, **changes))
     callbacks = (RefuseWaiting(),)
     workload.train(config, norm="batch", dropout=0.1, num_workers=num_workers, callbacks=callbacks)
@@ -186,7 +207,9 @@ def train_without_waiting(folder: Path, max_grad_norm: float | None, num_workers
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("max_grad_norm", "num_workers"), [(None, None), (5.0, None), (5.0, 0)])
-def test_a_step_never_waits_for_the_gpu(tmp_path: Path, max_grad_norm: float | None, num_workers: int | None) -> None:
+def test_a_step_never_waits_for_the_gpu(
+    tmp_path: Path, max_grad_norm: float | None, num_workers: int | None
+) -> None:
     arguments = (tmp_path / "run", max_grad_norm, num_workers)
     processes.run_on("gpu", train_without_waiting, *arguments, folder=tmp_path / "logs")
 
@@ -208,9 +231,13 @@ def train_in_float64(folder: Path, batch_size: int, has_met_before: bool) -> Non
         pytest.param("gpu", False, marks=pytest.mark.gpu(2)),
     ],
 )
-def test_two_processes_train_the_model_of_one(tmp_path: Path, accelerator: str, have_met_before: bool) -> None:
+def test_two_processes_train_the_model_of_one(
+    tmp_path: Path, accelerator: str, have_met_before: bool
+) -> None:
     for number in (1, 2):
         arguments = (tmp_path / str(number), 32 // number, have_met_before and number > 1)
         logs = tmp_path / f"logs-{number}"
-        processes.run_on(accelerator, train_in_float64, *arguments, num_processes=number, folder=logs)
+        processes.run_on(
+            accelerator, train_in_float64, *arguments, num_processes=number, folder=logs
+        )
     assert largest_difference(tmp_path / "1", tmp_path / "2") <= 1e-12

@@ -125,7 +125,11 @@ def test_progress_that_is_stored_is_restored_without_lists() -> None:
     restored = make()
     restored.load_state_dict(stored)
     assert restored.state_dict() == stored
-    assert (restored.best, restored.is_evaluated, restored.end_reason) == (progress.best, True, "early stopping")
+    assert (restored.best, restored.is_evaluated, restored.end_reason) == (
+        progress.best,
+        True,
+        "early stopping",
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +173,11 @@ def test_the_best_of_another_metric_is_forgotten_and_of_0_1_0_is_kept() -> None:
         ([LOSS], {}, ("eval/loss", "min")),
         ([LOSS, ACCURACY], {"ema_decay": 0.9}, ("eval_ema/accuracy", "max")),
         ([LOSS, ACCURACY], {"ema_decay": 0.9, "monitor": "eval/loss"}, ("eval/loss", "min")),
-        ([LOSS, ACCURACY], {"monitor": "eval/accuracy", "monitor_mode": "min"}, ("eval/accuracy", "min")),
+        (
+            [LOSS, ACCURACY],
+            {"monitor": "eval/accuracy", "monitor_mode": "min"},
+            ("eval/accuracy", "min"),
+        ),
         ([], {}, None),
     ],
 )
@@ -182,7 +190,11 @@ def test_the_monitored_metric_is_the_accuracy_or_the_first_declared(
 @pytest.mark.parametrize(
     ("metrics", "config", "said"),
     [
-        ([LOSS], {"monitor": "eval/f1"}, "no metric 'eval/f1' to monitor: set --trainer.monitor to one of eval/loss"),
+        (
+            [LOSS],
+            {"monitor": "eval/f1"},
+            "no metric 'eval/f1' to monitor: set --trainer.monitor to one of eval/loss",
+        ),
         ([], {"patience": 2}, "no metric '' to monitor: the metrics declare none"),
     ],
 )

@@ -39,7 +39,9 @@ class Bootstrapped(MeanLoss):
     """Draws when it is updated, and when it computes."""
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        super().update(sums, batch, EvalOutput(output.losses * torch.rand(len(batch)), output.outputs))
+        super().update(
+            sums, batch, EvalOutput(output.losses * torch.rand(len(batch)), output.outputs)
+        )
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
         return {"loss": super().compute(sums)["loss"] + random.random() + float(torch.rand(()))}
@@ -49,7 +51,9 @@ def make_evaluator(*, num_workers: int = 0, seed: int = 3) -> Evaluator:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     reader = SampleReader(Samples(40), accelerator.device, num_workers=num_workers)
     loader = DatasetEvalLoader(reader, batch_size=15)
-    return Evaluator(loader, task=Noisy(), metrics=[Bootstrapped()], accelerator=accelerator, seed=seed)
+    return Evaluator(
+        loader, task=Noisy(), metrics=[Bootstrapped()], accelerator=accelerator, seed=seed
+    )
 
 
 def make_model() -> nn.Module:
@@ -83,20 +87,30 @@ def test_a_random_evaluation_is_the_same_with_any_number_of_data_workers() -> No
 def evaluate_in_parts() -> None:
     with joined_processes() as accelerator:
         reader = SampleReader(Samples(97), accelerator.device)
-        where = {"num_processes": accelerator.num_processes, "process_index": accelerator.process_index}
+        where = {
+            "num_processes": accelerator.num_processes,
+            "process_index": accelerator.process_index,
+        }
         loader = DatasetEvalLoader(reader, batch_size=13, num_parts=4, **where)
-        found = Evaluator(loader, task=Noisy(), metrics=[MeanLoss()], accelerator=accelerator, num_parts=4, seed=3)
+        found = Evaluator(
+            loader, task=Noisy(), metrics=[MeanLoss()], accelerator=accelerator, num_parts=4, seed=3
+        )
         print(found.run(make_model()))
 
 
 def test_an_exact_random_evaluation_is_the_same_on_2_processes(tmp_path: Path) -> None:
-    jobs = [processes.run(evaluate_in_parts, num_processes=number, folder=tmp_path / str(number)) for number in (1, 2)]
+    jobs = [
+        processes.run(evaluate_in_parts, num_processes=number, folder=tmp_path / str(number))
+        for number in (1, 2)
+    ]
     assert "loss" in jobs[0].output()
     assert jobs[0].output() == jobs[1].output()
 
 
 @pytest.mark.parametrize("num_workers", [None, 0])
-def test_a_resumed_run_has_the_same_random_evaluations(tmp_path: Path, num_workers: int | None) -> None:
+def test_a_resumed_run_has_the_same_random_evaluations(
+    tmp_path: Path, num_workers: int | None
+) -> None:
     def rows(folder: Path) -> list[dict[str, Any]]:
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         return [row for row in map(json.loads, lines) if row["event"] == "eval"]
@@ -111,6 +125,11 @@ def test_a_resumed_run_has_the_same_random_evaluations(tmp_path: Path, num_worke
             workload.train(config, task=Noisy(), num_workers=num_workers, dropout=0.3)
     assert len(rows(tmp_path / "whole")) == 3
     resumed = {row["optimizer_step"]: row for row in rows(tmp_path / "resumed")}
-    assert [resumed[row["optimizer_step"]] for row in rows(tmp_path / "whole")] == rows(tmp_path / "whole")
-    exports = [(tmp_path / name / "export" / "model.safetensors").read_bytes() for name in ("whole", "resumed")]
+    assert [resumed[row["optimizer_step"]] for row in rows(tmp_path / "whole")] == rows(
+        tmp_path / "whole"
+    )
+    exports = [
+        (tmp_path / name / "export" / "model.safetensors").read_bytes()
+        for name in ("whole", "resumed")
+    ]
     assert exports[0] == exports[1]

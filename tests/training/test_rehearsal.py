@@ -107,7 +107,9 @@ class KeyedByAddress(SGD):
 
     def step(self, closure: Any = None) -> None:
         super().step()
-        self.slow = {id(p): p.detach().clone() for group in self.param_groups for p in group["params"]}
+        self.slow = {
+            id(p): p.detach().clone() for group in self.param_groups for p in group["params"]
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "slow": self.slow}
@@ -124,7 +126,9 @@ class CannotLoad(SGD):
         super().__init__(parameters, lr=0.1, momentum=0.9)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict({**state, "state": state["fast_state"]} if state["state"] else state)
+        super().load_state_dict(
+            {**state, "state": state["fast_state"]} if state["state"] else state
+        )
 
 
 class DequeCallback(Callback):
@@ -144,27 +148,46 @@ def of(optimizer: Callable[[Any], Any]) -> dict[str, Any]:
     return {"optimizer": lambda model: optimizer(model.parameters())}
 
 
-def run(folder: Path, *, max_steps: int = 3, settings: OptimizerConfig | None = None, **parts: Any) -> RunResult:
+def run(
+    folder: Path, *, max_steps: int = 3, settings: OptimizerConfig | None = None, **parts: Any
+) -> RunResult:
     config = make_config(folder, max_steps=max_steps)
     default = OptimizerConfig() if "optimizer" in parts else config.optimizer
     return train(replace(config, optimizer=settings or default), **parts)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "extra state": ({"model": DictState}, "_extra_state of the model is a dict: return a tensor from get_extra_state"),
-    "late buffer": ({"model": LateBuffer}, r"changed centre of the model from nothing to float32 \[6\]"),
+    "extra state": (
+        {"model": DictState},
+        "_extra_state of the model is a dict: return a tensor from get_extra_state",
+    ),
+    "late buffer": (
+        {"model": LateBuffer},
+        r"changed centre of the model from nothing to float32 \[6\]",
+    ),
     "new parameter": ({"model": NewParameter}, "training replaced the parameter linear.bias"),
     "deque": (of(Queued), r"optimizer.state\[0\].norms is a collections.deque"),
     "numpy number": (of(NumpyNumber), r"optimizer.param_groups\[0\].norm is a numpy.float64"),
-    "not restored": (of(ForgetfulCounter), "ForgetfulCounter.load_state_dict does not restore the optimizer's k:"),
+    "not restored": (
+        of(ForgetfulCounter),
+        "ForgetfulCounter.load_state_dict does not restore the optimizer's k:",
+    ),
     "address": (of(KeyedByAddress), "the address of a parameter"),
-    "cannot load": (of(CannotLoad), "CannotLoad.load_state_dict cannot load what .* returned .KeyError: 'fast_state'."),
-    "callback": ({"callbacks": (DequeCallback(),)}, "trainer.callbacks.DequeCallback.last is a collections.deque"),
+    "cannot load": (
+        of(CannotLoad),
+        "CannotLoad.load_state_dict cannot load what .* returned .KeyError: 'fast_state'.",
+    ),
+    "callback": (
+        {"callbacks": (DequeCallback(),)},
+        "trainer.callbacks.DequeCallback.last is a collections.deque",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_state_that_a_resume_would_lose_ends_the_run_with_its_first_step(tmp_path: Path, name: str) -> None:
+def test_state_that_a_resume_would_lose_ends_the_run_with_its_first_step(
+    tmp_path: Path, name: str
+) -> None:
     parts, message = REFUSED[name]
     with pytest.raises(CheckpointError, match=message):
         run(tmp_path / "run", **parts)
@@ -199,8 +222,14 @@ class AfterStep(Callback):
     ("change", "fact"),
     [
         (assign, "replaced the parameter linear.bias, and the optimizer still updates the old one"),
-        (replace_bias, "replaced the parameter linear.bias, and the optimizer still updates the old one"),
-        (add_buffer, r"changed centre of the model from nothing to float32 \[3\], which a new model could not load"),
+        (
+            replace_bias,
+            "replaced the parameter linear.bias, and the optimizer still updates the old one",
+        ),
+        (
+            add_buffer,
+            r"changed centre of the model from nothing to float32 \[3\], which a new model could not load",
+        ),
     ],
 )
 def test_a_callback_that_replaces_tensors_ends_the_run_at_the_next_save(
@@ -209,7 +238,9 @@ def test_a_callback_that_replaces_tensors_ends_the_run_at_the_next_save(
     with pytest.raises(CheckpointError, match=fact):
         run(tmp_path / "run", max_steps=6, callbacks=(AfterStep(4, change),))
     last = max(path.name for path in tmp_path.glob("run/checkpoints/step-*"))
-    assert last.startswith("step-0000000003"), "none is written of a model that the optimizer does not train"
+    assert last.startswith("step-0000000003"), (
+        "none is written of a model that the optimizer does not train"
+    )
 
 
 # --- state that no checkpoint holds ---
@@ -279,7 +310,9 @@ class OwnGenerator(PlainTask):
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         noise = torch.randn(batch.inputs.shape, generator=self.generator)
-        return super().train_step(model, Batch(batch.inputs + noise, batch.targets, batch.sample_ids))
+        return super().train_step(
+            model, Batch(batch.inputs + noise, batch.targets, batch.sample_ids)
+        )
 
 
 class NumpyGenerator(PlainTask):
@@ -290,7 +323,9 @@ class NumpyGenerator(PlainTask):
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         noise = float(self.generator.normal())
-        return super().train_step(model, Batch(batch.inputs + noise, batch.targets, batch.sample_ids))
+        return super().train_step(
+            model, Batch(batch.inputs + noise, batch.targets, batch.sample_ids)
+        )
 
 
 class HiddenCounter(SGD):
@@ -323,7 +358,9 @@ def test_state_that_no_checkpoint_holds_is_named_in_one_line(
 ) -> None:
     parts, named = NAMED[name]
     assert run(tmp_path / "run", **parts).state == "done"
-    (line,) = [record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()]
+    (line,) = [
+        record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()
+    ]
     assert named in line
 
 
@@ -341,12 +378,17 @@ class Logged(CountingNet):
 
 @pytest.mark.parametrize("confirmed", [True, False])
 def test_state_that_its_class_lists_in_unsaved_attributes_is_not_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, confirmed: bool
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    confirmed: bool,
 ) -> None:
     if not confirmed:
         monkeypatch.setattr(Logged, "unsaved_attributes", ())
     run(tmp_path / "run", model=Logged)
-    lines = [record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()]
+    lines = [
+        record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()
+    ]
     assert len(lines) == (not confirmed)
     assert confirmed or "training changes Logged.total, model.calls" in lines[0]
 
@@ -379,7 +421,9 @@ def check_processes_differ(folder: Path) -> None:
         ("model", {"model": OwnCentre}, "centre"),
         ("optimizer", of(lambda parameters: Langevin(parameters, lr=0.1)), "linear.weight"),
     ):
-        with pytest.raises(CheckpointError, match=rf"processes differ after a step \(process 1: model\.{said}"):
+        with pytest.raises(
+            CheckpointError, match=rf"processes differ after a step \(process 1: model\.{said}"
+        ):
             run(folder / name, **parts)
 
 
@@ -450,7 +494,9 @@ class CachedNet(Cached):
 
 
 def wrapped(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], nn.Module]:
-    return lambda: nn.Sequential(wrap(nn.Linear(6, 8)), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3))
+    return lambda: nn.Sequential(
+        wrap(nn.Linear(6, 8)), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3)
+    )
 
 
 class Recurrent(nn.Module):
@@ -492,14 +538,18 @@ class Assigned(Net):
 
 def transformer() -> nn.Module:
     layer = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
-    return nn.Sequential(nn.Unflatten(1, (1, 6)), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(6, 3))
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 6)), nn.TransformerEncoder(layer, 2), nn.Flatten(), nn.Linear(6, 3)
+    )
 
 
 class Adversarial(PlainTask):
     """A frozen critic beside the loss."""
 
     def __init__(self) -> None:
-        self.critic = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).requires_grad_(False)
+        self.critic = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)).requires_grad_(
+            False
+        )
         self.last_score: Any = None
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
@@ -539,7 +589,14 @@ class OfTransformers(nn.Module):
         super().__init__()
         from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-        sizes = {"vocab_size": 2, "max_position_embeddings": 6, "dim": 8, "hidden_dim": 16, "n_layers": 1, "n_heads": 2}
+        sizes = {
+            "vocab_size": 2,
+            "max_position_embeddings": 6,
+            "dim": 8,
+            "hidden_dim": 16,
+            "n_layers": 1,
+            "n_heads": 2,
+        }
         self.net = DistilBertForSequenceClassification(DistilBertConfig(**sizes, num_labels=3))
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -551,7 +608,11 @@ class Wrapper(Optimizer):
 
     def __init__(self, parameters: Any) -> None:
         self.wrapped = SGD(parameters, lr=0.1, momentum=0.9)
-        self.param_groups, self.state, self.defaults = self.wrapped.param_groups, self.wrapped.state, {}
+        self.param_groups, self.state, self.defaults = (
+            self.wrapped.param_groups,
+            self.wrapped.state,
+            {},
+        )
 
     def step(self, closure: Any = None) -> None:
         self.wrapped.step()
@@ -604,7 +665,8 @@ SHOWN = ["caches", "gan", "growing extra state", "old spectral norm", "optimizer
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in SHOWN else [pytest.mark.slow]) for name in HONEST]
+    "name",
+    [pytest.param(name, marks=[] if name in SHOWN else [pytest.mark.slow]) for name in HONEST],
 )
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 def test_nothing_is_said_of_honest_parts_and_they_resume_bit_for_bit(
@@ -637,8 +699,12 @@ def test_libraries_of_another_environment_are_not_the_users_code(
     folder.mkdir(parents=True)
     (folder / "library_elsewhere.py").write_text(LIBRARY)
     monkeypatch.syspath_prepend(folder)
-    assert run(tmp_path / "run", model=import_module("library_elsewhere").LibraryNet).state == "done"
-    assert [record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()] == []
+    assert (
+        run(tmp_path / "run", model=import_module("library_elsewhere").LibraryNet).state == "done"
+    )
+    assert [
+        record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()
+    ] == []
 
 
 NAMES = [
@@ -660,8 +726,12 @@ def check_honest(folder: Path, caplog: pytest.LogCaptureFixture, **parts: Any) -
     run(folder / "whole", max_steps=5, **parts)
     run(folder / "parts", max_steps=3, **parts)
     run(folder / "parts", max_steps=5, **parts)
-    whole, resumed = (load_file(folder / name / "export" / "model.safetensors") for name in ("whole", "parts"))
-    assert [record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()] == []
+    whole, resumed = (
+        load_file(folder / name / "export" / "model.safetensors") for name in ("whole", "parts")
+    )
+    assert [
+        record.getMessage() for record in caplog.records if "UNSEEN_STATE" in record.getMessage()
+    ] == []
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
@@ -670,5 +740,7 @@ def test_no_room_for_the_optimizers_state_ends_the_run_at_its_first_step(
 ) -> None:
     weights = 4 * (6 * 3 + 3)
     monkeypatch.setattr("accel_trainer.checkpoint.manager.free_bytes", lambda path: 2 * weights + 1)
-    with pytest.raises(CheckpointError, match=f"of {3 * weights + 8} bytes each; .* has {2 * weights + 1} free"):
+    with pytest.raises(
+        CheckpointError, match=f"of {3 * weights + 8} bytes each; .* has {2 * weights + 1} free"
+    ):
         run(tmp_path / "run", settings=OptimizerConfig(name="adamw"))

@@ -80,16 +80,36 @@ class SettingOfTraining(Plain):
 
 OPTIMIZERS: dict[str, Any] = {
     each.__name__: each
-    for each in (OwnNorm, OwnRank, Noisy, ShardedNorm, SettingOfTraining, Counting, ForgetfulCounter)
+    for each in (
+        OwnNorm,
+        OwnRank,
+        Noisy,
+        ShardedNorm,
+        SettingOfTraining,
+        Counting,
+        ForgetfulCounter,
+    )
 }
 REFUSED = {
     ("gathered", "OwnNorm"): "processes differ after a step (process 1: optimizer.state[0].norm ",
     ("whole", "Noisy"): "processes differ after a step (process 1: model.linear.weight bits ",
-    ("gathered", "ForgetfulCounter"): "ForgetfulCounter.load_state_dict does not restore the optimizer's k: a resumed",
-    ("whole", "OwnRank"): "(process 1: optimizer.param_groups[0].rank 1; process 0: optimizer.param_groups[0].rank 0)",
+    (
+        "gathered",
+        "ForgetfulCounter",
+    ): "ForgetfulCounter.load_state_dict does not restore the optimizer's k: a resumed",
+    (
+        "whole",
+        "OwnRank",
+    ): "(process 1: optimizer.param_groups[0].rank 1; process 0: optimizer.param_groups[0].rank 0)",
     ("sharded", "OwnRank"): "(process 1: optimizer.param_groups[0].rank 1; process 0: ",
-    ("sharded", "ShardedNorm"): "ShardedNorm.load_state_dict does not restore the optimizer's state[0].norm: ",
-    ("sharded", "ForgetfulCounter"): "ForgetfulCounter.load_state_dict does not restore the optimizer's k: a resumed",
+    (
+        "sharded",
+        "ShardedNorm",
+    ): "ShardedNorm.load_state_dict does not restore the optimizer's state[0].norm: ",
+    (
+        "sharded",
+        "ForgetfulCounter",
+    ): "ForgetfulCounter.load_state_dict does not restore the optimizer's k: a resumed",
 }
 
 
@@ -100,8 +120,12 @@ def train(folder: Path, kind: str, name: str, max_steps: int = 3) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), slow_but([*REFUSED][:3], [*REFUSED]))
-def test_an_optimizer_that_differs_by_process_or_hides_in_shards_is_named(tmp_path: Path, kind: str, name: str) -> None:
-    job = processes.start(train, tmp_path / "run", kind, name, num_processes=2, folder=tmp_path / "logs")
+def test_an_optimizer_that_differs_by_process_or_hides_in_shards_is_named(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    job = processes.start(
+        train, tmp_path / "run", kind, name, num_processes=2, folder=tmp_path / "logs"
+    )
     assert job.wait() == [1, 1]
     for rank in (0, 1):
         assert REFUSED[kind, name] in job.output(rank)
@@ -115,10 +139,14 @@ def test_an_optimizer_that_differs_by_process_or_hides_in_shards_is_named(tmp_pa
         [("gathered", "Counting"), ("sharded", "SettingOfTraining"), ("whole", "Counting")],
     ),
 )
-def test_an_honest_optimizer_is_not_named_and_resumes_to_the_same_bytes(tmp_path: Path, kind: str, name: str) -> None:
+def test_an_honest_optimizer_is_not_named_and_resumes_to_the_same_bytes(
+    tmp_path: Path, kind: str, name: str
+) -> None:
     for folder, attempts in (("whole", (5,)), ("parts", (3, 5))):
         for stop in attempts:
             logs = tmp_path / f"logs-{folder}-{stop}"
-            job = processes.run(train, tmp_path / folder, kind, name, stop, num_processes=2, folder=logs)
+            job = processes.run(
+                train, tmp_path / folder, kind, name, stop, num_processes=2, folder=logs
+            )
             assert not re.search("UNSEEN_STATE|CKPT_INEXACT", job.output(0) + job.output(1))
     assert stored_bytes(newest(tmp_path / "parts")) == stored_bytes(newest(tmp_path / "whole"))

@@ -53,7 +53,9 @@ def test_a_loop_of_ones_own_trains_as_fit_does(tmp_path: Path, whole: Path) -> N
 
 
 @pytest.mark.parametrize("step", [1, 5, 7])
-def test_a_loop_that_is_left_early_is_saved_and_resumes_exactly(tmp_path: Path, whole: Path, step: int) -> None:
+def test_a_loop_that_is_left_early_is_saved_and_resumes_exactly(
+    tmp_path: Path, whole: Path, step: int
+) -> None:
     before = signal.getsignal(signal.SIGTERM)
     result = workload.train(config_of(tmp_path), fit=partial(loop, leave_after=step))
     assert (result.state, result.stop_reason) == ("stopped", "left by the program")
@@ -87,7 +89,9 @@ class ErrorKeeper(Callback):
 def test_an_error_in_the_loop_reaches_callbacks_and_is_raised(tmp_path: Path, whole: Path) -> None:
     keeper = ErrorKeeper()
     with pytest.raises(KeyError, match="mine"):
-        workload.train(config_of(tmp_path), fit=partial(loop, leave_after=7, fails=True), callbacks=(keeper,))
+        workload.train(
+            config_of(tmp_path), fit=partial(loop, leave_after=7, fails=True), callbacks=(keeper,)
+        )
     assert isinstance(keeper.error, KeyError)
     workload.train(config_of(tmp_path))
     assert final_files(tmp_path) == final_files(whole)
@@ -98,7 +102,12 @@ def test_a_branch_may_add_an_average_which_begins_with_the_weights(tmp_path: Pat
     base = replace(base, trainer=replace(base.trainer, ema_decay=None))
     workload.train(replace(base, trainer=replace(base.trainer, num_epochs=1)))
     allowed = ("trainer.ema_decay", "trainer.num_epochs")
-    run = replace(base.run, output_dir=tmp_path / "branch", resume=str(tmp_path / "base"), allow_change=allowed)
+    run = replace(
+        base.run,
+        output_dir=tmp_path / "branch",
+        resume=str(tmp_path / "base"),
+        allow_change=allowed,
+    )
     result = workload.train(replace(base, run=run, trainer=replace(base.trainer, ema_decay=0.9)))
     assert (result.state, result.position.optimizer_step) == ("done", NUM_STEPS)
     assert 0 < result.metrics["eval_ema/accuracy"] <= 1

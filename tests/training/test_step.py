@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.hooks import RemovableHandle
 
 from accel_trainer import Callback, Trainer
@@ -33,9 +36,12 @@ def watch_by_global_post_hook(optimizer: Optimizer, seen: list[str]) -> Removabl
 
 
 @pytest.mark.parametrize(
-    "watch", [watch_by_pre_hook, watch_by_post_hook, watch_by_global_pre_hook, watch_by_global_post_hook]
+    "watch",
+    [watch_by_pre_hook, watch_by_post_hook, watch_by_global_pre_hook, watch_by_global_post_hook],
 )
-def test_hooks_see_each_step_of_a_run(tmp_path: Path, watch: Callable[[Optimizer, list[str]], RemovableHandle]) -> None:
+def test_hooks_see_each_step_of_a_run(
+    tmp_path: Path, watch: Callable[[Optimizer, list[str]], RemovableHandle]
+) -> None:
     seen: list[str] = []
     handles = []
 

@@ -16,7 +16,11 @@ from accel_trainer.training.tasks import (
     MultiLabelTask,
     RegressionTask,
 )
-from accel_trainer.vision import ImageClassificationConfig, ImageClassificationTask, SegmentationTask
+from accel_trainer.vision import (
+    ImageClassificationConfig,
+    ImageClassificationTask,
+    SegmentationTask,
+)
 
 from ..workload import NUM_CLASSES, SmallNet
 
@@ -26,7 +30,9 @@ def make_batch(num: int = 10, *, soft: bool = False) -> Batch:
     images = torch.randn(num, 3, 8, 8, generator=generator, dtype=torch.float64)
     labels = torch.randint(NUM_CLASSES, (num,), generator=generator)
     weights = torch.rand(num, NUM_CLASSES, generator=generator, dtype=torch.float64)
-    return Batch(images, weights / weights.sum(1, keepdim=True) if soft else labels, torch.arange(num))
+    return Batch(
+        images, weights / weights.sum(1, keepdim=True) if soft else labels, torch.arange(num)
+    )
 
 
 def make_model() -> nn.Module:
@@ -47,7 +53,9 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> np
 @pytest.mark.parametrize("soft", [False, True])
 def test_the_loss_is_the_cross_entropy_summed_over_the_batch(smoothing: float, soft: bool) -> None:
     model, batch = make_model(), make_batch(soft=soft)
-    output = ClassificationTask(ClassificationConfig(label_smoothing=smoothing)).train_step(model, batch)
+    output = ClassificationTask(ClassificationConfig(label_smoothing=smoothing)).train_step(
+        model, batch
+    )
     expected = cross_entropy(model(batch.inputs), batch.targets, smoothing).sum()
     assert output.loss_sum.item() == pytest.approx(expected, rel=1e-12)
     assert output.loss_sum.shape == ()
@@ -80,16 +88,22 @@ def test_evaluation_is_the_plain_cross_entropy_of_each_sample() -> None:
     model, batch = make_model(), make_batch()
     output = ClassificationTask(ClassificationConfig(label_smoothing=0.5)).eval_step(model, batch)
     assert torch.equal(output.outputs, model(batch.inputs))
-    np.testing.assert_allclose(output.losses.detach(), cross_entropy(output.outputs, batch.targets), rtol=1e-12)
+    np.testing.assert_allclose(
+        output.losses.detach(), cross_entropy(output.outputs, batch.targets), rtol=1e-12
+    )
 
 
 def test_the_default_task_is_plain() -> None:
-    assert ClassificationTask().config == ClassificationConfig(label_smoothing=0.0, train_accuracy=False)
+    assert ClassificationTask().config == ClassificationConfig(
+        label_smoothing=0.0, train_accuracy=False
+    )
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
 def test_a_smoothing_outside_its_range_is_named(value: float) -> None:
-    with pytest.raises(ConfigError, match=f"label_smoothing is {value}: set it to at least 0 and below 1"):
+    with pytest.raises(
+        ConfigError, match=f"label_smoothing is {value}: set it to at least 0 and below 1"
+    ):
         ClassificationConfig(label_smoothing=value)
 
 
@@ -112,21 +126,51 @@ WRONG = {
         r"float32 \[4, 3, 2, 2\] .*needs your own task",
     ),
     "one class": (LOGITS[:, :1], LABELS * 0, r"the cross-entropy of one class is always 0"),
-    "no classes": (LOGITS[:, 0], LABELS, r"float32 \[4\] for targets int64 \[4\]: a classifier returns logits"),
-    "a column": (LOGITS, LABELS[:, None], r"int64 \[4, 1\]: give labels \[B\], as labels.squeeze\(1\) does"),
-    "narrow weights": (LOGITS, LOGITS[:, :2], r"float32 \[4, 2\]: .*, or float weights \[B, K\] of the classes$"),
-    "one-hot integers": (LOGITS, LOGITS.long(), r"int64 \[4, 3\]: .*, or float weights \[B, K\] of the classes$"),
-    "float labels": (LOGITS, LABELS.float(), r"float32 \[4\]: give labels int64 \[B\], as labels.long\(\) does"),
+    "no classes": (
+        LOGITS[:, 0],
+        LABELS,
+        r"float32 \[4\] for targets int64 \[4\]: a classifier returns logits",
+    ),
+    "a column": (
+        LOGITS,
+        LABELS[:, None],
+        r"int64 \[4, 1\]: give labels \[B\], as labels.squeeze\(1\) does",
+    ),
+    "narrow weights": (
+        LOGITS,
+        LOGITS[:, :2],
+        r"float32 \[4, 2\]: .*, or float weights \[B, K\] of the classes$",
+    ),
+    "one-hot integers": (
+        LOGITS,
+        LOGITS.long(),
+        r"int64 \[4, 3\]: .*, or float weights \[B, K\] of the classes$",
+    ),
+    "float labels": (
+        LOGITS,
+        LABELS.float(),
+        r"float32 \[4\]: give labels int64 \[B\], as labels.long\(\) does",
+    ),
     "short labels": (LOGITS, LABELS.int(), r"int32 \[4\]: give labels int64 \[B\]"),
     "too few labels": (LOGITS, LABELS[:3], r"int64 \[3\]: give each sample one target"),
     "a list of labels": (LOGITS, [0, 1, 2, 0], r"a list: give each sample one target"),
-    "a tuple": ((LOGITS, LOGITS), LABELS, r"returns a tuple for targets int64 \[4\]: return only the logits"),
-    "a dict": ({"logits": LOGITS, "aux": LOGITS}, LABELS, r"returns a dict of logits, aux for targets"),
+    "a tuple": (
+        (LOGITS, LOGITS),
+        LABELS,
+        r"returns a tuple for targets int64 \[4\]: return only the logits",
+    ),
+    "a dict": (
+        {"logits": LOGITS, "aux": LOGITS},
+        LABELS,
+        r"returns a dict of logits, aux for targets",
+    ),
 }
 
 
 @pytest.mark.parametrize(("output", "targets", "said"), WRONG.values(), ids=WRONG)
-@pytest.mark.parametrize("task", [ClassificationTask(), ImageClassificationTask(ImageClassificationConfig(tta="flip"))])
+@pytest.mark.parametrize(
+    "task", [ClassificationTask(), ImageClassificationTask(ImageClassificationConfig(tta="flip"))]
+)
 def test_shapes_that_do_not_fit_are_named_in_one_line_with_the_fix(
     output: Any, targets: Any, said: str, task: ClassificationTask
 ) -> None:
@@ -142,7 +186,9 @@ def test_class_weights_are_factors_on_the_losses_of_their_classes() -> None:
     weights = torch.tensor([0.5, 1.0, 2.0, 4.0])
     output = ClassificationTask(class_weights=weights).train_step(model, batch)
     each = torch.tensor(cross_entropy(model(batch.inputs), batch.targets))
-    assert output.loss_sum.item() == pytest.approx(float((each * weights[batch.targets]).sum()), rel=1e-12)
+    assert output.loss_sum.item() == pytest.approx(
+        float((each * weights[batch.targets]).sum()), rel=1e-12
+    )
 
 
 # --- other tasks ---
@@ -166,7 +212,9 @@ def test_regression_is_the_mean_squared_error_of_each_sample() -> None:
     outputs, targets = torch.randn(6, 2), torch.randn(6, 2)
     result = RegressionTask().eval_step(of(outputs), batch_of(targets))
     assert torch.allclose(result.losses, ((outputs - targets) ** 2).mean(1))
-    assert torch.allclose(RegressionTask().train_step(of(outputs), batch_of(targets)).loss_sum, result.losses.sum())
+    assert torch.allclose(
+        RegressionTask().train_step(of(outputs), batch_of(targets)).loss_sum, result.losses.sum()
+    )
 
 
 def test_multi_label_is_the_binary_cross_entropy_over_the_classes() -> None:
@@ -198,7 +246,10 @@ def test_another_teacher_is_another_task() -> None:
     with torch.no_grad():
         other.layers[9].bias[0] += 1e-9
     assert DistillationTask(teacher).fingerprint() != DistillationTask(other).fingerprint()
-    assert DistillationTask(teacher).fingerprint() != DistillationTask(teacher, weight=0.1).fingerprint()
+    assert (
+        DistillationTask(teacher).fingerprint()
+        != DistillationTask(teacher, weight=0.1).fingerprint()
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,11 +268,15 @@ def test_other_shapes_are_named_with_both(task: Any, outputs: Tensor, targets: T
 @pytest.mark.parametrize("weights", [torch.ones(2), [1.0, 1.0, 1.0]])
 def test_class_weights_that_are_not_one_for_each_class_are_named(weights: Any) -> None:
     batch = Batch(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
-    with pytest.raises(ConfigError, match=r"class_weights are .* for logits float32 \[4, 3\]: give a tensor \[K\]"):
+    with pytest.raises(
+        ConfigError, match=r"class_weights are .* for logits float32 \[4, 3\]: give a tensor \[K\]"
+    ):
         ClassificationTask(class_weights=weights).train_step(nn.Identity(), batch)
 
 
-@pytest.mark.parametrize("options", [{"weight": 2.0}, {"weight": float("nan")}, {"temperature": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"weight": 2.0}, {"weight": float("nan")}, {"temperature": 0.0}]
+)
 def test_a_distillation_outside_its_ranges_is_named(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="give a weight from 0 to 1 and a temperature above 0"):
         DistillationTask(nn.Linear(3, 3), **options)  # type: ignore[arg-type]
@@ -229,13 +284,18 @@ def test_a_distillation_outside_its_ranges_is_named(options: dict[str, float]) -
 
 def test_a_teacher_of_other_classes_is_named() -> None:
     batch = Batch(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64), torch.arange(4))
-    with pytest.raises(ConfigError, match=r"teacher returns float32 \[4, 5\], the model float32 \[4, 3\]: both must"):
+    with pytest.raises(
+        ConfigError,
+        match=r"teacher returns float32 \[4, 5\], the model float32 \[4, 3\]: both must",
+    ):
         DistillationTask(nn.Linear(3, 5)).train_step(nn.Identity(), batch)
 
 
 def test_numbers_to_predict_may_be_integers() -> None:
     layer, targets = nn.Linear(2, 1), torch.tensor([[3], [5]])
-    batches = [Batch(torch.ones(2, 2), numbers, torch.arange(2)) for numbers in (targets, targets.float())]
+    batches = [
+        Batch(torch.ones(2, 2), numbers, torch.arange(2)) for numbers in (targets, targets.float())
+    ]
     losses = [RegressionTask().train_step(layer, batch).loss_sum for batch in batches]
     assert torch.equal(*losses)
     losses[0].backward()
@@ -244,7 +304,8 @@ def test_numbers_to_predict_may_be_integers() -> None:
 
 def test_other_class_weights_are_another_task() -> None:
     plain, even, other = (
-        ClassificationTask(class_weights=weights) for weights in (None, torch.ones(3), torch.tensor([1.0, 1.0, 2.0]))
+        ClassificationTask(class_weights=weights)
+        for weights in (None, torch.ones(3), torch.tensor([1.0, 1.0, 2.0]))
     )
     assert plain.fingerprint() == ""
     assert even.fingerprint() == ClassificationTask(class_weights=torch.ones(3)).fingerprint() != ""

@@ -112,17 +112,24 @@ def by_hand(module: nn.Module, data: Arguments) -> dict[str, Tensor]:
     model = Scalars(copy.deepcopy(module)).train()
     model([data[index] for index in range(NUM_SAMPLES)]).mean().backward()
     return {
-        name: (value if value.grad is None else value - value.grad).detach() for name, value in model.named_parameters()
+        name: (value if value.grad is None else value - value.grad).detach()
+        for name, value in model.named_parameters()
     }
 
 
-def in_trainer(module: nn.Module, data: Arguments, folder: Path, micro: int, accumulation: int) -> dict[str, Tensor]:
+def in_trainer(
+    module: nn.Module, data: Arguments, folder: Path, micro: int, accumulation: int
+) -> dict[str, Tensor]:
     config = workload.make_config(folder)
     config = replace(
         config,
-        batch=BatchConfig(per_device_batch_size=micro, accumulation_steps=accumulation, eval_batch_size=2),
+        batch=BatchConfig(
+            per_device_batch_size=micro, accumulation_steps=accumulation, eval_batch_size=2
+        ),
         trainer=TrainerConfig(num_epochs=1),
-        optimizer=OptimizerConfig(learning_rate=1.0, momentum=0.0, nesterov=False, weight_decay=0.0),
+        optimizer=OptimizerConfig(
+            learning_rate=1.0, momentum=0.0, nesterov=False, weight_decay=0.0
+        ),
         schedule=replace(config.schedule, shape="constant", warmup_epochs=0),
         runtime=replace(config.runtime, sync_batch_norm=False),
         run=RunConfig(output_dir=folder, quiet=True),
@@ -159,18 +166,33 @@ def train_all(folder: Path, micro: int, accumulation: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("expecttest") is None, reason="torch's own tests need it")
-@pytest.mark.parametrize(("num_processes", "micro", "accumulation"), [(1, 4, 1), (1, 2, 2), (2, 2, 1)])
+@pytest.mark.skipif(
+    importlib.util.find_spec("expecttest") is None, reason="torch's own tests need it"
+)
+@pytest.mark.parametrize(
+    ("num_processes", "micro", "accumulation"), [(1, 4, 1), (1, 2, 2), (2, 2, 1)]
+)
 def test_each_module_of_torch_takes_the_step_of_a_hand_written_loop(
     tmp_path: Path, num_processes: int, micro: int, accumulation: int
 ) -> None:
-    processes.run(train_all, tmp_path, micro, accumulation, num_processes=num_processes, folder=tmp_path / "logs")
+    processes.run(
+        train_all,
+        tmp_path,
+        micro,
+        accumulation,
+        num_processes=num_processes,
+        folder=tmp_path / "logs",
+    )
     found = json.loads((tmp_path / "found-0.json").read_text())
     refused = {name: value for name, value in found.items() if isinstance(value, str)}
-    assert {name.split()[0] for name in refused} == {name.split()[0] for name in found if name.startswith("nn.Lazy")}
+    assert {name.split()[0] for name in refused} == {
+        name.split()[0] for name in found if name.startswith("nn.Lazy")
+    }
     assert all("has no shape yet" in value for value in refused.values())
     assert len({name.split()[0] for name in {*found} - {*refused}}) >= 30
-    assert {name: value for name, value in found.items() if isinstance(value, float) and value > 1e-10} == {}
+    assert {
+        name: value for name, value in found.items() if isinstance(value, float) and value > 1e-10
+    } == {}
 
 
 def test_a_model_without_parameters_or_their_shapes_is_refused(tmp_path: Path) -> None:

@@ -88,7 +88,11 @@ class StopAt(Callback):
 def test_a_stop_that_a_callback_requests_is_at_that_step_and_permanent(tmp_path: Path) -> None:
     for _ in range(2):  # the same command again finds a finished run
         result = run(tmp_path, StopAt(2), num_epochs=3)
-        assert (result.state, result.stop_reason, result.position.optimizer_step) == ("done", "enough", 2)
+        assert (result.state, result.stop_reason, result.position.optimizer_step) == (
+            "done",
+            "enough",
+            2,
+        )
         assert "eval/accuracy" in result.metrics
 
 
@@ -126,7 +130,9 @@ class Broken(Callback):
 
 def test_a_callback_that_fails_ends_the_run_and_is_named(tmp_path: Path) -> None:
     broken, recorder = Broken(ZeroDivisionError("by zero")), Recorder()
-    with pytest.raises(Exception, match=r"callback Broken.on_step_end failed \(ZeroDivisionError: by zero\)"):
+    with pytest.raises(
+        Exception, match=r"callback Broken.on_step_end failed \(ZeroDivisionError: by zero\)"
+    ):
         run(tmp_path, recorder, broken)
     assert recorder.events[-2:] == ["step 1", "CallbackFailed"]
 
@@ -145,7 +151,11 @@ def test_an_error_in_on_error_does_not_hide_the_one_that_ends_the_run(tmp_path: 
 def test_max_steps_stops_inside_an_epoch_and_still_evaluates(tmp_path: Path) -> None:
     result = run(tmp_path, max_steps=7)
     assert (result.state, result.stop_reason) == ("done", "max_steps reached")
-    assert (result.position.optimizer_step, result.position.epoch, result.position.step_in_epoch) == (7, 1, 2)
+    assert (
+        result.position.optimizer_step,
+        result.position.epoch,
+        result.position.step_in_epoch,
+    ) == (7, 1, 2)
     assert result.metrics["eval/accuracy"] >= 0
 
 
@@ -172,7 +182,11 @@ def test_the_room_that_the_first_step_requires_is_what_a_checkpoint_takes(
     needed = int(re.findall(r"of (\d+) bytes each", str(refused.value))[0])
     workload.train(config)
     newest = max((tmp_path / "run" / "checkpoints").glob("step-*"))
-    taken = [tensor.nbytes for path in newest.glob("*.safetensors") for tensor in load_file(path).values()]
+    taken = [
+        tensor.nbytes
+        for path in newest.glob("*.safetensors")
+        for tensor in load_file(path).values()
+    ]
     assert needed == sum(taken)
 
 
@@ -193,7 +207,12 @@ def test_patience_ends_the_run_and_a_restart_does_not_train_on(tmp_path: Path) -
 
 
 def test_patience_counts_across_restarts(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"num_epochs": 50, "monitor": "eval/loss", "monitor_mode": "max", "patience": 2}
+    options: dict[str, Any] = {
+        "num_epochs": 50,
+        "monitor": "eval/loss",
+        "monitor_mode": "max",
+        "patience": 2,
+    }
     whole = run(tmp_path / "whole", **options)
     for max_steps in range(2, whole.position.optimizer_step, 3):  # an epoch has five steps
         run(tmp_path / "broken", max_steps=max_steps, **options)
@@ -221,10 +240,16 @@ def test_a_metric_of_another_kind_is_monitored_in_its_own_direction(
 ) -> None:
     monkeypatch.setattr(workload, "TopKAccuracy", lambda: ConfusionMatrix(workload.NUM_CLASSES))
     result = run(tmp_path, num_epochs=4)
-    evaluations = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [
+        json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()
+    ]
     losses = [row["eval_ema/loss"] for row in evaluations if row["event"] == "eval"]
     assert result.best is not None
-    assert (result.best.metric, result.best.mode, result.best.value) == ("eval_ema/loss", "min", min(losses))
+    assert (result.best.metric, result.best.mode, result.best.value) == (
+        "eval_ema/loss",
+        "min",
+        min(losses),
+    )
 
 
 def test_a_change_of_the_metric_on_purpose_compares_no_values_of_two(tmp_path: Path) -> None:
@@ -274,13 +299,17 @@ def test_waiting_for_data_is_reported_once_with_what_helps(
     monkeypatch.setattr(metric_logger, "_MUCH_WAITING", 0.0)
     monkeypatch.setattr(metric_logger, "_WORTH_A_WARNING_S", 0.0)
     workload.train(workload.make_config(tmp_path), num_workers=num_workers)
-    (hint,) = [record.getMessage() for record in caplog.records if "waits for data" in record.getMessage()]
+    (hint,) = [
+        record.getMessage() for record in caplog.records if "waits for data" in record.getMessage()
+    ]
     assert re.fullmatch(rf"training waits for data \d+ % of the time{advice}", hint)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert all(0 < row["perf/data_wait_fraction"] < 1 for row in rows if row["event"] == "train")
 
 
-def test_a_little_waiting_is_not_worth_a_hint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_little_waiting_is_not_worth_a_hint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     workload.train(workload.make_config(tmp_path), num_workers=0)
     assert "waits for data" not in caplog.text
 
@@ -315,7 +344,9 @@ class Steps(ClassificationTask, Callback):
         return super().train_step(model, batch)
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        self.weights.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+        self.weights.append(
+            {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        )
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         self.on_fit_start(trainer)
@@ -325,13 +356,17 @@ def test_a_step_short_or_not_goes_down_the_mean_loss_of_its_samples(tmp_path: Pa
     steps = Steps()
     config = workload.make_config(
         tmp_path,
-        optimizer=OptimizerConfig(learning_rate=0.1, momentum=0.0, nesterov=False, weight_decay=0.0),
+        optimizer=OptimizerConfig(
+            learning_rate=0.1, momentum=0.0, nesterov=False, weight_decay=0.0
+        ),
         schedule=ScheduleConfig(shape="constant"),
         trainer=TrainerConfig(num_epochs=1),
     )
     workload.train(config, num_train=20, task=steps, callbacks=(steps,))
     assert [len(batch) for batch in steps.batches] == [16, 4]
-    for batch, before, after in zip(steps.batches, steps.weights[:-1], steps.weights[1:], strict=True):
+    for batch, before, after in zip(
+        steps.batches, steps.weights[:-1], steps.weights[1:], strict=True
+    ):
         net = workload.SmallNet(norm="group")
         net.load_state_dict(before)
         F.cross_entropy(net(batch.inputs), batch.targets).backward()

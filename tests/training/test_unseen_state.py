@@ -48,11 +48,15 @@ def changed(change: Callable[[Part], Any]) -> list[str]:
         (lambda part: part.weight[0].add_(1), "task.weight"),
     ],
 )
-def test_state_in_an_attribute_that_has_changed_is_found(change: Callable[[Part], Any], name: str) -> None:
+def test_state_in_an_attribute_that_has_changed_is_found(
+    change: Callable[[Part], Any], name: str
+) -> None:
     assert changed(change) == [name]
 
 
-def test_state_in_a_class_or_a_global_that_has_changed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_in_a_class_or_a_global_that_has_changed_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert changed(lambda part: monkeypatch.setattr(Part, "num_made", 1)) == ["Part.num_made"]
     assert changed(lambda part: monkeypatch.setitem(SHARED, "calls", 1)) == [f"{__name__}.SHARED"]
 
@@ -79,7 +83,9 @@ def test_the_mark_of_a_tensor_shows_any_bit_of_a_large_one() -> None:
     assert mark_tensor(torch.zeros(10, 10_000)) != before, "another shape"
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.float16, torch.float32, torch.float64]
+)
 def test_the_sum_of_bits_of_a_tensor_tells_zeros_nan_and_inf_apart(dtype: torch.dtype) -> None:
     ones = torch.ones(5).to(dtype)
     assert int(sum_of_bits(ones)) == int(sum_of_bits(ones.flip(0)))

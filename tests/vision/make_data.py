@@ -55,11 +55,15 @@ def write_parquet(
     table = pa.table({image_column: images, label_column: pa.array(labels, type=pa.int64())})
     if class_names is not None:
         features = {label_column: {"names": list(class_names), "_type": "ClassLabel"}}
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        table = table.replace_schema_metadata(
+            {"huggingface": json.dumps({"info": {"features": features}})}
+        )
     pq.write_table(table, path)
 
 
-def write_parquet_folder(root: Path, *, num_train: int = 12, num_test: int = 5) -> NDArray[np.uint8]:
+def write_parquet_folder(
+    root: Path, *, num_train: int = 12, num_test: int = 5
+) -> NDArray[np.uint8]:
     """Write a small dataset of 3 classes and return its training images [N, H, W, 3]."""
     train, test = random_images(num_train), random_images(num_test, seed=1)
     names = ["ant", "bee", "cow"]

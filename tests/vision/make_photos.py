@@ -60,21 +60,30 @@ def write_photos(folder: Path, names: Iterable[str], *, size: tuple[int, int] = 
     return folder
 
 
-def write_classes(folder: Path, classes: Iterable[str] = ("ant", "bee"), *, per_class: int = 3) -> Path:
+def write_classes(
+    folder: Path, classes: Iterable[str] = ("ant", "bee"), *, per_class: int = 3
+) -> Path:
     """Write `per_class` photos into each of the class folders."""
-    return write_photos(folder, [f"{name}/{index}.jpg" for name in classes for index in range(per_class)])
+    return write_photos(
+        folder, [f"{name}/{index}.jpg" for name in classes for index in range(per_class)]
+    )
 
 
 def split_of(photos: Sequence[bytes], *, num_classes: int = 3) -> PhotoSplit:
     """A split of encoded photos, whose classes take turns."""
     labels = np.arange(len(photos), dtype=np.int64) % num_classes
-    return PhotoSplit(labels=labels, encoded_at=photos.__getitem__, name_of=lambda index: f"photo {index}")
+    return PhotoSplit(
+        labels=labels, encoded_at=photos.__getitem__, name_of=lambda index: f"photo {index}"
+    )
 
 
 @cache
 def mixed_photos(count: int) -> tuple[bytes, ...]:
     """Photos of different sizes and formats."""
     return tuple(
-        encoded(photo(20 + 7 * (index % 5), 18 + 5 * (index % 3), seed=index), "png" if index % 4 == 3 else "jpeg")
+        encoded(
+            photo(20 + 7 * (index % 5), 18 + 5 * (index % 3), seed=index),
+            "png" if index % 4 == 3 else "jpeg",
+        )
         for index in range(count)
     )

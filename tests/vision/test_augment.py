@@ -5,7 +5,13 @@ import torch
 from torch import Tensor
 
 from accel_trainer.core.errors import ConfigError
-from accel_trainer.vision.augment.batch import AugmentConfig, cut_out, draw_mix, draw_partners, draw_placement
+from accel_trainer.vision.augment.batch import (
+    AugmentConfig,
+    cut_out,
+    draw_mix,
+    draw_partners,
+    draw_placement,
+)
 from accel_trainer.vision.augment.batch import _draw_beta as draw_beta
 
 IDS = torch.arange(20_000)
@@ -19,7 +25,9 @@ def test_draws_for_a_sample_do_not_depend_on_its_batch() -> None:
     assert everyone.flips is not None
     assert few.flips is not None
     assert torch.equal(everyone.flips[some], few.flips)
-    all_weights, weights = (draw_mix(config, ids, height=8, width=8, seed=5, epoch=2)[0] for ids in (IDS, some))
+    all_weights, weights = (
+        draw_mix(config, ids, height=8, width=8, seed=5, epoch=2)[0] for ids in (IDS, some)
+    )
     assert torch.equal(all_weights[some], weights)
 
 
@@ -28,7 +36,10 @@ def test_mixes_are_the_same_to_the_last_bit_in_batches_of_any_size(alpha: float)
     config = AugmentConfig(mixup=alpha, cutmix=alpha)
     whole = draw_mix(config, IDS, height=4, width=4, seed=5, epoch=2)
     for size in (7, 33):
-        parts = [draw_mix(config, ids, height=4, width=4, seed=5, epoch=2) for ids in IDS[:4000].split(size)]
+        parts = [
+            draw_mix(config, ids, height=4, width=4, seed=5, epoch=2)
+            for ids in IDS[:4000].split(size)
+        ]
         for all_values, values in zip(whole, zip(*parts, strict=True), strict=True):
             assert torch.equal(all_values[:4000], torch.cat(values))
 
@@ -46,11 +57,15 @@ def test_crops_cover_all_positions_evenly_and_independently() -> None:
     counts = torch.bincount(placement.rows * 9 + placement.columns, minlength=81)
     assert counts.shape == (81,)
     expected = len(IDS) / 81
-    assert ((counts - expected) ** 2 / expected).sum() < 124.8  # chi square with 80 degrees, p = 0.001
+    # chi square with 80 degrees, p = 0.001
+    assert ((counts - expected) ** 2 / expected).sum() < 124.8
 
 
 def test_alternating_flips_show_both_sides_of_an_image_in_any_two_epochs() -> None:
-    flips = [draw_placement(AugmentConfig(flip="alternating"), IDS, seed=0, epoch=e).flips for e in range(4)]
+    flips = [
+        draw_placement(AugmentConfig(flip="alternating"), IDS, seed=0, epoch=e).flips
+        for e in range(4)
+    ]
     assert all(flip is not None for flip in flips)
     for earlier, later in zip(flips, flips[1:], strict=False):
         assert torch.equal(earlier, ~later)  # type: ignore[operator, arg-type]
@@ -58,7 +73,9 @@ def test_alternating_flips_show_both_sides_of_an_image_in_any_two_epochs() -> No
 
 
 def test_random_flips_are_a_fair_coin_each_epoch() -> None:
-    flips = [draw_placement(AugmentConfig(flip="random"), IDS, seed=0, epoch=e).flips for e in range(2)]
+    flips = [
+        draw_placement(AugmentConfig(flip="random"), IDS, seed=0, epoch=e).flips for e in range(2)
+    ]
     assert 0.48 < flips[0].double().mean() < 0.52  # type: ignore[union-attr]
     assert 0.48 < (flips[0] == flips[1]).double().mean() < 0.52  # type: ignore[union-attr]
 
@@ -87,7 +104,9 @@ def test_mixing_shares_have_the_moments_of_a_beta_distribution(alpha: float) -> 
     assert (centred**4).mean() == pytest.approx(fourth, rel=0.02)
 
 
-def test_no_weight_is_negative_however_a_cpu_rounds_a_square_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_weight_is_negative_however_a_cpu_rounds_a_square_root(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def rounded_down(number: Tensor) -> Tensor:
         return number**0.5 * (1 - 2**-23)
 

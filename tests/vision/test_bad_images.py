@@ -11,7 +11,13 @@ import torch
 
 from accel_trainer import BatchConfig
 from accel_trainer.core.errors import ConfigError, DataError
-from accel_trainer.vision import AugmentConfig, BadImageConfig, ImageDataset, build_image_loaders, load_images
+from accel_trainer.vision import (
+    AugmentConfig,
+    BadImageConfig,
+    ImageDataset,
+    build_image_loaders,
+    load_images,
+)
 from accel_trainer.vision.sources.find import find_source
 from accel_trainer.vision.sources.image_folder import list_images
 from tests import processes
@@ -47,11 +53,17 @@ def load(root: Path, bad_images: BadImageConfig | None = None) -> ImageDataset:
 
 
 # The first image decides the size: of one that has another, all others differ.
-@pytest.mark.parametrize(("fault", "position"), [(f, p) for f in FAULTS for p in (0, 5)][:-2] + [("another size", 5)])
-def test_a_bad_image_is_named_or_left_out_with_its_label(root: Path, fault: str, position: int) -> None:
+@pytest.mark.parametrize(
+    ("fault", "position"), [(f, p) for f in FAULTS for p in (0, 5)][:-2] + [("another size", 5)]
+)
+def test_a_bad_image_is_named_or_left_out_with_its_label(
+    root: Path, fault: str, position: int
+) -> None:
     whole = load(root)
     write(root, {position: FAULTS[fault]})
-    with pytest.raises(DataError, match=rf"row {position} of .*train.parquet .*--on-bad-image skip") as error:
+    with pytest.raises(
+        DataError, match=rf"row {position} of .*train.parquet .*--on-bad-image skip"
+    ) as error:
         load(root)
     assert "\n" not in str(error.value)
     found = load(root, SKIP)
@@ -82,13 +94,19 @@ def test_a_file_that_vanishes_while_it_is_read_is_named_or_left_out(tmp_path: Pa
 
 def test_more_bad_images_than_allowed_are_refused_with_the_count(root: Path) -> None:
     write(root, {2: b"", 4: b""})
-    with pytest.raises(DataError, match=r"DATA_BAD_IMAGES.*2 of 12 images .*row 4 .* at most 0.1 of them"):
+    with pytest.raises(
+        DataError, match=r"DATA_BAD_IMAGES.*2 of 12 images .*row 4 .* at most 0.1 of them"
+    ):
         load(root, SKIP)
-    with pytest.raises(DataError, match=r"DATA_BAD_IMAGES.*1 of 12 images .* at most 0.001 of them"):
+    with pytest.raises(
+        DataError, match=r"DATA_BAD_IMAGES.*1 of 12 images .* at most 0.001 of them"
+    ):
         load(root, BadImageConfig(policy="skip"))  # a thousandth of 12 is none
     assert len(load(root, BadImageConfig(policy="skip", max_fraction=0.2)).train) == 10
     write(root, {0: FAULTS["another size"]})
-    with pytest.raises(DataError, match=r"2 of 12 images .*row 2 .* is 8x8 pixels, but the first image is 9x9"):
+    with pytest.raises(
+        DataError, match=r"2 of 12 images .*row 2 .* is 8x8 pixels, but the first image is 9x9"
+    ):
         load(root, SKIP)
 
 
@@ -104,7 +122,9 @@ def test_a_cache_without_bad_images_is_not_used_where_they_are_an_error(root: Pa
     assert again.test.left_out == first.test.left_out
 
 
-def test_what_was_left_out_does_not_depend_on_where_the_data_lie(root: Path, tmp_path: Path) -> None:
+def test_what_was_left_out_does_not_depend_on_where_the_data_lie(
+    root: Path, tmp_path: Path
+) -> None:
     write(root, {2: b"hello"})
     shutil.copytree(root, tmp_path / "copy")
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
@@ -113,7 +133,9 @@ def test_what_was_left_out_does_not_depend_on_where_the_data_lie(root: Path, tmp
     assert load(tmp_path / "copy", SKIP).fingerprint == first
 
 
-def test_bad_images_are_listed_and_epochs_are_as_long_on_all_processes(root: Path, tmp_path: Path) -> None:
+def test_bad_images_are_listed_and_epochs_are_as_long_on_all_processes(
+    root: Path, tmp_path: Path
+) -> None:
     write(root, {3: b"hello"})
     job = processes.run(take_an_epoch, root, num_processes=2, folder=tmp_path / "logs")
     assert "1 of 12 train images are left out: row 3 of" in job.output(0)
@@ -131,7 +153,9 @@ def take_an_epoch(root: Path) -> None:
             accelerator=accelerator,
         )
         step_batches = list(loader.step_batches(0, 0))
-        ids = torch.cat([batch.sample_ids for step_batch in step_batches for batch in step_batch.micro_batches])
+        ids = torch.cat(
+            [batch.sample_ids for step_batch in step_batches for batch in step_batch.micro_batches]
+        )
         ids = accelerator.pad_across_processes(ids, pad_index=-1)
         seen = sorted(int(one) for one in accelerator.gather(ids) if one >= 0)
         assert len(step_batches) == 3

@@ -34,11 +34,15 @@ def test_recomputing_keeps_fewer_activations() -> None:
     def bytes_saved(*, activation_checkpointing: bool) -> int:
         config = ModelConfig(name="resnet20", activation_checkpointing=activation_checkpointing)
         model, saved = build_model(config, in_channels=3, num_classes=10), []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.nbytes) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: saved.append(t.nbytes) or t, lambda t: t
+        ):
             model(torch.randn(2, 3, 32, 32))
         return sum(saved)
 
-    assert bytes_saved(activation_checkpointing=True) < bytes_saved(activation_checkpointing=False) / 3
+    assert (
+        bytes_saved(activation_checkpointing=True) < bytes_saved(activation_checkpointing=False) / 3
+    )
 
 
 def test_a_recomputed_model_compiles() -> None:

@@ -24,7 +24,8 @@ from tests.variants import slow
 
 from .make_data import png, random_images, write_image_folder, write_parquet, write_parquet_folder
 
-# Newer Pythons warn of threads; those of torch are idle here, and a spawned process takes 3 s to import it.
+# Newer Pythons warn of threads; those of torch are idle here, and a spawned process takes 3 s to
+# import it.
 FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
@@ -41,7 +42,9 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     folders: list[Path] = []
     build = cache._build
     monkeypatch.setattr(
-        cache, "_build", lambda folder, *rest, **more: (folders.append(folder), build(folder, *rest, **more))
+        cache,
+        "_build",
+        lambda folder, *rest, **more: (folders.append(folder), build(folder, *rest, **more)),
     )
     return folders
 
@@ -51,7 +54,9 @@ def load(root: Path) -> ImageDataset:
 
 
 def only_folder(root: Path) -> Path:
-    (folder,) = (path for path in (root.parent / "cache").iterdir() if not path.name.startswith("."))
+    (folder,) = (
+        path for path in (root.parent / "cache").iterdir() if not path.name.startswith(".")
+    )
     return folder
 
 
@@ -67,20 +72,28 @@ def test_normalisation_is_that_of_the_training_pixels(root: Path) -> None:
     dataset = load(root)
     values = dataset.train.images.double() / 255
     assert dataset.normalization.mean == pytest.approx(values.mean((0, 2, 3)).tolist(), abs=1e-12)
-    assert dataset.normalization.std == pytest.approx(values.std((0, 2, 3), correction=0).tolist(), abs=1e-12)
+    assert dataset.normalization.std == pytest.approx(
+        values.std((0, 2, 3), correction=0).tolist(), abs=1e-12
+    )
 
 
 def test_a_constant_channel_is_not_divided_by_zero(tmp_path: Path) -> None:
     images = random_images(6)
     images[..., 1] = 40
     for name in ("train", "test"):
-        write_parquet(tmp_path / "flat" / f"{name}.parquet", [png(image) for image in images], [0, 1, 0, 1, 0, 1])
+        write_parquet(
+            tmp_path / "flat" / f"{name}.parquet",
+            [png(image) for image in images],
+            [0, 1, 0, 1, 0, 1],
+        )
     std = load(tmp_path / "flat").normalization.std
     assert std[1] == 1 / 255
     assert std[0] > 0.2
 
 
-def test_changed_sources_are_decoded_again_and_have_another_fingerprint(root: Path, builds: list[Path]) -> None:
+def test_changed_sources_are_decoded_again_and_have_another_fingerprint(
+    root: Path, builds: list[Path]
+) -> None:
     first = load(root)
     write_parquet_folder(root, num_train=13)
     second = load(root)
@@ -176,7 +189,9 @@ def edit_manifest(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Non
         list_manifest,
     ],
 )
-def test_a_damaged_cache_is_built_again(root: Path, builds: list[Path], damage: Callable[[Path], None]) -> None:
+def test_a_damaged_cache_is_built_again(
+    root: Path, builds: list[Path], damage: Callable[[Path], None]
+) -> None:
     expected = load(root)
     images = expected.train.images.clone()
     damage(only_folder(root))
@@ -197,7 +212,9 @@ def test_the_fingerprint_of_the_digits_never_changes(tmp_path: Path) -> None:
     assert load_images("digits", cache_dir=tmp_path).fingerprint == expected
 
 
-def test_writing_into_a_mapped_tensor_leaves_the_cache_as_it_is(root: Path, builds: list[Path]) -> None:
+def test_writing_into_a_mapped_tensor_leaves_the_cache_as_it_is(
+    root: Path, builds: list[Path]
+) -> None:
     load(root).train.images.zero_()
     load(root)
     assert len(builds) == 1
@@ -242,7 +259,9 @@ def test_a_build_that_is_killed_anywhere_continues_with_the_same_bytes(
     repeated = []
     last = len(disk.operations) - 1
     for num_changes in [*range(0, last, every), last]:
-        writer = multiprocessing.get_context("fork").Process(target=load_and_die, args=(root, num_changes))
+        writer = multiprocessing.get_context("fork").Process(
+            target=load_and_die, args=(root, num_changes)
+        )
         writer.start()
         writer.join(30)
         assert writer.exitcode == -signal.SIGKILL
@@ -252,8 +271,12 @@ def test_a_build_that_is_killed_anywhere_continues_with_the_same_bytes(
         assert found.fingerprint == whole.fingerprint
         assert found.train.left_out == whole.train.left_out
         folder = only_folder(root)
-        assert {path.name for path in expected.iterdir()} == {path.name for path in folder.iterdir()}
-        assert all((folder / path.name).read_bytes() == path.read_bytes() for path in expected.iterdir())
+        assert {path.name for path in expected.iterdir()} == {
+            path.name for path in folder.iterdir()
+        }
+        assert all(
+            (folder / path.name).read_bytes() == path.read_bytes() for path in expected.iterdir()
+        )
         shutil.rmtree(tmp_path / "cache")
     assert last >= 30
     assert repeated[0] == 26, "all, and the first for its size"
@@ -262,13 +285,17 @@ def test_a_build_that_is_killed_anywhere_continues_with_the_same_bytes(
 
 
 @FORKS
-def test_processes_that_load_at_once_get_the_same_and_decode_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_load_at_once_get_the_same_and_decode_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     context = multiprocessing.get_context("fork")
     results: Queue[str] = context.Queue()
     builders: Queue[int] = context.Queue()
     build = cache._build
 
-    def build_slowly(folder: Path, raw: RawImages, bad_images: BadImageConfig, *, is_sole_writer: bool) -> None:
+    def build_slowly(
+        folder: Path, raw: RawImages, bad_images: BadImageConfig, *, is_sole_writer: bool
+    ) -> None:
         builders.put(os.getpid())
         time.sleep(0.3)  # long enough for all others to arrive
         build(folder, raw, bad_images, is_sole_writer=is_sole_writer)
@@ -309,7 +336,9 @@ def test_a_chunk_that_a_power_loss_has_damaged_is_decoded_again(
         shutil.rmtree(root.parent / "cache")
 
 
-def test_without_locks_a_second_writer_is_tolerated(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_locks_a_second_writer_is_tolerated(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")
 
@@ -330,14 +359,18 @@ def test_without_locks_a_second_writer_is_tolerated(root: Path, monkeypatch: pyt
     only_folder(root)
 
 
-def test_a_cache_that_can_only_be_read_is_used(root: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_can_only_be_read_is_used(
+    root: Path, builds: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     load(root)
 
     def refuse(*arguments: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    monkeypatch.setattr(os, "open", lambda path, flags, *rest, **more: _reading(path, flags, *rest, **more))
+    monkeypatch.setattr(
+        os, "open", lambda path, flags, *rest, **more: _reading(path, flags, *rest, **more)
+    )
     assert len(load(root).train) == 12
     assert len(builds) == 1
 
@@ -350,7 +383,9 @@ def _reading(path: object, flags: int, *rest: object, **more: object) -> int:
     return _open(path, flags, *rest, **more)  # type: ignore[arg-type]
 
 
-def test_a_full_disk_is_reported_before_and_while_decoding(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_and_while_decoding(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(cache, "free_bytes", lambda path: 100)
         with pytest.raises(OutputError, match=r"CACHE_TOO_LARGE.*choose another cache folder"):
@@ -360,6 +395,8 @@ def test_a_full_disk_is_reported_before_and_while_decoding(root: Path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(filesystem.disk, "write", full)
-    with pytest.raises(OutputError, match=r"CACHE_NOT_WRITABLE.*No space left on device.*free some space"):
+    with pytest.raises(
+        OutputError, match=r"CACHE_NOT_WRITABLE.*No space left on device.*free some space"
+    ):
         load(root)
     assert not [path for path in (root.parent / "cache").iterdir() if path.name != ".lock"]

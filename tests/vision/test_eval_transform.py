@@ -40,7 +40,9 @@ def test_a_crop_is_resized_as_if_it_were_a_whole_picture(interpolation: str) -> 
     assert torch.equal(resize_box(pixels, box, 24, interpolation), whole)
 
 
-@pytest.mark.parametrize(("side", "expected"), [(63, 1), (64, 2), (127, 2), (128, 4), (256, 8), (2000, 8)])
+@pytest.mark.parametrize(
+    ("side", "expected"), [(63, 1), (64, 2), (127, 2), (128, 4), (256, 8), (2000, 8)]
+)
 def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(
     side: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,7 +63,8 @@ def test_a_large_jpeg_is_decoded_at_a_fraction_of_its_size(
 def test_a_png_is_never_shrunk() -> None:
     data = encoded(photo(200, 150), "png")
     assert torch.equal(
-        EvalTransform(size=16, crop_ratio=1.0)(data, "a"), resize_box(decode_photo(data, "a"), Box(0, 25, 150, 150), 16)
+        EvalTransform(size=16, crop_ratio=1.0)(data, "a"),
+        resize_box(decode_photo(data, "a"), Box(0, 25, 150, 150), 16),
     )
 
 

@@ -118,10 +118,14 @@ def test_each_step_has_the_same_pixels_and_targets_for_any_processes(
 
 
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
-def test_an_epoch_entered_at_a_step_continues_as_if_started_at_the_first(augment: AugmentConfig) -> None:
+def test_an_epoch_entered_at_a_step_continues_as_if_started_at_the_first(
+    augment: AugmentConfig,
+) -> None:
     whole = batches_of(make_loader(global_batch=5, augment=augment), epoch=1)
     for first_step in range(len(whole) + 1):
-        rest = batches_of(make_loader(global_batch=5, augment=augment), epoch=1, first_step=first_step)
+        rest = batches_of(
+            make_loader(global_batch=5, augment=augment), epoch=1, first_step=first_step
+        )
         assert len(rest) == len(whole) - first_step
         for found, expected in zip(rest, whole[first_step:], strict=True):
             for left, right in zip(found, expected, strict=True):
@@ -145,7 +149,9 @@ def test_each_epoch_and_seed_has_its_own_order() -> None:
 
 
 @pytest.mark.parametrize("augment", [PLAIN, MIXED], ids=["plain", "mixed"])
-def test_a_process_without_samples_gets_an_empty_batch_of_the_right_shape(augment: AugmentConfig) -> None:
+def test_a_process_without_samples_gets_an_empty_batch_of_the_right_shape(
+    augment: AugmentConfig,
+) -> None:
     loader = make_loader(num_samples=25, num_processes=4, process_index=3, augment=augment)
     (batch,) = batches_of(loader)[-1]
     assert batch.inputs.shape == (0, 3, 8, 8)
@@ -161,7 +167,9 @@ def test_without_augmentation_batches_are_the_normalised_images() -> None:
     split = random_split(24)
     mean = torch.tensor(NORMALIZATION.mean)[:, None, None]
     std = torch.tensor(NORMALIZATION.std)[:, None, None]
-    for batch in itertools.chain(*batches_of(make_loader(augment=AugmentConfig(crop_padding=0, flip="none")))):
+    for batch in itertools.chain(
+        *batches_of(make_loader(augment=AugmentConfig(crop_padding=0, flip="none")))
+    ):
         expected = (split.images[batch.sample_ids].float() / 255 - mean) / std
         torch.testing.assert_close(batch.inputs, expected, rtol=0, atol=2e-6)
         assert torch.equal(batch.targets, split.labels[batch.sample_ids])
@@ -185,7 +193,9 @@ def test_a_pasted_box_shows_the_partner_as_it_is_augmented_in_this_epoch() -> No
             if elsewhere.sum() < 4:
                 continue
             pasted += 1
-            assert any(torch.equal(image[:, elsewhere], other[:, elsewhere]) for other, _ in plain.values())
+            assert any(
+                torch.equal(image[:, elsewhere], other[:, elsewhere]) for other, _ in plain.values()
+            )
     assert pasted > 5
 
 
@@ -201,18 +211,26 @@ def test_micro_batches_are_made_when_asked_for_and_the_same_each_time() -> None:
     assert len(step_batch.micro_batches) == 4
     assert torch.equal(step_batch.micro_batches[1].inputs, list(step_batch.micro_batches)[1].inputs)
     assert torch.equal(step_batch.micro_batches[1:][0].inputs, step_batch.micro_batches[1].inputs)
-    assert torch.equal(step_batch.micro_batches[-1].sample_ids, list(step_batch.micro_batches)[3].sample_ids)
+    assert torch.equal(
+        step_batch.micro_batches[-1].sample_ids, list(step_batch.micro_batches)[3].sample_ids
+    )
 
 
 def test_padding_that_cannot_be_mirrored_or_is_all_of_a_crop_is_refused() -> None:
-    with pytest.raises(ConfigError, match="crop-padding 8 is too much for images of 8 pixels: set it to 7 or less"):
+    with pytest.raises(
+        ConfigError, match="crop-padding 8 is too much for images of 8 pixels: set it to 7 or less"
+    ):
         make_loader(augment=AugmentConfig(crop_padding=8))
     make_loader(augment=AugmentConfig(crop_padding=8, crop_mode="zero"))
-    with pytest.raises(ConfigError, match="crop-padding 1000000000 is too much for images of 8 pixels: set it to 8"):
+    with pytest.raises(
+        ConfigError, match="crop-padding 1000000000 is too much for images of 8 pixels: set it to 8"
+    ):
         make_loader(augment=AugmentConfig(crop_padding=10**9, crop_mode="zero"))
 
 
-def make_eval_loader(num_samples: int, *, num_processes: int, process_index: int, batch_size: int) -> ImageEvalLoader:
+def make_eval_loader(
+    num_samples: int, *, num_processes: int, process_index: int, batch_size: int
+) -> ImageEvalLoader:
     return ImageEvalLoader(
         random_split(num_samples),
         batch_size=batch_size,
@@ -233,7 +251,10 @@ def test_evaluation_shards_are_every_sample_once_in_order(
     num_batches = set()
     for process_index in range(num_processes):
         loader = make_eval_loader(
-            num_samples, num_processes=num_processes, process_index=process_index, batch_size=batch_size
+            num_samples,
+            num_processes=num_processes,
+            process_index=process_index,
+            batch_size=batch_size,
         )
         assert loader.num_samples == num_samples
         batches = list(loader.batches())
@@ -277,7 +298,9 @@ def test_a_gpu_gets_the_pixels_of_the_cpu_and_waits_for_none(augment: AugmentCon
         )
         for device in (CPU, torch.device("cuda"))
     ]
-    for expected, step_batch in zip(loaders[0].step_batches(1, 0), loaders[1].step_batches(1, 0), strict=True):
+    for expected, step_batch in zip(
+        loaders[0].step_batches(1, 0), loaders[1].step_batches(1, 0), strict=True
+    ):
         torch.cuda.set_sync_debug_mode("error")
         try:
             found = list(step_batch.micro_batches)

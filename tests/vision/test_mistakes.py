@@ -23,7 +23,9 @@ class Loader:
 
 def worst_by_sorting(logits: Tensor, labels: Tensor) -> list[tuple[int, int, int]]:
     rows = []
-    for number, (row, label) in enumerate(zip(logits.softmax(1).tolist(), labels.tolist(), strict=True)):
+    for number, (row, label) in enumerate(
+        zip(logits.softmax(1).tolist(), labels.tolist(), strict=True)
+    ):
         prediction = row.index(max(row))
         if prediction != label:
             rows.append((-max(row), number, label, prediction))
@@ -32,14 +34,19 @@ def worst_by_sorting(logits: Tensor, labels: Tensor) -> list[tuple[int, int, int
 
 def test_the_surest_mistakes_are_found_for_any_batches_and_processes() -> None:
     generator = torch.Generator().manual_seed(0)
-    logits, labels = torch.randn(200, 7, generator=generator), torch.randint(7, (200,), generator=generator)
+    logits, labels = (
+        torch.randn(200, 7, generator=generator),
+        torch.randint(7, (200,), generator=generator),
+    )
     metric = WorstMistakes(Path(), Loader(200), [])
     expected = worst_by_sorting(logits, labels)
     for num_processes, batch_size in ((1, 200), (1, 13), (3, 8)):
         parts = [metric.empty(torch.device("cpu")) for _ in range(num_processes)]
         for number, ids in enumerate(torch.randperm(200, generator=generator).split(batch_size)):
             batch = Batch(torch.zeros(len(ids), 1), labels[ids], ids)
-            metric.update(parts[number % num_processes], batch, EvalOutput(torch.zeros(len(ids)), logits[ids]))
+            metric.update(
+                parts[number % num_processes], batch, EvalOutput(torch.zeros(len(ids)), logits[ids])
+            )
         found = metric.compute(torch.stack(parts).sum(0))["worst_mistakes"]
         assert [(each["id"], each["label"], each["prediction"]) for each in found] == expected
         probabilities = [each["probability"] for each in found]
@@ -62,7 +69,9 @@ def test_the_calibration_compares_confidence_with_accuracy_in_tenths() -> None:
     logits = torch.tensor([[chance, 1 - chance] for chance in chances], dtype=torch.float64).log()
     for ids in (torch.tensor([6, 0, 3]), torch.tensor([1, 2, 4, 5])):
         metric.update(
-            sums, Batch(torch.zeros(len(ids), 1), labels[ids], ids), EvalOutput(torch.zeros(len(ids)), logits[ids])
+            sums,
+            Batch(torch.zeros(len(ids), 1), labels[ids], ids),
+            EvalOutput(torch.zeros(len(ids)), logits[ids]),
         )
     low, high = metric.compute(sums)["calibration"]
     assert low == {"samples": 2, "confidence": pytest.approx(0.65), "accuracy": 0.5}

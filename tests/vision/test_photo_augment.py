@@ -14,7 +14,13 @@ from PIL import Image
 
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.rng import fold_in, random_uniform
-from accel_trainer.vision.augment.photo import Draw, PhotoAugment, PhotoAugmentConfig, PhotoDraws, random_resized_box
+from accel_trainer.vision.augment.photo import (
+    Draw,
+    PhotoAugment,
+    PhotoAugmentConfig,
+    PhotoDraws,
+    random_resized_box,
+)
 from accel_trainer.vision.augment.photo_ops import OPERATIONS, jitter_colors, operate
 from accel_trainer.vision.data.eval_transform import Box
 
@@ -26,7 +32,9 @@ Pixels = NDArray[np.uint8]
 
 
 def augment(size: int = 16, *, epoch: int = 0, seed: int = 0, **options: Any) -> PhotoAugment:
-    return PhotoAugment(PhotoAugmentConfig(**options), size=size, mean=(0.2, 0.4, 0.6), seed=seed, epoch=epoch)
+    return PhotoAugment(
+        PhotoAugmentConfig(**options), size=size, mean=(0.2, 0.4, 0.6), seed=seed, epoch=epoch
+    )
 
 
 def uniform(draw: int, sample: int, *, seed: int = 0, epoch: int = 0) -> float:
@@ -67,11 +75,15 @@ def obvious_crop(height: int, width: int, sample: int) -> Box:
     return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (30, 20), (200, 10), (1, 300), (1, 1), (7, 2000)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(375, 500), (30, 20), (200, 10), (1, 300), (1, 1), (7, 2000)]
+)
 def test_random_resized_boxes_are_those_of_the_obvious_algorithm(height: int, width: int) -> None:
     draws = augment().draw(IDS[:300])
     for sample in range(300):
-        box = random_resized_box(height, width, scale=(0.08, 1.0), shape=(3 / 4, 4 / 3), draws=draws[sample])
+        box = random_resized_box(
+            height, width, scale=(0.08, 1.0), shape=(3 / 4, 4 / 3), draws=draws[sample]
+        )
         assert box == obvious_crop(height, width, sample)
         assert box.top >= 0
         assert box.top + box.height <= height
@@ -85,7 +97,9 @@ def test_a_random_resized_crop_is_that_box_resized() -> None:
     for sample, draws in enumerate(augment().draw(IDS[:40])):
         box = obvious_crop(50, 60, sample)
         place = (box.left, box.top, box.left + box.width, box.top + box.height)
-        expected = np.array(image.crop(place).resize((16, 16), Image.Resampling.BILINEAR)).astype(int)
+        expected = np.array(image.crop(place).resize((16, 16), Image.Resampling.BILINEAR)).astype(
+            int
+        )
         if draws.is_flipped:
             expected = expected[:, ::-1]
         found = augment()(data, "a", draws).numpy()
@@ -107,7 +121,9 @@ def test_areas_of_crops_are_uniform() -> None:
 def test_a_padded_crop_moves_the_centre_square(mode: str) -> None:
     data = encoded(photo(24, 16), "png")
     square = decoded(data)[:, 4:20]
-    padded = np.pad(square, ((3, 3), (3, 3), (0, 0)), mode="reflect" if mode == "reflect" else "constant")
+    padded = np.pad(
+        square, ((3, 3), (3, 3), (0, 0)), mode="reflect" if mode == "reflect" else "constant"
+    )
     shifts = set()
     options = {"crop": "padded", "crop_padding": 3, "crop_mode": mode, "flip": "none"}
     for draws in augment(**options).draw(IDS[:200]):
@@ -120,7 +136,9 @@ def test_a_padded_crop_moves_the_centre_square(mode: str) -> None:
 def test_without_a_crop_the_centre_square_is_resized() -> None:
     data = encoded(photo(24, 16), "png")
     draws = augment(crop="none", flip="none").draw(IDS[:1])[0]
-    assert np.array_equal(augment(crop="none", flip="none")(data, "a", draws).numpy(), decoded(data)[:, 4:20])
+    assert np.array_equal(
+        augment(crop="none", flip="none")(data, "a", draws).numpy(), decoded(data)[:, 4:20]
+    )
 
 
 def test_alternating_flips_change_sides_each_epoch() -> None:
@@ -161,7 +179,9 @@ def test_the_hue_is_turned_as_computed_pixel_by_pixel() -> None:
     for row, column in np.ndindex(pixels.shape[:2]):
         hue, saturation, value = colorsys.rgb_to_hsv(*(pixels[row, column] / 255))
         expected = np.array(colorsys.hsv_to_rgb((hue + 0.2) % 1, saturation, value)) * 255
-        assert np.abs(found[row, column] - expected).max() <= 5, "Pillow stores hue and saturation in 8 bits"
+        assert np.abs(found[row, column] - expected).max() <= 5, (
+            "Pillow stores hue and saturation in 8 bits"
+        )
 
 
 def test_the_order_of_the_jitter_is_random() -> None:
@@ -175,7 +195,9 @@ def test_the_order_of_the_jitter_is_random() -> None:
 # --- operations of the policies ---
 
 
-def apply(operation: str, strength: float = 0.5, *, is_negative: bool = False) -> tuple[Pixels, Pixels]:
+def apply(
+    operation: str, strength: float = 0.5, *, is_negative: bool = False
+) -> tuple[Pixels, Pixels]:
     pixels = small(1)
     return pixels, operate(pixels, operation, strength=strength, is_negative=is_negative, fill=FILL)
 
@@ -221,7 +243,9 @@ def test_a_rotation_is_counterclockwise_about_the_centre() -> None:
 
     def source(x: float, y: float) -> tuple[float, float]:
         dx, dy = x - 4.5, y - 3.5
-        return 4.5 + math.cos(angle) * dx - math.sin(angle) * dy, 3.5 + math.sin(angle) * dx + math.cos(angle) * dy
+        return 4.5 + math.cos(angle) * dx - math.sin(angle) * dy, 3.5 + math.sin(
+            angle
+        ) * dx + math.cos(angle) * dy
 
     assert np.array_equal(found, obvious_move(pixels, source))
     assert not np.array_equal(apply("rotate", 1.0, is_negative=True)[1], found)
@@ -246,7 +270,10 @@ def test_contrast_and_histograms() -> None:
     many = np.array(photo(100, 80))
     spread = operate(many, "equalize", strength=0, is_negative=False, fill=FILL)
     for channel in range(3):
-        quarters = np.histogram(spread[..., channel], bins=4, range=(0, 256))[0] / spread[..., channel].size
+        quarters = (
+            np.histogram(spread[..., channel], bins=4, range=(0, 256))[0]
+            / spread[..., channel].size
+        )
         assert (np.abs(quarters - 0.25) < 0.1).all()
 
 
@@ -260,13 +287,21 @@ def test_enhancements_go_both_ways(operation: str) -> None:
 
 def test_randaugment_applies_operations_one_after_the_other() -> None:
     data = encoded(photo(16, 16), "png")
-    options = {"crop": "none", "flip": "none", "policy": "randaugment", "num_operations": 3, "magnitude": 12}
+    options = {
+        "crop": "none",
+        "flip": "none",
+        "policy": "randaugment",
+        "num_operations": 3,
+        "magnitude": 12,
+    }
     for sample, draws in enumerate(augment(**options).draw(IDS[:60])):
         pixels = decoded(data)
         for place in range(3):
             operation = OPERATIONS[int(uniform(Draw.OPERATION + place, sample) * 14)]
             is_negative = uniform(Draw.SIGN + place, sample) < 0.5
-            pixels = operate(pixels, operation, strength=0.4, is_negative=is_negative, fill=(51, 102, 153))
+            pixels = operate(
+                pixels, operation, strength=0.4, is_negative=is_negative, fill=(51, 102, 153)
+            )
         assert np.array_equal(augment(**options)(data, "a", draws).numpy(), pixels)
 
 
@@ -278,7 +313,13 @@ def test_trivialaugment_applies_one_operation_of_any_strength() -> None:
         strength = int(uniform(Draw.STRENGTH, sample) * 31) / 30
         operation = OPERATIONS[int(uniform(Draw.OPERATION, sample) * 14)]
         is_negative = uniform(Draw.SIGN, sample) < 0.5
-        pixels = operate(decoded(data), operation, strength=strength, is_negative=is_negative, fill=(51, 102, 153))
+        pixels = operate(
+            decoded(data),
+            operation,
+            strength=strength,
+            is_negative=is_negative,
+            fill=(51, 102, 153),
+        )
         assert np.array_equal(augment(**options)(data, "a", draws).numpy(), pixels)
         strengths.add(strength)
     assert len(strengths) > 20
@@ -336,10 +377,16 @@ def test_every_draw_has_a_number_of_its_own() -> None:
     [
         ({"crop_scale": (0.0, 1.0)}, "augment.crop_scale is (0.0, 1.0): set it above 0"),
         ({"crop_scale": (0.5, 1.5)}, "augment.crop_scale is (0.5, 1.5): set it between 0 and 1"),
-        ({"crop_scale": (0.9, 0.1)}, "--augment.crop-scale is 0.9 0.1: give the smaller number first"),
+        (
+            {"crop_scale": (0.9, 0.1)},
+            "--augment.crop-scale is 0.9 0.1: give the smaller number first",
+        ),
         ({"crop_shape": (-1.0, 1.0)}, "augment.crop_shape is (-1.0, 1.0): set it above 0"),
         ({"crop_padding": -1}, "augment.crop_padding is -1: set it to at least 0"),
-        ({"color_jitter": (0.1, 0.1, 0.1, 0.6)}, "the hue of --augment.color-jitter is 0.6: set it to 0 .. 0.5"),
+        (
+            {"color_jitter": (0.1, 0.1, 0.1, 0.6)},
+            "the hue of --augment.color-jitter is 0.6: set it to 0 .. 0.5",
+        ),
         ({"color_jitter": (-0.1, 0.1, 0.1, 0.1)}, "augment.color_jitter is (-0.1, 0.1, 0.1, 0.1)"),
         ({"num_operations": 0}, "augment.num_operations is 0: set it to 1 .. 10"),
         ({"magnitude": 31}, "augment.magnitude is 31: set it to 0 .. 30"),

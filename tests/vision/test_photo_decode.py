@@ -17,7 +17,9 @@ from .make_photos import decoded, encoded, photo
 PHOTO = photo(50, 37)
 
 
-@pytest.mark.parametrize("options", [{}, {"quality": 95, "subsampling": 0}, {"progressive": True}, {"keep_rgb": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"quality": 95, "subsampling": 0}, {"progressive": True}, {"keep_rgb": True}]
+)
 def test_a_jpeg_has_the_pixels_that_pillow_decodes(options: dict[str, object]) -> None:
     data = encoded(PHOTO, **options)
     pixels = decode_photo(data, "a")
@@ -53,12 +55,21 @@ def test_a_photo_is_turned_upright(kind: str, orientation: int) -> None:
     assert (header.height, header.width) == expected.shape[:2]
     assert header.is_plain_jpeg == (kind == "jpeg")
     if kind == "jpeg":
-        assert decode_photo(data, "a", shrink=2).shape == (-(-header.height // 2), -(-header.width // 2), 3)
+        assert decode_photo(data, "a", shrink=2).shape == (
+            -(-header.height // 2),
+            -(-header.width // 2),
+            3,
+        )
 
 
 def test_damaged_exif_data_is_ignored() -> None:
     pytest.importorskip("simplejpeg")
-    for exif in (b"Exif\0\0", b"Exif\0\0MM\0*\0\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0" + bytes(30)):
+    for exif in (
+        b"Exif\0\0",
+        b"Exif\0\0MM\0*\0\0\0",
+        b"Exif\0\0II*\0\xff\xff\xff\xff",
+        b"Exif\0\0" + bytes(30),
+    ):
         data = encoded(PHOTO, exif=exif)
         assert decode_photo(data, "a").shape == (37, 50, 3)
     turned = Image.Exif()
@@ -70,7 +81,9 @@ def test_16_bits_keep_their_upper_8() -> None:
     grey = np.arange(256, dtype=np.uint16).reshape(16, 16) * 257
     for kind in ("png", "tiff"):
         pixels = decode_photo(encoded(Image.fromarray(grey), kind), "a")
-        assert np.array_equal(pixels, np.repeat((grey >> 8).astype(np.uint8)[:, :, None], 3, axis=2))
+        assert np.array_equal(
+            pixels, np.repeat((grey >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+        )
     wide = Image.fromarray(grey.astype(np.int32))
     assert np.array_equal(decode_photo(encoded(wide, "tiff"), "a")[..., 0], grey >> 8)
 
@@ -94,7 +107,12 @@ def test_any_size_is_decoded(size: tuple[int, int], kind: str) -> None:
 
 def png_that_claims(width: int, height: int) -> bytes:
     header = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    start = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + header + struct.pack(">I", zlib.crc32(header))
+    start = (
+        b"\x89PNG\r\n\x1a\n"
+        + struct.pack(">I", 13)
+        + header
+        + struct.pack(">I", zlib.crc32(header))
+    )
     return start + encoded(PHOTO, "png")[len(start) :]
 
 
@@ -124,7 +142,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_damaged_photo_is_named(kind: str) -> None:
-    with pytest.raises(DataError, match=r"error\[DATA_IMAGE\]: row 7 of x cannot be decoded") as error:
+    with pytest.raises(
+        DataError, match=r"error\[DATA_IMAGE\]: row 7 of x cannot be decoded"
+    ) as error:
         decode_photo(BROKEN[kind], "row 7 of x")
     assert "\n" not in str(error.value)
 

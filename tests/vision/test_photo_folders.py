@@ -35,7 +35,10 @@ class Loaded(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """`write` makes it; `path` in it is given to `load_photos`. `found` is what it holds, or part of the error."""
+    """`write` makes it; `path` in it is given to `load_photos`.
+
+    `found` is what it holds, or part of the error.
+    """
 
     write: Write
     found: Loaded | str
@@ -82,7 +85,9 @@ def in_formats(root: Path) -> None:
         "g.jpeg": encoded(small.convert("L")),
         "h.JPG": encoded(small.convert("1"), "png"),
         "i.png": encoded(small.convert("CMYK")),
-        "j.PNG": encoded(PILImage.fromarray(np.arange(99, dtype=np.uint16).reshape(9, 11) * 600), "png"),
+        "j.PNG": encoded(
+            PILImage.fromarray(np.arange(99, dtype=np.uint16).reshape(9, 11) * 600), "png"
+        ),
     }
     for name in ANTS_AND_BEES:
         (root / name).mkdir(parents=True)
@@ -96,11 +101,15 @@ def with_links(root: Path) -> None:
     (root / "ant").symlink_to(root.parent / "elsewhere" / "ant")
     (root / "bee").mkdir()
     for index in range(3):
-        (root / "bee" / f"{index}.jpg").symlink_to(root.parent / "elsewhere" / "bee" / f"{index}.jpg")
+        (root / "bee" / f"{index}.jpg").symlink_to(
+            root.parent / "elsewhere" / "bee" / f"{index}.jpg"
+        )
 
 
 def table(count: int = 4, **changes: Any) -> Dataset:
-    columns: dict[str, Any] = {"image": [encoded(photo(20, 20, seed=index)) for index in range(count)]}
+    columns: dict[str, Any] = {
+        "image": [encoded(photo(20, 20, seed=index)) for index in range(count)]
+    }
     columns |= {
         "label": [index % 2 for index in range(count)],
         **{name: values for name, (values, _) in changes.items()},
@@ -131,8 +140,12 @@ def plain_parquet(labels: list[Any], kind: pa.DataType | None = None) -> Write:
         for name in ("train", "test"):
             images = [encoded(photo(9, 9, seed=index)) for index in range(len(labels))]
             is_struct = kind is not None and pa.types.is_struct(kind)
-            images = pa.array([{"bytes": data} for data in images] if is_struct else images, kind or pa.binary())
-            pq.write_table(pa.table({"jpeg": images, "class": pa.array(labels)}), root / f"{name}.parquet")
+            images = pa.array(
+                [{"bytes": data} for data in images] if is_struct else images, kind or pa.binary()
+            )
+            pq.write_table(
+                pa.table({"jpeg": images, "class": pa.array(labels)}), root / f"{name}.parquet"
+            )
 
     return write
 
@@ -393,7 +406,9 @@ def _metadata(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("_metadata")
 @pytest.mark.parametrize("kind", FOLDERS)
-def test_it_is_loaded_or_refused_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_loaded_or_refused_in_one_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     folder, root = FOLDERS[kind], tmp_path / "photos"
     folder.write(root)
@@ -404,7 +419,9 @@ def test_it_is_loaded_or_refused_in_one_line(kind: str, tmp_path: Path, monkeypa
         decode_all(photos)
         return
     with pytest.raises(UserError) as error:
-        decode_all(load_photos(source, val_fraction=folder.val_fraction, cache_dir=tmp_path / "cache"))
+        decode_all(
+            load_photos(source, val_fraction=folder.val_fraction, cache_dir=tmp_path / "cache")
+        )
     assert "\n" not in str(error.value)
     assert folder.found in str(error.value)
     assert "photos" in str(error.value)
@@ -425,7 +442,9 @@ def decode_all(photos: Photos) -> None:
             assert transform(split.encoded_at(index), split.name_of(index)).shape == (8, 8, 3)
 
 
-def test_a_folder_in_the_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_in_the_home_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     splits("train", "val")(tmp_path / "photos")
     assert len(load_photos("~/photos", cache_dir=tmp_path / "cache").train) == 6

@@ -39,7 +39,9 @@ PLAIN = PhotoAugmentConfig()
 EVERYTHING = PhotoAugmentConfig(
     color_jitter=(0.4, 0.4, 0.4, 0.1), policy="randaugment", erase=0.5, mixup=0.5, cutmix=1.0
 )
-TRIVIAL = PhotoAugmentConfig(crop="padded", flip="alternating", policy="trivialaugment", crop_mode="zero")
+TRIVIAL = PhotoAugmentConfig(
+    crop="padded", flip="alternating", policy="trivialaugment", crop_mode="zero"
+)
 
 
 def make_loader(
@@ -96,7 +98,9 @@ def expect_same(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("num_processes", [1, 2, 4])
-@pytest.mark.parametrize("augment", [PLAIN, EVERYTHING, TRIVIAL], ids=["plain", "everything", "trivial"])
+@pytest.mark.parametrize(
+    "augment", [PLAIN, EVERYTHING, TRIVIAL], ids=["plain", "everything", "trivial"]
+)
 def test_photos_have_the_same_pixels_for_any_processes_and_workers(
     augment: PhotoAugmentConfig, num_processes: int, num_workers: int
 ) -> None:
@@ -105,7 +109,11 @@ def test_photos_have_the_same_pixels_for_any_processes_and_workers(
     for micro in (64, 1, 3):
         loaders = [
             make_loader(
-                augment=augment, num_processes=num_processes, process_index=index, num_workers=num_workers, micro=micro
+                augment=augment,
+                num_processes=num_processes,
+                process_index=index,
+                num_workers=num_workers,
+                micro=micro,
             )
             for index in range(num_processes)
         ]
@@ -115,7 +123,9 @@ def test_photos_have_the_same_pixels_for_any_processes_and_workers(
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("augment", [PLAIN, EVERYTHING], ids=["plain", "everything"])
-def test_an_epoch_of_photos_may_be_entered_at_any_step(augment: PhotoAugmentConfig, num_workers: int) -> None:
+def test_an_epoch_of_photos_may_be_entered_at_any_step(
+    augment: PhotoAugmentConfig, num_workers: int
+) -> None:
     whole = batches_of(make_loader(global_batch=4, augment=augment), epoch=2)
     loader = make_loader(global_batch=4, augment=augment, num_workers=num_workers)
     for first_step in range(len(whole) + 1):
@@ -167,10 +177,16 @@ def test_small_pictures_are_augmented_as_on_the_path_for_them() -> None:
     photos = split_of([encoded(Image.fromarray(image), "png") for image in pixels])
     transform = EvalTransform(size=16, crop_ratio=1.0, mean=(0.5, 0.4, 0.3), std=(0.2, 0.25, 0.3))
     images = ImageSplit(
-        images=torch.from_numpy(pixels).permute(0, 3, 1, 2), labels=torch.from_numpy(photos.labels), num_classes=3
+        images=torch.from_numpy(pixels).permute(0, 3, 1, 2),
+        labels=torch.from_numpy(photos.labels),
+        num_classes=3,
     )
     normalization = Normalization(mean=transform.mean, std=transform.std)
-    for options in ({}, {"crop_mode": "zero", "flip": "alternating"}, {"mixup": 0.3, "cutmix": 0.7}):
+    for options in (
+        {},
+        {"crop_mode": "zero", "flip": "alternating"},
+        {"mixup": 0.3, "cutmix": 0.7},
+    ):
         augment = PhotoAugmentConfig(crop="padded", crop_padding=3, **options)
         found = make_loader(photos=photos, transform=transform, augment=augment)
         expected = ImageLoader(
@@ -186,14 +202,21 @@ def test_small_pictures_are_augmented_as_on_the_path_for_them() -> None:
             expect_same(list(left.micro_batches), list(right.micro_batches))
     evaluated = PhotoEvalLoader(photos, transform=transform, batch_size=7, device=CPU)
     reference = ImageEvalLoader(
-        images, batch_size=7, num_processes=1, process_index=0, normalization=normalization, device=CPU
+        images,
+        batch_size=7,
+        num_processes=1,
+        process_index=0,
+        normalization=normalization,
+        device=CPU,
     )
     expect_same(list(evaluated.batches()), list(reference.batches()))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("num_processes", [1, 3, 25])
-def test_an_evaluation_is_every_photo_once_through_the_transform(num_processes: int, num_workers: int) -> None:
+def test_an_evaluation_is_every_photo_once_through_the_transform(
+    num_processes: int, num_workers: int
+) -> None:
     photos = split_of(mixed_photos(21))
     seen = []
     for index in range(num_processes):
@@ -263,7 +286,9 @@ def test_a_micro_batch_can_be_read_again() -> None:
 
 
 def test_a_padding_as_large_as_the_photo_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--augment.crop-padding 15 is too much for 15 pixels: set it below 15"):
+    with pytest.raises(
+        ConfigError, match="--augment.crop-padding 15 is too much for 15 pixels: set it below 15"
+    ):
         make_loader(augment=PhotoAugmentConfig(crop="padded", crop_padding=15))
 
 
@@ -271,7 +296,13 @@ def test_a_plan_for_other_photos_is_refused() -> None:
     plan = BatchPlan(num_samples=20, global_batch_size=4, per_device_batch_size=4)
     with pytest.raises(ValueError, match="the plan is for 20 samples, the split has 21"):
         PhotoLoader(
-            split_of(mixed_photos(21)), plan=plan, augment=PLAIN, transform=TRANSFORM, num_classes=3, seed=0, device=CPU
+            split_of(mixed_photos(21)),
+            plan=plan,
+            augment=PLAIN,
+            transform=TRANSFORM,
+            num_classes=3,
+            seed=0,
+            device=CPU,
         )
 
 

@@ -17,7 +17,15 @@ from tests.training.test_exactness import final_files, history, largest_differen
 from .make_photos import write_classes
 
 EVERYTHING = ["--augment.mixup", "0.2", "--augment.cutmix", "1", "--augment.erase", "0.5"]
-EVERYTHING += ["--augment.policy", "trivialaugment", "--augment.color-jitter", "0.2", "0.2", "0.2", "0.1"]
+EVERYTHING += [
+    "--augment.policy",
+    "trivialaugment",
+    "--augment.color-jitter",
+    "0.2",
+    "0.2",
+    "0.2",
+    "0.1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +36,18 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def flags(photos: Path, folder: Path, *extra: str) -> list[str]:
     return [
         *("--dataset", str(photos), "--val-fraction", "0.25", "--image-size", "16", "--seed", "1"),
-        *("--model", "resnet8", "--model.norm", "group", "--epochs", "2", "--batch-size", "8", "--ema", "0.9"),
+        *(
+            "--model",
+            "resnet8",
+            "--model.norm",
+            "group",
+            "--epochs",
+            "2",
+            "--batch-size",
+            "8",
+            "--ema",
+            "0.9",
+        ),
         *(
             "--output-dir",
             str(folder),
@@ -67,7 +86,9 @@ def test_it_trains_evaluates_and_exports(photos: Path, tmp_path: Path) -> None:
     }
 
 
-def test_a_run_stopped_anywhere_in_an_epoch_continues_bit_for_bit(photos: Path, tmp_path: Path) -> None:
+def test_a_run_stopped_anywhere_in_an_epoch_continues_bit_for_bit(
+    photos: Path, tmp_path: Path
+) -> None:
     processes.run(stop_everywhere, photos, tmp_path, folder=tmp_path / "logs")
 
 
@@ -83,8 +104,11 @@ def test_two_processes_train_the_same_model_as_one(photos: Path, tmp_path: Path)
     split = ["--global-batch-size", "8", "--lr", "0.001", "--batch.num-workers", "2"]
     for number in (1, 2):
         arguments = (photos, tmp_path / str(number), *split)
-        processes.run(run_in_float64, *arguments, num_processes=number, folder=tmp_path / f"logs-{number}")
-    # The pixels are the same bit for bit (test_photo_loader.py); sums over them are rounded in another order.
+        processes.run(
+            run_in_float64, *arguments, num_processes=number, folder=tmp_path / f"logs-{number}"
+        )
+    # The pixels are the same bit for bit (test_photo_loader.py); sums over them are rounded in
+    # another order.
     assert largest_difference(tmp_path / "1", tmp_path / "2") <= 1e-9
     for mine, theirs in zip(history(tmp_path / "1"), history(tmp_path / "2"), strict=True):
         assert mine == pytest.approx(theirs, abs=1e-9)
@@ -115,22 +139,48 @@ def test_it_trains_on_an_accelerator_as_on_the_cpu(photos: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("extra", "code", "message"),
     [
-        (["--dataset", "nowhere"], ExitCode.DATA, "no folder nowhere: give an existing one, or OWNER/NAME on the hub"),
-        (["--val-fraction", "0"], ExitCode.DATA, "has no validation split: set one aside with --val-fraction 0.1"),
-        (["--val-fraction", "2"], ExitCode.USAGE, "--val-fraction is 2.0: set it to at least 0 and below 1"),
+        (
+            ["--dataset", "nowhere"],
+            ExitCode.DATA,
+            "no folder nowhere: give an existing one, or OWNER/NAME on the hub",
+        ),
+        (
+            ["--val-fraction", "0"],
+            ExitCode.DATA,
+            "has no validation split: set one aside with --val-fraction 0.1",
+        ),
+        (
+            ["--val-fraction", "2"],
+            ExitCode.USAGE,
+            "--val-fraction is 2.0: set it to at least 0 and below 1",
+        ),
         (["--image-size", "0"], ExitCode.USAGE, "--image-size is 0: set it to 1 to 16384 pixels"),
         (["--image-column", "picture"], ExitCode.USAGE, "--image-column picture: "),
         (["--label-column", "kind"], ExitCode.USAGE, "--label-column kind: "),
         (["--augment.crop", "any"], ExitCode.USAGE, "--augment.crop"),
-        (["--augment.crop", "padded", "--augment.crop-padding", "16"], ExitCode.USAGE, "set it below 16"),
+        (
+            ["--augment.crop", "padded", "--augment.crop-padding", "16"],
+            ExitCode.USAGE,
+            "set it below 16",
+        ),
         (["--batch-size", "100"], ExitCode.USAGE, "larger than the"),
     ],
 )
 def test_a_mistake_is_one_line_before_any_training(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: list[str], code: ExitCode, message: str
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    extra: list[str],
+    code: ExitCode,
+    message: str,
 ) -> None:
     with pytest.raises(SystemExit) as error:
-        main(images.train, images.Config, description="", argv=flags(photos, tmp_path / "run", *extra))
+        main(
+            images.train,
+            images.Config,
+            description="",
+            argv=flags(photos, tmp_path / "run", *extra),
+        )
     captured = capsys.readouterr()
     assert error.value.code == code
     lines = [line for line in captured.err.splitlines() if line.startswith("accel_trainer: error[")]

@@ -37,8 +37,15 @@ def table(count: int, *, names: bool = True, classes: int = 2) -> Dataset:
         {"bytes": encoded(photo(30, 20, seed=index)), "path": f"{index:04}.jpg" if names else None}
         for index in range(count)
     ]
-    features = Features({"image": Image(), "label": ClassLabel(names=[f"class {label}" for label in range(classes)])})
-    return Dataset.from_dict({"image": images, "label": [i % classes for i in range(count)]}, features=features)
+    features = Features(
+        {
+            "image": Image(),
+            "label": ClassLabel(names=[f"class {label}" for label in range(classes)]),
+        }
+    )
+    return Dataset.from_dict(
+        {"image": images, "label": [i % classes for i in range(count)]}, features=features
+    )
 
 
 def test_a_folder_with_train_and_val(tmp_path: Path) -> None:
@@ -58,13 +65,19 @@ def test_a_folder_with_train_and_val(tmp_path: Path) -> None:
 
 
 def several_labels(labels: list[list[int] | None]) -> Dataset:
-    images = [{"bytes": encoded(photo(30, 20, seed=index)), "path": f"{index}.jpg"} for index in range(len(labels))]
+    images = [
+        {"bytes": encoded(photo(30, 20, seed=index)), "path": f"{index}.jpg"}
+        for index in range(len(labels))
+    ]
     features = Features({"image": Image(), "tags": List(Value("int64"))})
     return Dataset.from_dict({"image": images, "tags": labels}, features=features)
 
 
 def test_photos_with_any_number_of_labels_are_a_row_of_ones_and_zeros(tmp_path: Path) -> None:
-    splits = {"train": several_labels([[0, 2], [], [1], [2, 2]]), "val": several_labels([[1], [0, 1, 2]])}
+    splits = {
+        "train": several_labels([[0, 2], [], [1], [2, 2]]),
+        "val": several_labels([[1], [0, 1, 2]]),
+    }
     photos = load(DatasetDict(splits), tmp_path, multi_label=True)
     assert photos.class_names == ("0", "1", "2")
     assert photos.train.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0], [0, 0, 1]]
@@ -77,7 +90,11 @@ def test_photos_with_any_number_of_labels_are_a_row_of_ones_and_zeros(tmp_path: 
     [
         ([[0], None], [[0]], "row 1 of the dataset has no label in column tags"),
         ([[0], [1, -1]], [[0]], "row 1 of the dataset has label -1"),
-        ([[0], [0]], [[0], [5]], "(row 1 of the dataset) is of class 5, which no training photo has"),
+        (
+            [[0], [0]],
+            [[0], [5]],
+            "(row 1 of the dataset) is of class 5, which no training photo has",
+        ),
     ],
 )
 def test_lists_of_labels_that_cannot_be_used_are_named_by_their_row(
@@ -90,14 +107,23 @@ def test_lists_of_labels_that_cannot_be_used_are_named_by_their_row(
 
 def test_lists_of_labels_are_read_only_where_they_are_expected(tmp_path: Path) -> None:
     splits = DatasetDict(train=several_labels([[0], [1]]), val=several_labels([[0]]))
-    with pytest.raises(DataError, match=r"several labels for each photo: .* load_photos\(multi_label=True\)"):
+    with pytest.raises(
+        DataError, match=r"several labels for each photo: .* load_photos\(multi_label=True\)"
+    ):
         load(splits, tmp_path, label_column="tags")
     with pytest.raises(DataError, match="column label of the dataset has one label for each photo"):
-        load(DatasetDict(train=table(4), val=table(2)), tmp_path, label_column="label", multi_label=True)
+        load(
+            DatasetDict(train=table(4), val=table(2)),
+            tmp_path,
+            label_column="label",
+            multi_label=True,
+        )
 
 
 def test_a_mixture_of_photos_with_several_labels_weighs_each(tmp_path: Path) -> None:
-    splits = DatasetDict(train=several_labels([[0, 2], [], [1], [2]] * 2), val=several_labels([[1]]))
+    splits = DatasetDict(
+        train=several_labels([[0, 2], [], [1], [2]] * 2), val=several_labels([[1]])
+    )
     photos = load(splits, tmp_path, multi_label=True)
     loader, _ = build_photo_loaders(
         photos, BatchConfig(per_device_batch_size=8), augment=PhotoAugmentConfig(mixup=1.0),
@@ -163,7 +189,9 @@ def test_a_class_without_a_validation_photo_is_named_in_one_line(
             seed=0,
             accelerator=Accelerator(cpu=True),
         )
-    assert [record.message for record in caplog.records if record.name.startswith("accel")] == [photos.notes[0]]
+    assert [record.message for record in caplog.records if record.name.startswith("accel")] == [
+        photos.notes[0]
+    ]
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5, float("nan")])
@@ -175,7 +203,9 @@ def test_a_wrong_fraction_is_refused(tmp_path: Path, fraction: float) -> None:
 def test_a_fraction_of_a_source_that_has_a_split_is_refused(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write_classes(tmp_path / "photos" / split)
-    with pytest.raises(ConfigError, match="has a validation split, so --val-fraction 0.1 does not apply"):
+    with pytest.raises(
+        ConfigError, match="has a validation split, so --val-fraction 0.1 does not apply"
+    ):
         load(tmp_path / "photos", tmp_path, val_fraction=0.1)
 
 
@@ -192,7 +222,9 @@ def test_photos_on_disk_and_in_memory_are_the_same(tmp_path: Path) -> None:
         assert photos.class_names == ("class 0", "class 1")
         assert photos.fingerprint == expected.fingerprint
         assert contents(photos.val) == contents(expected.val)
-    only_train = load(tmp_path / "parquet" / "data" / "train-00000-of-00001.parquet", tmp_path, val_fraction=0.5)
+    only_train = load(
+        tmp_path / "parquet" / "data" / "train-00000-of-00001.parquet", tmp_path, val_fraction=0.5
+    )
     assert len(only_train.train) + len(only_train.val) == 6
 
 
@@ -212,7 +244,10 @@ def test_tars_of_webdataset(tmp_path: Path) -> None:
     for split, count in (("train", 5), ("val", 3)):
         with tarfile.open(tmp_path / "tars" / f"{split}-0000.tar", "w") as tar:
             for index in range(count):
-                for suffix, data in (("jpg", encoded(photo(20, 20, seed=index))), ("cls", b"%d" % (index % 2))):
+                for suffix, data in (
+                    ("jpg", encoded(photo(20, 20, seed=index))),
+                    ("cls", b"%d" % (index % 2)),
+                ):
                     member = tarfile.TarInfo(f"{index:05}.{suffix}")
                     member.size = len(data)
                     tar.addfile(member, io.BytesIO(data))
@@ -254,7 +289,9 @@ def test_labels_are_integers_strings_or_classes(
     tmp_path: Path, labels: list[Any], feature: Any, names: tuple[str, ...], expected: list[int]
 ) -> None:
     columns = {"photo": [encoded(photo(9, 9))] * 4, "kind": labels}
-    data = Dataset.from_dict(columns, features=Features({"photo": Value("binary"), "kind": feature}))
+    data = Dataset.from_dict(
+        columns, features=Features({"photo": Value("binary"), "kind": feature})
+    )
     photos = load(DatasetDict(train=data, val=data), tmp_path)
     assert photos.class_names == names
     assert photos.train.labels.tolist() == expected
@@ -269,12 +306,18 @@ def test_labels_are_integers_strings_or_classes(
             ClassLabel(names=["x", "y"]),
             "row 1 of the dataset has label -1 (1 such rows): the classes are 0 to",
         ),
-        ([None, 1], Value("int64"), "row 0 of the dataset has no label in column label (1 such rows)"),
+        (
+            [None, 1],
+            Value("int64"),
+            "row 0 of the dataset has no label in column label (1 such rows)",
+        ),
         ([0.0, 1.5], Value("float64"), "names one with --label-column"),
         ([[0], [1, 0]], List(Value("int64")), "name one with --label-column"),
     ],
 )
-def test_wrong_labels_are_one_line(tmp_path: Path, labels: list[Any], feature: Any, message: str) -> None:
+def test_wrong_labels_are_one_line(
+    tmp_path: Path, labels: list[Any], feature: Any, message: str
+) -> None:
     data = Dataset.from_dict(
         {"image": [encoded(photo(9, 9))] * 2, "label": labels},
         features=Features({"image": Image(), "label": feature}),
@@ -287,19 +330,25 @@ def test_wrong_labels_are_one_line(tmp_path: Path, labels: list[Any], feature: A
 
 def test_ambiguous_columns_are_asked_for(tmp_path: Path) -> None:
     data = table(4).rename_columns({"image": "left", "label": "fine"})
-    data = data.add_column("coarse", [0, 1, 0, 1]).cast_column("coarse", ClassLabel(names=["p", "q"]))
+    data = data.add_column("coarse", [0, 1, 0, 1]).cast_column(
+        "coarse", ClassLabel(names=["p", "q"])
+    )
     with pytest.raises(
-        DataError, match="columns fine, coarse of the dataset could each be the label: name one with --l"
+        DataError,
+        match="columns fine, coarse of the dataset could each be the label: name one with --l",
     ):
         load(data, tmp_path, val_fraction=0.5)
     assert load(data, tmp_path, val_fraction=0.5, label_column="coarse").class_names == ("p", "q")
     two = data.add_column("right", data.cast_column("left", Image(decode=False))["left"])
     two = two.cast_column("right", Image())
     with pytest.raises(
-        DataError, match="columns left, right of the dataset could each be the image: name one with --i"
+        DataError,
+        match="columns left, right of the dataset could each be the image: name one with --i",
     ):
         load(two, tmp_path, val_fraction=0.5, label_column="fine")
-    with pytest.raises(ConfigError, match="--image-column middle: the dataset has columns left, fine"):
+    with pytest.raises(
+        ConfigError, match="--image-column middle: the dataset has columns left, fine"
+    ):
         load(two, tmp_path, image_column="middle", val_fraction=0.5)
     with pytest.raises(DataError, match="column fine of the dataset has no images"):
         load(two, tmp_path, image_column="fine", label_column="fine", val_fraction=0.5)
@@ -312,7 +361,9 @@ def test_a_missing_photo_is_named(tmp_path: Path) -> None:
     (root / "train" / "bee" / "0.jpg").unlink()
     with pytest.raises(DataError, match=r"bee/0.jpg cannot be read \(No such file"):
         photos.train.encoded_at(3)
-    empty = Dataset.from_dict({"image": [None, encoded(photo(9, 9))], "label": [0, 1]}, features=table(1).features)
+    empty = Dataset.from_dict(
+        {"image": [None, encoded(photo(9, 9))], "label": [0, 1]}, features=table(1).features
+    )
     with pytest.raises(DataError, match="row 0 of the dataset has no image: remove the row"):
         load(DatasetDict(train=empty, test=empty), tmp_path).train.encoded_at(0)
 
@@ -320,7 +371,9 @@ def test_a_missing_photo_is_named(tmp_path: Path) -> None:
 def test_a_validation_class_without_training_photos_is_named(tmp_path: Path) -> None:
     write_classes(tmp_path / "photos" / "train", ["cat", "dog"])
     write_classes(tmp_path / "photos" / "val", ["catt", "dog"])
-    with pytest.raises(DataError, match=r"catt/0.jpg .* is of class catt, which no training photo has"):
+    with pytest.raises(
+        DataError, match=r"catt/0.jpg .* is of class catt, which no training photo has"
+    ):
         load(tmp_path / "photos", tmp_path)
 
 

@@ -11,12 +11,16 @@ from accel_trainer.vision.augment.batch import AugmentConfig, Placement, draw_pl
 from accel_trainer.vision.data.pixels import CropMode, crop_by_copy, crop_by_gather, normalize
 
 
-def crop_one_by_one(images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode) -> Tensor:
+def crop_one_by_one(
+    images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode
+) -> Tensor:
     """The same by the book: pad, crop, flip each image."""
     height, width, crops = *images.shape[1:3], []
     for position, sample in enumerate(ids.tolist()):
         border = ((padding, padding), (padding, padding), (0, 0))
-        padded = np.pad(images[sample].numpy(), border, mode="reflect" if mode == "reflect" else "constant")
+        padded = np.pad(
+            images[sample].numpy(), border, mode="reflect" if mode == "reflect" else "constant"
+        )
         row, column = int(placement.rows[position]), int(placement.columns[position])
         image = padded[row : row + height, column : column + width]
         is_flipped = placement.flips is not None and bool(placement.flips[position])
@@ -64,5 +68,7 @@ def test_normalised_training_pixels_have_mean_0_and_deviation_1() -> None:
     pixels = torch.randint(0, 256, (50, 8, 8, 3), dtype=torch.uint8)
     values = pixels.double() / 255
     mean, std = values.mean((0, 1, 2)), values.std((0, 1, 2), correction=0)
-    result = normalize(pixels, (1 / (255 * std)).float().repeat(64), (-mean / std).float().repeat(64))
+    result = normalize(
+        pixels, (1 / (255 * std)).float().repeat(64), (-mean / std).float().repeat(64)
+    )
     torch.testing.assert_close(result.double(), (values - mean) / std, rtol=0, atol=1e-6)

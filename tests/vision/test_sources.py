@@ -27,9 +27,13 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("layout", ["{}.parquet", "data/{}-00000-of-00001.parquet", "plain_text/{}-0.parquet"])
+@pytest.mark.parametrize(
+    "layout", ["{}.parquet", "data/{}-00000-of-00001.parquet", "plain_text/{}-0.parquet"]
+)
 @pytest.mark.parametrize("columns", [("img", "label"), ("image", "fine_label")])
-def test_parquet_is_found_where_hub_snapshots_have_it(root: Path, layout: str, columns: tuple[str, str]) -> None:
+def test_parquet_is_found_where_hub_snapshots_have_it(
+    root: Path, layout: str, columns: tuple[str, str]
+) -> None:
     images = random_images(4)
     for split in ("train", "test"):
         write_parquet(
@@ -123,12 +127,16 @@ def test_an_unknown_name_is_answered_with_the_choices(
 
 
 def test_an_unreachable_hub_is_one_line_that_names_the_ways_out(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"DATA_HUB.*uoft-cs/cifar10.*give a local folder") as caught:
+    with pytest.raises(
+        DataError, match=r"DATA_HUB.*uoft-cs/cifar10.*give a local folder"
+    ) as caught:
         load_images("cifar10", cache_dir=tmp_path)
     assert "\n" not in str(caught.value)
 
 
-def test_the_hub_is_asked_once_before_the_library_retries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_asked_once_before_the_library_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import huggingface_hub
 
     def unreachable(self: object, repository: str, *, timeout: float) -> None:
@@ -140,7 +148,9 @@ def test_the_hub_is_asked_once_before_the_library_retries(tmp_path: Path, monkey
         load_images("cifar100", cache_dir=tmp_path)
 
 
-def test_a_dataset_of_the_hub_is_read_as_its_parquet_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_of_the_hub_is_read_as_its_parquet_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import datasets
 
     images = write_parquet_folder(tmp_path / "hub")
@@ -156,17 +166,28 @@ def bomb(side: int) -> bytes:
     """A PNG of a few bytes that claims to be `side` x `side` pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b""))
+        + chunk(b"IEND", b"")
+    )
 
 
 GOOD = png(random_images(1)[0])
 GREY = png(random_images(1)[0, :, :, 0])
 BAD_ROWS = {
     "cut short": (GOOD[:-40], 1, r"DATA_IMAGE\]: row 2 of .*train.parquet cannot be decoded \("),
-    "no image at all": (b"hello", 1, r"DATA_IMAGE\]: row 2 of .*train.parquet cannot be decoded \("),
+    "no image at all": (
+        b"hello",
+        1,
+        r"DATA_IMAGE\]: row 2 of .*train.parquet cannot be decoded \(",
+    ),
     "empty": (b"", 1, r"DATA_IMAGE\]: row 2 of .*train.parquet cannot be decoded \("),
     "null": (None, 1, r"DATA_IMAGE\]: row 2 of .*train.parquet has no image"),
     "a bomb": (bomb(60_000), 1, r"DATA_IMAGE.*row 2 of .*train.parquet"),
@@ -175,16 +196,32 @@ BAD_ROWS = {
         1,
         r"DATA_IMAGE_SIZE\]: row 2 of .*train.parquet is 9x9 pixels, but the first image is 8x8",
     ),
-    "no label": (GOOD, None, r"DATA_LABEL\]: row 2 of .*train.parquet has no label in column label \(1 such"),
-    "a label without a class": (GOOD, 3, r"DATA_LABEL\]: row 2 of .*train.parquet has label 3 \(1 such rows\): the"),
-    "a negative label": (GOOD, -1, r"DATA_LABEL\]: row 2 of .* has label -1 \(1 such rows\): the classes are 0 to 2"),
+    "no label": (
+        GOOD,
+        None,
+        r"DATA_LABEL\]: row 2 of .*train.parquet has no label in column label \(1 such",
+    ),
+    "a label without a class": (
+        GOOD,
+        3,
+        r"DATA_LABEL\]: row 2 of .*train.parquet has label 3 \(1 such rows\): the",
+    ),
+    "a negative label": (
+        GOOD,
+        -1,
+        r"DATA_LABEL\]: row 2 of .* has label -1 \(1 such rows\): the classes are 0 to 2",
+    ),
 }
 
 
 @pytest.mark.parametrize(("encoded", "label", "message"), BAD_ROWS.values(), ids=BAD_ROWS)
-def test_a_bad_row_is_named(root: Path, encoded: bytes | None, label: int | None, message: str) -> None:
+def test_a_bad_row_is_named(
+    root: Path, encoded: bytes | None, label: int | None, message: str
+) -> None:
     names = ["ant", "bee", "cow"]
-    write_parquet(root / "train.parquet", [GOOD, GOOD, encoded, GOOD], [0, 1, label, 2], class_names=names)
+    write_parquet(
+        root / "train.parquet", [GOOD, GOOD, encoded, GOOD], [0, 1, label, 2], class_names=names
+    )
     write_parquet(root / "test.parquet", [GOOD], [0], class_names=names)
     with pytest.raises(DataError, match=message) as caught:
         load(root)
@@ -205,7 +242,9 @@ def test_a_grey_image_among_coloured_ones_is_read_as_colour(root: Path) -> None:
     write_parquet(root / "test.parquet", [GOOD], [0])
     assert load(root).train.images.shape == (2, 3, 8, 8)
     write_parquet(root / "train.parquet", [GREY, GOOD], [0, 1])
-    with pytest.raises(DataError, match=r"DATA_IMAGE_MODE\]: row 1 of .*train.parquet is a colour image"):
+    with pytest.raises(
+        DataError, match=r"DATA_IMAGE_MODE\]: row 1 of .*train.parquet is a colour image"
+    ):
         load(root)
 
 
@@ -237,7 +276,9 @@ def unseen_test_label(root: Path) -> None:
 def test_sizes_differ_between_splits(root: Path) -> None:
     write_parquet(root / "train.parquet", [GOOD], [0])
     write_parquet(root / "test.parquet", [png(random_images(1, size=9)[0])], [0])
-    with pytest.raises(DataError, match=r"DATA_IMAGE_SIZE\]: row 0 of .*test.parquet is 9x9 pixels"):
+    with pytest.raises(
+        DataError, match=r"DATA_IMAGE_SIZE\]: row 0 of .*test.parquet is 9x9 pixels"
+    ):
         load(root)
 
 
@@ -252,10 +293,15 @@ def test_sizes_differ_between_splits(root: Path) -> None:
             other_columns,
             r"DATA_COLUMNS\]: the splits of .*train.parquet differ in column label: write both with the same features",
         ),
-        (unseen_test_label, r"DATA_LABEL\]: row 1 of .*test.parquet is of class 5, which no training photo has"),
+        (
+            unseen_test_label,
+            r"DATA_LABEL\]: row 1 of .*test.parquet is of class 5, which no training photo has",
+        ),
     ],
 )
-def test_a_damaged_parquet_folder_is_explained(root: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_a_damaged_parquet_folder_is_explained(
+    root: Path, damage: Callable[[Path], None], message: str
+) -> None:
     write_parquet_folder(root)
     damage(root)
     with pytest.raises(DataError, match=message):
@@ -270,7 +316,9 @@ def test_a_damaged_image_folder_is_explained(root: Path) -> None:
     (root / "train" / "bee" / "1.png").unlink()
     (root / "test" / "cow").mkdir()
     (root / "test" / "cow" / "0.png").write_bytes(GOOD)
-    with pytest.raises(DataError, match=r"DATA_LABEL\]: .*test/cow/0.png is of class 'cow', which no training"):
+    with pytest.raises(
+        DataError, match=r"DATA_LABEL\]: .*test/cow/0.png is of class 'cow', which no training"
+    ):
         load(root)
 
 
@@ -288,7 +336,9 @@ def test_binary_files_cut_short_or_missing_are_named(root: Path) -> None:
     with pytest.raises(DataError, match=r"DATA_NOT_FOUND.*test_batch.bin"):
         load(root)
     (root / "test_batch.bin").write_bytes(bytes(3073))
-    with pytest.raises(DataError, match=r"DATA_BINARY.*data_batch_1.bin has 3173 bytes, not a multiple of 3073"):
+    with pytest.raises(
+        DataError, match=r"DATA_BINARY.*data_batch_1.bin has 3173 bytes, not a multiple of 3073"
+    ):
         load(root)
 
 
@@ -298,7 +348,9 @@ def test_pickles_are_refused_unread(root: Path, files: tuple[str, ...]) -> None:
     folder.mkdir()
     for name in files:
         (folder / name).write_bytes(b"cos\nsystem\n(S'touch pwned'\ntR.")
-    with pytest.raises(DataError, match=r"DATA_PICKLE.*is a Python pickle, which can run code when opened"):
+    with pytest.raises(
+        DataError, match=r"DATA_PICKLE.*is a Python pickle, which can run code when opened"
+    ):
         load(root)
 
 

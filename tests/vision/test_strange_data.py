@@ -46,7 +46,8 @@ def a_table(data: bytes, *, with_paths: bool = False) -> Dataset:
     others = [encoded(photo(9, 9, seed=index)) for index in range(len(LABELS) - 1)]
     features = Features({"image": Image(), "label": ClassLabel(names=["ant", "bee"])})
     images = [
-        {"bytes": each, "path": f"{index}.jpg" if with_paths else None} for index, each in enumerate((data, *others))
+        {"bytes": each, "path": f"{index}.jpg" if with_paths else None}
+        for index, each in enumerate((data, *others))
     ]
     return Dataset.from_dict({"image": images, "label": LABELS}, features=features)
 
@@ -98,7 +99,9 @@ def test_pillow_hands_postscript_to_ghostscript(ghostscript: Path) -> None:
     assert ghostscript.exists(), "the tests below look for this"
 
 
-@pytest.mark.parametrize("write", [a_folder, parquet, arrow, tar, small_images], ids=lambda write: write.__name__)
+@pytest.mark.parametrize(
+    "write", [a_folder, parquet, arrow, tar, small_images], ids=lambda write: write.__name__
+)
 def test_a_photo_that_is_postscript_is_never_given_to_ghostscript(
     write: Write, tmp_path: Path, ghostscript: Path
 ) -> None:
@@ -110,7 +113,9 @@ def test_a_photo_that_is_postscript_is_never_given_to_ghostscript(
 
 
 @pytest.mark.parametrize("write", [a_folder, parquet, arrow, tar], ids=lambda write: write.__name__)
-def test_datasets_never_decodes_an_image(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_datasets_never_decodes_an_image(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened: list[object] = []
     pillows = PILImage.open
 
@@ -155,7 +160,19 @@ def test_every_listed_format_has_a_suffix_that_predict_looks_for() -> None:
 
 # --- names ---
 
-ODD_NAMES = ("$SECRET", "${SECRET}", "a::b:c", "back\\slash", "zip:::x", "x:y", "~", "%24", "{a,b}", "[x] *?", "a\nb")
+ODD_NAMES = (
+    "$SECRET",
+    "${SECRET}",
+    "a::b:c",
+    "back\\slash",
+    "zip:::x",
+    "x:y",
+    "~",
+    "%24",
+    "{a,b}",
+    "[x] *?",
+    "a\nb",
+)
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
@@ -169,8 +186,12 @@ def test_the_name_of_a_photo_a_class_or_a_folder_is_only_a_name(
     photos = load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache")
     assert photos.class_names == ("ant", f"class {name}")
     decode_all(photos)
-    names = [split.name_of(index) for split in (photos.train, photos.val) for index in range(len(split))]
-    assert sorted(text.partition(" (row")[0] for text in names) == sorted(str(root / file) for file in files)
+    names = [
+        split.name_of(index) for split in (photos.train, photos.val) for index in range(len(split))
+    ]
+    assert sorted(text.partition(" (row")[0] for text in names) == sorted(
+        str(root / file) for file in files
+    )
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -201,26 +222,42 @@ def test_a_table_whose_path_datasets_would_change_is_refused(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_photos_with_odd_names_are_found_by_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_photos_with_odd_names_are_found_by_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SECRET", "what-only-the-environment-knows")
     for split in ("train", "val"):
         write_photos(tmp_path / "photos" / split, ["$SECRET.jpg", "a::b.jpg"])
-        (tmp_path / "photos" / split / "metadata.csv").write_text("file_name,label\n$SECRET.jpg,ant\na::b.jpg,bee\n")
+        (tmp_path / "photos" / split / "metadata.csv").write_text(
+            "file_name,label\n$SECRET.jpg,ant\na::b.jpg,bee\n"
+        )
     with metadata_is_closed():
         decode_all(load_photos(tmp_path / "photos", cache_dir=tmp_path / "cache"))
 
 
 def test_the_photos_of_a_folder_are_in_the_order_of_imagefolder(tmp_path: Path) -> None:
     root = tmp_path / "photos"
-    names = ["ant/1.jpg", "ant/10.jpg", "ant/2.JPG", "ant-x/a.png", "Ant/Ü.jpeg", "猫/b c.jpg", "ant/x..y.jpg"]
+    names = [
+        "ant/1.jpg",
+        "ant/10.jpg",
+        "ant/2.JPG",
+        "ant-x/a.png",
+        "Ant/Ü.jpeg",
+        "猫/b c.jpg",
+        "ant/x..y.jpg",
+    ]
     write_photos(root, [*names, "bee/.hidden.jpg", "bee/1.jpg", ".trash/1.jpg", "__MACOSX/1.jpg"])
     write_photos(tmp_path / "elsewhere", ["1.jpg", "2.jpg"])
     (root / "aaa").symlink_to(tmp_path / "elsewhere")
     (root / "bee" / "3.jpg").symlink_to(tmp_path / "elsewhere" / "1.jpg")
     patterns = [f"{root}/**", f"{root}/aaa/**"]
-    theirs = load_dataset("imagefolder", data_files=patterns, cache_dir=str(tmp_path / "cache"), split="train")
+    theirs = load_dataset(
+        "imagefolder", data_files=patterns, cache_dir=str(tmp_path / "cache"), split="train"
+    )
     theirs = theirs.cast_column("image", Image(decode=False))
-    ours = open_dataset(root, cache_dir=tmp_path / "cache")["train"].cast_column("image", Image(decode=False))
+    ours = open_dataset(root, cache_dir=tmp_path / "cache")["train"].cast_column(
+        "image", Image(decode=False)
+    )
     assert ours["image"][:] == theirs["image"][:]
     assert ours["label"][:] == theirs["label"][:]
     assert ours.features["label"].names == theirs.features["label"].names
@@ -242,21 +279,33 @@ def test_links_in_circles_end_in_one_line(tmp_path: Path) -> None:
 def test_a_link_back_to_a_folder_that_it_lies_in_is_named(target: str, tmp_path: Path) -> None:
     root = write_classes(tmp_path / "photos")
     (root / "cow").symlink_to(target)
-    with pytest.raises(DataError, match=r"photos/cow is a link back to .*, a folder that it lies in: remove it"):
+    with pytest.raises(
+        DataError, match=r"photos/cow is a link back to .*, a folder that it lies in: remove it"
+    ):
         load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache")
 
 
-def test_a_link_to_a_folder_that_is_not_followed_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_link_to_a_folder_that_is_not_followed_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root = write_classes(tmp_path / "photos" / "train" / "insects").parent
     write_classes(tmp_path / "photos" / "val" / "insects")
     write_photos(tmp_path / "elsewhere", ["1.jpg"])
     (root / "insects" / "cow").symlink_to(tmp_path / "elsewhere")
-    assert load_photos(tmp_path / "photos", cache_dir=tmp_path / "cache").class_names == ("ant", "bee")
-    assert "insects/cow is a link to a folder in a folder, and is not followed: move it up" in caplog.text
+    assert load_photos(tmp_path / "photos", cache_dir=tmp_path / "cache").class_names == (
+        "ant",
+        "bee",
+    )
+    assert (
+        "insects/cow is a link to a folder in a folder, and is not followed: move it up"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a device", "a sparse file"])
-def test_a_row_whose_path_is_no_photo_of_a_possible_size_ends_in_one_line(kind: str, tmp_path: Path) -> None:
+def test_a_row_whose_path_is_no_photo_of_a_possible_size_ends_in_one_line(
+    kind: str, tmp_path: Path
+) -> None:
     path = tmp_path / "it"
     if kind == "a pipe":
         os.mkfifo(path)
@@ -265,15 +314,25 @@ def test_a_row_whose_path_is_no_photo_of_a_possible_size_ends_in_one_line(kind: 
     else:
         path.touch()
         os.truncate(path, 2**40)
-    images = pa.array([{"bytes": None, "path": str(path)}] * 4, pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    images = pa.array(
+        [{"bytes": None, "path": str(path)}] * 4,
+        pa.struct({"bytes": pa.binary(), "path": pa.string()}),
+    )
     (tmp_path / "photos").mkdir()
     for split in ("train", "test"):
-        pq.write_table(pa.table({"image": images, "label": [0, 1, 0, 1]}), tmp_path / "photos" / f"{split}.parquet")
-    with pytest.raises(DataError, match=r"cannot be read \((not a regular file|1,099,511,627,776 bytes)"):
+        pq.write_table(
+            pa.table({"image": images, "label": [0, 1, 0, 1]}),
+            tmp_path / "photos" / f"{split}.parquet",
+        )
+    with pytest.raises(
+        DataError, match=r"cannot be read \((not a regular file|1,099,511,627,776 bytes)"
+    ):
         decode_all(load_photos(tmp_path / "photos", cache_dir=tmp_path / "cache"))
 
 
-def test_a_member_of_a_tar_is_not_loaded_by_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_of_a_tar_is_not_loaded_by_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*unused: object, **unused_too: object) -> None:
         raise AssertionError("torch.load was called")
 
@@ -296,13 +355,24 @@ CARD = "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n
 @pytest.mark.parametrize("place", ["README.md", ".huggingface.yaml"])
 @pytest.mark.parametrize(
     "path",
-    ["http://127.0.0.1:9/a.parquet", "/etc/*.parquet", "../*.parquet", "~/a.parquet", "zip://a::b.zip", "$HOME/a"],
+    [
+        "http://127.0.0.1:9/a.parquet",
+        "/etc/*.parquet",
+        "../*.parquet",
+        "~/a.parquet",
+        "zip://a::b.zip",
+        "$HOME/a",
+    ],
 )
 def test_a_card_that_names_data_elsewhere_is_refused(place: str, path: str, tmp_path: Path) -> None:
     parquet(tmp_path / "photos", encoded(photo(9, 9)))
     text = CARD.format(path=path)
-    (tmp_path / "photos" / place).write_text(text if place.endswith("md") else text.split("---\n")[1])
-    with pytest.raises(DataError, match=re.escape(f"{place} names data outside its folder ({path})")):
+    (tmp_path / "photos" / place).write_text(
+        text if place.endswith("md") else text.split("---\n")[1]
+    )
+    with pytest.raises(
+        DataError, match=re.escape(f"{place} names data outside its folder ({path})")
+    ):
         load_photos(tmp_path / "photos", val_fraction=0.5, cache_dir=tmp_path / "cache")
 
 
@@ -321,5 +391,7 @@ def test_a_saved_dataset_that_names_files_elsewhere_is_refused(name: str, tmp_pa
     os.mkfifo(root / "pipe")
     state = json.loads((root / "state.json").read_text())
     (root / "state.json").write_text(json.dumps({**state, "_data_files": [{"filename": name}]}))
-    with pytest.raises(UserError, match=re.escape(f"names {name!r}, which is not a file beside it")):
+    with pytest.raises(
+        UserError, match=re.escape(f"names {name!r}, which is not a file beside it")
+    ):
         load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache")

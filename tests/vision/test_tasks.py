@@ -6,9 +6,22 @@ import torch
 
 from accel_trainer.core.errors import ConfigError
 from accel_trainer.core.types import Batch
-from accel_trainer.vision import ImageClassificationConfig, ImageClassificationTask, SegmentationTask
+from accel_trainer.vision import (
+    ImageClassificationConfig,
+    ImageClassificationTask,
+    SegmentationTask,
+)
 
-from ..training.test_tasks import LABELS, LOGITS, Gives, batch_of, cross_entropy, make_batch, make_model, of
+from ..training.test_tasks import (
+    LABELS,
+    LOGITS,
+    Gives,
+    batch_of,
+    cross_entropy,
+    make_batch,
+    make_model,
+    of,
+)
 
 
 def reference_views(images: np.ndarray, tta: str) -> list[np.ndarray]:
@@ -30,7 +43,9 @@ def test_augmented_evaluation_averages_the_logits_of_its_views(tta: str, num_vie
     assert len(views) == num_views
     expected = torch.stack([model(torch.from_numpy(view)) for view in views]).double().mean(0)
     torch.testing.assert_close(output.outputs.double(), expected, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(output.losses.detach(), cross_entropy(output.outputs, batch.targets), rtol=1e-5)
+    np.testing.assert_allclose(
+        output.losses.detach(), cross_entropy(output.outputs, batch.targets), rtol=1e-5
+    )
 
 
 def test_flipped_evaluation_does_not_tell_an_image_from_its_mirror_image() -> None:
@@ -44,7 +59,10 @@ def test_flipped_evaluation_does_not_tell_an_image_from_its_mirror_image() -> No
 def test_only_images_have_a_mirror_image() -> None:
     batch = Batch(torch.zeros(4, 8), LABELS, torch.arange(4))
     task = ImageClassificationTask(ImageClassificationConfig(tta="flip"))
-    with pytest.raises(ConfigError, match=r"--tta flip mirrors images \[B, C, H, W\], the inputs are float32 \[4, 8\]"):
+    with pytest.raises(
+        ConfigError,
+        match=r"--tta flip mirrors images \[B, C, H, W\], the inputs are float32 \[4, 8\]",
+    ):
         task.eval_step(Gives(LOGITS), batch)
 
 

@@ -53,7 +53,9 @@ def make_photos(folder: Path) -> Path:
     return folder
 
 
-def train(name: str, photos: Path, folder: Path, *stops: int, micro: int = 4, freeze: str | None = None) -> None:
+def train(
+    name: str, photos: Path, folder: Path, *stops: int, micro: int = 4, freeze: str | None = None
+) -> None:
     """Train a timm model for six steps of four photos, with a stop after each of `stops`."""
     import_timm()
     size = 224 if name in FIXED_SIZE else 64
@@ -79,7 +81,9 @@ def exported(folder: Path) -> dict[str, Tensor]:
 def test_a_timm_model_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
     photos = make_photos(tmp_path / "photos")
     for which, stops in (("whole", ()), ("parts", (3,))):
-        processes.run(train, name, photos, tmp_path / which, *stops, folder=tmp_path / f"logs-{which}")
+        processes.run(
+            train, name, photos, tmp_path / which, *stops, folder=tmp_path / f"logs-{which}"
+        )
     whole, parts = (exported(tmp_path / which) for which in ("whole", "parts"))
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
 
@@ -88,7 +92,9 @@ def test_a_timm_model_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_timm_model_trains_on_two_processes(tmp_path: Path, name: str) -> None:
     photos = make_photos(tmp_path / "photos")
-    processes.run(two_processes, name, photos, tmp_path / "run", num_processes=2, folder=tmp_path / "logs")
+    processes.run(
+        two_processes, name, photos, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
+    )
     assert exported(tmp_path / "run")
 
 
@@ -99,7 +105,9 @@ def two_processes(name: str, photos: Path, folder: Path) -> None:
 def test_weights_from_a_file_and_a_frozen_body(tmp_path: Path, timm: object) -> None:
     photos = make_photos(tmp_path / "photos")
     torch.manual_seed(5)
-    weights = build_model(ModelConfig(name="timm/resnet18"), in_channels=3, num_classes=7).state_dict()
+    weights = build_model(
+        ModelConfig(name="timm/resnet18"), in_channels=3, num_classes=7
+    ).state_dict()
     save_file(weights, tmp_path / "weights.safetensors")
     processes.run(fine_tune, photos, tmp_path, folder=tmp_path / "logs")
     trained = exported(tmp_path / "run")
@@ -108,18 +116,27 @@ def test_weights_from_a_file_and_a_frozen_body(tmp_path: Path, timm: object) -> 
     assert trained["fc.weight"].shape == (2, 512)
     loaded, frozen = read_run(tmp_path / "run").origin
     sha256 = hashlib.sha256((tmp_path / "weights.safetensors").read_bytes()).hexdigest()
-    assert f"weights.safetensors (sha256 {sha256}): 120 tensors loaded; skipped: fc.bias, fc.weight; new: fc." in loaded
+    assert (
+        f"weights.safetensors (sha256 {sha256}): 120 tensors loaded; skipped: fc.bias, fc.weight; new: fc."
+        in loaded
+    )
     assert frozen.endswith("of them frozen: ^(conv1|bn1|layer[12])")
 
 
 def test_the_origin_of_pretrained_weights_does_not_depend_on_the_new_head(timm: object) -> None:
     first, second = (
-        build_model(ModelConfig(name="timm/resnet18"), in_channels=3, num_classes=num_classes) for num_classes in (2, 7)
+        build_model(ModelConfig(name="timm/resnet18"), in_channels=3, num_classes=num_classes)
+        for num_classes in (2, 7)
     )
-    second.load_state_dict({k: v for k, v in first.state_dict().items() if not k.startswith("fc.")}, strict=False)
+    second.load_state_dict(
+        {k: v for k, v in first.state_dict().items() if not k.startswith("fc.")}, strict=False
+    )
     line = describe_origin("timm/resnet18.a1_in1k", first)
     assert line == describe_origin("timm/resnet18.a1_in1k", second)
-    assert re.fullmatch(r"timm/resnet18.a1_in1k from \S+ \(sha256 [0-9a-f]{64} without fc\): 120 tensors loaded", line)
+    assert re.fullmatch(
+        r"timm/resnet18.a1_in1k from \S+ \(sha256 [0-9a-f]{64} without fc\): 120 tensors loaded",
+        line,
+    )
     with torch.no_grad():
         second.conv1.weight[0] += 1  # type: ignore[union-attr, index]
     assert line != describe_origin("timm/resnet18.a1_in1k", second)
@@ -131,10 +148,16 @@ def fine_tune(photos: Path, folder: Path) -> None:
         dataset=str(photos),
         photos=PhotoConfig(image_size=64),
         model=ModelConfig(name="timm/resnet18"),
-        optimizer=OptimizerConfig(learning_rate=0.01, freeze="^(conv1|bn1|layer[12])", layer_decay=0.75),
+        optimizer=OptimizerConfig(
+            learning_rate=0.01, freeze="^(conv1|bn1|layer[12])", layer_decay=0.75
+        ),
         trainer=TrainerConfig(num_epochs=1),
         batch=BatchConfig(per_device_batch_size=4),
-        run=RunConfig(output_dir=folder / "run", cache_dir=folder / "cache", init_from=folder / "weights.safetensors"),
+        run=RunConfig(
+            output_dir=folder / "run",
+            cache_dir=folder / "cache",
+            init_from=folder / "weights.safetensors",
+        ),
     )
     images.train(config)
 
@@ -163,5 +186,7 @@ def test_a_net_that_does_not_exist_is_one_line(config: dict[str, object], messag
 
 def test_weights_that_cannot_be_downloaded_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match="the weights of timm/resnet18.a1_in1k cannot be downloaded"):
+    with pytest.raises(
+        ConfigError, match="the weights of timm/resnet18.a1_in1k cannot be downloaded"
+    ):
         build_model(ModelConfig(name="timm/resnet18.a1_in1k"), in_channels=3, num_classes=2)

@@ -17,8 +17,8 @@ from accel_trainer.core.registry import Registry
 from accel_trainer.optim.optimizers import OptimizerConfig, build_optimizer
 from accel_trainer.vision import MODEL_NAMES, ModelConfig, build_model
 
-# Parameters in thousands: He et al. 2015 table 6 (0.27, 0.46, 0.66, 0.85, 1.7 M), ResNet-18 11.17 M and
-# WRN-28-10 36.5 M as widely reported for CIFAR, ResNet-9 6.57 M as in D. Page's series.
+# Parameters in thousands: He et al. 2015 table 6 (0.27, 0.46, 0.66, 0.85, 1.7 M), ResNet-18 11.17 M
+# and WRN-28-10 36.5 M as widely reported for CIFAR, ResNet-9 6.57 M as in D. Page's series.
 PARAMETERS = {
     "resnet8": 75_290,
     "resnet20": 269_722,
@@ -36,7 +36,11 @@ PARAMETERS = {
     "wrn16_4": 2_748_890,
     "wrn28_10": 36_479_194,
 }
-SMALL = {name: ModelConfig(name=name, width=4) for name in MODEL_NAMES if name not in ("resnet110", "wrn28_10")}
+SMALL = {
+    name: ModelConfig(name=name, width=4)
+    for name in MODEL_NAMES
+    if name not in ("resnet110", "wrn28_10")
+}
 
 
 def count_parameters(config: ModelConfig, *, in_channels: int = 3, num_classes: int = 10) -> int:
@@ -56,14 +60,20 @@ def test_resnet9_of_width_16_has_0_41_million_parameters() -> None:
 
 @pytest.mark.parametrize("name", ["resnet20", "resnet18", "resnet9", "wrn16_2"])
 def test_group_norm_has_the_parameters_of_batch_norm_and_no_statistics(name: str) -> None:
-    assert count_parameters(ModelConfig(name=name)) == count_parameters(ModelConfig(name=name, norm="group"))
-    model = build_model(ModelConfig(name=name, norm="group", width=8), in_channels=3, num_classes=10)
+    assert count_parameters(ModelConfig(name=name)) == count_parameters(
+        ModelConfig(name=name, norm="group")
+    )
+    model = build_model(
+        ModelConfig(name=name, norm="group", width=8), in_channels=3, num_classes=10
+    )
     assert not list(model.buffers())
 
 
 @pytest.mark.parametrize("norm", ["batch", "group"])
 @pytest.mark.parametrize("config", SMALL.values(), ids=SMALL)
-def test_every_model_trains_on_any_number_of_rows_and_on_none(config: ModelConfig, norm: str) -> None:
+def test_every_model_trains_on_any_number_of_rows_and_on_none(
+    config: ModelConfig, norm: str
+) -> None:
     config = ModelConfig(name=config.name, width=config.width, norm=norm, dropout=0.1)  # type: ignore[arg-type]
     model = build_model(config, in_channels=1, num_classes=7)
     for rows in (3, 0):
@@ -76,7 +86,9 @@ def test_every_model_trains_on_any_number_of_rows_and_on_none(config: ModelConfi
     assert not any(p.grad.any() for p in model.parameters() if p.grad is not None)
 
 
-@pytest.mark.parametrize("name", ["resnet8", "resnet18", "wrn16_2", "resnet9", "airbench94", "airbench96"])
+@pytest.mark.parametrize(
+    "name", ["resnet8", "resnet18", "wrn16_2", "resnet9", "airbench94", "airbench96"]
+)
 def test_a_forward_without_rows_does_not_change_the_running_statistics(name: str) -> None:
     model = build_model(ModelConfig(name=name, width=4), in_channels=3, num_classes=10)
     before = {key: value.clone() for key, value in model.named_buffers() if "running" in key}
@@ -86,10 +98,14 @@ def test_a_forward_without_rows_does_not_change_the_running_statistics(name: str
     assert all(torch.equal(after[key], value) for key, value in before.items())
 
 
-@pytest.mark.parametrize("name", ["resnet8", "resnet18", "resnet50", "resnet9", "airbench94", "wrn16_2"])
+@pytest.mark.parametrize(
+    "name", ["resnet8", "resnet18", "resnet50", "resnet9", "airbench94", "wrn16_2"]
+)
 def test_dropout_drops_its_fraction_only_in_training(name: str) -> None:
     torch.manual_seed(0)
-    model = build_model(ModelConfig(name=name, width=16, dropout=0.25), in_channels=3, num_classes=10)
+    model = build_model(
+        ModelConfig(name=name, width=16, dropout=0.25), in_channels=3, num_classes=10
+    )
     kept, before = [], []
 
     def count(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -103,7 +119,9 @@ def test_dropout_drops_its_fraction_only_in_training(name: str) -> None:
     model(images)
     assert kept, "no dropout was applied"
     assert float(sum(kept) / sum(before)) == pytest.approx(0.75, abs=0.03)
-    assert not torch.equal(model(images), model(images)), "and what is dropped is missing in the logits"
+    assert not torch.equal(model(images), model(images)), (
+        "and what is dropped is missing in the logits"
+    )
     model.eval()
     assert torch.equal(model(images), model(images))
 
@@ -114,7 +132,9 @@ def test_filters_begin_with_the_spread_of_their_fan_out(name: str) -> None:
     model = build_model(ModelConfig(name=name), in_channels=3, num_classes=10)
     for filters in (module.weight for module in model.modules() if isinstance(module, nn.Conv2d)):
         fan_out = filters.shape[0] * filters[0, 0].numel()
-        assert float(filters.detach().std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.15), filters.shape
+        assert float(filters.detach().std()) == pytest.approx((2 / fan_out) ** 0.5, rel=0.15), (
+            filters.shape
+        )
 
 
 def scale_of_logits(name: str) -> float:
@@ -131,12 +151,15 @@ def scale_of_logits(name: str) -> float:
 
 def test_logits_are_scaled_as_their_authors_do() -> None:
     assert scale_of_logits("resnet9") == pytest.approx(0.125)  # D. Page's net
-    assert scale_of_logits("airbench94") == pytest.approx(1 / 32)  # one by the channels of the last group
+    # one by the channels of the last group
+    assert scale_of_logits("airbench94") == pytest.approx(1 / 32)
     assert scale_of_logits("resnet20") == 1
 
 
 @pytest.mark.parametrize(("name", "share"), [("airbench94", 0.4), ("airbench96", 0.1)])
-def test_running_statistics_move_by_the_momentum_of_the_authors_script(name: str, share: float) -> None:
+def test_running_statistics_move_by_the_momentum_of_the_authors_script(
+    name: str, share: float
+) -> None:
     model = build_model(ModelConfig(name=name, width=4), in_channels=3, num_classes=10)
     norm = next(module for module in model.modules() if isinstance(module, nn.BatchNorm2d))
     seen: list[Tensor] = []
@@ -146,7 +169,9 @@ def test_running_statistics_move_by_the_momentum_of_the_authors_script(name: str
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match=r"MODEL_NAME.*'resnet-20': did you mean resnet20\?.*wrn28_10"):
+    with pytest.raises(
+        ConfigError, match=r"MODEL_NAME.*'resnet-20': did you mean resnet20\?.*wrn28_10"
+    ):
         ModelConfig(name="resnet-20")
 
 
@@ -158,7 +183,10 @@ def test_an_unknown_model_is_answered_with_the_nearest_name() -> None:
         ({"dropout": float("nan")}, "--model.dropout is nan"),
         ({"norm": "layer"}, "--model.norm is 'layer'"),
         ({"stem": "large"}, "--model.stem is 'large'"),
-        ({"name": "resnet20", "stem": "imagenet"}, "resnet20 has no --model.stem imagenet.*resnet101"),
+        (
+            {"name": "resnet20", "stem": "imagenet"},
+            "resnet20 has no --model.stem imagenet.*resnet101",
+        ),
     ],
 )
 def test_values_out_of_range_are_named(values: dict[str, object], message: str) -> None:
@@ -168,8 +196,8 @@ def test_values_out_of_range_are_named(values: dict[str, object], message: str) 
 
 # --- the nets of torchvision ---
 
-# Name: blocks of the stages, whether they are bottlenecks; 10^9 multiply-adds at 224 pixels and 10^6 parameters with
-# 1,000 classes, as torchvision's table of weights lists them.
+# Name: blocks of the stages, whether they are bottlenecks; 10^9 multiply-adds at 224 pixels and
+# 10^6 parameters with 1,000 classes, as torchvision's table of weights lists them.
 LARGE = {
     "resnet18": ((2, 2, 2, 2), False, 1.81, 11.7),
     "resnet34": ((3, 4, 6, 3), False, 3.66, 21.8),
@@ -181,7 +209,9 @@ LARGE = {
 def build_large(name: str, *, image_size: int = 224, **values: Any) -> nn.Module:
     with torch.device("meta"):
         config = ModelConfig(name=name, **values)
-        return build_model(config, in_channels=3, num_classes=1000, image_size=(image_size, image_size))
+        return build_model(
+            config, in_channels=3, num_classes=1000, image_size=(image_size, image_size)
+        )
 
 
 def norm_shapes(name: str, channels: int) -> Iterator[tuple[str, list[int]]]:
@@ -190,7 +220,9 @@ def norm_shapes(name: str, channels: int) -> Iterator[tuple[str, list[int]]]:
     yield f"{name}.num_batches_tracked", []
 
 
-def torchvision_shapes(stages: Sequence[int], *, is_bottleneck: bool) -> Iterator[tuple[str, list[int]]]:
+def torchvision_shapes(
+    stages: Sequence[int], *, is_bottleneck: bool
+) -> Iterator[tuple[str, list[int]]]:
     """Yield the names and shapes of torchvision's state dict, in its order, by the rule that its code follows."""
     yield "conv1.weight", [64, 3, 7, 7]
     yield from norm_shapes("bn1", 64)
@@ -238,7 +270,9 @@ def test_the_stem_for_large_images_is_for_64_pixels_on_the_shorter_side() -> Non
 
     assert first(64, 64) == first(300, 64) == first(32, 32, "imagenet") == [4, 3, 7, 7]
     assert first(63, 63) == first(63, 300) == first(224, 224, "cifar") == [4, 3, 3, 3]
-    small = build_model(ModelConfig(name="resnet20"), in_channels=3, num_classes=10, image_size=(224, 224))
+    small = build_model(
+        ModelConfig(name="resnet20"), in_channels=3, num_classes=10, image_size=(224, 224)
+    )
     assert list(small.state_dict()["conv1.weight"].shape) == [16, 3, 3, 3]
 
 
@@ -249,7 +283,9 @@ def former_weights(model: nn.Module) -> dict[str, Tensor]:
     for key, tensor in model.state_dict().items():
         match = re.fullmatch(r"layer(\d+)\.(\d+)\.(conv|bn|downsample)(.*)", key)
         if match is None:
-            weights[re.sub("^fc", "head", re.sub("^bn1", "stem.1", re.sub("^conv1", "stem.0", key)))] = tensor
+            weights[
+                re.sub("^fc", "head", re.sub("^bn1", "stem.1", re.sub("^conv1", "stem.0", key)))
+            ] = tensor
             continue
         number = numbers.setdefault((match[1], match[2]), len(numbers))
         place = f"blocks.{number}"
@@ -271,7 +307,9 @@ def test_weights_with_the_names_of_version_0_1_0_are_loaded(name: str) -> None:
     assert "blocks.0.residual.0.weight" in former
     assert not former.keys() & model.state_dict().keys()
     load_weights(other, former)
-    assert all(torch.equal(tensor, model.state_dict()[key]) for key, tensor in other.state_dict().items())
+    assert all(
+        torch.equal(tensor, model.state_dict()[key]) for key, tensor in other.state_dict().items()
+    )
     load_weights(other, model.state_dict())
 
 
@@ -292,12 +330,20 @@ def test_a_checkpoint_with_names_of_0_1_0_is_restored_with_its_optimizer() -> No
     names = dict(zip(model.state_dict(), former_weights(model), strict=True))  # in the same order
     for group in pieces["optimizer"]["param_groups"]:
         group["param_names"] = [names[name] for name in group["param_names"]]
-    assert any(name.startswith("blocks.7.residual.3") for name in pieces["optimizer"]["param_groups"][0]["param_names"])
+    assert any(
+        name.startswith("blocks.7.residual.3")
+        for name in pieces["optimizer"]["param_groups"][0]["param_names"]
+    )
     new.load_state_dict({**pieces, "model": former_weights(model), "ema": former_weights(average)})
     for name in ("model", "ema"):
         theirs = new.state_dict()[name]
-        assert all(torch.equal(tensor, theirs[key]) for key, tensor in old.state_dict()[name].items())
+        assert all(
+            torch.equal(tensor, theirs[key]) for key, tensor in old.state_dict()[name].items()
+        )
     names_now = [group["param_names"] for group in new_optimizer.param_groups]
     assert names_now == [group["param_names"] for group in optimizer.param_groups]
     moments = [each.state_dict()["state"] for each in (optimizer, new_optimizer)]
-    assert all(torch.equal(moments[0][at]["momentum_buffer"], moments[1][at]["momentum_buffer"]) for at in moments[0])
+    assert all(
+        torch.equal(moments[0][at]["momentum_buffer"], moments[1][at]["momentum_buffer"])
+        for at in moments[0]
+    )

@@ -1,7 +1,7 @@
 """`accel-trainer data SOURCE`: list the classes, sizes, formats, duplicates and broken files of a dataset of photos.
 
-SOURCE is read as `recipes/images.py --dataset` reads it, and every photo is decoded. The exit code is 65 if a run would
-stop, because of a broken photo or the layout of the data, else 0.
+SOURCE is read as `recipes/images.py --dataset` reads it, and every photo is decoded. The exit code
+is 65 if a run would stop, because of a broken photo or the layout of the data, else 0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from .page import draw_page
 
 _NUM_CLASSES = 10  # of the largest and of the smallest that are shown
 _NUM_LISTED = 5
-_EXAMPLE = "example: accel-trainer data photos --val-fraction 0.1 --html photos.html --image-size 128"
+_EXAMPLE = (
+    "example: accel-trainer data photos --val-fraction 0.1 --html photos.html --image-size 128"
+)
 
 
 @dataclass(frozen=True)
@@ -50,30 +52,47 @@ class Photo:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the description; return 65 if a run would stop."""
     parser = CommandParser(prog="accel-trainer data", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME")
+    parser.add_argument(
+        "source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME"
+    )
     parser.add_argument("--val-fraction", type=float, default=0.0, help="as for the run")
-    parser.add_argument("--html", type=Path, help="write a page of photos as the model sees them; it works offline")
-    parser.add_argument("--image-size", type=int, default=224, help="their size on that page; default: 224")
+    parser.add_argument(
+        "--html", type=Path, help="write a page of photos as the model sees them; it works offline"
+    )
+    parser.add_argument(
+        "--image-size", type=int, default=224, help="their size on that page; default: 224"
+    )
     parser.add_data_options()
     options = parser.parse_args(argv)
     transform = EvalTransform(size=options.image_size)
     if options.html is not None and not options.html.absolute().parent.is_dir():
-        raise ConfigError("USAGE", f"--html {options.html} is in a folder that does not exist: choose another")
+        raise ConfigError(
+            "USAGE", f"--html {options.html} is in a folder that does not exist: choose another"
+        )
     columns = {"image_column": options.image_column, "label_column": options.label_column}
     found = load_splits(options.source, **columns, cache_dir=options.cache_dir)
     torch.set_num_threads(1)
     with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
-        photos = {name: list(_examine(name, split, threads)) for name, split in found.splits.items()}
+        photos = {
+            name: list(_examine(name, split, threads)) for name, split in found.splits.items()
+        }
     tell("\n\n".join(describe(options.source, found, photos)))
     if options.html is not None:
         page = draw_page(options.source, found, transform)
         try:
             filesystem.write_file_atomic(options.html, page.encode())
         except OSError as error:
-            raise OutputError("PAGE", f"{options.html} cannot be written ({error.strerror}): choose another") from error
+            raise OutputError(
+                "PAGE", f"{options.html} cannot be written ({error.strerror}): choose another"
+            ) from error
         tell(f"\n{options.html}")
     try:
-        load_photos(options.source, **columns, val_fraction=options.val_fraction, cache_dir=options.cache_dir)
+        load_photos(
+            options.source,
+            **columns,
+            val_fraction=options.val_fraction,
+            cache_dir=options.cache_dir,
+        )
     except UserError as error:
         tell(f"\na run would stop: {error}")
         return int(error.exit_code)
@@ -99,7 +118,9 @@ def examine_photo(split: PhotoSplit, index: int) -> Photo:
     return Photo(name, pixels.shape[0], pixels.shape[1], kind, hashlib.sha256(data).digest(), None)
 
 
-def describe(source: str, found: PhotoSplits, photos: Mapping[str, Sequence[Photo]]) -> Iterator[str]:
+def describe(
+    source: str, found: PhotoSplits, photos: Mapping[str, Sequence[Photo]]
+) -> Iterator[str]:
     """Yield paragraphs."""
     everything = [photo for split in photos.values() for photo in split]
     whole = [photo for photo in everything if photo.problem is None]
@@ -110,12 +131,17 @@ def describe(source: str, found: PhotoSplits, photos: Mapping[str, Sequence[Phot
     yield _describe_duplicates(photos)
     broken = [photo.problem for photo in everything if photo.problem]
     if broken:
-        yield "\n".join([f"{len(broken):,} broken:", *_listed([str(problem) for problem in broken])])
+        yield "\n".join(
+            [f"{len(broken):,} broken:", *_listed([str(problem) for problem in broken])]
+        )
 
 
 def _class_rows(found: PhotoSplits) -> list[list[str]]:
     """Return a row per class with its photos in each split, the largest first; of many the largest and smallest."""
-    counts = np.stack([np.bincount(s.labels, minlength=len(found.class_names)) for s in found.splits.values()], axis=1)
+    counts = np.stack(
+        [np.bincount(s.labels, minlength=len(found.class_names)) for s in found.splits.values()],
+        axis=1,
+    )
     order = np.argsort(-counts.sum(1), kind="stable").tolist()
     rows = [[found.class_names[at], *(f"{count:,}" for count in counts[at])] for at in order]
     totals = ["(all)", *(f"{count:,}" for count in counts.sum(0))]
@@ -126,7 +152,10 @@ def _describe_sizes(photos: Sequence[Photo]) -> str:
     shorter = [min(photo.height, photo.width) for photo in photos]
     sizes = Counter((photo.width, photo.height) for photo in photos)
     (width, height), count = sizes.most_common(1)[0]
-    kinds = ", ".join(f"{number:,} {kind}" for kind, number in Counter(photo.kind for photo in photos).most_common())
+    kinds = ", ".join(
+        f"{number:,} {kind}"
+        for kind, number in Counter(photo.kind for photo in photos).most_common()
+    )
     return (
         f"shorter side: {min(shorter):,} to {max(shorter):,} pixels, median {median_low(shorter):,}\n"
         f"sizes: {len(sizes):,}, most often {width:,}x{height:,} ({count:,} times)\n"
@@ -146,8 +175,13 @@ def _describe_duplicates(photos: Mapping[str, Sequence[Photo]]) -> str:
         return "duplicates: none"
     leaks = [group for group in groups if len({split for split, _ in group}) > 1]
     num_more = sum(len(group) - 1 for group in groups)
-    lines = [f"duplicates: {num_more:,} photos have the bytes of another, {len(leaks):,} of them in another split"]
-    shown = [" = ".join(name for _, name in group[:3]) for group in [*leaks, *(g for g in groups if g not in leaks)]]
+    lines = [
+        f"duplicates: {num_more:,} photos have the bytes of another, {len(leaks):,} of them in another split"
+    ]
+    shown = [
+        " = ".join(name for _, name in group[:3])
+        for group in [*leaks, *(g for g in groups if g not in leaks)]
+    ]
     return "\n".join([*lines, *_listed(shown)])
 
 

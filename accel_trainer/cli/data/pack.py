@@ -1,8 +1,9 @@
 """`accel-trainer pack SOURCE OUT`: shrink photos once and store them in a few files that any program can read.
 
-OUT is what `datasets.load_from_disk` and `recipes/images.py --dataset OUT` read: Arrow files with the splits, class
-names and file names of SOURCE, and a SHA-256 for each photo, which a run checks on every read. A photo that is already
-small is copied unchanged. If it is killed, run the command again: it continues, and ends with the same bytes.
+OUT is what `datasets.load_from_disk` and `recipes/images.py --dataset OUT` read: Arrow files with
+the splits, class names and file names of SOURCE, and a SHA-256 for each photo, which a run checks
+on every read. A photo that is already small is copied unchanged. If it is killed, run the command
+again: it continues, and ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -41,30 +42,51 @@ _EXAMPLE = "example: accel-trainer pack photos packed --short-side 256 --num-wor
 def main(argv: Sequence[str] | None = None) -> int:
     """Pack a dataset, or continue; print what was written."""
     parser = CommandParser(prog="accel-trainer pack", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME")
-    parser.add_argument("out", type=Path, help="the folder to write")
-    parser.add_argument("--short-side", type=int, default=256, help="pixels of the shorter side; default: 256")
-    parser.add_argument("--quality", type=int, default=92, help="JPEG quality, 1 to 100; default: 92")
-    parser.add_argument("--shard-size", type=int, default=4096, help="photos per file; default: 4096")
     parser.add_argument(
-        "--on-bad-image", choices=("error", "skip"), default="error",
+        "source", help="a folder of photos, parquet or tars, what save_to_disk wrote, or OWNER/NAME"
+    )
+    parser.add_argument("out", type=Path, help="the folder to write")
+    parser.add_argument(
+        "--short-side", type=int, default=256, help="pixels of the shorter side; default: 256"
+    )
+    parser.add_argument(
+        "--quality", type=int, default=92, help="JPEG quality, 1 to 100; default: 92"
+    )
+    parser.add_argument(
+        "--shard-size", type=int, default=4096, help="photos per file; default: 4096"
+    )
+    parser.add_argument(
+        "--on-bad-image",
+        choices=("error", "skip"),
+        default="error",
         help="what to do with a photo that cannot be decoded: stop at the first, or skip them; default: error",
-    )  # fmt: skip
+    )
     parser.add_data_options()
     options = parser.parse_args(argv)
-    for name, least, most in (("short_side", 1, 1 << 16), ("quality", 1, 100), ("shard_size", 1, 1 << 20)):
+    for name, least, most in (
+        ("short_side", 1, 1 << 16),
+        ("quality", 1, 100),
+        ("shard_size", 1, 1 << 20),
+    ):
         if not least <= getattr(options, name) <= most:
             flag, value = f"--{name.replace('_', '-')}", getattr(options, name)
             raise ConfigError("USAGE", f"{flag} is {value}: set it to {least} to {most}")
     torch.set_num_threads(1)  # the threads below are as many as there are CPUs
     source = load_splits(
-        options.source, image_column=options.image_column, label_column=options.label_column,
+        options.source,
+        image_column=options.image_column,
+        label_column=options.label_column,
         cache_dir=options.cache_dir,
-    )  # fmt: skip
+    )
     settings = {
-        "format": _FORMAT, "source": source.fingerprint, "short_side": options.short_side, "quality": options.quality,
-        "shard_size": options.shard_size, "on_bad_image": options.on_bad_image, "versions": _versions(),
-    }  # fmt: skip
+        "format": _FORMAT,
+        "source": source.fingerprint,
+        "short_side": options.short_side,
+        "quality": options.quality,
+        "shard_size": options.shard_size,
+        "on_bad_image": options.on_bad_image,
+        "versions": _versions(),
+    }
     out = prepare_directory(options.out)
     with writes_to(out), _locked(out):
         _claim(out, settings)
@@ -84,29 +106,47 @@ def pack(source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_worker
             filesystem.make_directory(out / split)
             filesystem.sweep(out / split)
             shards = list(plan_shards(split, len(photos), settings["shard_size"]))
-            with tqdm(desc=f"packing {split}", total=len(photos), unit="photo", disable=None) as bar:
+            with tqdm(
+                desc=f"packing {split}", total=len(photos), unit="photo", disable=None
+            ) as bar:
                 for shard in shards:
                     path = out / split / shard.name
                     digest = filesystem.sha256_of(path) if path.exists() else None
-                    if digest is None or (known is not None and digest != known.get(f"{split}/{shard.name}")):
-                        digest = write_shard(path, _records(source, shard, settings, threads, left_out, bar))
+                    if digest is None or (
+                        known is not None and digest != known.get(f"{split}/{shard.name}")
+                    ):
+                        digest = write_shard(
+                            path, _records(source, shard, settings, threads, left_out, bar)
+                        )
                     sums[f"{split}/{shard.name}"] = digest
                     bar.update(shard.rows.stop - bar.n)
-            for name, content in describe_shards(shards, source.class_names, source.fingerprint).items():
+            for name, content in describe_shards(
+                shards, source.class_names, source.fingerprint
+            ).items():
                 filesystem.write_file_atomic(out / split / name, _json(content))
-    filesystem.write_file_atomic(out / _SUMS, "".join(f"{sums[name]}  {name}\n" for name in sums).encode())
+    filesystem.write_file_atomic(
+        out / _SUMS, "".join(f"{sums[name]}  {name}\n" for name in sums).encode()
+    )
     filesystem.write_file_atomic(out / _COMMIT, _json({"splits": list(source.splits)}))
     if left_out:
         tell(f"left out now: {len(left_out)} photos, the first because {left_out[0].args[0]}")
     num_bytes = sum((out / name).stat().st_size for name in sums)
-    counts = ", ".join(f"{split.num_rows:,} {name}" for name, split in load_from_disk(str(out)).items())
-    tell(f"{out}: {counts} photos of {len(source.class_names)} classes, {num_bytes:,} bytes in {len(sums)} files")
+    counts = ", ".join(
+        f"{split.num_rows:,} {name}" for name, split in load_from_disk(str(out)).items()
+    )
+    tell(
+        f"{out}: {counts} photos of {len(source.class_names)} classes, {num_bytes:,} bytes in {len(sums)} files"
+    )
 
 
 def _versions() -> dict[str, str]:
     import pyarrow
 
-    return {"decoder": decoder_version(), "torch": torch.__version__, "pyarrow": pyarrow.__version__}
+    return {
+        "decoder": decoder_version(),
+        "torch": torch.__version__,
+        "pyarrow": pyarrow.__version__,
+    }
 
 
 @contextmanager
@@ -116,7 +156,9 @@ def _locked(out: Path) -> Iterator[None]:
         platform.take_lock(descriptor)
     except OSError as error:
         os.close(descriptor)
-        raise OutputError("LOCKED", f"{out} is in use by another pack: wait for it, or choose another OUT") from error
+        raise OutputError(
+            "LOCKED", f"{out} is in use by another pack: wait for it, or choose another OUT"
+        ) from error
     try:
         yield
     finally:
@@ -124,12 +166,17 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _claim(out: Path, settings: dict[str, Any]) -> None:
-    """Store the settings in an empty folder. Raises OutputError for a folder that is something else."""
+    """Store the settings in an empty folder.
+
+    Raises OutputError for a folder that is something else.
+    """
     filesystem.sweep(out)
     path, fix = out / _SETTINGS, "choose another OUT, or delete it"
     if not path.exists():
         if others := sorted(entry.name for entry in out.iterdir() if entry.name != _LOCK):
-            raise OutputError("PACK_OUT", f"{out} holds {others[0]}, which pack did not write: {fix}")
+            raise OutputError(
+                "PACK_OUT", f"{out} holds {others[0]}, which pack did not write: {fix}"
+            )
         filesystem.write_file_atomic(path, _json(settings))
         return
     try:
@@ -139,35 +186,51 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
     names = [name for name in settings if settings[name] != stored.get(name)]
     if names:
         listed = "; ".join(f"{name}: {stored.get(name)} -> {settings[name]}" for name in names)
-        raise OutputError("PACK_OUT", f"{out} was packed from other data or with other settings ({listed}): {fix}")
+        raise OutputError(
+            "PACK_OUT", f"{out} was packed from other data or with other settings ({listed}): {fix}"
+        )
 
 
 def _read_sums(out: Path) -> dict[str, str] | None:
     """Return the hashes of the files by name; None: they were never all written."""
     try:
-        lines = filesystem.read_file(out / _SUMS, max_bytes=1 << 26).decode(errors="replace").splitlines()
+        lines = (
+            filesystem.read_file(out / _SUMS, max_bytes=1 << 26)
+            .decode(errors="replace")
+            .splitlines()
+        )
     except FileNotFoundError:
         return None
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
 
 
 def _records(
-    source: PhotoSplits, shard: Shard, settings: dict[str, Any], threads: ThreadPoolExecutor,
-    left_out: list[DataError], bar: Any,
-) -> Iterator[dict[str, Any]]:  # fmt: skip
+    source: PhotoSplits,
+    shard: Shard,
+    settings: dict[str, Any],
+    threads: ThreadPoolExecutor,
+    left_out: list[DataError],
+    bar: Any,
+) -> Iterator[dict[str, Any]]:
     """Yield the rows of a shard, in order."""
     photos = source.splits[shard.split]
 
     def record(index: int) -> dict[str, Any] | DataError:
         try:
             data = reencode(
-                photos.encoded_at(index), photos.name_of(index),
-                short_side=settings["short_side"], quality=settings["quality"],
-            )  # fmt: skip
+                photos.encoded_at(index),
+                photos.name_of(index),
+                short_side=settings["short_side"],
+                quality=settings["quality"],
+            )
         except DataError as error:
             return error
         image = {"bytes": data, "path": source.stored_name(shard.split, index)}
-        return {"image": image, "label": int(photos.labels[index]), CHECKSUM: hashlib.sha256(data).hexdigest()}
+        return {
+            "image": image,
+            "label": int(photos.labels[index]),
+            CHECKSUM: hashlib.sha256(data).hexdigest(),
+        }
 
     for row in in_order(threads, record, shard.rows):
         bar.update()
@@ -176,7 +239,9 @@ def _records(
         elif settings["on_bad_image"] == "skip":
             left_out.append(row)
         else:
-            raise DataError(row.code, f"{row.args[0]}, or leave such photos out with --on-bad-image skip")
+            raise DataError(
+                row.code, f"{row.args[0]}, or leave such photos out with --on-bad-image skip"
+            )
 
 
 def _json(value: object) -> bytes:

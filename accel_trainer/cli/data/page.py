@@ -40,11 +40,17 @@ def draw_page(source: str, found: PhotoSplits, transform: EvalTransform) -> str:
     for label, name in enumerate(found.class_names[:_MAX_CLASSES]):
         members = np.flatnonzero(train.labels == label)
         pictures = [_picture(train, int(index), transform) for index in members[:_PER_CLASS]]
-        sections.append(f"<h2>{escape(name)} ({len(members):,})</h2>\n<div>{''.join(pictures)}</div>")
+        sections.append(
+            f"<h2>{escape(name)} ({len(members):,})</h2>\n<div>{''.join(pictures)}</div>"
+        )
     num_more = len(found.class_names) - _MAX_CLASSES
     note = f"{num_more:,} more classes are not shown." if num_more > 0 else ""
     return _PAGE.format(
-        title=escape(source), crop=transform.crop_ratio, size=transform.size, note=note, classes="\n".join(sections)
+        title=escape(source),
+        crop=transform.crop_ratio,
+        size=transform.size,
+        note=note,
+        classes="\n".join(sections),
     )
 
 

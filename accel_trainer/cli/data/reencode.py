@@ -25,13 +25,16 @@ def reencode(data: bytes, name: str, *, short_side: int, quality: int) -> bytes:
     header = read_header(data, name)
     shorter = min(header.height, header.width)
     if shorter <= short_side:
-        decode_photo(data, name, header=header)  # a broken one is found now, not in the middle of a run
+        # a broken one is found now, not in the middle of a run
+        decode_photo(data, name, header=header)
         return data
     shrink = 1
     while shrink < _MAX_SHRINK and shorter >= 4 * shrink * short_side:
         shrink *= 2
     pixels = decode_photo(data, name, header=header, shrink=shrink)
-    size = tuple(max(1, round(side * short_side / shorter)) for side in (header.height, header.width))
+    size = tuple(
+        max(1, round(side * short_side / shorter)) for side in (header.height, header.width)
+    )
     images = torch.from_numpy(pixels).permute(2, 0, 1)[None]
     resized = F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False)
     return _encode(resized[0].permute(1, 2, 0).contiguous().numpy(), quality)
@@ -46,4 +49,6 @@ def _encode(pixels: NDArray[np.uint8], quality: int) -> bytes:
         file = BytesIO()
         Image.fromarray(pixels).save(file, "jpeg", quality=quality, subsampling="4:2:0")
         return file.getvalue()
-    return bytes(simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420"))
+    return bytes(
+        simplejpeg.encode_jpeg(pixels, quality=quality, colorspace="RGB", colorsubsampling="420")
+    )

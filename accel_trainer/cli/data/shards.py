@@ -36,7 +36,9 @@ def plan_shards(split: str, num_photos: int, shard_size: int) -> Iterator[Shard]
 def _features(class_names: Sequence[str]) -> Any:
     from datasets import ClassLabel, Features, Image, Value
 
-    return Features({"image": Image(), "label": ClassLabel(names=list(class_names)), CHECKSUM: Value("string")})
+    return Features(
+        {"image": Image(), "label": ClassLabel(names=list(class_names)), CHECKSUM: Value("string")}
+    )
 
 
 def write_shard(path: Path, records: Iterator[dict[str, Any]]) -> str:
@@ -72,14 +74,22 @@ def _stream(records: Iterator[dict[str, Any]]) -> Iterator[bytes]:
     yield written()
 
 
-def describe_shards(shards: Sequence[Shard], class_names: Sequence[str], fingerprint: str) -> dict[str, Any]:
+def describe_shards(
+    shards: Sequence[Shard], class_names: Sequence[str], fingerprint: str
+) -> dict[str, Any]:
     """Return the two files that `load_from_disk` needs beside the shards of a split."""
     split = shards[0].split
     state: dict[str, Any] = {
         "_data_files": [{"filename": shard.name} for shard in shards],
         "_fingerprint": hashlib.sha256(f"{fingerprint} {split}".encode()).hexdigest()[:16],
-        "_format_columns": None, "_format_kwargs": {}, "_format_type": None, "_output_all_columns": False,
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
         "_split": split,
-    }  # fmt: skip
+    }
     info = {"citation": "", "description": "", "homepage": "", "license": ""}
-    return {"state.json": state, "dataset_info.json": {**info, "features": _features(class_names).to_dict()}}
+    return {
+        "state.json": state,
+        "dataset_info.json": {**info, "features": _features(class_names).to_dict()},
+    }

@@ -1,11 +1,13 @@
 """`accel-trainer doctor [RECIPE.py | RUN] [flags]`: find problems of this machine and launch, or explain a failed run.
 
-A start checks the config, the data and the run folder itself, and `RECIPE.py --dry-run` tries them. To check many
-processes and the network between them, launch the doctor like a recipe:
+A start checks the config, the data and the run folder itself, and `RECIPE.py --dry-run` tries them.
+To check many processes and the network between them, launch the doctor like a recipe:
 
-    accelerate launch --multi_gpu --num_processes 8 -m accel_trainer.cli.doctor recipes/cifar.py --batch-size 256
+    accelerate launch --multi_gpu --num_processes 8 -m accel_trainer.cli.doctor recipes/cifar.py
+    --batch-size 256
 
-Given a run, it explains the error that ended it. The exit code is 64 if something would stop or spoil a run, else 0.
+Given a run, it explains the error that ended it. The exit code is 64 if something would stop or
+spoil a run, else 0.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ example: accel-trainer doctor recipes/cifar.py --config recipes/configs/digits.y
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the problems; return 64 if one is an error. **Collective** when launched on several processes."""
+    """Print the problems; return 64 if one is an error.
+
+    **Collective** when launched on several processes.
+    """
     given = list(sys.argv[1:] if argv is None else argv)
     flags = [flag for flag in given if flag != "--json"]
     target = Path(flags.pop(0)) if flags and not flags[0].startswith("-") else None
@@ -55,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _explain(run: Path) -> tuple[list[str], list[Finding]]:
     """Return how a run is doing, and what the error means that ended it."""
     status = require_status(run)
-    return [f"{name}: {status[name]}" for name in ("state", "error") if status.get(name)], diagnose(run)
+    return [f"{name}: {status[name]}" for name in ("state", "error") if status.get(name)], diagnose(
+        run
+    )
 
 
 def _examine(recipe: Path | None, flags: Sequence[str]) -> tuple[list[str], list[Finding]]:
@@ -85,9 +92,14 @@ def _describe(found: Sequence[Finding]) -> list[str]:
     """Return a line per finding, with the processes that have it."""
     ranks: dict[str, list[int]] = {}
     for finding in found:
-        ranks.setdefault(f"{finding.severity:<8}{finding.code}: {finding.message}", []).append(finding.rank)
+        ranks.setdefault(f"{finding.severity:<8}{finding.code}: {finding.message}", []).append(
+            finding.rank
+        )
     have_others = any(finding.rank for finding in found)
-    where = {line: f" (on processes {', '.join(map(str, who))})" if have_others else "" for line, who in ranks.items()}
+    where = {
+        line: f" (on processes {', '.join(map(str, who))})" if have_others else ""
+        for line, who in ranks.items()
+    }
     return [line + where[line] for line in sorted(ranks)]
 
 

@@ -63,4 +63,8 @@ class Finding:
 def examine(now: LaunchContext, checks: Iterable[Check]) -> list[Finding]:
     """Return what the checks find in this process."""
     found = [(check, check.find(now)) for check in checks]
-    return [Finding(check.code, check.severity, message, now.rank) for check, message in found if message]
+    return [
+        Finding(check.code, check.severity, message, now.rank)
+        for check, message in found
+        if message
+    ]

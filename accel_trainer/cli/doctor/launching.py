@@ -13,10 +13,15 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 def find_port(now: LaunchContext) -> str | None:
     """The port of the process group is free."""
     environ = now.environ
-    if environ.get("RANK") != "0" or "MASTER_PORT" not in environ or "TORCHELASTIC_RUN_ID" in environ:
+    if (
+        environ.get("RANK") != "0"
+        or "MASTER_PORT" not in environ
+        or "TORCHELASTIC_RUN_ID" in environ
+    ):
         return None  # torch's launcher already listens there
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a recently closed port is free
+        # a recently closed port is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", int(environ["MASTER_PORT"])))
         except OSError as error:
@@ -56,7 +61,9 @@ def find_unknown_interface(now: LaunchContext) -> str | None:
         value = now.environ.get(variable, "")
         wanted = tuple(value.removeprefix("=").split(","))
         is_exact = value.startswith("=")  # otherwise NCCL matches prefixes, and with ^ all others
-        known = [name for name in existing if (name in wanted if is_exact else name.startswith(wanted))]
+        known = [
+            name for name in existing if (name in wanted if is_exact else name.startswith(wanted))
+        ]
         if value and value[0] != "^" and not known:
             return f"{variable}={value} names no interface of {', '.join(existing)}: correct or unset it"
     return None

@@ -49,7 +49,8 @@ def find_threads(now: LaunchContext) -> str | None:
     fix = max(1, num_cpus // now.num_local_processes)
     return (
         f"{now.num_local_processes} processes of {num_threads} threads share {num_cpus} cores: set "
-        f"--runtime.num-threads {fix}" + (" and launch fewer processes" if now.num_local_processes > num_cpus else "")
+        f"--runtime.num-threads {fix}"
+        + (" and launch fewer processes" if now.num_local_processes > num_cpus else "")
     )
 
 

@@ -20,7 +20,10 @@ class Symptom:
     meaning: str
 
 
-SYMPTOMS = tuple(Symptom(code, **texts) for code, texts in read_plain_yaml(Path(__file__).with_suffix(".yaml")).items())
+SYMPTOMS = tuple(
+    Symptom(code, **texts)
+    for code, texts in read_plain_yaml(Path(__file__).with_suffix(".yaml")).items()
+)
 
 
 def diagnose(run: Path) -> list[Finding]:
@@ -34,7 +37,11 @@ def diagnose(run: Path) -> list[Finding]:
         return []
     first_line = error.splitlines()[0]
     return [
-        Finding(symptom.code, "warning", f"the last attempt ended with: {first_line[:160]}; {symptom.meaning}")
+        Finding(
+            symptom.code,
+            "warning",
+            f"the last attempt ended with: {first_line[:160]}; {symptom.meaning}",
+        )
         for symptom in SYMPTOMS
         if re.search(symptom.pattern, error)
     ][:1]

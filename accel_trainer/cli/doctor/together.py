@@ -22,7 +22,10 @@ _MAX_CLOCK_SKEW_S = 2.0
 
 
 def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str], list[Finding]]:
-    """Return lines about the machine and its network, and the findings of all processes. **Collective.**"""
+    """Return lines about the machine and its network, and the findings of all processes.
+
+    **Collective.**
+    """
     timeout_s = min(now.config.runtime.timeout_s, _MAX_WAIT_S)
     try:
         accelerator = start_accelerator(replace(now.config.runtime, timeout_s=timeout_s))
@@ -45,7 +48,9 @@ def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str]
 def _find_clock_skew(accelerator: Accelerator) -> list[Finding]:
     """Compare the clocks, which decide which error of a failed run came first. **Collective.**"""
     dist.barrier()
-    clocks = gather_rows(torch.tensor([[accelerator.process_index, time.time()]], dtype=torch.float64), accelerator)
+    clocks = gather_rows(
+        torch.tensor([[accelerator.process_index, time.time()]], dtype=torch.float64), accelerator
+    )
     skew_s = float(clocks[:, 1].max() - clocks[:, 1].min())
     if skew_s <= _MAX_CLOCK_SKEW_S:
         return []
@@ -67,7 +72,10 @@ def _find_slow(bytes_per_s: float) -> list[Finding]:
 
 
 def _measure(accelerator: Accelerator) -> tuple[str, float]:
-    """Time an all_reduce of one number and of many; return a line, and bytes per second. **Collective. Host sync.**"""
+    """Time an all_reduce of one number and of many; return a line, and bytes per second.
+
+    **Collective. Host sync.**
+    """
     device = accelerator.device
     small, large = torch.ones(1, device=device), torch.ones(_LARGE_BYTES // 4, device=device)
     latency_s = _seconds(lambda: dist.all_reduce(small), small, times=_SMALL_TIMES)

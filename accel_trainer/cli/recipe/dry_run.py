@@ -39,8 +39,9 @@ _MAX_PATH = 60
 def dry_run(train: Callable[[C], RunResult], config: C, *, exit_with: Ending) -> RunResult:
     """Train 6 steps at once, and 3 + 3 with a resume in between, in a temporary folder, and compare what is left.
 
-    Every part runs in a process of its own, as after an interruption: on the processes of the launch, with at most
-    `MAX_EVAL_SAMPLES` samples in an evaluation, and ended by `exit_with`. It cannot see state that changes only later.
+    Every part runs in a process of its own, as after an interruption: on the processes of the
+    launch, with at most `MAX_EVAL_SAMPLES` samples in an evaluation, and ended by `exit_with`. It
+    cannot see state that changes only later.
 
     Raises:
         CheckpointError: the run does not repeat itself, or its resume is not exact.
@@ -54,7 +55,9 @@ def dry_run(train: Callable[[C], RunResult], config: C, *, exit_with: Ending) ->
         num_before = min(NUM_STEPS, result.position.optimizer_step // 2)
         for max_steps in (num_before, 2 * NUM_STEPS):
             if max_steps and result.state == "done":
-                result = _train_apart(train, _trial(config, parts, max_steps), exit_with, is_first=False)
+                result = _train_apart(
+                    train, _trial(config, parts, max_steps), exit_with, is_first=False
+                )
         if result.state == "done" and num_before and os.environ.get("RANK", "0") == "0":
             compared = _compare(whole, parts, num_before)
             seconds = time.perf_counter() - start_s
@@ -68,8 +71,12 @@ def _trial(config: C, folder: Path, max_steps: int) -> C:
     saves = replace(config.checkpoint, every_n_steps=NUM_STEPS, keep_every_n_steps=NUM_STEPS)
     return replace(
         config,
-        run=replace(config.run, output_dir=folder, resume="auto", track=(), quiet=True, dry_run=True),
-        trainer=replace(config.trainer, max_steps=max_steps if given is None else min(given, max_steps)),
+        run=replace(
+            config.run, output_dir=folder, resume="auto", track=(), quiet=True, dry_run=True
+        ),
+        trainer=replace(
+            config.trainer, max_steps=max_steps if given is None else min(given, max_steps)
+        ),
         checkpoint=saves,
     )
 
@@ -77,9 +84,12 @@ def _trial(config: C, folder: Path, max_steps: int) -> C:
 # --- a part, in a process of its own ---
 
 
-def _train_apart(train: Callable[[C], RunResult], config: C, exit_with: Ending, *, is_first: bool) -> RunResult:
+def _train_apart(
+    train: Callable[[C], RunResult], config: C, exit_with: Ending, *, is_first: bool
+) -> RunResult:
     """Return the result of `train(config)` in a new process."""
-    # Forking takes a tenth of the time, but a fork cannot use a GPU, and takes a socket, whose path must be short.
+    # Forking takes a tenth of the time, but a fork cannot use a GPU, and takes a socket, whose path
+    # must be short.
     can_fork = os.name == "posix" and uses_cpu() and len(tempfile.gettempdir()) < _MAX_PATH
     context = multiprocessing.get_context("forkserver" if can_fork else "spawn")
     if hasattr(context, "set_forkserver_preload"):
@@ -92,13 +102,17 @@ def _train_apart(train: Callable[[C], RunResult], config: C, exit_with: Ending, 
         process.start()
     except (AttributeError, TypeError, ValueError) as error:  # cannot be pickled
         fact = f"--dry-run starts train in a new process, which cannot import it ({error})"
-        raise ConfigError("DRY_RUN", f"{fact}: define train at the top level of its file") from error
+        raise ConfigError(
+            "DRY_RUN", f"{fact}: define train at the top level of its file"
+        ) from error
     sender.close()
     try:
         return receiver.recv()  # type: ignore[no-any-return]  # what the process sent
     except EOFError:
         process.join()
-        raise SystemExit(process.exitcode if process.exitcode and process.exitcode > 0 else 1) from None
+        raise SystemExit(
+            process.exitcode if process.exitcode and process.exitcode > 0 else 1
+        ) from None
     finally:
         process.join()
 
@@ -111,8 +125,11 @@ def _run_part(
     environment: dict[str, str],
     is_first: bool,
 ) -> None:
-    os.environ.update(environment, ACCEL_TRAINER_LAUNCHER="1")  # it ends with the process that waits for it
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING if is_first else logging.ERROR)
+    # it ends with the process that waits for it
+    os.environ.update(environment, ACCEL_TRAINER_LAUNCHER="1")
+    logging.basicConfig(
+        format="%(levelname)s: %(message)s", level=logging.WARNING if is_first else logging.ERROR
+    )
 
     def run() -> RunResult:
         result = train(config)
@@ -130,7 +147,9 @@ def _compare(whole: Path, parts: Path, num_before: int) -> str:
     saved, again = (list_checkpoints(folder / "checkpoints") for folder in (whole, parts))
     # A run in one go has none after few steps.
     before = [each for each in saved if each.name.startswith(f"step-{num_before:010d}-")]
-    pairs = [(_state(one), _state(other)) for one in before for other in again if one.name == other.name]
+    pairs = [
+        (_state(one), _state(other)) for one in before for other in again if one.name == other.name
+    ]
     if pairs and (path := first_difference(*pairs[-1])):
         _refuse_unrepeatable(path, num_before, whole)
         return f"trained, evaluated, saved, loaded and resumed, but the run does not repeat itself ({path})"
@@ -140,7 +159,9 @@ def _compare(whole: Path, parts: Path, num_before: int) -> str:
         path = f"metrics.jsonl{row}"
     if path is not None:
         fact = f"a run that is stopped after {num_before} steps and resumed in a new process differs in {path}"
-        raise CheckpointError("CKPT_INEXACT", f"{fact} from one that is not: {_cause(path, whole, parts)}")
+        raise CheckpointError(
+            "CKPT_INEXACT", f"{fact} from one that is not: {_cause(path, whole, parts)}"
+        )
     num_tensors = sum(len(piece) for name, piece in last.items() if name in ("model", "ema"))
     return (
         f"{last['trainer']['position']['optimizer_step']} steps at once, and {num_before} steps and a resume in a new "
@@ -159,7 +180,10 @@ def _state(path: Path) -> dict[str, Any]:
 
 def _rows(folder: Path) -> list[dict[str, Any]]:
     """Return the rows, without speeds and memory."""
-    return [{name: row[name] for name in row if not name.startswith("perf/")} for row in read_history(folder)]
+    return [
+        {name: row[name] for name in row if not name.startswith("perf/")}
+        for row in read_history(folder)
+    ]
 
 
 def _refuse_unrepeatable(path: str, num_steps: int, run: Path) -> None:
@@ -185,4 +209,6 @@ def _cause(path: str, whole: Path, parts: Path) -> str:
         return f"the resume began with another {listed(objects)}, which no checkpoint holds: {fix}"
     # Reading a sample seeds these generators, too: they need not be the cause.
     drawn = f", or numbers drawn from {' or '.join(lost)}" * bool(lost)
-    return f"the usual cause is state that no checkpoint holds, such as a variable of a closure{drawn}"
+    return (
+        f"the usual cause is state that no checkpoint holds, such as a variable of a closure{drawn}"
+    )

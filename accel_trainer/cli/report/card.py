@@ -13,7 +13,9 @@ from ..runs.settings import changed_settings
 from ..runs.tables import format_number
 
 
-def write_card(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, bytes]:
+def write_card(
+    run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, float]
+) -> dict[str, bytes]:
     """Return `README.md` with the hub's metadata, and its images, by file name."""
     try:
         import jinja2
@@ -24,19 +26,27 @@ def write_card(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, 
         curves = draw_curves([run], quantities=("loss", "accuracy"))
         data = _metadata(run, config, metrics)
     except ImportError as error:
-        raise OutputError("EXPORT", f"a model card needs {error.name}: pip install 'accel-trainer[report]'") from error
+        raise OutputError(
+            "EXPORT", f"a model card needs {error.name}: pip install 'accel-trainer[report]'"
+        ) from error
     template = resources.files(__package__).joinpath("card.md.jinja").read_text()
     text = (
         jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
         .from_string(template)
         .render(
-            title=data.model_name, config=config, split=_split(config), formats=FORMATS,
-            metrics={name: format_number(name, value) for name, value in metrics.items()}, result=run.result,
-            environment=run.environment, origin=run.origin, training=run.config,
+            title=data.model_name,
+            config=config,
+            split=_split(config),
+            formats=FORMATS,
+            metrics={name: format_number(name, value) for name, value in metrics.items()},
+            result=run.result,
+            environment=run.environment,
+            origin=run.origin,
+            training=run.config,
             settings=[(name, value) for name, _, value in changed_settings(run)],
             curves=[curve.name for curve in curves],
         )
-    )  # fmt: skip
+    )
     card = str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
     return {"README.md": card.encode()} | {f"{curve.name}.png": curve.png for curve in curves}
 
@@ -61,9 +71,14 @@ def _metadata(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, f
         model_name=run.name if name is None else f"{name} on {dataset}",
         eval_results=[
             EvalResult(
-                task_type=task, dataset_type=dataset, dataset_name=dataset, dataset_split=_split(config),
-                dataset_revision=run.data_fingerprint, metric_type=name, metric_value=value,
+                task_type=task,
+                dataset_type=dataset,
+                dataset_name=dataset,
+                dataset_split=_split(config),
+                dataset_revision=run.data_fingerprint,
+                metric_type=name,
+                metric_value=value,
             )
             for name, value in metrics.items()
         ],
-    )  # fmt: skip
+    )

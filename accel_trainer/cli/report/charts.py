@@ -34,10 +34,17 @@ class Kind(NamedTuple):
 KINDS = {
     "train": Kind("training", "muted", {"linewidth": 1.0, "alpha": 0.75}),
     "eval": Kind("evaluation", "series-1", {"marker": "o", "markersize": 3.2}),
-    "eval_ema": Kind("averaged weights", "series-2", {"marker": "o", "markersize": 3.2, "linestyle": (0, (4, 2))}),
+    "eval_ema": Kind(
+        "averaged weights", "series-2", {"marker": "o", "markersize": 3.2, "linestyle": (0, (4, 2))}
+    ),
 }
 _PHASES = {"training": "training", "evaluation": "evaluation", "save": "saves", "start": "start"}
-_PHASE_COLORS = {"training": "series-9", "evaluation": "series-12", "save": "series-13", "start": "line"}
+_PHASE_COLORS = {
+    "training": "series-9",
+    "evaluation": "series-12",
+    "save": "series-13",
+    "start": "line",
+}
 _MAX_NAMED_CLASSES = 20
 _MAX_NAME = 18  # characters of a class
 _MAX_MARKERS = 40
@@ -52,10 +59,16 @@ def group_curves(runs: Sequence[RunReader]) -> dict[str, list[str]]:
     for name in names:
         group, _, quantity = name.partition("/")
         charts.setdefault(quantity if group in KINDS else name, []).append(name)
-    return {chart: members for chart, members in sorted(charts.items(), key=lambda item: "/" in item[0]) if members}
+    return {
+        chart: members
+        for chart, members in sorted(charts.items(), key=lambda item: "/" in item[0])
+        if members
+    }
 
 
-def draw_curves(runs: Sequence[RunReader], *, quantities: Collection[str] | None = None) -> list[Chart]:
+def draw_curves(
+    runs: Sequence[RunReader], *, quantities: Collection[str] | None = None
+) -> list[Chart]:
     """Return a chart per recorded quantity, of `quantities` only (None: of all)."""
     return [
         _draw_curve(chart, members, runs)
@@ -65,8 +78,15 @@ def draw_curves(runs: Sequence[RunReader], *, quantities: Collection[str] | None
 
 
 def _title(chart: str) -> str:
-    words = chart.rpartition("/")[2].replace("_per_s", " per second").replace("_gib", " (GiB)").replace("_", " ")
-    words = words.replace("grad ", "gradient ").replace("data wait fraction", "time waiting for data")
+    words = (
+        chart.rpartition("/")[2]
+        .replace("_per_s", " per second")
+        .replace("_gib", " (GiB)")
+        .replace("_", " ")
+    )
+    words = words.replace("grad ", "gradient ").replace(
+        "data wait fraction", "time waiting for data"
+    )
     words = re.sub(r"\btop(\d+)", r"top-\1", words)
     return words[:1].upper() + words[1:]
 
@@ -84,20 +104,35 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
         axes.set_xlabel("optimizer step")
         axes.locator_params(nbins=6)
         if is_fraction(chart):
-            axes.yaxis.set_major_formatter(lambda value, _: f"{round(100 * value, 4):g}%" if value <= 1 else "")
+            axes.yaxis.set_major_formatter(
+                lambda value, _: f"{round(100 * value, 4):g}%" if value <= 1 else ""
+            )
         elif chart.startswith("perf/"):
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         if columns:
             axes.legend(
-                loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=columns, labelcolor=LIGHT.muted, borderpad=0
-            )  # fmt: skip
+                loc="lower left",
+                bbox_to_anchor=(-0.02, 1),
+                ncols=columns,
+                labelcolor=LIGHT.muted,
+                borderpad=0,
+            )
 
     kinds = [name.partition("/")[0] for name in names]
-    labels = [run.name for run in runs] if len(runs) > 1 else [KINDS[kind].label for kind in kinds if kind in KINDS]
+    labels = (
+        [run.name for run in runs]
+        if len(runs) > 1
+        else [KINDS[kind].label for kind in kinds if kind in KINDS]
+    )
     columns, rows = _legend_shape(labels)
     name = re.sub(r"\W+", "_", chart.rpartition("/")[2])
-    return draw_chart(name, title=_title(chart), size=(_SIZE[0], _SIZE[1] + _LEGEND_ROW * max(0, rows - 1)), draw=draw)
+    return draw_chart(
+        name,
+        title=_title(chart),
+        size=(_SIZE[0], _SIZE[1] + _LEGEND_ROW * max(0, rows - 1)),
+        draw=draw,
+    )
 
 
 def _legend_shape(labels: Sequence[str]) -> tuple[int, int]:
@@ -137,15 +172,29 @@ def draw_time(runs: Sequence[RunReader]) -> Chart | None:
             if len(timed) == 1:
                 label += f" {format_duration(seconds[0])}, {seconds[0] / (totals[0] or 1):.0%}"
             color = LIGHT.variables()[_PHASE_COLORS[phase]]
-            axes.barh(range(len(timed)), seconds, left=before, color=color, height=0.62, label=label)
+            axes.barh(
+                range(len(timed)), seconds, left=before, color=color, height=0.62, label=label
+            )
             before = [start + length for start, length in zip(before, seconds, strict=True)]
         for position, total in enumerate(totals):
-            axes.text(total + max(totals) * 0.015, position, format_duration(total), va="center", color=LIGHT.muted)
+            axes.text(
+                total + max(totals) * 0.015,
+                position,
+                format_duration(total),
+                va="center",
+                color=LIGHT.muted,
+            )
         axes.set_yticks(range(len(timed)), [run.name for run in timed] if len(timed) > 1 else [""])
         axes.invert_yaxis()
         axes.set_xlim(0, max(totals) * 1.3)
         _clear(axes)
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=2, labelcolor=LIGHT.muted, borderpad=0)
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(-0.02, 1),
+            ncols=2,
+            labelcolor=LIGHT.muted,
+            borderpad=0,
+        )
 
     size = _SIZE[0] * (1 if len(timed) == 1 else 2), 0.9 + 0.24 * len(timed)
     return draw_chart("time", title="Where the time went", size=size, draw=draw)
@@ -159,7 +208,10 @@ def draw_confusion(name: str, confusion: Confusion, class_names: Sequence[str]) 
     fractions = [[count / max(1, sum(row)) for count in row] for row in counts]
     # The square root keeps rare mistakes visible.
     pixels = [
-        [(*(_RIGHT if column == row else _WRONG), math.sqrt(fraction)) for column, fraction in enumerate(line)]
+        [
+            (*(_RIGHT if column == row else _WRONG), math.sqrt(fraction))
+            for column, fraction in enumerate(line)
+        ]
         for row, line in enumerate(fractions)
     ]
 
@@ -171,35 +223,52 @@ def draw_confusion(name: str, confusion: Confusion, class_names: Sequence[str]) 
         axes.tick_params(length=0)
         ticks = range(len(counts))
         is_long = max(map(len, class_names)) > 3
-        turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
+        turned: dict[str, Any] = (
+            {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
+        )
         axes.set_xticks(ticks, class_names, **turned)
         axes.set_yticks(ticks, class_names)
         for row, line in enumerate(counts):
             for column, count in enumerate(line):
                 is_dark = fractions[row][column] > 0.35
                 color = LIGHT.on_fill if is_dark else LIGHT.ink if count else LIGHT.line
-                axes.text(column, row, str(count), ha="center", va="center", color=color, fontsize=7.5)
+                axes.text(
+                    column, row, str(count), ha="center", va="center", color=color, fontsize=7.5
+                )
 
     return draw_chart(name, title="Confusion", size=_SQUARE, draw=draw)
 
 
 def _draw_confused_pairs(name: str, confusion: Confusion, class_names: Sequence[str]) -> Chart:
-    mistakes = [(count, row, column) for row, column, count in confusion.pairs.tolist() if row != column]
+    mistakes = [
+        (count, row, column) for row, column, count in confusion.pairs.tolist() if row != column
+    ]
     worst = heapq.nsmallest(_MAX_NAMED_CLASSES, mistakes, key=lambda pair: (-pair[0], pair[1:]))
     samples = confusion.samples()
     bars = [
-        (f"{_cut(class_names[row])} → {_cut(class_names[column])}", count, f"{count} of {samples[row]}")
+        (
+            f"{_cut(class_names[row])} → {_cut(class_names[column])}",
+            count,
+            f"{count} of {samples[row]}",
+        )
         for count, row, column in worst
     ]
     longest = max((count for count, _, _ in worst), default=1)
     return _draw_bars(name, "Most confused: true → predicted", bars, longest=longest, series=1)
 
 
-def _draw_bars(name: str, title: str, bars: Sequence[tuple[str, float, str]], *, longest: float, series: int) -> Chart:
+def _draw_bars(
+    name: str, title: str, bars: Sequence[tuple[str, float, str]], *, longest: float, series: int
+) -> Chart:
     """Return horizontal bars, each with its name, its length up to `longest`, and what is written beside it."""
 
     def draw(axes: Axes) -> None:
-        axes.barh(range(len(bars)), [length for _, length, _ in bars], color=LIGHT.series[series], height=0.62)
+        axes.barh(
+            range(len(bars)),
+            [length for _, length, _ in bars],
+            color=LIGHT.series[series],
+            height=0.62,
+        )
         axes.set_yticks(range(len(bars)), [label for label, _, _ in bars])
         axes.invert_yaxis()
         axes.set_xlim(0, 1.3 * longest)
@@ -216,20 +285,33 @@ def _cut(text: str) -> str:
 
 def draw_class_accuracy(name: str, values: Sequence[float], class_names: Sequence[str]) -> Chart:
     """Return a bar per class with samples, the hardest on top; of many classes only the hardest and the easiest."""
-    known = [(value, label) for value, label in zip(values, class_names, strict=True) if not math.isnan(value)]
+    known = [
+        (value, label)
+        for value, label in zip(values, class_names, strict=True)
+        if not math.isnan(value)
+    ]
     shown, title = sorted(known), "Accuracy by class"
     if len(shown) > _MAX_NAMED_CLASSES:
         half = _MAX_NAMED_CLASSES // 2
         shown, title = [*shown[:half], *shown[-half:]], "The hardest and the easiest classes"
     return _draw_bars(
-        name, title, [(_cut(label), value, f"{value:.1%}") for value, label in shown], longest=1, series=0
+        name,
+        title,
+        [(_cut(label), value, f"{value:.1%}") for value, label in shown],
+        longest=1,
+        series=0,
     )
 
 
 def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
     """Return confidence against accuracy, with larger dots for more samples."""
-    samples, confidence, accuracy = ([each[key] for each in bins] for key in ("samples", "confidence", "accuracy"))
-    gaps = (count * abs(sure - right) for count, sure, right in zip(samples, confidence, accuracy, strict=True))
+    samples, confidence, accuracy = (
+        [each[key] for each in bins] for key in ("samples", "confidence", "accuracy")
+    )
+    gaps = (
+        count * abs(sure - right)
+        for count, sure, right in zip(samples, confidence, accuracy, strict=True)
+    )
     error = sum(gaps) / sum(samples)
 
     def draw(axes: Axes) -> None:
@@ -241,7 +323,9 @@ def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(lambda value, _: f"{value:.0%}")
 
-    return draw_chart(name, title=f"Calibration: expected error {error:.1%}", size=_SQUARE, draw=draw)
+    return draw_chart(
+        name, title=f"Calibration: expected error {error:.1%}", size=_SQUARE, draw=draw
+    )
 
 
 def _clear(axes: Axes) -> None:

@@ -1,7 +1,7 @@
 """Draws matplotlib charts as SVG, with the colours and font of the page around it, and as PNG.
 
-Charts are drawn in the colours of light mode; in the SVG each is replaced by a CSS variable, which the page defines for
-light and dark mode.
+Charts are drawn in the colours of light mode; in the SVG each is replaced by a CSS variable, which
+the page defines for light and dark mode.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class Palette:
 
     def variables(self) -> dict[str, str]:
         """Return the colours by the names of their CSS variables."""
-        roles = {name.replace("_", "-"): color for name, color in vars(self).items() if name != "series"}
+        roles = {
+            name.replace("_", "-"): color for name, color in vars(self).items() if name != "series"
+        }
         return roles | {series_name(number): color for number, color in enumerate(self.series)}
 
 
@@ -49,28 +51,93 @@ def series_name(number: int) -> str:
 
 
 LIGHT = Palette(
-    page="#fafaf8", card="#ffffff", ink="#1b1c1f", muted="#66686f", line="#e4e3df", on_fill="#ffffff",
+    page="#fafaf8",
+    card="#ffffff",
+    ink="#1b1c1f",
+    muted="#66686f",
+    line="#e4e3df",
+    on_fill="#ffffff",
     series=(
-        "#2f62d3", "#d96f10", "#0c8a6c", "#8a4bcb", "#c8345e", "#7a7034", "#1593b8", "#8c5a3c", "#5f6b7a", "#b8369f",
-        "#7fa3f0", "#f0a55c", "#56bd9f", "#bd93e8", "#ec7f9f", "#b5a94f", "#5fc0dc", "#c4957a", "#a1abb8", "#e286d3",
+        "#2f62d3",
+        "#d96f10",
+        "#0c8a6c",
+        "#8a4bcb",
+        "#c8345e",
+        "#7a7034",
+        "#1593b8",
+        "#8c5a3c",
+        "#5f6b7a",
+        "#b8369f",
+        "#7fa3f0",
+        "#f0a55c",
+        "#56bd9f",
+        "#bd93e8",
+        "#ec7f9f",
+        "#b5a94f",
+        "#5fc0dc",
+        "#c4957a",
+        "#a1abb8",
+        "#e286d3",
     ),
-)  # fmt: skip
+)
 DARK = Palette(
-    page="#121316", card="#1a1b1f", ink="#ececea", muted="#9c9ea6", line="#303238", on_fill="#ffffff",
+    page="#121316",
+    card="#1a1b1f",
+    ink="#ececea",
+    muted="#9c9ea6",
+    line="#303238",
+    on_fill="#ffffff",
     series=(
-        "#7ea6ff", "#f4a04c", "#4cc9a4", "#c093f2", "#f4819f", "#cfc37a", "#5cc8e8", "#d09a78", "#a9b4c2", "#f08fe0",
-        "#4a72d0", "#b87224", "#2a8f72", "#8b5cc4", "#c04c6e", "#918639", "#2d8fb0", "#9a6a4a", "#75808f", "#b85aa8",
+        "#7ea6ff",
+        "#f4a04c",
+        "#4cc9a4",
+        "#c093f2",
+        "#f4819f",
+        "#cfc37a",
+        "#5cc8e8",
+        "#d09a78",
+        "#a9b4c2",
+        "#f08fe0",
+        "#4a72d0",
+        "#b87224",
+        "#2a8f72",
+        "#8b5cc4",
+        "#c04c6e",
+        "#918639",
+        "#2d8fb0",
+        "#9a6a4a",
+        "#75808f",
+        "#b85aa8",
     ),
-)  # fmt: skip
+)
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none", "font.size": 10, "text.color": LIGHT.ink, "axes.labelcolor": LIGHT.muted,
-    "axes.facecolor": "none", "axes.edgecolor": LIGHT.line, "xtick.color": LIGHT.line, "ytick.color": LIGHT.line,
-    "xtick.labelcolor": LIGHT.muted, "ytick.labelcolor": LIGHT.muted, "axes.spines.top": False,
-    "axes.spines.right": False, "axes.spines.left": False, "ytick.left": False, "axes.grid": True,
-    "axes.grid.axis": "y", "grid.color": LIGHT.line, "grid.linewidth": 0.7, "lines.linewidth": 1.7,
-    "lines.solid_capstyle": "round", "legend.frameon": False, "legend.handlelength": 1.4, "axes.xmargin": 0.01,
-    "figure.constrained_layout.use": True, "text.parse_math": False,  # names may contain dollar signs
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "text.color": LIGHT.ink,
+    "axes.labelcolor": LIGHT.muted,
+    "axes.facecolor": "none",
+    "axes.edgecolor": LIGHT.line,
+    "xtick.color": LIGHT.line,
+    "ytick.color": LIGHT.line,
+    "xtick.labelcolor": LIGHT.muted,
+    "ytick.labelcolor": LIGHT.muted,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "ytick.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": LIGHT.line,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.7,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "legend.handlelength": 1.4,
+    "axes.xmargin": 0.01,
+    # names may contain dollar signs
+    "figure.constrained_layout.use": True,
+    "text.parse_math": False,
+}
 
 
 @dataclass(frozen=True)
@@ -83,19 +150,24 @@ class Chart:
     png: bytes
 
 
-def draw_chart(name: str, *, title: str, size: tuple[float, float], draw: Callable[[Axes], None]) -> Chart:
+def draw_chart(
+    name: str, *, title: str, size: tuple[float, float], draw: Callable[[Axes], None]
+) -> Chart:
     """Return the chart that `draw` draws on axes of `size` in inches."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     svg, png = io.StringIO(), io.BytesIO()
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):  # which makes ids unique in a page, and reproducible
+    # which makes ids unique in a page, and reproducible
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=size)
         draw(figure.add_subplot())
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
         if title:
             figure.suptitle(title, x=0.02, ha="left", color=LIGHT.ink, fontsize=11)
-        figure.savefig(png, format="png", facecolor=LIGHT.card, dpi=_PNG_DPI, metadata={"Software": None})
+        figure.savefig(
+            png, format="png", facecolor=LIGHT.card, dpi=_PNG_DPI, metadata={"Software": None}
+        )
     return Chart(name, title, _for_page(svg.getvalue(), title), png.getvalue())
 
 
@@ -103,7 +175,10 @@ def _for_page(svg: str, title: str) -> str:
     """Return only the SVG element, without external references and with variables for colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", svg[: svg.index(">")]) + svg[svg.index(">") :]
+    svg = (
+        re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", svg[: svg.index(">")])
+        + svg[svg.index(">") :]
+    )
     for variable, color in LIGHT.variables().items():
         if variable not in ("page", "card"):  # which are around the chart
             svg = svg.replace(color, f"var(--{variable})")
@@ -117,4 +192,6 @@ def save_picture(figure: Figure, path: Path) -> None:
     try:
         filesystem.write_file_atomic(path, picture.getvalue())
     except OSError as error:
-        raise OutputError("PNG", f"--png {path} cannot be written ({error.strerror}): check the path") from error
+        raise OutputError(
+            "PNG", f"--png {path} cannot be written ({error.strerror}): check the path"
+        ) from error

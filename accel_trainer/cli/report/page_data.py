@@ -54,15 +54,24 @@ def _run(run: RunReader, number: int, limit: int) -> dict[str, Any]:
             all_steps.append(steps)
         series[name] = all_steps.index(steps), [_short(value) for value in values]
     return {
-        "name": run.name, "color": series_name(number), "restarts": run.restarts, "steps": all_steps, "series": series,
-        "steps_per_epoch": run.steps_per_epoch, "clock": run.training_clock(),
-    }  # fmt: skip
+        "name": run.name,
+        "color": series_name(number),
+        "restarts": run.restarts,
+        "steps": all_steps,
+        "series": series,
+        "steps_per_epoch": run.steps_per_epoch,
+        "clock": run.training_clock(),
+    }
 
 
 def _thin(values: Sequence[Any], limit: int) -> list[Any]:
     """Return every n-th value, and the last."""
     kept = list(values[:: math.ceil(len(values) / limit) or 1])
-    return kept if not values or (len(values) - 1) % math.ceil(len(values) / limit) == 0 else [*kept, values[-1]]
+    return (
+        kept
+        if not values or (len(values) - 1) % math.ceil(len(values) / limit) == 0
+        else [*kept, values[-1]]
+    )
 
 
 def _short(value: float) -> float | None:

@@ -65,9 +65,12 @@ def load_data(run: RunReader, dataset: str, *, cache_dir: Path) -> ImageDataset 
         return load_images(dataset, cache_dir=cache_dir, bad_images=WHATEVER_WAS_KEPT)
     photos = PhotoConfig(**settings)
     return load_photos(
-        dataset, image_column=photos.image_column, label_column=photos.label_column, val_fraction=photos.val_fraction,
+        dataset,
+        image_column=photos.image_column,
+        label_column=photos.label_column,
+        val_fraction=photos.val_fraction,
         cache_dir=cache_dir,
-    )  # fmt: skip
+    )
 
 
 def draw_samples(run: RunReader, data: ImageDataset | Photos) -> list[Picture]:
@@ -77,28 +80,52 @@ def draw_samples(run: RunReader, data: ImageDataset | Photos) -> list[Picture]:
     except (TypeError, ConfigError):  # a config of another version
         return []
     batch = next(loader.step_batches(0, 0)).micro_batches[0]
-    mean, std = (torch.tensor(values)[:, None, None] for values in (normalization.mean, normalization.std))
-    pixels = ((batch.inputs * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)  # [B, C, H, W]
+    mean, std = (
+        torch.tensor(values)[:, None, None] for values in (normalization.mean, normalization.std)
+    )
+    # [B, C, H, W]
+    pixels = ((batch.inputs * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
     targets = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)
     return [
-        {"src": encode_png(image.permute(1, 2, 0), max_side=_MAX_SIDE), "label": data.class_names[target]}
+        {
+            "src": encode_png(image.permute(1, 2, 0), max_side=_MAX_SIDE),
+            "label": data.class_names[target],
+        }
         for image, target in zip(pixels, targets.tolist(), strict=True)
     ]
 
 
-def _build_loader(run: RunReader, data: ImageDataset | Photos) -> tuple[Loader, Normalization | EvalTransform]:
+def _build_loader(
+    run: RunReader, data: ImageDataset | Photos
+) -> tuple[Loader, Normalization | EvalTransform]:
     plan = BatchConfig(per_device_batch_size=_NUM_PICTURES).plan(len(data.train), num_processes=1)
-    stored, seed, cpu = run.config.get("augment") or {}, run.config.get("seed") or 0, torch.device("cpu")
-    augment: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()}
+    stored, seed, cpu = (
+        run.config.get("augment") or {},
+        run.config.get("seed") or 0,
+        torch.device("cpu"),
+    )
+    augment: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()
+    }
     if isinstance(data, Photos):
         transform = PhotoConfig(**run.config.get("photos") or {}).eval_transform()
         photo_loader = PhotoLoader(
-            data.train, plan=plan, augment=PhotoAugmentConfig(**augment), transform=transform,
-            num_classes=data.num_classes, seed=seed, device=cpu,
-        )  # fmt: skip
+            data.train,
+            plan=plan,
+            augment=PhotoAugmentConfig(**augment),
+            transform=transform,
+            num_classes=data.num_classes,
+            seed=seed,
+            device=cpu,
+        )
         return photo_loader, transform
     loader = ImageLoader(
-        data.train, plan=plan, process_index=0, seed=seed, augment=AugmentConfig(**augment),
-        normalization=data.normalization, device=cpu,
-    )  # fmt: skip
+        data.train,
+        plan=plan,
+        process_index=0,
+        seed=seed,
+        augment=AugmentConfig(**augment),
+        normalization=data.normalization,
+        device=cpu,
+    )
     return loader, data.normalization

@@ -1,6 +1,7 @@
 """`accel-trainer report RUN [RUN ...]`: write one self-contained HTML page about runs, and its charts as PNG.
 
-The page works offline. Its charts show values on hover, zoom and smooth; without scripts they are pictures.
+The page works offline. Its charts show values on hover, zoom and smooth; without scripts they are
+pictures.
 """
 
 from __future__ import annotations
@@ -39,7 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="accel-trainer report", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, nargs="+", help="a run folder, or a folder of runs")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    parser.add_argument("--to", type=Path, default=Path("report.html"), help="the file to write; default: report.html")
+    parser.add_argument(
+        "--to",
+        type=Path,
+        default=Path("report.html"),
+        help="the file to write; default: report.html",
+    )
     parser.add_argument("--dataset", help="dataset to show training images of; default: none")
     parser.add_cache_option()
     options = parser.parse_args(argv)
@@ -56,14 +62,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name, png in files.items():
             filesystem.write_file_atomic(charts / name, png)
     except OSError as error:
-        raise OutputError("REPORT", f"{path} cannot be written ({error.strerror}): choose another --to") from error
+        raise OutputError(
+            "REPORT", f"{path} cannot be written ({error.strerror}): choose another --to"
+        ) from error
     tell(f"{path}\n{charts}{os.sep}  {len(files)} charts")
     if options.open and not webbrowser.open(path.resolve().as_uri()):
         tell("no browser was found: open the page yourself")
     return 0
 
 
-def render(runs: Sequence[RunReader], data: ImageDataset | Photos | None = None) -> tuple[str, dict[str, bytes]]:
+def render(
+    runs: Sequence[RunReader], data: ImageDataset | Photos | None = None
+) -> tuple[str, dict[str, bytes]]:
     """Return the report as an HTML page, and its charts as PNG by file name.
 
     Reads only the run folders. With `data`, that of the runs, the page shows some training images.
@@ -78,9 +88,12 @@ def render(runs: Sequence[RunReader], data: ImageDataset | Photos | None = None)
         curves = draw_curves(runs)
         classes = [_class_charts(run) for run in runs]
     except ImportError as error:
-        raise OutputError("REPORT", f"a report needs {error.name}: pip install 'accel-trainer[report]'") from error
+        raise OutputError(
+            "REPORT", f"a report needs {error.name}: pip install 'accel-trainer[report]'"
+        ) from error
     template, script = (
-        resources.files(__package__).joinpath(f"report.{end}").read_text() for end in ("html.jinja", "js")
+        resources.files(__package__).joinpath(f"report.{end}").read_text()
+        for end in ("html.jinja", "js")
     )
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
@@ -90,27 +103,45 @@ def render(runs: Sequence[RunReader], data: ImageDataset | Photos | None = None)
             _describe(run, number, data) | {"classes": charts}
             for number, (run, charts) in enumerate(zip(runs, classes, strict=True))
         ],
-        curves=curves, time=time, data=page_data(runs), script=script, policy=policy(script),
-        differences=differing_settings(runs), palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
+        curves=curves,
+        time=time,
+        data=page_data(runs),
+        script=script,
+        policy=policy(script),
+        differences=differing_settings(runs),
+        palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
         is_open=len(runs) <= _OPEN,
-    )  # fmt: skip
+    )
     files: dict[str, bytes] = {}
     for chart in itertools.chain(curves, [] if time is None else [time], *classes):
-        names = (f"{chart.name}{number}.png" for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2))))
-        files[next(name for name in names if name not in files)] = chart.png  # two runs may have the same name
+        names = (
+            f"{chart.name}{number}.png"
+            for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
+        )
+        # two runs may have the same name
+        files[next(name for name in names if name not in files)] = chart.png
     return page, files
 
 
 def _describe(run: RunReader, number: int, data: ImageDataset | Photos | None) -> dict[str, Any]:
     """Return what the page shows for one run."""
     return {
-        "name": run.name, "color": series_name(number), "state": run.state,
-        "stop_reason": run.result.get("stop_reason"), "subtitle": _subtitle(run), "facts": _facts(run),
-        "restarts": run.restarts, "num_killed": run.num_killed, "mistakes": read_mistakes(run),
-        "samples": [] if data is None else draw_samples(run, data), "changed": changed_settings(run),
-        "config": list(flatten(run.config).items()), "origins": run.environment.get("config_origins", {}),
-        "environment": _environment(run), "origin": run.origin,
-    }  # fmt: skip
+        "name": run.name,
+        "color": series_name(number),
+        "state": run.state,
+        "stop_reason": run.result.get("stop_reason"),
+        "subtitle": _subtitle(run),
+        "facts": _facts(run),
+        "restarts": run.restarts,
+        "num_killed": run.num_killed,
+        "mistakes": read_mistakes(run),
+        "samples": [] if data is None else draw_samples(run, data),
+        "changed": changed_settings(run),
+        "config": list(flatten(run.config).items()),
+        "origins": run.environment.get("config_origins", {}),
+        "environment": _environment(run),
+        "origin": run.origin,
+    }
 
 
 def _subtitle(run: RunReader) -> str:
@@ -130,9 +161,17 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
             shown.append(("loss", format_number(loss, best[loss]), "at the same step"))
     epochs = (run.config.get("trainer") or {}).get("num_epochs")
     if result.get("optimizer_step") is not None:
-        shown.append(("steps", f"{result['optimizer_step']:,}", f"{result.get('epoch')} of {epochs} epochs"))
+        shown.append(
+            ("steps", f"{result['optimizer_step']:,}", f"{result.get('epoch')} of {epochs} epochs")
+        )
     if samples_per_s := result.get("samples_per_s"):
-        shown.append(("samples per second", f"{samples_per_s:,.0f}", f"{result.get('samples_seen') or 0:,} seen"))
+        shown.append(
+            (
+                "samples per second",
+                f"{samples_per_s:,.0f}",
+                f"{result.get('samples_seen') or 0:,} seen",
+            )
+        )
     if result.get("wall_s") is not None:
         memory = (result.get("peak_memory_bytes") or 0) / 2**30
         seconds = sum(run.phase_s.values()) or result["wall_s"]
@@ -151,7 +190,10 @@ def _class_charts(run: RunReader) -> list[Chart]:
     with suppress(OSError, ValueError):
         step, details = read_details(run.folder)
         if step == run.result.get("optimizer_step"):
-            metrics = {name: details.get(name) if _is_in_file(value) else value for name, value in metrics.items()}
+            metrics = {
+                name: details.get(name) if _is_in_file(value) else value
+                for name, value in metrics.items()
+            }
     groups = [group for group in ("eval_ema/", "eval/") if f"{group}per_class_accuracy" in metrics]
     confusion = read_confusion(metrics, groups[0]) if groups else None
     if confusion is None:
@@ -174,14 +216,20 @@ def _is_in_file(value: Any) -> bool:
 
 def _class_names(export: Path) -> list[str]:
     try:
-        return [] if export.is_symlink() else list(map(str, read_json_object(export / "config.json")["class_names"]))
+        return (
+            []
+            if export.is_symlink()
+            else list(map(str, read_json_object(export / "config.json")["class_names"]))
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
 def _environment(run: RunReader) -> list[tuple[str, Any]]:
     """Return name and value of the recorded environment, with the command as typed."""
-    values = flatten({name: value for name, value in run.environment.items() if name != "config_origins"})
+    values = flatten(
+        {name: value for name, value in run.environment.items() if name != "config_origins"}
+    )
     if "command.arguments" in values:
         values["command.arguments"] = shlex.join(map(str, values["command.arguments"]))
     return list(values.items())

@@ -38,7 +38,9 @@ def read_confusion(metrics: Mapping[str, Any], group: str = "") -> Confusion | N
     Raises ValueError, TypeError or IndexError for values of another form.
     """
     accuracies = metrics.get(f"{group}per_class_accuracy")
-    pairs, counts = (metrics.get(f"{group}{name}") for name in ("confused_pairs", "confusion_matrix"))
+    pairs, counts = (
+        metrics.get(f"{group}{name}") for name in ("confused_pairs", "confusion_matrix")
+    )
     if accuracies is None or (pairs is None and counts is None):
         return None
     if isinstance(accuracies, list):

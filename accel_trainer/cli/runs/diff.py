@@ -14,9 +14,16 @@ from .tables import format_number, show
 
 # Folder, time, command and addresses: these never cause a different result.
 _EVERY_RUN_ITS_OWN = (
-    "run.", "cache_dir", "started", "command", "config_origins", "variables.MASTER_", "variables.TORCHELASTIC_",
-    "variables.SLURM_", "variables.ACCELERATE_USE_CPU",
-)  # fmt: skip
+    "run.",
+    "cache_dir",
+    "started",
+    "command",
+    "config_origins",
+    "variables.MASTER_",
+    "variables.TORCHELASTIC_",
+    "variables.SLURM_",
+    "variables.ACCELERATE_USE_CPU",
+)
 _RESULTS = ("optimizer_step", "samples_per_s", "wall_s")
 _EXAMPLE = "example: accel-trainer diff runs/first runs/second"
 
@@ -49,20 +56,26 @@ def compare(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
     prints = [run.data_fingerprint for run in (first, second)]
     return {
         "config": _changes(first.config, second.config),
-        "data": [] if None in prints or len(set(prints)) == 1 else [("data_fingerprint", prints[0], prints[1])],
+        "data": []
+        if None in prints or len(set(prints)) == 1
+        else [("data_fingerprint", prints[0], prints[1])],
         "environment": _changes(first.environment, second.environment) if known else [],
         "results": _changes(_results(first), _results(second)),
     }
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    return [change for change in diff_config(old, new) if not change[0].startswith(_EVERY_RUN_ITS_OWN)]
+    return [
+        change for change in diff_config(old, new) if not change[0].startswith(_EVERY_RUN_ITS_OWN)
+    ]
 
 
 def _results(run: RunReader) -> dict[str, Any]:
     """Return the final numbers of the run, without matrices."""
     numbers = {name: run.result.get(name) for name in _RESULTS}
-    metrics = {name: value for name, value in (run.result.get("metrics") or {}).items() if is_number(value)}
+    metrics = {
+        name: value for name, value in (run.result.get("metrics") or {}).items() if is_number(value)
+    }
     return {"state": run.state, **metrics, **numbers}
 
 

@@ -27,7 +27,8 @@ _EXAMPLE = "example: accel-trainer inspect runs/first"
 class CheckpointReport:
     """A checkpoint and its first problem; None: it is complete.
 
-    `manifest` is empty if it is unreadable. `problems` are those of each file, None if it has the recorded hash.
+    `manifest` is empty if it is unreadable. `problems` are those of each file, None if it has the
+    recorded hash.
     """
 
     name: str
@@ -50,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (path / "checkpoints").is_dir():
             return _show_run(path)
         if not (path / "manifest.json").exists() and not (path / "COMMIT").exists():
-            raise CheckpointError("CKPT_NOT_FOUND", f"{path} is neither a run nor a checkpoint: check the path")
+            raise CheckpointError(
+                "CKPT_NOT_FOUND", f"{path} is neither a run nor a checkpoint: check the path"
+            )
         report = inspect_checkpoint(path)
         show("\n".join(_describe(report)))
         return ExitCode.DONE if report.problem is None else ExitCode.CHECKPOINT
@@ -59,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def inspect_checkpoints(directory: Path) -> tuple[list[CheckpointReport], str | None]:
     """Return a report per checkpoint, in order, and the name of the one that a resume would use."""
     reports = [inspect_checkpoint(path) for path in list_checkpoints(directory)]
-    return reports, next((report.name for report in reversed(reports) if report.problem is None), None)
+    return reports, next(
+        (report.name for report in reversed(reports) if report.problem is None), None
+    )
 
 
 def inspect_checkpoint(path: Path) -> CheckpointReport:
@@ -91,7 +96,9 @@ def _show_run(run: Path) -> int:
     best = best_name(directory)
     rows = []
     for report in reports:
-        marks = [mark for mark, name in (("best", best), ("resumes here", usable)) if name == report.name]
+        marks = [
+            mark for mark, name in (("best", best), ("resumes here", usable)) if name == report.name
+        ]
         state = "complete" if report.problem is None else "DAMAGED"
         rows.append([report.name, state, f"{report.num_bytes:,}", ", ".join(marks)])
     show(f"run {run}")
@@ -100,11 +107,21 @@ def _show_run(run: Path) -> int:
         if report.problem is not None:
             show(f"damaged: {report.problem}")
     known = {report.name for report in reports}
-    for other in sorted(path.name for path in directory.iterdir() if path.is_dir() and path.name not in known):
-        kind = "left by a killed save, deleted at the next start" if TEMPORARY_NAME.fullmatch(other) else "set aside"
+    for other in sorted(
+        path.name for path in directory.iterdir() if path.is_dir() and path.name not in known
+    ):
+        kind = (
+            "left by a killed save, deleted at the next start"
+            if TEMPORARY_NAME.fullmatch(other)
+            else "set aside"
+        )
         show(f"not used: {other} ({kind})")
     if usable is None:
-        show("there is no valid checkpoint to resume from" if reports else "there is no checkpoint yet")
+        show(
+            "there is no valid checkpoint to resume from"
+            if reports
+            else "there is no checkpoint yet"
+        )
         return ExitCode.CHECKPOINT
     show(f"a resume would use {usable}\n")
     show("\n".join(_describe(next(report for report in reports if report.name == usable))))
@@ -115,11 +132,20 @@ def _describe(report: CheckpointReport) -> Iterator[str]:
     manifest = report.manifest
     yield f"checkpoint {report.name}: {'complete' if report.problem is None else f'DAMAGED: {report.problem}'}"
     if manifest:
-        yield "position: " + ", ".join(f"{name.replace('_', ' ')} {manifest[name]:,}" for name in _POSITION)
+        yield "position: " + ", ".join(
+            f"{name.replace('_', ' ')} {manifest[name]:,}" for name in _POSITION
+        )
     for name, value in manifest.items():
         if name not in ("files", *_POSITION):
-            text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
+            text = (
+                ", ".join(f"{k} {v}" for k, v in value.items())
+                if isinstance(value, dict)
+                else value
+            )
             yield f"{name}: {text}"
     files = {name: manifest["files"][name] for name in report.problems}
-    rows = [[n, f"{file['bytes']:,}", file["sha256"][:16], report.problems[n] or "ok"] for n, file in files.items()]
+    rows = [
+        [n, f"{file['bytes']:,}", file["sha256"][:16], report.problems[n] or "ok"]
+        for n, file in files.items()
+    ]
     yield "\n" + format_table(["file", "bytes", "sha256", "state"], rows)

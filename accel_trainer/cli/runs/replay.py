@@ -24,24 +24,34 @@ _EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
 def main(argv: Sequence[str] | None = None) -> int:
     """Replay from the newest checkpoint before the step, in a temporary folder; return the recipe's exit code.
 
-    The same checkpoint, data and number of processes give the same bits, and `--on-nonfinite skip` does not change
-    the weights, so exactly the same step is repeated.
+    The same checkpoint, data and number of processes give the same bits, and `--on-nonfinite skip`
+    does not change the weights, so exactly the same step is repeated.
     """
     parser = CommandParser(prog="accel-trainer replay", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="the run folder")
-    parser.add_argument("--step", type=int, required=True, help="the optimizer step; the first is 1")
-    parser.add_argument("--recipe", type=Path, metavar="FILE", help="the recipe to run; default: the recorded one")
+    parser.add_argument(
+        "--step", type=int, required=True, help="the optimizer step; the first is 1"
+    )
+    parser.add_argument(
+        "--recipe", type=Path, metavar="FILE", help="the recipe to run; default: the recorded one"
+    )
     options = parser.parse_args(argv)
     run = options.run.resolve()
     environment = read_run(run).environment
-    start, recipe = recorded_start(environment, run), recorded_recipe(environment, run, options.recipe)
+    start, recipe = (
+        recorded_start(environment, run),
+        recorded_recipe(environment, run, options.recipe),
+    )
     flags = recorded_flags(environment, run)
     show(f"repeating step {options.step} with {recipe}")
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = prepare_directory(Path(temporary) / "run")
         command = [str(recipe), *flags, *_flags(run, options.step, folder)]
-        with signals_handed_on(), start_recipe(command, **start, output=subprocess.DEVNULL) as process:
+        with (
+            signals_handed_on(),
+            start_recipe(command, **start, output=subprocess.DEVNULL) as process,
+        ):
             code = process.wait()
         record = folder / f"nonfinite-step-{options.step:010d}.json"
         if record.exists():
@@ -53,7 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _flags(run: Path, step: int, folder: Path) -> list[str]:
     """Return the flags that make the run's own command repeat its steps up to `step`, in `folder`."""
-    before = [path for path in list_checkpoints(run / "checkpoints") if int(path.name.split("-")[1]) < step]
+    before = [
+        path
+        for path in list_checkpoints(run / "checkpoints")
+        if int(path.name.split("-")[1]) < step
+    ]
     flags = ["--output-dir", str(folder), "--max-steps", str(step), "--on-nonfinite", "skip"]
     return [*flags, "--resume", str(before[-1]) if before else "never"]
 
@@ -64,4 +78,6 @@ def _show(record: dict[str, Any]) -> None:
         f"step {record['optimizer_step']} (epoch {position['epoch'] + 1}, its step {position['step_in_epoch'] + 1}, "
         f"seed {record['seed']}): loss sum {record['loss_sum']}"
     )
-    tell(f"sample ids with a loss that is NaN or inf: {record['nonfinite_sample_ids'] or 'no single one'}")
+    tell(
+        f"sample ids with a loss that is NaN or inf: {record['nonfinite_sample_ids'] or 'no single one'}"
+    )

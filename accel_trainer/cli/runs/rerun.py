@@ -26,14 +26,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Start the run's recipe with its `config.yaml`; return 0 if the final weights have the same hash, else 1."""
     parser = CommandParser(prog="accel-trainer rerun", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="the run folder")
-    parser.add_argument("--output-dir", type=Path, help="where to train it again; default: RUN-rerun")
-    parser.add_argument("--recipe", type=Path, metavar="FILE", help="the recipe to run; default: the recorded one")
+    parser.add_argument(
+        "--output-dir", type=Path, help="where to train it again; default: RUN-rerun"
+    )
+    parser.add_argument(
+        "--recipe", type=Path, metavar="FILE", help="the recipe to run; default: the recorded one"
+    )
     options = parser.parse_args(argv)
     run = read_run(options.run)
     folder = (options.output_dir or _free_folder(options.run)).resolve()
     final = _final_weights(run)  # before any work: fails if the run has no checkpoint
     recipe = recorded_recipe(run.environment, options.run, options.recipe)
-    command, start = [str(recipe), *_flags(run, folder)], recorded_start(run.environment, options.run)
+    command, start = (
+        [str(recipe), *_flags(run, folder)],
+        recorded_start(run.environment, options.run),
+    )
     show(f"training {run.name} again in {folder}, with {recipe}")
     sys.stdout.flush()
     with (
@@ -76,9 +83,13 @@ def _final_weights(run: RunReader) -> tuple[int, dict[str, str]]:
     """Return the optimizer step of the newest checkpoint, and the SHA-256 of its weights and EMA."""
     checkpoints = list_checkpoints(run.folder / "checkpoints")
     if not checkpoints:
-        raise CheckpointError("RERUN", f"{run.folder} has no checkpoint to compare with: finish it first")
+        raise CheckpointError(
+            "RERUN", f"{run.folder} has no checkpoint to compare with: finish it first"
+        )
     files = read_manifest(checkpoints[-1])[1]["files"]
-    hashes = {name: file["sha256"] for name, file in files.items() if name.startswith(("model", "ema"))}
+    hashes = {
+        name: file["sha256"] for name, file in files.items() if name.startswith(("model", "ema"))
+    }
     return int(checkpoints[-1].name.split("-")[1]), hashes
 
 
@@ -105,10 +116,14 @@ def _judge(run: RunReader, final: tuple[int, dict[str, str]], again: RunReader) 
     changed = [name for name in expected if expected[name] != found.get(name)]
     for name in changed:
         hashes = f"{expected[name][:16]} -> {found.get(name, '')[:16]}"
-        tell(f"DIFFERENT: {name} after step {step}: SHA-256 {hashes}{_first_difference(run, again)}")
+        tell(
+            f"DIFFERENT: {name} after step {step}: SHA-256 {hashes}{_first_difference(run, again)}"
+        )
     operations = again.result.get("nondeterministic_operations", [])
     if changed and operations:
-        tell(f"the same bits cannot be expected: without a deterministic kernel there: {', '.join(operations)}")
+        tell(
+            f"the same bits cannot be expected: without a deterministic kernel there: {', '.join(operations)}"
+        )
     if not changed:
         hashes = ", ".join(f"{name} {sha256[:16]}" for name, sha256 in expected.items())
         tell(f"equal: the same weights after step {step}, SHA-256 of {hashes}")

@@ -19,12 +19,30 @@ from .status import read_status
 
 _MAX_RECORD_BYTES = 1 << 26
 _MAX_ROWS = 20_000
-_GROUPS = ("augment", "batch", "model", "optimizer", "run", "runtime", "schedule", "task", "trainer")
+_GROUPS = (
+    "augment",
+    "batch",
+    "model",
+    "optimizer",
+    "run",
+    "runtime",
+    "schedule",
+    "task",
+    "trainer",
+)
 _CONFIG = dict.fromkeys(_GROUPS, dict) | {"dataset": str, "seed": int}
 _RESULT = {
-    "state": str, "stop_reason": str, "optimizer_step": int, "epoch": int, "samples_seen": int, "metrics": dict,
-    "best": dict, "samples_per_s": int | float, "wall_s": int | float, "peak_memory_bytes": int | float,
-}  # fmt: skip
+    "state": str,
+    "stop_reason": str,
+    "optimizer_step": int,
+    "epoch": int,
+    "samples_seen": int,
+    "metrics": dict,
+    "best": dict,
+    "samples_per_s": int | float,
+    "wall_s": int | float,
+    "peak_memory_bytes": int | float,
+}
 
 
 @dataclass(frozen=True)
@@ -73,7 +91,9 @@ class RunReader:
     def steps_per_epoch(self) -> int | None:
         """The optimizer steps of an epoch, None if the run has no checkpoint yet."""
         match self.manifest:
-            case {"num_samples": [int(num_samples), *_], "global_batch_size": int(size)} if size > 0:
+            case {"num_samples": [int(num_samples), *_], "global_batch_size": int(size)} if (
+                size > 0
+            ):
                 drops_last = (self.config.get("batch") or {}).get("drop_last") is True
                 return (num_samples // size if drops_last else -(-num_samples // size)) or None
         return None
@@ -113,7 +133,11 @@ class RunReader:
     def phase_s(self) -> dict[str, float]:
         """The seconds of each phase, over the attempts that ended cleanly."""
         phases = [row["phase_s"] for row in self.attempts if row["event"] == "end"]
-        return {name: sum(phase.get(name, 0.0) for phase in phases) for phase in phases for name in phase}
+        return {
+            name: sum(phase.get(name, 0.0) for phase in phases)
+            for phase in phases
+            for name in phase
+        }
 
     @property
     def num_killed(self) -> int:
@@ -129,7 +153,11 @@ class RunReader:
     def metric_names(self) -> list[str]:
         """Return the names of all recorded numbers, each once."""
         ignored = {"event", "optimizer_step", "epoch"}
-        return [name for name in dict.fromkeys(key for row in self.rows for key in row) if name not in ignored]
+        return [
+            name
+            for name in dict.fromkeys(key for row in self.rows for key in row)
+            if name not in ignored
+        ]
 
     def evaluations(self) -> list[Mapping[str, Any]]:
         """Return the rows of evaluations."""
@@ -140,7 +168,9 @@ class RunReader:
         best = self.result.get("best") or {}
         names = [name for row in self.evaluations() for name in row if name.startswith("eval")]
         candidates = [best.get("metric"), (self.config.get("trainer") or {}).get("monitor")]
-        candidates += [f"{group}/{kind}" for kind in ("accuracy", "loss") for group in ("eval_ema", "eval")]
+        candidates += [
+            f"{group}/{kind}" for kind in ("accuracy", "loss") for group in ("eval_ema", "eval")
+        ]
         return next((name for name in candidates if name in names), None)
 
     def is_lower_better(self, metric: str) -> bool:
@@ -178,7 +208,9 @@ def read_run(folder: Path) -> RunReader:
             list(_read_rows(folder / "attempts.jsonl", _is_attempt)),
         )
     except (OSError, ValueError) as error:
-        raise OutputError("NOT_A_RUN", f"{folder} is not a run ({error}): check the path") from error
+        raise OutputError(
+            "NOT_A_RUN", f"{folder} is not a run ({error}): check the path"
+        ) from error
 
 
 @contextmanager
@@ -190,7 +222,9 @@ def reading(*folders: Path) -> Iterator[None]:
         raise
     except Exception as error:
         where, reason = ", ".join(map(str, folders)), f"{type(error).__name__}: {error}"
-        raise OutputError("NOT_A_RUN", f"{where}: malformed contents ({reason:.200}): check the folder") from error
+        raise OutputError(
+            "NOT_A_RUN", f"{where}: malformed contents ({reason:.200}): check the folder"
+        ) from error
 
 
 def _checked(name: str, values: dict[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,7 +256,9 @@ def _read_metrics(path: Path) -> list[dict[str, Any]]:
         kind = row["event"] == "eval"
         if seen[kind] % every[kind] == 0:
             numbers = {name: _number(value) for name, value in row.items() if name != "event"}
-            kept[kind].append({"event": row["event"], **{n: v for n, v in numbers.items() if v is not None}})
+            kept[kind].append(
+                {"event": row["event"], **{n: v for n, v in numbers.items() if v is not None}}
+            )
         seen[kind] += 1
         if len(kept[kind]) > _MAX_ROWS:
             del kept[kind][1::2]

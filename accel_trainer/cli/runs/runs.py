@@ -19,14 +19,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = CommandParser(prog="accel-trainer runs", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("runs"), help="default: runs")
-    parser.add_argument("--sort", choices=_COLUMNS, default="name", help="the column to sort by; the best comes first")
+    parser.add_argument(
+        "--sort",
+        choices=_COLUMNS,
+        default="name",
+        help="the column to sort by; the best comes first",
+    )
     options = parser.parse_args(argv)
     runs = find_runs(options.folder)
     if not runs:
-        raise OutputError("NO_RUNS", f"no runs in {options.folder}: give the folder that holds them")
+        raise OutputError(
+            "NO_RUNS", f"no runs in {options.folder}: give the folder that holds them"
+        )
     rows = sorted((_row(run) for run in runs), key=lambda row: _sort_key(row, options.sort))
     winners = _winners(rows)
-    cells = [["*" if row["name"] in winners else " ", *(_show(column, row) for column in _COLUMNS)] for row in rows]
+    cells = [
+        ["*" if row["name"] in winners else " ", *(_show(column, row) for column in _COLUMNS)]
+        for row in rows
+    ]
     tell(format_table([" ", *_COLUMNS], cells))
     return 0
 
@@ -34,7 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def find_runs(folder: Path) -> list[RunReader]:
     """Return the runs in `folder`, or `folder` itself if it is one; unreadable ones are left out."""
     is_run = (folder / "config.yaml").exists()
-    places = [folder] if is_run else [path for path in sorted(folder.glob("*/")) if not path.is_symlink()]
+    places = (
+        [folder]
+        if is_run
+        else [path for path in sorted(folder.glob("*/")) if not path.is_symlink()]
+    )
     found = []
     for place in places:
         try:
@@ -48,14 +62,18 @@ def _row(run: RunReader) -> dict[str, Any]:
     metric, last = run.headline(), run.rows[-1] if run.rows else {}
     evaluations = run.evaluations()
     return {
-        "name": run.name, "data": run.dataset, "state": run.state,
+        "name": run.name,
+        "data": run.dataset,
+        "state": run.state,
         "step": run.result.get("optimizer_step", last.get("optimizer_step")),
-        "epoch": run.result.get("epoch", last.get("epoch")), "metric": metric,
+        "epoch": run.result.get("epoch", last.get("epoch")),
+        "metric": metric,
         "best": run.best_evaluation().get(metric) if metric else None,
         "last": evaluations[-1].get(metric) if metric and evaluations else None,
-        "samples/s": run.result.get("samples_per_s"), "wall": run.result.get("wall_s"),
+        "samples/s": run.result.get("samples_per_s"),
+        "wall": run.result.get("wall_s"),
         "is_lower_better": metric is not None and run.is_lower_better(metric),
-    }  # fmt: skip
+    }
 
 
 def _sort_key(row: Mapping[str, Any], column: str) -> tuple[bool, float, str]:
@@ -74,7 +92,9 @@ def _winners(rows: Sequence[Mapping[str, Any]]) -> set[str]:
         if row["best"] is not None:
             judged.setdefault((row["data"], row["metric"]), []).append(row)
     return {
-        str(min(group, key=lambda row: _sort_key(row, "best"))["name"]) for group in judged.values() if len(group) > 1
+        str(min(group, key=lambda row: _sort_key(row, "best"))["name"])
+        for group in judged.values()
+        if len(group) > 1
     }
 
 

@@ -28,12 +28,20 @@ def changed_settings(run: RunReader) -> list[tuple[str, Any, Any]]:
         "task": ImageClassificationConfig(),
         "bad_images": BadImageConfig(),
     }
-    optimizer = OptimizerConfig(name=run.config.get("optimizer", {}).get("name", OptimizerConfig.name))
+    optimizer = OptimizerConfig(
+        name=run.config.get("optimizer", {}).get("name", OptimizerConfig.name)
+    )
     default = with_defaults(RecipeConfig(optimizer=optimizer))
-    defaults = config_to_dict(default) | {name: config_to_dict(part) for name, part in parts.items()}
+    defaults = config_to_dict(default) | {
+        name: config_to_dict(part) for name, part in parts.items()
+    }
     defaults["optimizer"]["name"] = OptimizerConfig.name
     own = flatten(run.config)
-    return [change for change in diff_config(defaults, run.config) if change[0] in own and _is_training(change[0])]
+    return [
+        change
+        for change in diff_config(defaults, run.config)
+        if change[0] in own and _is_training(change[0])
+    ]
 
 
 def differing_settings(runs: Sequence[RunReader]) -> list[dict[str, Any]]:

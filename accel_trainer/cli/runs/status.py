@@ -19,7 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the state of a run; with `--exit-code`, exit with the code of the run."""
     parser = CommandParser(prog="accel-trainer status", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="the run folder")
-    parser.add_argument("--exit-code", action="store_true", help="exit as the run did; 0 while it runs")
+    parser.add_argument(
+        "--exit-code", action="store_true", help="exit as the run did; 0 while it runs"
+    )
     options = parser.parse_args(argv)
     status = require_status(options.run)
     show("\n".join(f"{name}: {value}" for name, value in status.items() if value is not None))
@@ -40,7 +42,10 @@ def read_status(run: Path) -> dict[str, Any]:
     Raises OSError or ValueError if there is no readable status.
     """
     status = read_json_object(run / "status.json")
-    if not isinstance(status.get("state"), str) or type(status.get("exit_code", 0)) not in (int, type(None)):
+    if not isinstance(status.get("state"), str) or type(status.get("exit_code", 0)) not in (
+        int,
+        type(None),
+    ):
         raise ValueError("status.json has no state or no exit code")
     if status["state"] == "running" and not is_in_use(run):
         status |= {"state": "killed", "exit_code": int(ExitCode.INTERNAL)}

@@ -8,7 +8,8 @@ from typing import TextIO
 
 from ...callbacks.console import fold, terminal_columns
 
-# ASCII's and Latin-1's, those that change the direction of text, and halves of pairs, which cannot be printed.
+# ASCII's and Latin-1's, those that change the direction of text, and halves of pairs, which cannot
+# be printed.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _INDENT = "    "
 _NUMERIC = {"step", "epoch", "best", "last", "samples/s", "wall", "bytes"}
@@ -60,7 +61,8 @@ def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     aligns = [">" if name in _NUMERIC else "<" for name in columns]
     groups = _groups(widths, terminal_columns())
     return "\n".join(
-        _INDENT * (number > 0) + "  ".join(f"{line[i]:{aligns[i]}{widths[i]}}" for i in group).rstrip()
+        _INDENT * (number > 0)
+        + "  ".join(f"{line[i]:{aligns[i]}{widths[i]}}" for i in group).rstrip()
         for line in lines
         for number, group in enumerate(groups)
         if number == 0 or any(line[i] for i in group)

@@ -25,8 +25,9 @@ Weights = Literal["model", "ema"]
 def opened_export(path: Path | str, *, weights: Weights | None = None) -> Iterator[Path]:
     """Yield the folder of the export at `path`: a run, one of its checkpoints, an export, or ORG/NAME on the hub.
 
-    A checkpoint, or a run that has not ended, has none: then it is a temporary one, of the best checkpoint so far, else
-    of the newest. Its `config.json` says which, as `weights`. `weights` chooses those of a checkpoint.
+    A checkpoint, or a run that has not ended, has none: then it is a temporary one, of the best
+    checkpoint so far, else of the newest. Its `config.json` says which, as `weights`. `weights`
+    chooses those of a checkpoint.
 
     Raises:
         CheckpointError: there is nothing to export, or it is damaged.
@@ -35,18 +36,27 @@ def opened_export(path: Path | str, *, weights: Weights | None = None) -> Iterat
     folder = Path(path)
     is_checkpoint = (folder / "manifest.json").is_file()
     run = folder.resolve().parent.parent if is_checkpoint else folder
-    if not is_checkpoint and ((run / "model.safetensors").is_file() or not has_only_checkpoints(run)):
+    if not is_checkpoint and (
+        (run / "model.safetensors").is_file() or not has_only_checkpoints(run)
+    ):
         if weights is not None:
-            raise ConfigError("USAGE", f"--weights {weights} is for a checkpoint, which {path} is not: leave it out")
+            raise ConfigError(
+                "USAGE",
+                f"--weights {weights} is for a checkpoint, which {path} is not: leave it out",
+            )
         yield find_export(path)
         return
     content = _description(run)
-    loaded, says = (decode_files(read_checkpoint(folder), folder), "") if is_checkpoint else _best_so_far(run)
+    loaded, says = (
+        (decode_files(read_checkpoint(folder), folder), "") if is_checkpoint else _best_so_far(run)
+    )
     chosen: str = weights or ("ema" if "ema" in loaded.pieces else "model")
     if not is_checkpoint and weights is None and loaded.name == best_name(run / "checkpoints"):
         chosen = _weights_of_best(run)
     if chosen not in loaded.pieces:
-        raise CheckpointError("CKPT_MISSING", f"{path} has no {chosen} weights: set --weights to model")
+        raise CheckpointError(
+            "CKPT_MISSING", f"{path} has no {chosen} weights: set --weights to model"
+        )
     with tempfile.TemporaryDirectory(prefix="export-") as temporary:
         export = Path(temporary)
         filesystem.replace_file(export / "model.safetensors", stream_tensors(loaded.pieces[chosen]))
@@ -54,7 +64,9 @@ def opened_export(path: Path | str, *, weights: Weights | None = None) -> Iterat
         content |= {"weights": f"{chosen} of {says}{loaded.name}", "sha256": digest}
         filesystem.write_file_atomic(export / "config.json", json.dumps(content).encode())
         if says:
-            logging.getLogger(__name__).warning("%s has not ended: using the %s", path, content["weights"])
+            logging.getLogger(__name__).warning(
+                "%s has not ended: using the %s", path, content["weights"]
+            )
         yield export
 
 
@@ -67,7 +79,9 @@ def has_only_checkpoints(run: Path) -> bool:
 def _description(run: Path) -> dict[str, object]:
     if not (run / "export" / "config.json").is_file() or (run / "export").is_symlink():
         fact = f"{run} does not describe its model yet"
-        raise CheckpointError("EXPORT", f"{fact}: start its command again, which adds export/config.json")
+        raise CheckpointError(
+            "EXPORT", f"{fact}: start its command again, which adds export/config.json"
+        )
     content = read_export_content(run / "export")
     return {name: value for name, value in content.items() if not name.endswith("sha256")}
 
@@ -76,7 +90,9 @@ def _best_so_far(run: Path) -> tuple[LoadedCheckpoint, str]:
     directory = run / "checkpoints"
     best = best_name(directory)
     if best is not None and (directory / best).is_dir():
-        return decode_files(read_checkpoint(directory / best), directory / best), "the best checkpoint so far, "
+        return decode_files(
+            read_checkpoint(directory / best), directory / best
+        ), "the best checkpoint so far, "
     found = find_checkpoint(directory)
     if found is None:
         raise CheckpointError("EXPORT", f"{run} has saved no checkpoint yet: wait for its first")

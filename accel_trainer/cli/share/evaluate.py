@@ -1,7 +1,8 @@
 """`accel-trainer evaluate MODEL`: measure a stored model's loss and accuracy on any labelled images.
 
-MODEL is a run, one of its checkpoints, an export, or ORG/NAME on the hub. The images go through the transform that is
-stored with the model. With the data and the batch size of the run, the numbers are those of its own evaluation.
+MODEL is a run, one of its checkpoints, an export, or ORG/NAME on the hub. The images go through the
+transform that is stored with the model. With the data and the batch size of the run, the numbers
+are those of its own evaluation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from ...distributed.machine import available_cpus
 from ...distributed.placement import place_model
 from ...training.evaluator import Evaluator
 from ...training.metrics import ConfusionMatrix, MeanLoss, TopKAccuracy
-from ...vision.pretrained import ExportConfig, from_pretrained, read_export_config, read_export_content
+from ...vision.pretrained import (
+    ExportConfig,
+    from_pretrained,
+    read_export_config,
+    read_export_content,
+)
 from ...vision.tasks import ImageClassificationConfig, ImageClassificationTask
 from ..parser import CommandParser
 from ..runs.confusion import read_confusion
@@ -52,13 +58,19 @@ class StoredModel:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the metrics, and the best and worst classes."""
     parser = CommandParser(prog="accel-trainer evaluate", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub")
+    parser.add_argument(
+        "model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub"
+    )
     parser.add_argument("--dataset", help="name or folder; default: the data of the run")
     parser.add_argument("--split", help="default: the one that a run evaluates on, or the only one")
-    parser.add_argument("--weights", choices=("model", "ema"), help="of a checkpoint; default: ema if it has one")
+    parser.add_argument(
+        "--weights", choices=("model", "ema"), help="of a checkpoint; default: ema if it has one"
+    )
     parser.add_argument("--batch-size", type=int, help="default: that of the run")
     parser.add_data_options()
-    parser.add_argument("--json", action="store_true", help="print one JSON object, with the confusion matrix")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object, with the confusion matrix"
+    )
     options = parser.parse_args(argv)
     if options.batch_size is not None and options.batch_size < 1:
         raise ConfigError("USAGE", f"--batch-size is {options.batch_size}: set it to 1 or more")
@@ -66,23 +78,41 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = stored.run.config if stored.run is not None else {}
     dataset = options.dataset or settings.get("dataset")
     if dataset is None:
-        raise ConfigError("USAGE", f"{options.model} does not say what it was evaluated on: set --dataset")
+        raise ConfigError(
+            "USAGE", f"{options.model} does not say what it was evaluated on: set --dataset"
+        )
     choice = DataChoice(
-        dataset=dataset, split=options.split, image_column=options.image_column, label_column=options.label_column,
+        dataset=dataset,
+        split=options.split,
+        image_column=options.image_column,
+        label_column=options.label_column,
         of_run=(settings.get("photos") or {}) if dataset == settings.get("dataset") else None,
         cache_dir=expand_home(options.cache_dir),
-    )  # fmt: skip
-    batch_size = options.batch_size or (settings.get("batch") or {}).get("eval_batch_size") or _BATCH_SIZE
+    )
+    batch_size = (
+        options.batch_size or (settings.get("batch") or {}).get("eval_batch_size") or _BATCH_SIZE
+    )
     num_workers = available_cpus() if options.num_workers is None else options.num_workers
     metrics, described = evaluate(stored, choice, batch_size=batch_size, num_workers=num_workers)
     described = {"model": str(options.model), "weights": stored.weights, **described}
     if options.json:
-        listed = {name: value.tolist() if isinstance(value, Tensor) else value for name, value in metrics.items()}
+        listed = {
+            name: value.tolist() if isinstance(value, Tensor) else value
+            for name, value in metrics.items()
+        }
         tell(json.dumps({**described, "class_names": stored.config.class_names, "metrics": listed}))
         return 0
     tell("{model}, {weights}, on {dataset} ({split}, {num_samples:,} images)".format(**described))
-    tell(format_table(["metric", "value"], [[name, format_number(name, metrics[name])] for name in _NAMES]))
-    tell(format_table(["class", "images", "accuracy"], _class_rows(metrics, stored.config.class_names)))
+    tell(
+        format_table(
+            ["metric", "value"], [[name, format_number(name, metrics[name])] for name in _NAMES]
+        )
+    )
+    tell(
+        format_table(
+            ["class", "images", "accuracy"], _class_rows(metrics, stored.config.class_names)
+        )
+    )
     return 0
 
 
@@ -101,7 +131,10 @@ def load_model(path: Path, *, weights: Weights | None) -> StoredModel:
     run = read_run(folder) if (folder / "config.yaml").is_file() else None
     with opened_export(path, weights=weights) as export:
         content = read_export_content(export)
-        name, evaluation = str(content.get("weights", "exported weights")), content.get("evaluation") or {}
+        name, evaluation = (
+            str(content.get("weights", "exported weights")),
+            content.get("evaluation") or {},
+        )
         model, config = from_pretrained(export), read_export_config(export)
         return StoredModel(model=model, config=config, weights=name, run=run, evaluation=evaluation)
 
@@ -113,25 +146,44 @@ def evaluate(
     runtime, tta = _settings(stored)
     accelerator = start_accelerator(runtime)
     data = load_eval_data(
-        choice, stored.config, batch_size=batch_size, num_workers=num_workers, device=accelerator.device
+        choice,
+        stored.config,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        device=accelerator.device,
     )
     model = place_model(stored.model, accelerator, runtime)
     num_classes = len(stored.config.class_names)
-    metrics: list[Metric] = [MeanLoss(), TopKAccuracy(1), TopKAccuracy(5), ConfusionMatrix(num_classes)]
+    metrics: list[Metric] = [
+        MeanLoss(),
+        TopKAccuracy(1),
+        TopKAccuracy(5),
+        ConfusionMatrix(num_classes),
+    ]
     task = ImageClassificationTask(ImageClassificationConfig(tta=tta))
-    evaluator = Evaluator(data.loader, task=task, metrics=metrics, accelerator=accelerator, seed=_seed(stored))
+    evaluator = Evaluator(
+        data.loader, task=task, metrics=metrics, accelerator=accelerator, seed=_seed(stored)
+    )
     results = evaluator.run(model)
-    return results, {"dataset": choice.dataset, "split": data.split, "num_samples": data.loader.num_samples}
+    return results, {
+        "dataset": choice.dataset,
+        "split": data.split,
+        "num_samples": data.loader.num_samples,
+    }
 
 
 def _settings(stored: StoredModel) -> tuple[RuntimeConfig, Any]:
     """Return the run's precision, threads and layout, and its test-time augmentation."""
     recorded = stored.evaluation
     if stored.run is None:
-        return RuntimeConfig(mixed_precision=recorded.get("mixed_precision")), recorded.get("tta", "none")
+        return RuntimeConfig(mixed_precision=recorded.get("mixed_precision")), recorded.get(
+            "tta", "none"
+        )
     runtime = stored.run.config.get("runtime") or {}
     kept = {name: runtime[name] for name in _KEPT if name in runtime}
-    kept["mixed_precision"] = stored.run.environment.get("mixed_precision") or kept.get("mixed_precision")
+    kept["mixed_precision"] = stored.run.environment.get("mixed_precision") or kept.get(
+        "mixed_precision"
+    )
     return RuntimeConfig(**kept), (stored.run.config.get("task") or {}).get("tta", "none")
 
 
@@ -146,6 +198,10 @@ def _class_rows(metrics: Mapping[str, Any], names: Sequence[str]) -> list[list[s
     confusion = read_confusion(metrics)
     assert confusion is not None
     counts = confusion.samples()
-    seen = [(accuracy, names[at], at) for at, accuracy in enumerate(confusion.accuracy.tolist()) if counts[at]]
+    seen = [
+        (accuracy, names[at], at)
+        for at, accuracy in enumerate(confusion.accuracy.tolist())
+        if counts[at]
+    ]
     rows = [[name, f"{counts[at]:,}", f"{accuracy:.1%}"] for accuracy, name, at in sorted(seen)]
     return both_ends(rows, _NUM_CLASSES)

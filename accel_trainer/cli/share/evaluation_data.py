@@ -28,7 +28,8 @@ class DataChoice:
 
     dataset: str
     split: str | None
-    """The split; None: that of the run's own evaluations, else the one a run would evaluate on, else the only one."""
+    """The split; None: that of the run's own evaluations, else the one a run would evaluate on,
+    else the only one."""
     image_column: str | None = None
     label_column: str | None = None
     of_run: Mapping[str, Any] | None = None
@@ -49,47 +50,72 @@ class EvalData(NamedTuple):
 
 
 def load_eval_data(
-    choice: DataChoice, config: ExportConfig, *, batch_size: int, num_workers: int, device: torch.device
+    choice: DataChoice,
+    config: ExportConfig,
+    *,
+    batch_size: int,
+    num_workers: int,
+    device: torch.device,
 ) -> EvalData:
     """Return the data for a model that expects what `config` says.
 
     Raises:
         ConfigError: there is no such split.
-        DataError: the data cannot be read, has a class that the model does not have, or does not fit the model.
+        DataError: the data cannot be read, has a class that the model does not have, or does not
+            fit the model.
     """
     if config.transform is not None:
         photos, names, split_name, fingerprint = _load_photos(choice)
         labels = _labels_of_model(photos.labels, names, config.class_names, choice.dataset)
         photo_loader = PhotoEvalLoader(
-            replace(photos, labels=labels), transform=config.transform, batch_size=batch_size, device=device,
+            replace(photos, labels=labels),
+            transform=config.transform,
+            batch_size=batch_size,
+            device=device,
             num_workers=num_workers,
-        )  # fmt: skip
+        )
         return EvalData(photo_loader, labels, split_name, fingerprint)
     images = load_images(choice.dataset, cache_dir=choice.cache_dir, bad_images=WHATEVER_WAS_KEPT)
     split_name = choice.split or "test"
     if split_name not in ("train", "test"):
-        raise ConfigError("DATA_SPLIT", f"no split {split_name} of {choice.dataset}: set --split to train or test")
+        raise ConfigError(
+            "DATA_SPLIT", f"no split {split_name} of {choice.dataset}: set --split to train or test"
+        )
     split = images.train if split_name == "train" else images.test
-    expected, found = (config.in_channels, *(config.image_size or images.image_size)), tuple(split.images.shape[1:])
+    expected, found = (
+        (config.in_channels, *(config.image_size or images.image_size)),
+        tuple(split.images.shape[1:]),
+    )
     if found != expected:
         fact = f"{choice.dataset} has images of (C, H, W) = {found}, the model was trained on {expected}"
         raise DataError("DATA_IMAGE_SIZE", f"{fact}: convert them, or choose another --dataset")
-    labels = _labels_of_model(split.labels.numpy(), images.class_names, config.class_names, choice.dataset)
+    labels = _labels_of_model(
+        split.labels.numpy(), images.class_names, config.class_names, choice.dataset
+    )
     loader = ImageEvalLoader(
-        replace(split, labels=torch.from_numpy(labels), num_classes=len(config.class_names)), batch_size=batch_size,
-        num_processes=1, process_index=0, normalization=config.normalization, device=device,
-    )  # fmt: skip
-    return EvalData(loader, labels, split_name, images.fingerprint if split is images.test else None)
+        replace(split, labels=torch.from_numpy(labels), num_classes=len(config.class_names)),
+        batch_size=batch_size,
+        num_processes=1,
+        process_index=0,
+        normalization=config.normalization,
+        device=device,
+    )
+    return EvalData(
+        loader, labels, split_name, images.fingerprint if split is images.test else None
+    )
 
 
 def _load_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...], str, str | None]:
     """Return the photos, the names of their classes, that of their split, and a run's fingerprint of the data."""
     columns: dict[str, Any] = {
-        name: getattr(choice, name) or (choice.of_run or {}).get(name) for name in ("image_column", "label_column")
+        name: getattr(choice, name) or (choice.of_run or {}).get(name)
+        for name in ("image_column", "label_column")
     }
     if choice.split is None and choice.of_run is not None:
         fraction = float(choice.of_run.get("val_fraction") or 0.0)
-        photos = load_photos(choice.dataset, **columns, val_fraction=fraction, cache_dir=choice.cache_dir)
+        photos = load_photos(
+            choice.dataset, **columns, val_fraction=fraction, cache_dir=choice.cache_dir
+        )
         return photos.val, photos.class_names, "validation", photos.fingerprint
     found = load_splits(choice.dataset, **columns, cache_dir=choice.cache_dir)
     name = choice.split or next((name for name in VAL_NAMES if name in found.splits), None)
@@ -98,7 +124,9 @@ def _load_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...], str, 
     if name is None or name not in found.splits:
         wanted = "no --split" if name is None else f"no split {name}"
         listed = ", ".join(found.splits)
-        raise ConfigError("DATA_SPLIT", f"{wanted} of {choice.dataset}: set --split to one of {listed}")
+        raise ConfigError(
+            "DATA_SPLIT", f"{wanted} of {choice.dataset}: set --split to one of {listed}"
+        )
     return found.splits[name], found.class_names, name, None
 
 
@@ -111,9 +139,12 @@ def _labels_of_model(
     number_of = {name: number for number, name in enumerate(of_model)}
     unknown = [names[label] for label in np.unique(labels) if names[label] not in number_of]
     if unknown:
-        listed = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+        listed = ", ".join(unknown[:5]) + (
+            f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
+        )
         known = ", ".join(of_model[:5]) + (" ..." if len(of_model) > 5 else "")
         raise DataError(
-            "DATA_CLASSES", f"{dataset} has classes that the model does not have ({listed}): it has {known}"
+            "DATA_CLASSES",
+            f"{dataset} has classes that the model does not have ({listed}): it has {known}",
         )
     return np.array([number_of.get(name, -1) for name in names], np.int64)[labels]

@@ -42,9 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="a run; one that has not ended is exported as it is")
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--to", type=Path, help="the folder to write")
-    target.add_argument("--hub", metavar="ORG/NAME", help="the hub repository to push to; created as private if new")
+    target.add_argument(
+        "--hub", metavar="ORG/NAME", help="the hub repository to push to; created as private if new"
+    )
     parser.add_argument(
-        "--onnx", action="store_true", help="add model.onnx: images with values between 0 and 1 to logits"
+        "--onnx",
+        action="store_true",
+        help="add model.onnx: images with values between 0 and 1 to logits",
     )
     options = parser.parse_args(argv)
     run = read_run(options.run)
@@ -63,22 +67,32 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
     """Write weights, config, source and model card to `folder`, and optionally the model as ONNX.
 
     Raises:
-        CheckpointError: the run has no exported model, or no ONNX of a model that is not one of accel_trainer.vision.
+        CheckpointError: the run has no exported model, or no ONNX of a model that is not one of
+            accel_trainer.vision.
         OutputError: the folder cannot be written, or the run's records contradict each other.
     """
     with opened_export(run.folder) as source:
         config = read_export_content(source) | {"evaluation": _evaluation(run)}
-        files = _own_model(source, config, with_onnx) if is_own_model(source) else _our_model(source, config, with_onnx)
+        files = (
+            _own_model(source, config, with_onnx)
+            if is_own_model(source)
+            else _our_model(source, config, with_onnx)
+        )
     metrics = reported_metrics(run, config)
     if "eval_transform" in config:
         files["transform.py"] = write_transform().encode()
-    files |= {"config.json": json.dumps(config, indent=1).encode(), **write_card(run, config, metrics)}
+    files |= {
+        "config.json": json.dumps(config, indent=1).encode(),
+        **write_card(run, config, metrics),
+    }
     prepare_directory(folder)
     try:
         for name, data in files.items():
             filesystem.write_file_atomic(folder / name, data)
     except OSError as error:
-        raise OutputError("EXPORT", f"{folder} cannot be written ({error.strerror}): choose another") from error
+        raise OutputError(
+            "EXPORT", f"{folder} cannot be written ({error.strerror}): choose another"
+        ) from error
 
 
 def _own_model(source: Path, config: Mapping[str, Any], with_onnx: bool) -> dict[str, bytes]:
@@ -86,8 +100,12 @@ def _own_model(source: Path, config: Mapping[str, Any], with_onnx: bool) -> dict
     names = ["model.safetensors", *(name for name, key in ONNX_FILES.items() if key in config)]
     if with_onnx and len(names) == 1:
         fix = "start its recipe again with --onnx, which then only exports"
-        raise CheckpointError("EXPORT", f"{source} has no model.onnx, and only the recipe has the class: {fix}")
-    return {name: filesystem.read_file(source / name, max_bytes=_MAX_WEIGHTS_BYTES) for name in names}
+        raise CheckpointError(
+            "EXPORT", f"{source} has no model.onnx, and only the recipe has the class: {fix}"
+        )
+    return {
+        name: filesystem.read_file(source / name, max_bytes=_MAX_WEIGHTS_BYTES) for name in names
+    }
 
 
 def _our_model(source: Path, config: dict[str, Any], with_onnx: bool) -> dict[str, bytes]:
@@ -95,7 +113,8 @@ def _our_model(source: Path, config: dict[str, Any], with_onnx: bool) -> dict[st
     described = read_export_config(source)
     stored = filesystem.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
     weights = _with_current_names(stored, described)
-    if config.get("sha256") in (None, _sha256(stored)):  # another hash stays: `verify` then finds the damage
+    # another hash stays: `verify` then finds the damage
+    if config.get("sha256") in (None, _sha256(stored)):
         config["sha256"] = _sha256(weights)
     files = {}
     if with_onnx:
@@ -113,7 +132,9 @@ def _with_current_names(stored: bytes, described: ExportConfig) -> bytes:
     try:
         weights = unpack_tensors(stored)
     except ValueError as error:
-        raise CheckpointError("EXPORT", f"the exported weights cannot be read ({error}): export them again") from error
+        raise CheckpointError(
+            "EXPORT", f"the exported weights cannot be read ({error}): export them again"
+        ) from error
     with torch.device("meta"):
         renamed = rename_weights(described.build_model(), weights)
     return stored if renamed.keys() == weights.keys() else safetensors.torch.save(renamed)
@@ -149,7 +170,9 @@ def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, flo
 
 def _evaluation(run: RunReader) -> dict[str, Any]:
     """Return the evaluation settings that change the numbers."""
-    precision = run.environment.get("mixed_precision") or (run.config.get("runtime") or {}).get("mixed_precision")
+    precision = run.environment.get("mixed_precision") or (run.config.get("runtime") or {}).get(
+        "mixed_precision"
+    )
     settings = {
         "mixed_precision": precision or "no",
         "tta": (run.config.get("task") or {}).get("tta", "none"),

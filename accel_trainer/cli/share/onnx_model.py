@@ -22,7 +22,13 @@ from torch import Tensor, nn
 
 from ...core import filesystem
 from ...core.errors import CheckpointError, DataError, OutputError
-from ...vision.pretrained import ExportConfig, file_in, from_pretrained, read_export_config, read_export_content
+from ...vision.pretrained import (
+    ExportConfig,
+    file_in,
+    from_pretrained,
+    read_export_config,
+    read_export_content,
+)
 
 _ANY_SIZE = (32, 32)  # if the export does not record one
 _MAX_BYTES = 1 << 36
@@ -59,13 +65,20 @@ def write_onnx(folder: Path) -> bytes:
     try:
         with _silent():
             program = torch.onnx.export(
-                model, (images,), dynamo=True, verbose=False, input_names=["images"], output_names=["logits"],
+                model,
+                (images,),
+                dynamo=True,
+                verbose=False,
+                input_names=["images"],
+                output_names=["logits"],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
-            )  # fmt: skip
+            )
         assert program is not None
         return bytes(program.model_proto.SerializeToString())
     except ImportError as error:
-        raise OutputError("EXPORT", f"--onnx needs {error.name}: pip install 'accel-trainer[onnx]'") from error
+        raise OutputError(
+            "EXPORT", f"--onnx needs {error.name}: pip install 'accel-trainer[onnx]'"
+        ) from error
 
 
 @contextmanager
@@ -97,7 +110,9 @@ class OnnxModel:
         expected = read_export_content(export).get("onnx_sha256")
         if expected is None:
             fact = f"{export} is not of a model of accel_trainer.vision, and has no model.onnx"
-            raise CheckpointError("EXPORT", f"{fact}: start the recipe of the run again with --onnx")
+            raise CheckpointError(
+                "EXPORT", f"{fact}: start the recipe of the run again with --onnx"
+            )
         try:
             import onnxruntime
         except ImportError as error:
@@ -107,24 +122,38 @@ class OnnxModel:
         try:
             data = filesystem.read_file(file_in(export, "model.onnx"), max_bytes=_MAX_BYTES)
         except OSError as error:
-            raise CheckpointError("EXPORT", f"{export}/model.onnx cannot be read ({error.strerror})") from error
+            raise CheckpointError(
+                "EXPORT", f"{export}/model.onnx cannot be read ({error.strerror})"
+            ) from error
         if hashlib.sha256(data).hexdigest() != expected:
-            raise CheckpointError("EXPORT", f"{export}/model.onnx was changed: export the run again")
+            raise CheckpointError(
+                "EXPORT", f"{export}/model.onnx was changed: export the run again"
+            )
         self._session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
         self.input_names = [value.name for value in self._session.get_inputs()]
 
     def run(self, inputs: Mapping[str, Any], name: str) -> dict[str, Any]:
-        """Return the outputs as arrays [B, ...], by name. Raises DataError if the inputs of `name` do not fit."""
+        """Return the outputs as arrays [B, ...], by name.
+
+        Raises DataError if the inputs of `name` do not fit.
+        """
         if missing := [key for key in self.input_names if key not in inputs]:
-            raise DataError("INPUT", f"{name} has no {missing[0]}: the model takes {', '.join(self.input_names)}")
+            raise DataError(
+                "INPUT",
+                f"{name} has no {missing[0]}: the model takes {', '.join(self.input_names)}",
+            )
         try:
             outputs = self._session.run(None, {key: inputs[key] for key in self.input_names})
         except Exception as error:  # its types are private
             reason = " ".join(str(error).split())[:160]
             raise DataError(
-                "INPUT", f"{name} does not fit the model ({reason}): give inputs like those it was trained on"
+                "INPUT",
+                f"{name} does not fit the model ({reason}): give inputs like those it was trained on",
             ) from error
-        return {value.name: output for value, output in zip(self._session.get_outputs(), outputs, strict=True)}
+        return {
+            value.name: output
+            for value, output in zip(self._session.get_outputs(), outputs, strict=True)
+        }
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the first output of the model for its only input."""
@@ -132,7 +161,9 @@ class OnnxModel:
         return torch.from_numpy(next(iter(outputs.values())))
 
 
-def predict_file(model: OnnxModel, path: Path, class_names: Sequence[str], *, top: int) -> Iterator[str]:
+def predict_file(
+    model: OnnxModel, path: Path, class_names: Sequence[str], *, top: int
+) -> Iterator[str]:
     """Yield a JSON object per sample of a `.npy` or `.safetensors` file: its outputs, or the best of its classes."""
     try:
         if path.suffix == ".npy":
@@ -146,9 +177,13 @@ def predict_file(model: OnnxModel, path: Path, class_names: Sequence[str], *, to
     for number in range(len(first)):
         row: dict[str, Any] = {"path": str(path), "sample": number}
         if first.ndim == 2 and first.shape[1] == len(class_names):
-            found = torch.from_numpy(first[number]).softmax(0).topk(min(max(1, top), len(class_names)))
+            found = (
+                torch.from_numpy(first[number]).softmax(0).topk(min(max(1, top), len(class_names)))
+            )
             pairs = zip(found.values.tolist(), found.indices.tolist(), strict=True)
-            row["predictions"] = [{"label": class_names[at], "probability": value} for value, at in pairs]
+            row["predictions"] = [
+                {"label": class_names[at], "probability": value} for value, at in pairs
+            ]
         else:
             row["outputs"] = {name: output[number].tolist() for name, output in outputs.items()}
         yield json.dumps(row)

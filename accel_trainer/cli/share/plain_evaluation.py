@@ -1,7 +1,10 @@
-"""Evaluates an exported model with only torch and safetensors. Runs as a script in a separate process.
+"""Evaluates an exported model with only torch and safetensors.
 
-Usage: plain_evaluation.py EXPORT DATA, where DATA is a folder of safetensors files, each of uint8 images [N, C, H, W]
-and their labels [N]. Without DATA, `model.onnx` is compared with the example that its run has stored, by onnxruntime.
+Runs as a script in a separate process.
+
+Usage: plain_evaluation.py EXPORT DATA, where DATA is a folder of safetensors files, each of uint8
+images [N, C, H, W] and their labels [N]. Without DATA, `model.onnx` is compared with the example
+that its run has stored, by onnxruntime.
 """
 
 import contextlib
@@ -30,22 +33,34 @@ def evaluate(folder: Path, data: Path) -> dict[str, float]:
     spec.loader.exec_module(module)
     model = module.build_model().eval().to(memory_format=torch.channels_last)
     model.load_state_dict(load_file(folder / "model.safetensors"))
-    mean, std = (torch.tensor(config["normalization"][name])[:, None, None] for name in ("mean", "std"))
+    mean, std = (
+        torch.tensor(config["normalization"][name])[:, None, None] for name in ("mean", "std")
+    )
     precision = _PRECISIONS.get(config["evaluation"]["mixed_precision"])
     loss_sum, num_correct, num_in_top5, total = 0.0, 0, 0, 0
     with torch.inference_mode():
         for images, labels in _batches(data):
             inputs = ((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
-            rounded = torch.autocast("cpu", getattr(torch, precision)) if precision else contextlib.nullcontext()
+            rounded = (
+                torch.autocast("cpu", getattr(torch, precision))
+                if precision
+                else contextlib.nullcontext()
+            )
             with rounded:
-                logits = torch.stack([model(view).float() for view in _views(inputs, config["evaluation"]["tta"])])
+                logits = torch.stack(
+                    [model(view).float() for view in _views(inputs, config["evaluation"]["tta"])]
+                )
             logits = logits.mean(0)
             ranked = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
             loss_sum += float(F.cross_entropy(logits, labels, reduction="sum"))
             num_correct += int(ranked[:, 0].sum())
             num_in_top5 += int(ranked.sum())
             total += len(labels)
-    return {"loss": loss_sum / total, "accuracy": num_correct / total, "top5_accuracy": num_in_top5 / total}
+    return {
+        "loss": loss_sum / total,
+        "accuracy": num_correct / total,
+        "top5_accuracy": num_in_top5 / total,
+    }
 
 
 def compare_example(folder: Path) -> dict[str, float]:
@@ -53,11 +68,18 @@ def compare_example(folder: Path) -> dict[str, float]:
     import onnxruntime
     from safetensors.numpy import load_file
 
-    session = onnxruntime.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
-    example, names = load_file(folder / "example.safetensors"), [value.name for value in session.get_outputs()]
+    session = onnxruntime.InferenceSession(
+        folder / "model.onnx", providers=["CPUExecutionProvider"]
+    )
+    example, names = (
+        load_file(folder / "example.safetensors"),
+        [value.name for value in session.get_outputs()],
+    )
     differences: dict[str, float] = dict.fromkeys(names, 0.0)
     for size in (None, 1):
-        found = session.run(None, {value.name: example[value.name][:size] for value in session.get_inputs()})
+        found = session.run(
+            None, {value.name: example[value.name][:size] for value in session.get_inputs()}
+        )
         for name, output in zip(names, found, strict=True):
             expected = example[name][:size]
             difference = float((abs(output - expected) / abs(expected).clip(1)).max())
@@ -70,7 +92,9 @@ def _batches(data: Path) -> Iterator[tuple[Any, Any]]:
 
     for file in sorted(data.iterdir()):
         tensors = load_file(file)
-        yield from zip(*(tensors[name].split(_BATCH_SIZE) for name in ("images", "labels")), strict=True)
+        yield from zip(
+            *(tensors[name].split(_BATCH_SIZE) for name in ("images", "labels")), strict=True
+        )
 
 
 def _views(images: Any, tta: str) -> list[Any]:

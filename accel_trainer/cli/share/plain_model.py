@@ -60,9 +60,20 @@ def write_transform() -> str:
     """Return a Python file with `EvalTransform`, which does to a photo what `accel-trainer predict` does."""
     parts = [_split(photo_decode), _split(eval_transform)]
     future, *others = _merged([imports for imports, _ in (*parts, _split(pixels))])
-    normalizer = "\n\n".join(inspect.getsource(part) for part in (pixels.normalize, pixels.Normalizer))
+    normalizer = "\n\n".join(
+        inspect.getsource(part) for part in (pixels.normalize, pixels.Normalizer)
+    )
     text = "\n".join(
-        [_TRANSFORM_HEADER, future, "", *others, "\n", _ERRORS + normalizer, "", *(body for _, body in parts)]
+        [
+            _TRANSFORM_HEADER,
+            future,
+            "",
+            *others,
+            "\n",
+            _ERRORS + normalizer,
+            "",
+            *(body for _, body in parts),
+        ]
     )
     return text.rstrip() + "\n"
 
@@ -80,7 +91,9 @@ def _split(module: ModuleType) -> tuple[list[str], str]:
     source = inspect.getsource(module)
     statements = ast.parse(source).body
     imports = list(_outside(statements))
-    first = next(node for node in statements[1:] if not isinstance(node, ast.Import | ast.ImportFrom))
+    first = next(
+        node for node in statements[1:] if not isinstance(node, ast.Import | ast.ImportFrom)
+    )
     return imports, "\n".join(source.splitlines()[first.lineno - 1 :]) + "\n\n"
 
 
@@ -108,4 +121,10 @@ def _import_order(line: str) -> tuple[bool, bool, bool, str]:
 
 
 def _spell(value: Any) -> str:
-    return value.__name__ if isinstance(value, type) else json.dumps(value) if isinstance(value, str) else repr(value)
+    return (
+        value.__name__
+        if isinstance(value, type)
+        else json.dumps(value)
+        if isinstance(value, str)
+        else repr(value)
+    )

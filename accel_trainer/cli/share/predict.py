@@ -1,8 +1,8 @@
 """`accel-trainer predict MODEL IMAGE ...`: predict the classes of images and folders of images, with confidence.
 
-Images of any size go through the transform that is stored with the model. One that cannot be read is reported, the
-others are predicted, and the exit code is 65. Your own model runs from the ONNX file that its recipe writes with
-`--onnx`, also on `.npy` and `.safetensors` files of its inputs.
+Images of any size go through the transform that is stored with the model. One that cannot be read
+is reported, the others are predicted, and the exit code is 65. Your own model runs from the ONNX
+file that its recipe writes with `--onnx`, also on `.npy` and `.safetensors` files of its inputs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ from ...distributed.accelerator import RuntimeConfig, start_accelerator
 from ...distributed.machine import available_cpus
 from ...distributed.placement import place_model
 from ...vision.data.photo_decode import opened_image, photo_suffixes, read_photo
-from ...vision.pretrained import ExportConfig, from_pretrained, read_export_config, read_export_content
+from ...vision.pretrained import (
+    ExportConfig,
+    from_pretrained,
+    read_export_config,
+    read_export_content,
+)
 from ..parser import CommandParser
 from ..runs.tables import tell
 from ..threads import in_order
@@ -40,10 +45,14 @@ Prediction = tuple[Path, list[tuple[str, float]] | DataError]
 def main(argv: Sequence[str] | None = None) -> int:
     """Print a line per image: its path, then labels with their confidence."""
     parser = CommandParser(prog="accel-trainer predict", description=__doc__, epilog=_EXAMPLE)
-    parser.add_argument("model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub")
+    parser.add_argument(
+        "model", type=Path, help="a run, one of its checkpoints, an export, or ORG/NAME on the hub"
+    )
     parser.add_argument("image", type=Path, nargs="+", help="an image, or a folder of images")
     parser.add_argument("--top", type=int, default=1, help="classes to print per image; default: 1")
-    parser.add_argument("--batch-size", type=int, default=64, help="images per forward pass; default: 64")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, help="images per forward pass; default: 64"
+    )
     parser.add_argument("--num-workers", type=int, help="threads that decode; default: one per CPU")
     parser.add_argument("--jsonl", action="store_true", help="print a JSON object per image")
     options = parser.parse_args(argv)
@@ -58,7 +67,9 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
     content = read_export_content(folder)
     if own_model is not None and {path.suffix for path in options.image} <= set(SUFFIXES):
         for path in options.image:
-            for line in predict_file(own_model, path, content.get("class_names", []), top=options.top):
+            for line in predict_file(
+                own_model, path, content.get("class_names", []), top=options.top
+            ):
                 tell(line)
         return ExitCode.DONE
     if own_model is not None and "normalization" not in content:
@@ -71,8 +82,17 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
     model = own_model or place_model(from_pretrained(folder), accelerator, runtime)
     num_failed = 0
     with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
-        batch_size = options.batch_size if config.image_size is not None else 1  # of images that may differ in size
-        results = predict(model, config, paths, top=options.top, batch_size=batch_size, threads=threads, device=device)
+        # of images that may differ in size
+        batch_size = options.batch_size if config.image_size is not None else 1
+        results = predict(
+            model,
+            config,
+            paths,
+            top=options.top,
+            batch_size=batch_size,
+            threads=threads,
+            device=device,
+        )
         for path, found in results:
             if isinstance(found, DataError):
                 num_failed += 1
@@ -80,13 +100,18 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
             if options.jsonl:
                 tell(_json(path, found))
             elif not isinstance(found, DataError):
-                line = "  ".join([str(path), *(f"{label} {confidence:.1%}" for label, confidence in found)])
+                line = "  ".join(
+                    [str(path), *(f"{label} {confidence:.1%}" for label, confidence in found)]
+                )
                 tell(line.replace("\n", "\\n"))
     return ExitCode.DATA if num_failed else ExitCode.DONE
 
 
 def find_images(path: Path) -> list[Path]:
-    """Return the path of an image, or of all images below a folder, sorted. Raises DataError if there are none."""
+    """Return the path of an image, or of all images below a folder, sorted.
+
+    Raises DataError if there are none.
+    """
     if not path.is_dir():
         return [path]
     suffixes = photo_suffixes()
@@ -101,9 +126,15 @@ def find_images(path: Path) -> list[Path]:
 
 
 def predict(
-    model: Callable[[Tensor], Tensor], config: ExportConfig, paths: Iterable[Path], *, top: int, batch_size: int,
-    threads: ThreadPoolExecutor, device: torch.device,
-) -> Iterator[Prediction]:  # fmt: skip
+    model: Callable[[Tensor], Tensor],
+    config: ExportConfig,
+    paths: Iterable[Path],
+    *,
+    top: int,
+    batch_size: int,
+    threads: ThreadPoolExecutor,
+    device: torch.device,
+) -> Iterator[Prediction]:
     """Yield the images in order, each with its `top` classes, or with the error of one that cannot be read."""
 
     def load(path: Path) -> tuple[Path, Tensor | DataError]:
@@ -115,14 +146,24 @@ def predict(
     loaded = in_order(threads, load, paths)
     while batch := list(islice(loaded, batch_size)):
         images = [image for _, image in batch if isinstance(image, Tensor)]
-        logits = model(torch.stack(images).to(device)).float() if images else torch.empty(0, len(config.class_names))
+        logits = (
+            model(torch.stack(images).to(device)).float()
+            if images
+            else torch.empty(0, len(config.class_names))
+        )
         found = logits.softmax(1).cpu().topk(min(max(1, top), len(config.class_names)))
         rows = iter(zip(found.values.tolist(), found.indices.tolist(), strict=True))
         for path, image in batch:
             if isinstance(image, DataError):
                 yield path, image
             else:
-                yield path, [(config.class_names[at], value) for value, at in zip(*next(rows), strict=True)]
+                yield (
+                    path,
+                    [
+                        (config.class_names[at], value)
+                        for value, at in zip(*next(rows), strict=True)
+                    ],
+                )
 
 
 def read_image(path: Path, config: ExportConfig) -> Tensor:
@@ -143,8 +184,13 @@ def _read_resized(data: bytes, name: str, config: ExportConfig) -> Tensor:
     if config.image_size is not None:
         height, width = config.image_size
         image = image.resize((width, height), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).permute(2, 0, 1) / 255
-    mean, std = (torch.tensor(values)[:, None, None] for values in vars(config.normalization).values())
+    pixels = (
+        torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).permute(2, 0, 1)
+        / 255
+    )
+    mean, std = (
+        torch.tensor(values)[:, None, None] for values in vars(config.normalization).values()
+    )
     return (pixels - mean) / std
 
 

@@ -41,5 +41,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
         yield
     except Exception as error:  # network errors depend on the version of the hub's HTTP library
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        fix = fixes.get(type(error), "check the network and what your token may write, or export --to a folder")
+        fix = fixes.get(
+            type(error), "check the network and what your token may write, or export --to a folder"
+        )
         raise OutputError("HUB", f"--hub {name}: {reason}: {fix}") from error

@@ -1,7 +1,8 @@
 """`accel-trainer verify EXPORT_OR_RUN`: check that an export gives the reported numbers without this package.
 
-It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that you trust. For your
-own model, `model.onnx` must give the stored outputs for the stored inputs, because only its recipe has the data.
+It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that
+you trust. For your own model, `model.onnx` must give the stored outputs for the stored inputs,
+because only its recipe has the data.
 """
 
 from __future__ import annotations
@@ -46,10 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dataset", help="name or folder; default: the data it was trained on")
     parser.add_cache_option()
     parser.add_argument(
-        "--tolerance", type=float, default=5e-4,
+        "--tolerance",
+        type=float,
+        default=5e-4,
         help="allowed difference: 0.0005 is 5 of 10,000 images, or 0.05 %% of a loss",
-    )  # fmt: skip
-    parser.add_argument("--python", default=sys.executable, help="the interpreter to evaluate with; default: this one")
+    )
+    parser.add_argument(
+        "--python",
+        default=sys.executable,
+        help="the interpreter to evaluate with; default: this one",
+    )
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
         folder, dataset = options.folder, options.dataset
@@ -57,7 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             OnnxModel(place)  # refuses a missing or a changed one
             differences = evaluate_apart(place, python=options.python)
             has_files = _check_weights(place)
-            return ExitCode.DONE if _compare_example(differences, options.tolerance) & has_files else _FAILED
+            return (
+                ExitCode.DONE
+                if _compare_example(differences, options.tolerance) & has_files
+                else _FAILED
+            )
         if (folder / "config.yaml").exists():
             run = read_run(folder)
             folder, dataset = Path(scratch) / "export", dataset or run.config.get("dataset")
@@ -66,11 +77,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         data = Path(scratch) / "images"
         filesystem.make_directory(data)
         _write_test_images(
-            data, find_export(folder), dataset or reported["dataset"], reported["fingerprint"], options.cache_dir
+            data,
+            find_export(folder),
+            dataset or reported["dataset"],
+            reported["fingerprint"],
+            options.cache_dir,
         )
         measured = evaluate_apart(find_export(folder), data, python=options.python)
         has_weights = _check_weights(folder)
-    return ExitCode.DONE if _compare(reported["metrics"], measured, options.tolerance) & has_weights else _FAILED
+    return (
+        ExitCode.DONE
+        if _compare(reported["metrics"], measured, options.tolerance) & has_weights
+        else _FAILED
+    )
 
 
 def read_reported(folder: Path) -> dict[str, Any]:
@@ -85,13 +104,21 @@ def read_reported(folder: Path) -> dict[str, Any]:
         raise CheckpointError(
             "EXPORT", f"{folder}/README.md reports no numbers ({error}): export the run again"
         ) from error
-    return {"metrics": metrics, "dataset": first.dataset_type, "fingerprint": first.dataset_revision}
+    return {
+        "metrics": metrics,
+        "dataset": first.dataset_type,
+        "fingerprint": first.dataset_revision,
+    }
 
 
-def _write_test_images(folder: Path, export: Path, dataset: str, fingerprint: str | None, cache_dir: Path) -> None:
+def _write_test_images(
+    folder: Path, export: Path, dataset: str, fingerprint: str | None, cache_dir: Path
+) -> None:
     """Write the evaluated images, as the model sees them before they are normalised, to files of bounded size."""
     of_run = (read_export_content(export).get("evaluation") or {}).get("photos") or {}
-    choice = DataChoice(dataset=dataset, split=None, of_run=of_run, cache_dir=expand_home(cache_dir))
+    choice = DataChoice(
+        dataset=dataset, split=None, of_run=of_run, cache_dir=expand_home(cache_dir)
+    )
     config, cpu = read_export_config(export), torch.device("cpu")
     data = load_eval_data(choice, config, batch_size=1, num_workers=0, device=cpu)
     if fingerprint not in (None, data.fingerprint):
@@ -104,16 +131,25 @@ def _write_test_images(folder: Path, export: Path, dataset: str, fingerprint: st
         pictures = in_order(threads, data.loader.picture_of, range(len(data.labels)))
         for number, labels in enumerate(torch.from_numpy(data.labels).split(_IMAGES_PER_FILE)):
             pixels = torch.stack(list(islice(pictures, len(labels)))).permute(0, 3, 1, 2)
-            content = save_safetensors({"images": pixels.contiguous(), "labels": labels.contiguous()})
+            content = save_safetensors(
+                {"images": pixels.contiguous(), "labels": labels.contiguous()}
+            )
             filesystem.write_file_atomic(folder / f"{number:05}.safetensors", content)
 
 
-def evaluate_apart(folder: Path, data: Path | None = None, *, python: str = sys.executable) -> dict[str, float]:
+def evaluate_apart(
+    folder: Path, data: Path | None = None, *, python: str = sys.executable
+) -> dict[str, float]:
     """Evaluate the model in `folder` in a separate process that cannot import this package.
 
     Without `data`, return how much each output of `model.onnx` differs from the stored one.
     """
-    command = [python, "-I", str(_SCRIPT), *(str(path.resolve()) for path in (folder, data) if path is not None)]
+    command = [
+        python,
+        "-I",
+        str(_SCRIPT),
+        *(str(path.resolve()) for path in (folder, data) if path is not None),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -125,7 +161,9 @@ def _check_weights(folder: Path) -> bool:
     """Print whether the files have their recorded hashes; older versions recorded none."""
     place = find_export(folder)
     config = read_export_content(place)
-    recorded = {"model.safetensors": config.get("sha256")} | {name: config.get(key) for name, key in ONNX_FILES.items()}
+    recorded = {"model.safetensors": config.get("sha256")} | {
+        name: config.get(key) for name, key in ONNX_FILES.items()
+    }
     are_same = True
     for name in filter(lambda name: (place / name).exists(), recorded):
         expected, found = recorded[name], filesystem.sha256_of(place / name)
@@ -138,14 +176,20 @@ def _check_weights(folder: Path) -> bool:
 def _compare_example(differences: Mapping[str, float], tolerance: float) -> bool:
     for name, difference in differences.items():
         verdict = "ok" if difference <= tolerance else "DIFFERS"
-        tell(f"{name.ljust(17)}  differs by at most {difference:.1e} from the trained model's  {verdict}")
+        tell(
+            f"{name.ljust(17)}  differs by at most {difference:.1e} from the trained model's  {verdict}"
+        )
     return all(difference <= tolerance for difference in differences.values())
 
 
-def _compare(reported: Mapping[str, float], measured: Mapping[str, float], tolerance: float) -> bool:
+def _compare(
+    reported: Mapping[str, float], measured: Mapping[str, float], tolerance: float
+) -> bool:
     verdicts = []
     for name in sorted(reported.keys() & measured.keys()):
-        distance = abs(reported[name] - measured[name]) / (1.0 if is_fraction(name) else abs(measured[name]))
+        distance = abs(reported[name] - measured[name]) / (
+            1.0 if is_fraction(name) else abs(measured[name])
+        )
         verdicts.append(distance <= tolerance)
         values = (format_number(name, value) for value in (reported[name], measured[name]))
         line = "{}  reported {}  measured {}".format(name.ljust(17), *values)

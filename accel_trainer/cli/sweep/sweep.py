@@ -22,12 +22,17 @@ from ..runs.tables import format_number, format_table, tell
 from .processes import start_recipe
 from .trials import Trial, plan_trials
 
-_EXAMPLE = "example: accel-trainer sweep recipes/cifar.py --dataset digits --seed 0 1 2 --lr 0.05 0.1"
+_EXAMPLE = (
+    "example: accel-trainer sweep recipes/cifar.py --dataset digits --seed 0 1 2 --lr 0.05 0.1"
+)
 _FAILED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train the runs that are not finished and print the table. Run the same command again to continue."""
+    """Train the runs that are not finished and print the table.
+
+    Run the same command again to continue.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
     parser = CommandParser(
@@ -37,10 +42,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--values", type=Path, metavar="FILE", help="a YAML file: a list of values for each name to sweep"
+        "--values",
+        type=Path,
+        metavar="FILE",
+        help="a YAML file: a list of values for each name to sweep",
     )
-    parser.add_argument("--output-dir", type=Path, metavar="DIR", help="the sweep's folder; default: runs/sweep-RECIPE")
-    parser.add_argument("--num-processes", type=int, metavar="N", default=1, help="processes of each run; default: 1")
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        metavar="DIR",
+        help="the sweep's folder; default: runs/sweep-RECIPE",
+    )
+    parser.add_argument(
+        "--num-processes",
+        type=int,
+        metavar="N",
+        default=1,
+        help="processes of each run; default: 1",
+    )
     options, flags = parser.parse_known_args(argv)
     if recipe is None:
         raise ConfigError("SWEEP", f"name the recipe first; {_EXAMPLE}")
@@ -61,7 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list[int]:
-    """Train the runs that are not finished; return their exit codes. After a signal no other is started."""
+    """Train the runs that are not finished; return their exit codes.
+
+    After a signal no other is started.
+    """
     codes: list[int] = []
     with signals_handed_on() as received:
         for number, trial in enumerate(trials, 1):
@@ -95,7 +117,9 @@ def _finished_run(trial: Trial) -> RunReader | None:
         return None
     changes = diff_config(run.config, config_to_dict(with_defaults(trial.config)))
     # Its folder does not matter, nor its global batch, which a run fills in.
-    is_same = all(name.startswith("run.") or name == "batch.global_batch_size" for name, _, _ in changes)
+    is_same = all(
+        name.startswith("run.") or name == "batch.global_batch_size" for name, _, _ in changes
+    )
     return run if is_same and run.result.get("state") == "done" else None
 
 
@@ -108,7 +132,9 @@ def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[dict[s
     groups: dict[tuple[tuple[str, str], ...], list[RunReader]] = {}
     for trial in trials:
         if trial.folder in by_folder:
-            key = tuple((choice.name, choice.value) for choice in trial.choices if choice.name != "seed")
+            key = tuple(
+                (choice.name, choice.value) for choice in trial.choices if choice.name != "seed"
+            )
             groups.setdefault(key, []).append(by_folder[trial.folder])
     rows = []
     for key, members in groups.items():
@@ -118,10 +144,14 @@ def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[dict[s
             last = [float(run.result["metrics"][metric]) for run in members]
             rows.append(
                 {
-                    "values": dict(key), "metric": metric, "is_lower_better": members[0].is_lower_better(metric),
-                    "runs": [run.name for run in members], "best": _statistics(best), "last": _statistics(last),
+                    "values": dict(key),
+                    "metric": metric,
+                    "is_lower_better": members[0].is_lower_better(metric),
+                    "runs": [run.name for run in members],
+                    "best": _statistics(best),
+                    "last": _statistics(last),
                 }
-            )  # fmt: skip
+            )
     return rows
 
 
@@ -135,7 +165,9 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
         tell("no run has finished with an evaluation")
         return
     names = list(rows[0]["values"])
-    ranked = sorted(rows, key=lambda row: row["best"]["mean"] * (1 if row["is_lower_better"] else -1))
+    ranked = sorted(
+        rows, key=lambda row: row["best"]["mean"] * (1 if row["is_lower_better"] else -1)
+    )
     cells = [
         [
             "*" if len(rows) > 1 and row is ranked[0] else " ",

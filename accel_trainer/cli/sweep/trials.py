@@ -51,19 +51,28 @@ def plan_trials(
         fixed, axes = [*more_fixed, *fixed], [*more_axes, *axes]
     if not axes:
         parse_config(config_class, fixed, description="")  # reports a misspelt flag first
-        raise ConfigError("SWEEP", "nothing to sweep: give a flag several values, such as --seed 0 1 2")
+        raise ConfigError(
+            "SWEEP", "nothing to sweep: give a flag several values, such as --seed 0 1 2"
+        )
     trials = []
     for choices in itertools.product(*axes):
         name = "_".join(f"{choice.name}-{choice.value}" for choice in choices)
         place = folder / re.sub(r"[^\w.+-]", "-", name)
-        mine = [*fixed, *(flag for choice in choices for flag in choice.flags), "--output-dir", str(place)]
+        mine = [
+            *fixed,
+            *(flag for choice in choices for flag in choice.flags),
+            "--output-dir",
+            str(place),
+        ]
         trials.append(Trial(choices, place, mine, parse_config(config_class, mine, description="")))
     return trials
 
 
 def _read_flags(config_class: Any, flags: Sequence[str]) -> tuple[list[str], list[list[Choice]]]:
     """Split flags into those that all runs share and the choices of those with several values."""
-    by_flag = {flag: field for field in config_fields(config_class).values() for flag in field.flags}
+    by_flag = {
+        flag: field for field in config_fields(config_class).values() for flag in field.flags
+    }
     fixed: list[str] = []
     axes = []
     for group in _groups(flags):
@@ -93,14 +102,18 @@ def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Ch
     try:
         content = read_plain_yaml(path.resolve())
     except (OSError, ValueError) as error:
-        raise ConfigError("SWEEP", f"--values {path} cannot be read as names with lists of values: {error}") from None
+        raise ConfigError(
+            "SWEEP", f"--values {path} cannot be read as names with lists of values: {error}"
+        ) from None
     fields = config_fields(config_class)
     fixed: list[str] = []
     axes = []
     for key, value in flatten_config(content):
         field = fields.get(key.replace("-", "_"))
         if field is None:
-            raise ConfigError("SWEEP", f"--values {path}: {key} is not a value of this recipe, see its --help")
+            raise ConfigError(
+                "SWEEP", f"--values {path}: {key} is not a value of this recipe, see its --help"
+            )
         if isinstance(value, list) and not _is_one_value(field, value):
             axes.append([Choice(key, str(v), _as_flags(field, v, f"{path}: {key}")) for v in value])
         else:

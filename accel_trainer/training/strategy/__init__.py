@@ -18,7 +18,9 @@ def choose_strategy(plan: BatchPlan, accelerator: Accelerator, *, seed: int) -> 
     """
     if accelerator.distributed_type == DistributedType.FSDP:
         if plan.reduce == "exact":
-            raise ConfigError("REDUCE", "--reduce exact does not work with FSDP: remove one of them")
+            raise ConfigError(
+                "REDUCE", "--reduce exact does not work with FSDP: remove one of them"
+            )
         from .sharded import ShardedStrategy
 
         return ShardedStrategy(accelerator, seed=seed)

@@ -21,10 +21,11 @@ from .plain import PlainStrategy
 class ExactStrategy(PlainStrategy):
     """Adds up the micro-batches of all processes in pairs.
 
-    Gradients, running statistics and logged numbers are taken from each micro-batch by itself. A parameter without a
-    gradient has one of zeros. Each micro-batch begins with the buffers of the step's beginning and normalises by
-    itself; afterwards the running statistics are the mean over the micro-batches. As update rules of running statistics
-    are linear, this is one update by the mean of all means and variances. For integers see `_merge_counters`.
+    Gradients, running statistics and logged numbers are taken from each micro-batch by itself. A
+    parameter without a gradient has one of zeros. Each micro-batch begins with the buffers of the
+    step's beginning and normalises by itself; afterwards the running statistics are the mean over
+    the micro-batches. As update rules of running statistics are linear, this is one update by the
+    mean of all means and variances. For integers see `_merge_counters`.
 
     Raises ConfigError for what scales or compresses gradients.
     """
@@ -34,11 +35,14 @@ class ExactStrategy(PlainStrategy):
         handler = accelerator.ddp_handler
         unsupported = {
             "--mixed-precision fp16": accelerator.scaler is not None,
-            "--runtime.gradient-compression": handler is not None and handler.comm_hook.value != "no",
+            "--runtime.gradient-compression": handler is not None
+            and handler.comm_hook.value != "no",
         }
         for name, is_used in unsupported.items():
             if is_used:
-                raise ConfigError("REDUCE", f"--reduce exact does not work with {name}: remove one of them")
+                raise ConfigError(
+                    "REDUCE", f"--reduce exact does not work with {name}: remove one of them"
+                )
         self.loss_scale = 1
         self._key = fold_in(seed, 0)
         self._num_parts = num_parts
@@ -48,7 +52,8 @@ class ExactStrategy(PlainStrategy):
         """Leave the model unwrapped, with the main process's weights. **Collective.**
 
         Raises:
-            ConfigError: the model has a SyncBatchNorm, or names a buffer in `summed_buffers` that is no counter.
+            ConfigError: the model has a SyncBatchNorm, or names a buffer in `summed_buffers` that
+                is no counter.
         """
         if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
             fact = "--reduce exact normalises each micro-batch by itself, and the model has a SyncBatchNorm"
@@ -56,7 +61,9 @@ class ExactStrategy(PlainStrategy):
         # `evaluation_mode` leaves out DDP, which would add up in an order of its own.
         self._model = model = self.accelerator.prepare_model(model, evaluation_mode=True)
         self._num_unchecked_steps = 2  # a copy that follows the weights changes from the second on
-        self._parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._parameters = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         self._places = buffer_places(model)
         buffers = dict(zip(self._places, buffers_at([*self._places.values()]), strict=True))
         self._counters = [name for name, buffer in buffers.items() if is_counter(buffer)]
@@ -78,7 +85,12 @@ class ExactStrategy(PlainStrategy):
         """Restore the buffers, and seed by step and the micro-batch's place in it."""
         self._history.restore()
         part = self._first_part + index
-        seed_forward(self._key, optimizer_step=optimizer_step, micro_batch=part, device=self.accelerator.device)
+        seed_forward(
+            self._key,
+            optimizer_step=optimizer_step,
+            micro_batch=part,
+            device=self.accelerator.device,
+        )
 
     @torch.no_grad()
     def end_backward(self, num_samples: int) -> None:
@@ -86,10 +98,19 @@ class ExactStrategy(PlainStrategy):
         is_empty = num_samples == 0
         before = self._buffers(self._history.saved)
         now = self._buffers(buffers_at([*self._places.values()]))
-        gradients = [torch.zeros_like(p) if is_empty or p.grad is None else p.grad for p in self._parameters]
-        self._tree.add([*gradients, *((before if is_empty else now)[name].clone() for name in self._statistics)])
+        gradients = [
+            torch.zeros_like(p) if is_empty or p.grad is None else p.grad for p in self._parameters
+        ]
+        self._tree.add(
+            [
+                *gradients,
+                *((before if is_empty else now)[name].clone() for name in self._statistics),
+            ]
+        )
         changes = [(now[name].long() - before[name].long()).reshape(-1) for name in self._counters]
-        self._changes.append(torch.cat([*changes, torch.tensor([num_samples], device=self.accelerator.device)]))
+        self._changes.append(
+            torch.cat([*changes, torch.tensor([num_samples], device=self.accelerator.device)])
+        )
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -103,15 +124,21 @@ class ExactStrategy(PlainStrategy):
         """Return the sums of the step on the main process, zeros on the others. **Collective.**
 
         Raises:
-            ConfigError: the micro-batches changed a buffer in ways that cannot be merged, or a forward of the first
-                steps changed something else.
+            ConfigError: the micro-batches changed a buffer in ways that cannot be merged, or a
+                forward of the first steps changed something else.
         """
         self._refuse_unmerged_changes()
-        columns = [losses, *([part[name] for part in sums] for name in sums[0]), *([counts] if counts else [])]
+        columns = [
+            losses,
+            *([part[name] for part in sums] for name in sums[0]),
+            *([counts] if counts else []),
+        ]
         numbers = [sum_rows(torch.stack(list(column))) for column in columns]
         totals = self._tree.total()
         if self.accelerator.num_processes > 1:
-            exchange_together([*totals, *numbers], lambda flat: sum_pairwise(flat, self.accelerator))
+            exchange_together(
+                [*totals, *numbers], lambda flat: sum_pairwise(flat, self.accelerator)
+            )
         num_parameters = len(self._parameters)
         for parameter, gradient in zip(self._parameters, totals[:num_parameters], strict=True):
             parameter.grad = gradient
@@ -119,9 +146,15 @@ class ExactStrategy(PlainStrategy):
         buffers = self._buffers(buffers_at([*self._places.values()]))
         self._merge_statistics(buffers, totals[num_parameters:])
         self._merge_counters(buffers)
-        mine = numbers if self.accelerator.is_main_process else [torch.zeros_like(number) for number in numbers]
+        mine = (
+            numbers
+            if self.accelerator.is_main_process
+            else [torch.zeros_like(number) for number in numbers]
+        )
         named = dict(zip(sums[0], mine[1:], strict=False))
-        return StepOutput(mine[0], named, mine[-1] if counts else None), numbers[-1] if counts else None
+        return StepOutput(mine[0], named, mine[-1] if counts else None), numbers[
+            -1
+        ] if counts else None
 
     def _buffers(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip(self._places, tensors, strict=True))
@@ -136,7 +169,10 @@ class ExactStrategy(PlainStrategy):
         for name, value in self._before.items():
             if not torch.equal(now[name], value):
                 fix = "change it after the step, in on_step_end of a callback, make it a buffer, or use --reduce float"
-                raise ConfigError("REDUCE", f"a forward changes {name}, which is no buffer, in each micro-batch: {fix}")
+                raise ConfigError(
+                    "REDUCE",
+                    f"a forward changes {name}, which is no buffer, in each micro-batch: {fix}",
+                )
         self._num_unchecked_steps -= 1
 
     def _merge_statistics(self, buffers: Mapping[str, Tensor], totals: Sequence[Tensor]) -> None:
@@ -144,15 +180,21 @@ class ExactStrategy(PlainStrategy):
             if buffers[name].shape != total.shape:
                 change = f"{list(buffers[name].shape)} to {list(total.shape)}"
                 fact = f"a forward changes the shape of the buffer {name} from {change}"
-                raise ConfigError("REDUCE", f"{fact}: let it keep its shape for --reduce exact, or use --reduce float")
+                raise ConfigError(
+                    "REDUCE",
+                    f"{fact}: let it keep its shape for --reduce exact, or use --reduce float",
+                )
             buffers[name].copy_(total / self._num_parts)
 
     def _merge_counters(self, buffers: Mapping[str, Tensor]) -> None:
-        """Apply the step's changes of integer buffers: counters, pointers, flags. **Collective. Host sync.**
+        """Apply the step's changes of integer buffers: counters, pointers, flags.
 
-        The sum of the micro-batches' changes would be wrong for a pointer, and one change wrong for a counter of
-        samples. So a change is applied once if it is the same in all micro-batches that have samples, and what the
-        model names in `summed_buffers` changes by the sum. A model without integer buffers has no collective here.
+        **Collective. Host sync.**
+
+        The sum of the micro-batches' changes would be wrong for a pointer, and one change wrong for
+        a counter of samples. So a change is applied once if it is the same in all micro-batches
+        that have samples, and what the model names in `summed_buffers` changes by the sum. A model
+        without integer buffers has no collective here.
 
         Raises:
             ConfigError: micro-batches change a buffer differently, and the model does not name it.
@@ -166,9 +208,7 @@ class ExactStrategy(PlainStrategy):
             is_summed = name in self._summed
             if not is_summed and (differs := (change != change[0]).any(0)).any():
                 few, many = change[:, differs][:, 0].aminmax()
-                fact = (
-                    f"the integer buffer {name} changes by {few} in one micro-batch of a step and by {many} in another"
-                )
+                fact = f"the integer buffer {name} changes by {few} in one micro-batch of a step and by {many} in another"
                 fix = f"set summed_buffers = ({name!r},) on the model if the changes add up, or use --reduce float"
                 raise ConfigError("REDUCE", f"{fact}, which --reduce exact cannot merge: {fix}")
             change = change.sum(0) if is_summed else change[0]
@@ -184,5 +224,7 @@ def _checked_counters(names: Sequence[str], counters: Sequence[str]) -> Sequence
     for name in names:
         if name not in counters:
             fix = f"name some of {', '.join(counters)}" if counters else "remove it"
-            raise ConfigError("REDUCE", f"the model's summed_buffers has {name}, no integer buffer: {fix}")
+            raise ConfigError(
+                "REDUCE", f"the model's summed_buffers has {name}, no integer buffer: {fix}"
+            )
     return names

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 class PlainStrategy:
     """Lets backward add up the micro-batches, and DDP average over the processes during the last backward.
 
-    The backward of a micro-batch is that of `loss_sum * loss_scale / num_samples`, with the samples of all processes.
+    The backward of a micro-batch is that of `loss_sum * loss_scale / num_samples`, with the samples
+    of all processes.
     """
 
     has_collective_forward = False
@@ -45,11 +46,17 @@ class PlainStrategy:
         """Raise ConfigError for the first of `options`, by flag, that is on and does not work with this strategy."""
 
     def place(self, model: nn.Module, config: RuntimeConfig) -> nn.Module:
-        """Return `model` on the device, as `prepare` and compilation need it. Raises ConfigError."""
+        """Return `model` on the device, as `prepare` and compilation need it.
+
+        Raises ConfigError.
+        """
         return place_model(model, self.accelerator, config)
 
     def copy(self, model: nn.Module) -> nn.Module:
-        """Return a copy of a placed model, for its average. Call it before `prepare`. **Collective** with shards."""
+        """Return a copy of a placed model, for its average.
+
+        Call it before `prepare`. **Collective** with shards.
+        """
         return copy_model(model)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
@@ -85,7 +92,9 @@ class PlainStrategy:
     def begin_forward(self, optimizer_step: int, index: int) -> None:
         """Seed what is random in the forward of micro-batch `index` of this process."""
         device = self.accelerator.device
-        seed_forward(self._process_key, optimizer_step=optimizer_step, micro_batch=index, device=device)
+        seed_forward(
+            self._process_key, optimizer_step=optimizer_step, micro_batch=index, device=device
+        )
 
     def end_backward(self, num_samples: int) -> None:
         """End a micro-batch of `num_samples`, which may be none: backward has added up the gradients."""
@@ -98,8 +107,8 @@ class PlainStrategy:
     ) -> tuple[StepOutput, Tensor | None]:
         """Let the parameters have the step's gradients, and add up the micro-batches' numbers ([] each).
 
-        Return the sums to report, which are those of the step when added up over the processes, and the items of all
-        processes if they are counted. **Collective** if they are.
+        Return the sums to report, which are those of the step when added up over the processes, and
+        the items of all processes if they are counted. **Collective** if they are.
 
         Raises:
             ConfigError: DDP does not average the gradients, as some parameter has none.
@@ -110,21 +119,32 @@ class PlainStrategy:
         num_items = total(counts) if counts else None
         named = {name: total([part[name] for part in sums]) for name in sums[0]}
         output = StepOutput(total(losses), named, num_items)
-        return output, None if num_items is None else self.accelerator.reduce(num_items, reduction="sum")
+        if num_items is None:
+            return output, None
+        return output, self.accelerator.reduce(num_items, reduction="sum")
 
     def _refuse_unused(self) -> None:
-        unused = [name for name, each in self._named_parameters.items() if each.requires_grad and each.grad is None]
+        unused = [
+            name
+            for name, each in self._named_parameters.items()
+            if each.requires_grad and each.grad is None
+        ]
         if unused:
             fact = f"{', '.join(unused[:3])}{' ...' * (len(unused) > 3)} took no part in the loss of the first step"
             fix = "freeze such parameters (requires_grad=False), remove them, or set --runtime.find-unused-parameters"
-            raise ConfigError("UNUSED_PARAMETERS", f"{fact}, and DDP then averages no gradients: {fix}")
+            raise ConfigError(
+                "UNUSED_PARAMETERS", f"{fact}, and DDP then averages no gradients: {fix}"
+            )
 
     def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return what this process has of each gradient, or norm."""
         return gradients
 
     def is_found_anywhere(self, flag: Tensor) -> Tensor:
-        """Return a flag [] that is 1 on all processes if `flag` is on one. **Collective** with shards."""
+        """Return a flag [] that is 1 on all processes if `flag` is on one.
+
+        **Collective** with shards.
+        """
         return flag  # averaged gradients are the same on all
 
 
@@ -136,8 +156,9 @@ def total(values: Sequence[Tensor]) -> Tensor:
 def _keep_strides(model: nn.Module) -> None:
     """Let the gradients of filters that are laid out both ways have the filter's strides.
 
-    Filters of one channel or of 1x1 have the same memory in both layouts, and only the strides tell them apart. DDP
-    warns of a gradient with the other strides (torch 2.13), and those of a filter decide how it is computed.
+    Filters of one channel or of 1x1 have the same memory in both layouts, and only the strides tell
+    them apart. DDP warns of a gradient with the other strides (torch 2.13), and those of a filter
+    decide how it is computed.
     """
     for parameter in model.parameters():
         is_both = parameter.ndim == 4 and parameter.is_contiguous(memory_format=torch.channels_last)
@@ -152,9 +173,10 @@ def _with_strides(gradient: Tensor, *, strides: tuple[int, ...]) -> Tensor:
 def _settle_buckets(model: DistributedDataParallel) -> None:
     """Let DDP rebuild its gradient buckets before the first step. **Collective.**
 
-    DDP rebuilds them after its first backward, and with three or more processes the order of summation depends on the
-    place in a bucket: the first step after a resume would round differently from the same step without one (torch
-    2.13). So this runs a backward that trains nothing and reaches the parameters from the last to the first.
+    DDP rebuilds them after its first backward, and with three or more processes the order of
+    summation depends on the place in a bucket: the first step after a resume would round
+    differently from the same step without one (torch 2.13). So this runs a backward that trains
+    nothing and reaches the parameters from the last to the first.
     """
     if model.find_unused_parameters or model.static_graph:
         return  # the first never rebuilds; the second must see the graph of a real step first

@@ -30,7 +30,10 @@ class ShardedStrategy(PlainStrategy):
         fsdp.reject_options(options)
 
     def place(self, model: nn.Module, config: RuntimeConfig) -> nn.Module:
-        """Return `model` on the device, ready to be sharded. Raises ConfigError for what cannot be."""
+        """Return `model` on the device, ready to be sharded.
+
+        Raises ConfigError for what cannot be.
+        """
         # Shards must be contiguous (torch 2.13).
         model = place_model(model, self.accelerator, replace(config, channels_last=False))
         fsdp.make_shardable(model, self.accelerator)
@@ -41,7 +44,10 @@ class ShardedStrategy(PlainStrategy):
         return fsdp.sharded_copy(model, self.accelerator)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Return both, sharded by accelerate. **Collective.** Raises ConfigError for what cannot be sharded."""
+        """Return both, sharded by accelerate.
+
+        **Collective.** Raises ConfigError for what cannot be sharded.
+        """
         fsdp.reject_optimizer(optimizer)
         self._places = list(buffer_places(model).values())
         with fsdp.own_units(model):
@@ -52,7 +58,10 @@ class ShardedStrategy(PlainStrategy):
         return prepared  # type: ignore[no-any-return]  # accelerate is untyped
 
     def gather(self, pieces: Mapping[str, Any]) -> dict[str, Any]:
-        """Return whole tensors on the main process, or the shards if each process stores them. **Collective.**"""
+        """Return whole tensors on the main process, or the shards if each process stores them.
+
+        **Collective.**
+        """
         if fsdp.saves_shards(self.accelerator):
             return dict(pieces)
         return {name: fsdp.gather_shards(piece) for name, piece in pieces.items()}
@@ -64,8 +73,12 @@ class ShardedStrategy(PlainStrategy):
         return join_peers(self.accelerator, timeout_s=timeout_s)
 
     def begin(self, buffers: BufferHistory) -> None:
-        """Let all processes have the main process's buffers, which a checkpoint holds. **Collective.**"""
-        copy_from_main(buffers_at(self._places), self.accelerator)  # DDP sends them before a step's first forward
+        """Let all processes have the main process's buffers, which a checkpoint holds.
+
+        **Collective.**
+        """
+        # DDP sends them before a step's first forward
+        copy_from_main(buffers_at(self._places), self.accelerator)
 
     def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return the shards of this process."""

@@ -31,11 +31,14 @@ class BasicAugmentConfig:
     crop_mode: Literal["reflect", "zero"] = "reflect"
     """The added pixels: the mirrored image, or black."""
     flip: Literal["none", "random", "alternating"] = "random"
-    """Left-right flips: `random` in each epoch, or `alternating` between epochs with a random start."""
+    """Left-right flips: `random` in each epoch, or `alternating` between epochs with a random
+    start."""
     mixup: float = 0.0
-    """Blend with another training image, in a proportion from Beta(mixup, mixup); 0: no blending."""
+    """Blend with another training image, in a proportion from Beta(mixup, mixup); 0: no
+    blending."""
     cutmix: float = 0.0
-    """Paste a box of another training image, with area from Beta(cutmix, cutmix); with mixup, either at random."""
+    """Paste a box of another training image, with area from Beta(cutmix, cutmix); with mixup,
+    either at random."""
 
     def __post_init__(self) -> None:
         NOT_NEGATIVE.check(self, "augment", "crop_padding", "mixup", "cutmix")
@@ -48,7 +51,10 @@ class BasicAugmentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentConfig(BasicAugmentConfig):
-    """Augmentation of training images, different in each epoch. Evaluation images are not augmented."""
+    """Augmentation of training images, different in each epoch.
+
+    Evaluation images are not augmented.
+    """
 
     cutout: int = 0
     """Side in pixels of a randomly placed square that is set to the mean colour; 0: none."""
@@ -84,7 +90,9 @@ class Placement:
 
     def of(self, ids: Tensor) -> Placement:
         """Return the placements at `ids` [B]."""
-        return Placement(self.rows[ids], self.columns[ids], None if self.flips is None else self.flips[ids])
+        return Placement(
+            self.rows[ids], self.columns[ids], None if self.flips is None else self.flips[ids]
+        )
 
     def between(self, start: int, stop: int) -> Placement:
         """Return the placements from `start` up to `stop`, as views."""
@@ -92,7 +100,9 @@ class Placement:
         return Placement(self.rows[start:stop], self.columns[start:stop], flips)
 
 
-def draw_placement(config: BasicAugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Placement:
+def draw_placement(
+    config: BasicAugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int
+) -> Placement:
     """Draw crop and flip for samples [B], on their device."""
     key = fold_in(seed, epoch)
     positions = 2 * config.crop_padding + 1
@@ -103,7 +113,9 @@ def draw_placement(config: BasicAugmentConfig, sample_ids: Tensor, *, seed: int,
     )
 
 
-def _draw_flips(config: BasicAugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int) -> Tensor | None:
+def _draw_flips(
+    config: BasicAugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int
+) -> Tensor | None:
     if config.flip == "none":
         return None
     if config.flip == "random":
@@ -112,8 +124,13 @@ def _draw_flips(config: BasicAugmentConfig, sample_ids: Tensor, *, seed: int, ep
     return (random_bits(fold_in(seed), sample_ids, _Draw.FLIP) + epoch) & 1 != 0
 
 
-def cut_out(config: AugmentConfig, images: Tensor, sample_ids: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """Set a square in normalised images [B, C, H, W] to 0 (the mean), in place. It may cross a border."""
+def cut_out(
+    config: AugmentConfig, images: Tensor, sample_ids: Tensor, *, seed: int, epoch: int
+) -> Tensor:
+    """Set a square in normalised images [B, C, H, W] to 0 (the mean), in place.
+
+    It may cross a border.
+    """
     if config.cutout == 0:
         return images
     key, (height, width) = fold_in(seed, epoch), images.shape[2:]
@@ -134,7 +151,13 @@ def draw_partners(sample_ids: Tensor, *, num_samples: int, seed: int, epoch: int
 
 
 def draw_mix(
-    config: BasicAugmentConfig, sample_ids: Tensor, *, height: int, width: int, seed: int, epoch: int
+    config: BasicAugmentConfig,
+    sample_ids: Tensor,
+    *,
+    height: int,
+    width: int,
+    seed: int,
+    epoch: int,
 ) -> tuple[Tensor, Tensor]:
     """Draw the weight of each sample in its mix: per pixel [B, 1, H, W], and for its target [B]."""
     key = fold_in(seed, epoch)
@@ -149,9 +172,12 @@ def draw_mix(
     heights, widths = (side * height).round().long(), (side * width).round().long()
     box = _box_mask(
         random_int(key, sample_ids, _Draw.BOX_ROW, high=height) - heights // 2,
-        random_int(key, sample_ids, _Draw.BOX_COLUMN, high=width) - widths // 2, heights, widths, height=height,
+        random_int(key, sample_ids, _Draw.BOX_COLUMN, high=width) - widths // 2,
+        heights,
+        widths,
+        height=height,
         width=width,
-    )  # fmt: skip
+    )
     weights = whole.masked_fill(box, 0.0)
     if config.mixup > 0:
         is_blend = random_bits(key, sample_ids, _Draw.MIX_KIND) & 1 != 0
@@ -160,7 +186,9 @@ def draw_mix(
     return weights, weights.mean((1, 2, 3))
 
 
-def _box_mask(rows: Tensor, columns: Tensor, heights: Tensor, widths: Tensor, *, height: int, width: int) -> Tensor:
+def _box_mask(
+    rows: Tensor, columns: Tensor, heights: Tensor, widths: Tensor, *, height: int, width: int
+) -> Tensor:
     """Return bool [B, 1, H, W], true inside boxes given by first row and column, height and width [B]."""
     row = torch.arange(height, device=rows.device)
     column = torch.arange(width, device=rows.device)
@@ -172,11 +200,12 @@ def _box_mask(rows: Tensor, columns: Tensor, heights: Tensor, widths: Tensor, *,
 def _draw_beta(key: int, sample_ids: Tensor, *, alpha: float) -> Tensor:
     """Draw float32 [B] in [0, 1] from Beta(alpha, alpha), for any alpha > 0, exactly and without rejection.
 
-    Bailey's polar method (Math. Comp. 62, 1994) computes a Student t with 2 * alpha degrees of freedom from two
-    uniforms; t / sqrt(2 * alpha + t**2) is then a symmetric Beta on (-1, 1). Multiplied out, so that small alphas do
-    not overflow.
+    Bailey's polar method (Math. Comp. 62, 1994) computes a Student t with 2 * alpha degrees of
+    freedom from two uniforms; t / sqrt(2 * alpha + t**2) is then a symmetric Beta on (-1, 1).
+    Multiplied out, so that small alphas do not overflow.
     """
-    radius = _power(1 - random_uniform(key, sample_ids, _Draw.BETA_RADIUS), 1 / alpha)  # never 0 ** 0
+    # never 0 ** 0
+    radius = _power(1 - random_uniform(key, sample_ids, _Draw.BETA_RADIUS), 1 / alpha)
     cosine = torch.cos(2 * math.pi * random_uniform(key, sample_ids, _Draw.BETA_ANGLE))
     root = cosine * (1 - radius).sqrt()
     # MKL's square root is not correctly rounded on some CPUs, which can exceed the ends by 6e-8.
@@ -185,6 +214,6 @@ def _draw_beta(key: int, sample_ids: Tensor, *, alpha: float) -> Tensor:
 
 def _power(base: Tensor, exponent: float) -> Tensor:
     """Return base ** exponent [B], rounded the same at every position in a batch."""
-    # On a CPU torch computes elements that do not fill a SIMD vector with another routine, which rounds differently
-    # (torch 2.13), so padding is added for them.
+    # On a CPU torch computes elements that do not fill a SIMD vector with another routine, which
+    # rounds differently (torch 2.13), so padding is added for them.
     return F.pad(base, (0, _MAX_SIMD_ELEMENTS)).pow(exponent)[: len(base)]

@@ -25,25 +25,32 @@ from .photo_ops import MAX_MAGNITUDE, OPERATIONS, jitter_colors, operate
 
 _CROP_TRIES = 10
 _MAX_OPERATIONS = 10
-_NUM_OPERATIONS = Range("to 1 .. 10, or augment.policy to none", lambda number: 1 <= number <= _MAX_OPERATIONS)
+_NUM_OPERATIONS = Range(
+    "to 1 .. 10, or augment.policy to none", lambda number: 1 <= number <= _MAX_OPERATIONS
+)
 _MAGNITUDE = Range(f"to 0 .. {MAX_MAGNITUDE}", lambda number: 0 <= number <= MAX_MAGNITUDE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoAugmentConfig(BasicAugmentConfig):
-    """Augmentation of training photos, different in each epoch. Evaluation photos are not augmented."""
+    """Augmentation of training photos, different in each epoch.
+
+    Evaluation photos are not augmented.
+    """
 
     crop: Literal["random-resized", "padded", "none"] = "random-resized"
-    """`random-resized`: a crop of random size and shape; `padded`: the centre square, moved by up to `crop_padding`
-    pixels; `none`: the centre square."""
+    """`random-resized`: a crop of random size and shape; `padded`: the centre square, moved by up
+    to `crop_padding` pixels; `none`: the centre square."""
     crop_scale: tuple[float, float] = (0.08, 1.0)
     """Smallest and largest area of a random-resized crop, as a fraction (0..1) of the photo."""
     crop_shape: tuple[float, float] = (3 / 4, 4 / 3)
     """Smallest and largest width / height of a random-resized crop."""
     color_jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    """Largest change of brightness, contrast, saturation (fractions, each 0 or more) and hue (0..0.5)."""
+    """Largest change of brightness, contrast, saturation (fractions, each 0 or more) and hue
+    (0..0.5)."""
     policy: Literal["none", "randaugment", "trivialaugment"] = "none"
-    """`randaugment`: `num_operations` operations of strength `magnitude`; `trivialaugment`: one, of any strength."""
+    """`randaugment`: `num_operations` operations of strength `magnitude`; `trivialaugment`: one, of
+    any strength."""
     num_operations: int = 2
     """Operations of `randaugment` per photo, at most 10."""
     magnitude: int = 9
@@ -69,7 +76,10 @@ class PhotoAugmentConfig(BasicAugmentConfig):
 
 
 class Draw(IntEnum):
-    """The number of the first random draw of each kind, beside those of `batch`. Changing one changes every result."""
+    """The number of the first random draw of each kind, beside those of `batch`.
+
+    Changing one changes every result.
+    """
 
     CROP_AREA = 32
     CROP_SHAPE = CROP_AREA + _CROP_TRIES
@@ -84,9 +94,14 @@ class Draw(IntEnum):
 
 
 class PhotoAugment:
-    """The augmentation of an epoch, to photos of S x S pixels. `mean` is the colour of erased boxes, 0..1 each."""
+    """The augmentation of an epoch, to photos of S x S pixels.
 
-    def __init__(self, config: PhotoAugmentConfig, *, size: int, mean: Sequence[float], seed: int, epoch: int) -> None:
+    `mean` is the colour of erased boxes, 0..1 each.
+    """
+
+    def __init__(
+        self, config: PhotoAugmentConfig, *, size: int, mean: Sequence[float], seed: int, epoch: int
+    ) -> None:
         self._config, self._size, self._seed, self._epoch = config, size, seed, epoch
         self._color = tuple(round(255 * value) for value in mean)
 
@@ -102,13 +117,20 @@ class PhotoAugment:
             numbers[:, draw - Draw.CROP_AREA] = random_uniform(key, ids, draw).numpy()
         place = draw_placement(config, ids, seed=self._seed, epoch=self._epoch)
         flips = [False] * len(ids) if place.flips is None else place.flips.tolist()
-        rows = zip(numbers.tolist(), place.rows.tolist(), place.columns.tolist(), flips, strict=True)
-        return [PhotoDraws(uniform=row, row=top, column=left, is_flipped=flip) for row, top, left, flip in rows]
+        rows = zip(
+            numbers.tolist(), place.rows.tolist(), place.columns.tolist(), flips, strict=True
+        )
+        return [
+            PhotoDraws(uniform=row, row=top, column=left, is_flipped=flip)
+            for row, top, left, flip in rows
+        ]
 
     def __call__(self, data: bytes, name: str, draws: PhotoDraws) -> Tensor:
         """Return an encoded photo augmented, uint8 [S, S, 3]. Raises DataError that says `name`."""
         config = self._config
-        pixels = crop_photo(data, name, lambda height, width: self._box(height, width, draws), size=self._size)
+        pixels = crop_photo(
+            data, name, lambda height, width: self._box(height, width, draws), size=self._size
+        )
         if config.crop == "padded":
             pixels = _shifted(pixels, config, draws)
         if draws.is_flipped:
@@ -117,7 +139,9 @@ class PhotoAugment:
         if any(config.color_jitter):
             array = jitter_colors(array, config.color_jitter, draws.of(Draw.JITTER, 5))
         for operation, strength, sign in self._operations(draws):
-            array = operate(array, OPERATIONS[operation], strength=strength, is_negative=sign, fill=self._color)
+            array = operate(
+                array, OPERATIONS[operation], strength=strength, is_negative=sign, fill=self._color
+            )
         if config.erase and draws.of(Draw.ERASE, 1)[0] < config.erase:
             array = self._erased(array, draws)
         return torch.from_numpy(array)
@@ -125,19 +149,26 @@ class PhotoAugment:
     def _box(self, height: int, width: int, draws: PhotoDraws) -> Box:
         config = self._config
         if config.crop == "random-resized":
-            return random_resized_box(height, width, scale=config.crop_scale, shape=config.crop_shape, draws=draws)
+            return random_resized_box(
+                height, width, scale=config.crop_scale, shape=config.crop_shape, draws=draws
+            )
         side = min(height, width)
         return Box((height - side) // 2, (width - side) // 2, side, side)
 
     def _operations(self, draws: PhotoDraws) -> list[tuple[int, float, bool]]:
         """Return index, strength (0..1) and sign of each operation."""
         config = self._config
-        number = {"none": 0, "randaugment": config.num_operations, "trivialaugment": 1}[config.policy]
+        number = {"none": 0, "randaugment": config.num_operations, "trivialaugment": 1}[
+            config.policy
+        ]
         strength = config.magnitude / MAX_MAGNITUDE
         if config.policy == "trivialaugment":
             strength = int(draws.of(Draw.STRENGTH, 1)[0] * (MAX_MAGNITUDE + 1)) / MAX_MAGNITUDE
         chosen, signs = draws.of(Draw.OPERATION, number), draws.of(Draw.SIGN, number)
-        return [(int(which * len(OPERATIONS)), strength, sign < 0.5) for which, sign in zip(chosen, signs, strict=True)]
+        return [
+            (int(which * len(OPERATIONS)), strength, sign < 0.5)
+            for which, sign in zip(chosen, signs, strict=True)
+        ]
 
     def _erased(self, array: NDArray[np.uint8], draws: PhotoDraws) -> NDArray[np.uint8]:
         """Set a box to the mean colour: 2 to 33 % of the area, 0.3 to 3.3 times as high as wide."""
@@ -169,19 +200,31 @@ class PhotoDraws:
 
 
 def random_resized_box(
-    height: int, width: int, *, scale: tuple[float, float], shape: tuple[float, float], draws: PhotoDraws
+    height: int,
+    width: int,
+    *,
+    scale: tuple[float, float],
+    shape: tuple[float, float],
+    draws: PhotoDraws,
 ) -> Box:
     """Return a box of random area and shape in an H x W photo: the first of ten that fits, else the largest central."""
-    tries = zip(draws.of(Draw.CROP_AREA, _CROP_TRIES), draws.of(Draw.CROP_SHAPE, _CROP_TRIES), strict=True)
+    tries = zip(
+        draws.of(Draw.CROP_AREA, _CROP_TRIES), draws.of(Draw.CROP_SHAPE, _CROP_TRIES), strict=True
+    )
     top, left = draws.of(Draw.CROP_TOP, 2)
     for area, ratio in tries:
         pixels = _between(*scale, area) * height * width
         aspect = math.exp(_between(math.log(shape[0]), math.log(shape[1]), ratio))
         rows, columns = round(math.sqrt(pixels / aspect)), round(math.sqrt(pixels * aspect))
         if 0 < rows <= height and 0 < columns <= width:
-            return Box(int(top * (height - rows + 1)), int(left * (width - columns + 1)), rows, columns)
+            return Box(
+                int(top * (height - rows + 1)), int(left * (width - columns + 1)), rows, columns
+            )
     aspect = min(max(width / height, shape[0]), shape[1])
-    rows, columns = min(height, max(1, round(width / aspect))), min(width, max(1, round(height * aspect)))
+    rows, columns = (
+        min(height, max(1, round(width / aspect))),
+        min(width, max(1, round(height * aspect))),
+    )
     return Box((height - rows) // 2, (width - columns) // 2, rows, columns)
 
 
@@ -194,4 +237,6 @@ def _shifted(pixels: Tensor, config: PhotoAugmentConfig, draws: PhotoDraws) -> T
     size, pad = len(pixels), config.crop_padding
     around = ((pad, pad), (pad, pad), (0, 0))
     padded = np.pad(pixels, around, mode="reflect" if config.crop_mode == "reflect" else "constant")
-    return torch.from_numpy(padded)[draws.row : draws.row + size, draws.column : draws.column + size]
+    return torch.from_numpy(padded)[
+        draws.row : draws.row + size, draws.column : draws.column + size
+    ]

@@ -13,9 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 OPERATIONS = (
-    "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "color", "contrast",
-    "sharpness", "posterize", "solarize", "autocontrast", "equalize",
-)  # fmt: skip
+    "identity",
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+    "rotate",
+    "brightness",
+    "color",
+    "contrast",
+    "sharpness",
+    "posterize",
+    "solarize",
+    "autocontrast",
+    "equalize",
+)
 """The operations, as in torchvision's `RandAugment`."""
 
 MAX_MAGNITUDE = 30
@@ -26,7 +38,9 @@ _MAX_TRANSLATE = 150 / 331  # fraction of the width or height
 _MAX_BITS_LOST = 4
 
 
-def jitter_colors(pixels: NDArray[np.uint8], most: Sequence[float], uniform: Sequence[float]) -> NDArray[np.uint8]:
+def jitter_colors(
+    pixels: NDArray[np.uint8], most: Sequence[float], uniform: Sequence[float]
+) -> NDArray[np.uint8]:
     """Change brightness, contrast, saturation and hue of uint8 [H, W, 3] by up to `most`, in random order.
 
     `uniform` are five numbers in 0..1: the order, and how much of each.
@@ -50,11 +64,18 @@ def _turned_hue(image: Any, change: float) -> Any:
 
     hue, saturation, value = image.convert("HSV").split()
     turned = (np.array(hue).astype(np.int64) + round(change * 255)) % 256
-    return Image.merge("HSV", (Image.fromarray(turned.astype(np.uint8)), saturation, value)).convert("RGB")
+    return Image.merge(
+        "HSV", (Image.fromarray(turned.astype(np.uint8)), saturation, value)
+    ).convert("RGB")
 
 
 def operate(
-    pixels: NDArray[np.uint8], operation: str, *, strength: float, is_negative: bool, fill: tuple[int, ...]
+    pixels: NDArray[np.uint8],
+    operation: str,
+    *,
+    strength: float,
+    is_negative: bool,
+    fill: tuple[int, ...],
 ) -> NDArray[np.uint8]:
     """Apply one of `OPERATIONS` to uint8 [H, W, 3]; `fill` is the colour of what comes from outside.
 

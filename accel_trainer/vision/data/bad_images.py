@@ -29,7 +29,8 @@ class BadImageConfig:
     policy: Annotated[Literal["error", "skip"], tyro.conf.arg(aliases=["--on-bad-image"])] = "error"
     """`error` stops and names the first such image; `skip` leaves them out, on all processes."""
     max_fraction: float = 0.001
-    """The largest fraction (0..1) of the images of a split that `skip` may leave out; more are an error."""
+    """The largest fraction (0..1) of the images of a split that `skip` may leave out; more are an
+    error."""
 
     def __post_init__(self) -> None:
         BELOW_ONE.check(self, "bad_images", "max_fraction")
@@ -38,7 +39,9 @@ class BadImageConfig:
         """Raise DataError if `left_out` are too many of the `num_images` of a split."""
         if left_out and self.policy == "error":
             first = left_out[0]
-            raise DataError(first.code, f"{first.message}, or leave such images out with --on-bad-image skip")
+            raise DataError(
+                first.code, f"{first.message}, or leave such images out with --on-bad-image skip"
+            )
         if len(left_out) > self.max_fraction * num_images:
             raise DataError(
                 "DATA_BAD_IMAGES",

@@ -43,19 +43,24 @@ _MIN_STD = 1 / 255  # avoids a division by zero for an all-black channel
 Shape = Sequence[int]
 """H, W, C of one image."""
 Row = dict[str, Any]
-"""What the journal says of a chunk: `start` and `stop` of its samples, `left_out`, `sha256` of its pixels."""
+"""What the journal says of a chunk: `start` and `stop` of its samples, `left_out`, `sha256` of its
+pixels."""
 
 
-def load_images(name_or_path: str, *, cache_dir: Path, bad_images: BadImageConfig | None = None) -> ImageDataset:
+def load_images(
+    name_or_path: str, *, cache_dir: Path, bad_images: BadImageConfig | None = None
+) -> ImageDataset:
     """Load a dataset by name (`cifar10`, `cifar100`, `digits`) or from a folder.
 
-    The first call decodes it into a cache below `cache_dir`; later calls map the cache after verifying its hashes. Any
-    number of processes may call this at the same time: one decodes, the others wait. The cache records which images
-    were left out, so `bad_images` applies even if another run built it.
+    The first call decodes it into a cache below `cache_dir`; later calls map the cache after
+    verifying its hashes. Any number of processes may call this at the same time: one decodes, the
+    others wait. The cache records which images were left out, so `bad_images` applies even if
+    another run built it.
 
     Raises:
         ConfigError: an unknown name.
-        DataError: missing, damaged or inconsistent data, more than `bad_images` allows (default: none).
+        DataError: missing, damaged or inconsistent data, more than `bad_images` allows (default:
+            none).
         OutputError: the cache cannot be written.
     """
     cache_dir, bad_images = expand_home(cache_dir), bad_images or BadImageConfig()
@@ -81,17 +86,22 @@ def _build_once(folder: Path, source: Source, bad_images: BadImageConfig) -> Ima
         dataset = _open(folder)
         if dataset is None:
             if folder.exists():
-                logger.warning("the image cache %s is damaged or from an older version, and is rebuilt", folder)
+                logger.warning(
+                    "the image cache %s is damaged or from an older version, and is rebuilt", folder
+                )
                 filesystem.remove_directories([folder])
             logger.info("decoding %s into %s, once", source.name, folder)
             try:
                 _build(folder, source.read(), bad_images, is_sole_writer=is_sole_writer)
-            except OSError:  # on a file system without locks another process may have written it meanwhile
+            except OSError:
+                # On a file system without locks another process may have written it meanwhile
                 if _open(folder) is None:
                     raise
             dataset = _open(folder)
     if dataset is None:
-        raise OutputError("CACHE_DAMAGED", f"{folder} differs from what was just written: check the disk")
+        raise OutputError(
+            "CACHE_DAMAGED", f"{folder} differs from what was just written: check the disk"
+        )
     return dataset
 
 
@@ -103,13 +113,18 @@ def cache_folder(source: Source, cache_dir: Path) -> Path:
 
 @contextmanager
 def _writer_lock(cache_dir: Path) -> Iterator[bool]:
-    """Wait until no other process writes; yield whether files can be locked. If not, several may write."""
+    """Wait until no other process writes; yield whether files can be locked.
+
+    If not, several may write.
+    """
     descriptor = os.open(cache_dir / ".lock", os.O_RDWR | os.O_CREAT | platform.SAFELY, 0o600)
     try:
         try:
             platform.wait_for_lock(descriptor)
         except OSError as error:
-            logger.warning("%s cannot be locked (%s): several processes may decode at once", cache_dir, error)
+            logger.warning(
+                "%s cannot be locked (%s): several processes may decode at once", cache_dir, error
+            )
             yield False
         else:
             filesystem.sweep(cache_dir)
@@ -118,12 +133,21 @@ def _writer_lock(cache_dir: Path) -> Iterator[bool]:
         os.close(descriptor)  # this also unlocks
 
 
-def _build(folder: Path, raw: RawImages, bad_images: BadImageConfig, *, is_sole_writer: bool) -> None:
-    """Write the cache under another name and rename it. Killed, a sole writer leaves what the next one continues."""
+def _build(
+    folder: Path, raw: RawImages, bad_images: BadImageConfig, *, is_sole_writer: bool
+) -> None:
+    """Write the cache under another name and rename it.
+
+    Killed, a sole writer leaves what the next one continues.
+    """
     class_names = checked_class_names(raw)
     _, first = next(bad_images.usable(raw.train, []))
     shape = first.shape
-    partial = folder.with_name(f"{folder.name}.partial") if is_sole_writer else filesystem.temporary_path(folder, "tmp")
+    partial = (
+        folder.with_name(f"{folder.name}.partial")
+        if is_sole_writer
+        else filesystem.temporary_path(folder, "tmp")
+    )
     filesystem.make_directory(partial)
     filesystem.sweep(partial)
     try:
@@ -131,7 +155,12 @@ def _build(folder: Path, raw: RawImages, bad_images: BadImageConfig, *, is_sole_
         left_out: dict[str, list[BadImage]] = {"train": [], "test": []}
         train = _write_split(partial, "train", raw.train, shape, bad_images, left_out["train"])
         test = _write_split(partial, "test", raw.test, shape, bad_images, left_out["test"])
-        manifest: dict[str, Any] = {"shape": shape, "class_names": class_names, "train": train, "test": test}
+        manifest: dict[str, Any] = {
+            "shape": shape,
+            "class_names": class_names,
+            "train": train,
+            "test": test,
+        }
         if any(left_out.values()):
             manifest[_LEFT_OUT] = left_out
         manifest[_SHA256] = _sha256(manifest)
@@ -153,14 +182,24 @@ def _check_room(partial: Path, needed: int) -> None:
 
 
 def _write_split(
-    folder: Path, name: str, split: RawSplit, shape: Shape, bad_images: BadImageConfig, left_out: list[BadImage]
+    folder: Path,
+    name: str,
+    split: RawSplit,
+    shape: Shape,
+    bad_images: BadImageConfig,
+    left_out: list[BadImage],
 ) -> dict[str, Any]:
     """Write the usable images and labels of a split; return their entry in the manifest."""
     digest = hashlib.sha256()
     kept: list[int] = []
     counts = np.zeros((shape[-1], 256), dtype=np.int64)  # [C, values]: exact as integers
-    images, journal = AppendFile(folder / f"{name}{_IMAGES}"), AppendFile(folder / f"{name}{_JOURNAL}")
-    bar = tqdm(desc=f"decoding {name}", total=len(split.labels), unit="image", leave=False, disable=None)
+    images, journal = (
+        AppendFile(folder / f"{name}{_IMAGES}"),
+        AppendFile(folder / f"{name}{_JOURNAL}"),
+    )
+    bar = tqdm(
+        desc=f"decoding {name}", total=len(split.labels), unit="image", leave=False, disable=None
+    )
     with closing(images), closing(journal), bar:
         for row, chunk in _chunks(split, shape, images, journal, bad_images, left_out):
             digest.update(chunk.data)
@@ -182,9 +221,13 @@ def _write_split(
 
 
 def _chunks(
-    split: RawSplit, shape: Shape, images: AppendFile, journal: AppendFile, bad_images: BadImageConfig,
+    split: RawSplit,
+    shape: Shape,
+    images: AppendFile,
+    journal: AppendFile,
+    bad_images: BadImageConfig,
     left_out: list[BadImage],
-) -> Iterator[tuple[Row, NDArray[np.uint8]]]:  # fmt: skip
+) -> Iterator[tuple[Row, NDArray[np.uint8]]]:
     """Yield the usable images [n, H, W, C] of a split, in order, once they and their journal row are written."""
     start = 0
     for row, chunk in _whole_chunks(images, journal, shape):
@@ -197,27 +240,36 @@ def _chunks(
         dropped = sorted({*range(start, stop)} - {index for index, _ in some})
         chunk = np.ascontiguousarray(np.stack([image for _, image in some]))
         row = {"start": start, "stop": stop, "sha256": hashlib.sha256(chunk.data).hexdigest()}
-        row["left_out"] = [[index, *bad] for index, bad in zip(dropped, left_out[num_known:], strict=True)]
+        row["left_out"] = [
+            [index, *bad] for index, bad in zip(dropped, left_out[num_known:], strict=True)
+        ]
         images.append(chunk.tobytes())
         journal.append(json.dumps(row).encode() + b"\n")
         yield row, chunk
         start, num_known = stop, len(left_out)
 
 
-def _whole_chunks(images: AppendFile, journal: AppendFile, shape: Shape) -> Iterator[tuple[Row, NDArray[np.uint8]]]:
+def _whole_chunks(
+    images: AppendFile, journal: AppendFile, shape: Shape
+) -> Iterator[tuple[Row, NDArray[np.uint8]]]:
     """Yield what a writer that was killed has left, and cut off what does not have its hash."""
     num_image_bytes, num_journal_bytes = 0, 0
     with filesystem.open_file(images.path) as file:
         for line in filesystem.read_lines(journal.path):
             try:
                 row = json.loads(line)
-                data = file.read((row["stop"] - row["start"] - len(row["left_out"])) * math.prod(shape))
+                data = file.read(
+                    (row["stop"] - row["start"] - len(row["left_out"])) * math.prod(shape)
+                )
             except (ValueError, KeyError, TypeError):
                 break  # a power loss leaves anything
             if hashlib.sha256(data).hexdigest() != row["sha256"]:
                 break
             yield row, np.frombuffer(data, np.uint8).reshape(-1, *shape)
-            num_image_bytes, num_journal_bytes = num_image_bytes + len(data), num_journal_bytes + len(line)
+            num_image_bytes, num_journal_bytes = (
+                num_image_bytes + len(data),
+                num_journal_bytes + len(line),
+            )
     images.truncate(num_image_bytes)
     journal.truncate(num_journal_bytes)
 
@@ -257,15 +309,22 @@ def _open(folder: Path) -> ImageDataset | None:
     )
 
 
-def _open_split(folder: Path, name: str, entry: Any, shape: list[int], num_classes: int, left_out: Any) -> ImageSplit:
+def _open_split(
+    folder: Path, name: str, entry: Any, shape: list[int], num_classes: int, left_out: Any
+) -> ImageSplit:
     num_samples = int(entry["num_samples"])
     files = [MappedFile.at(folder / f"{name}{kind}") for kind in (_IMAGES, _LABELS)]
-    images = _mapped(files[0], [num_samples, *shape], dtype=torch.uint8, sha256=entry["images_sha256"])
+    images = _mapped(
+        files[0], [num_samples, *shape], dtype=torch.uint8, sha256=entry["images_sha256"]
+    )
     labels = _mapped(files[1], [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"])
     return ImageSplit(
-        images=images.permute(0, 3, 1, 2), labels=labels, num_classes=num_classes,
-        left_out=tuple(BadImage(str(code), str(message)) for code, message in left_out), files=tuple(files),
-    )  # fmt: skip
+        images=images.permute(0, 3, 1, 2),
+        labels=labels,
+        num_classes=num_classes,
+        left_out=tuple(BadImage(str(code), str(message)) for code, message in left_out),
+        files=tuple(files),
+    )
 
 
 def _mapped(file: MappedFile, shape: list[int], *, dtype: torch.dtype, sha256: str) -> Tensor:

@@ -25,15 +25,23 @@ _MAX_PIXELS = 2**24  # of small images, which are all decoded at the start
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedSplit:
-    """Labels [N], and images as encoded bytes or paths. `name_of` describes a sample, for messages."""
+    """Labels [N], and images as encoded bytes or paths.
+
+    `name_of` describes a sample, for messages.
+    """
 
     labels: NDArray[np.int64]
     encoded_at: Callable[[int], bytes | Path]
     name_of: Callable[[int], str]
 
 
-def decoded(train: EncodedSplit, test: EncodedSplit, *, class_names: tuple[str, ...] | None) -> RawImages:
-    """Decode both splits on demand. All images must have the size and mode of the first readable training image."""
+def decoded(
+    train: EncodedSplit, test: EncodedSplit, *, class_names: tuple[str, ...] | None
+) -> RawImages:
+    """Decode both splits on demand.
+
+    All images must have the size and mode of the first readable training image.
+    """
     decoder = _decoder_for(train) if len(train.labels) else None
 
     def raw(split: EncodedSplit) -> RawSplit:

@@ -40,8 +40,9 @@ class Box(NamedTuple):
 class EvalTransform:
     """How a photo is evaluated: its centre square, resized, then normalised.
 
-    Another program can follow these numbers: the square has `crop_ratio` of the shorter side (rounded half to even)
-    and lies in the middle (rounded down); it is resized to S x S with antialiasing, in 8 bits.
+    Another program can follow these numbers: the square has `crop_ratio` of the shorter side
+    (rounded half to even) and lies in the middle (rounded down); it is resized to S x S with
+    antialiasing, in 8 bits.
     """
 
     size: int
@@ -57,19 +58,29 @@ class EvalTransform:
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= _MAX_SIZE:
-            raise ConfigError("IMAGE_SIZE", f"--image-size is {self.size}: set it to 1 to {_MAX_SIZE} pixels")
+            raise ConfigError(
+                "IMAGE_SIZE", f"--image-size is {self.size}: set it to 1 to {_MAX_SIZE} pixels"
+            )
         if not 0 < self.crop_ratio <= 1:
-            raise ConfigError("CROP_RATIO", f"the crop ratio is {self.crop_ratio}: set it above 0 and at most 1")
+            raise ConfigError(
+                "CROP_RATIO", f"the crop ratio is {self.crop_ratio}: set it above 0 and at most 1"
+            )
         if self.interpolation not in ("bilinear", "bicubic"):
             raise ConfigError(
-                "INTERPOLATION", f"interpolation is {self.interpolation!r}: set it to bilinear or bicubic"
+                "INTERPOLATION",
+                f"interpolation is {self.interpolation!r}: set it to bilinear or bicubic",
             )
         are_finite = all(map(math.isfinite, (*self.mean, *self.std)))
         if len(self.mean) != 3 or len(self.std) != 3 or not are_finite or min(self.std) <= 0:
-            raise ConfigError("NORMALIZATION", f"mean {self.mean}, std {self.std}: give 3 each, std above 0")
+            raise ConfigError(
+                "NORMALIZATION", f"mean {self.mean}, std {self.std}: give 3 each, std above 0"
+            )
 
     def __call__(self, data: bytes, name: str) -> Tensor:
-        """Return the pixels of an encoded photo, uint8 [S, S, 3]. Raises DataError that says `name`."""
+        """Return the pixels of an encoded photo, uint8 [S, S, 3].
+
+        Raises DataError that says `name`.
+        """
         return crop_photo(data, name, self.box, size=self.size, interpolation=self.interpolation)
 
     def box(self, height: int, width: int) -> Box:
@@ -79,15 +90,23 @@ class EvalTransform:
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Convert uint8 [B, S, S, 3] to float32 [B, 3, S, S], channels last in memory."""
-        return Normalizer(self.mean, self.std, num_pixels=self.size**2, device=pixels.device)(pixels)
+        return Normalizer(self.mean, self.std, num_pixels=self.size**2, device=pixels.device)(
+            pixels
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain JSON values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EvalTransform:
-        """Return the transform of `to_dict`. Raises ConfigError for values that it does not know."""
+        """Return the transform of `to_dict`.
+
+        Raises ConfigError for values that it does not know.
+        """
         try:
             return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
         except (TypeError, KeyError) as error:
@@ -97,12 +116,17 @@ class EvalTransform:
 
 
 def crop_photo(
-    data: bytes, name: str, box_of: Callable[[int, int], Box], *, size: int,
+    data: bytes,
+    name: str,
+    box_of: Callable[[int, int], Box],
+    *,
+    size: int,
     interpolation: Interpolation = "bilinear",
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Decode a photo and resize the box `box_of(height, width)` of it to uint8 [S, S, 3], S = `size`.
 
-    A JPEG with more than twice the pixels per side that are needed is decoded at 1/2, 1/4 or 1/8 of its size.
+    A JPEG with more than twice the pixels per side that are needed is decoded at 1/2, 1/4 or 1/8 of
+    its size.
     """
     header = read_header(data, name)
     box = box_of(header.height, header.width)
@@ -110,15 +134,23 @@ def crop_photo(
     while shrink < _MAX_SHRINK and min(box.height, box.width) >= 2 * shrink * size:
         shrink *= 2
     pixels = decode_photo(data, name, header=header, shrink=shrink)
-    return resize_box(pixels, _scaled(box, header.height, header.width, pixels), size, interpolation)
+    return resize_box(
+        pixels, _scaled(box, header.height, header.width, pixels), size, interpolation
+    )
 
 
-def resize_box(pixels: NDArray[Any], box: Box, size: int, interpolation: Interpolation = "bilinear") -> Tensor:
+def resize_box(
+    pixels: NDArray[Any], box: Box, size: int, interpolation: Interpolation = "bilinear"
+) -> Tensor:
     """Resize a box of uint8 [H, W, 3] to uint8 [S, S, 3], with antialiasing; only pixels in the box count."""
     # torch resizes contiguous channels-last pixels almost twice as fast as a view.
-    part = np.ascontiguousarray(pixels[box.top : box.top + box.height, box.left : box.left + box.width])
+    part = np.ascontiguousarray(
+        pixels[box.top : box.top + box.height, box.left : box.left + box.width]
+    )
     images = torch.from_numpy(part).permute(2, 0, 1)[None]
-    resized = F.interpolate(images, size=(size, size), mode=interpolation, antialias=True, align_corners=False)
+    resized = F.interpolate(
+        images, size=(size, size), mode=interpolation, antialias=True, align_corners=False
+    )
     return resized[0].permute(1, 2, 0).contiguous()
 
 
@@ -127,5 +159,7 @@ def _scaled(box: Box, height: int, width: int, pixels: NDArray[Any]) -> Box:
     if pixels.shape[:2] == (height, width):
         return box
     top, bottom = (round(row * pixels.shape[0] / height) for row in (box.top, box.top + box.height))
-    left, right = (round(column * pixels.shape[1] / width) for column in (box.left, box.left + box.width))
+    left, right = (
+        round(column * pixels.shape[1] / width) for column in (box.left, box.left + box.width)
+    )
     return Box(top, left, bottom - top, right - left)

@@ -48,8 +48,8 @@ class MappedFile(NamedTuple):
 class ImageSplit:
     """`images` uint8 [N, C, H, W], channels last in memory, and their `labels` int64 [N] below `num_classes`.
 
-    The images are memory-mapped, so the processes of a machine share them. `left_out` are the images of the source
-    that could not be used; `files` are the mapped files.
+    The images are memory-mapped, so the processes of a machine share them. `left_out` are the
+    images of the source that could not be used; `files` are the mapped files.
     """
 
     images: Tensor
@@ -72,7 +72,9 @@ class Normalization:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataset:
-    """Two splits of labelled images. `fingerprint` is a SHA-256 of all pixels, labels and class names.
+    """Two splits of labelled images.
+
+    `fingerprint` is a SHA-256 of all pixels, labels and class names.
 
     `normalization` is computed from the training split.
     """

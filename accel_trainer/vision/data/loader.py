@@ -17,7 +17,14 @@ from ...core.batch_plan import BatchConfig, BatchPlan, split_evenly
 from ...core.errors import ConfigError
 from ...core.rng import epoch_permutation
 from ...core.types import Batch, LazyBatches, StepBatch
-from ..augment.batch import AugmentConfig, Placement, cut_out, draw_mix, draw_partners, draw_placement
+from ..augment.batch import (
+    AugmentConfig,
+    Placement,
+    cut_out,
+    draw_mix,
+    draw_partners,
+    draw_placement,
+)
 from .images import ImageDataset, ImageSplit, Normalization
 from .pixels import Normalizer, crop
 
@@ -27,12 +34,16 @@ _logger = logging.getLogger(__name__)
 class _Pixels:
     """A split's images on the device of the run, and their conversion to model inputs."""
 
-    def __init__(self, split: ImageSplit, normalization: Normalization, device: torch.device) -> None:
+    def __init__(
+        self, split: ImageSplit, normalization: Normalization, device: torch.device
+    ) -> None:
         self.images = split.images.permute(0, 2, 3, 1).contiguous().to(device)  # uint8 [N, H, W, C]
         self.labels = split.labels.to(device)
         self._files = split.files if device.type == "cpu" else ()
         num_pixels = self.images.shape[1] * self.images.shape[2]
-        self.normalize = Normalizer(normalization.mean, normalization.std, num_pixels=num_pixels, device=device)
+        self.normalize = Normalizer(
+            normalization.mean, normalization.std, num_pixels=num_pixels, device=device
+        )
 
     def check_files(self) -> None:
         """Raise DataError if the image cache has been modified."""
@@ -43,16 +54,25 @@ class _Pixels:
 class ImageLoader:
     """Training step batches of one process: inputs [B, C, H, W], targets [B] or, when images are mixed, [B, K].
 
-    The images stay uint8. On a CPU they stay in the dataset's memory map; to any other device they are copied once.
-    They are cropped where they are.
+    The images stay uint8. On a CPU they stay in the dataset's memory map; to any other device they
+    are copied once. They are cropped where they are.
     """
 
     def __init__(
-        self, split: ImageSplit, *, plan: BatchPlan, process_index: int, seed: int, augment: AugmentConfig,
-        normalization: Normalization, device: torch.device,
-    ) -> None:  # fmt: skip
+        self,
+        split: ImageSplit,
+        *,
+        plan: BatchPlan,
+        process_index: int,
+        seed: int,
+        augment: AugmentConfig,
+        normalization: Normalization,
+        device: torch.device,
+    ) -> None:
         if plan.num_samples != len(split):
-            raise ValueError(f"the plan is for {plan.num_samples} samples, the split has {len(split)}")
+            raise ValueError(
+                f"the plan is for {plan.num_samples} samples, the split has {len(split)}"
+            )
         smallest = min(split.images.shape[2:])
         most = smallest - 1 if augment.crop_mode == "reflect" else smallest
         if augment.crop_padding > most:
@@ -64,7 +84,9 @@ class ImageLoader:
         self._pixels = _Pixels(split, normalization, device)
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
-        """Yield this process's step batches of `epoch`, starting at step `first_step`. Seeking is O(1).
+        """Yield this process's step batches of `epoch`, starting at step `first_step`.
+
+        Seeking is O(1).
 
         Raises:
             DataError: at the end of the epoch, if the image cache was modified meanwhile.
@@ -94,7 +116,13 @@ class ImageLoader:
     def _augmented(self, ids: Tensor, placements: Placement, epoch: int) -> Tensor:
         """Crop, flip, normalise and cut out the images at `ids` [B]."""
         augment = self._augment
-        crops = crop(self._pixels.images, ids, placements, padding=augment.crop_padding, mode=augment.crop_mode)
+        crops = crop(
+            self._pixels.images,
+            ids,
+            placements,
+            padding=augment.crop_padding,
+            mode=augment.crop_mode,
+        )
         images = self._pixels.normalize(crops)
         return cut_out(augment, images, ids, seed=self._seed, epoch=epoch)
 
@@ -103,8 +131,12 @@ class ImageLoader:
     ) -> tuple[Tensor, Tensor]:
         """Mix each image with a random training image, which has its own augmentation of this epoch."""
         height, width = images.shape[2:]
-        partners = draw_partners(ids, num_samples=self.plan.num_samples, seed=self._seed, epoch=epoch)
-        pixel_weights, weights = draw_mix(self._augment, ids, height=height, width=width, seed=self._seed, epoch=epoch)
+        partners = draw_partners(
+            ids, num_samples=self.plan.num_samples, seed=self._seed, epoch=epoch
+        )
+        pixel_weights, weights = draw_mix(
+            self._augment, ids, height=height, width=width, seed=self._seed, epoch=epoch
+        )
         others = self._augmented(partners, placements.of(partners), epoch)
         images = torch.lerp(others, images, pixel_weights)
         targets = weights.new_zeros((len(ids), self._num_classes))
@@ -117,20 +149,35 @@ class ImageEvalLoader:
     """One process's contiguous part of a split, only normalised; it may be empty."""
 
     def __init__(
-        self, split: ImageSplit, *, batch_size: int, num_processes: int, process_index: int,
-        normalization: Normalization, device: torch.device, num_parts: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        split: ImageSplit,
+        *,
+        batch_size: int,
+        num_processes: int,
+        process_index: int,
+        normalization: Normalization,
+        device: torch.device,
+        num_parts: int | None = None,
+    ) -> None:
         self.num_samples = len(split)
         samples = range(len(split))
-        self._ranges = split_evenly(samples, batch_size, num_processes, process_index, num_parts=num_parts)
+        self._ranges = split_evenly(
+            samples, batch_size, num_processes, process_index, num_parts=num_parts
+        )
         self._pixels = _Pixels(split, normalization, device)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches in order. Raises DataError at the end if the image cache was modified meanwhile."""
+        """Yield the batches in order.
+
+        Raises DataError at the end if the image cache was modified meanwhile.
+        """
         pixels = self._pixels
         for part in self._ranges:
             ids = torch.arange(part.start, part.stop, device=pixels.images.device)
-            images, labels = pixels.images[part.start : part.stop], pixels.labels[part.start : part.stop]
+            images, labels = (
+                pixels.images[part.start : part.stop],
+                pixels.labels[part.start : part.stop],
+            )
             yield Batch(pixels.normalize(images), labels, ids)
         pixels.check_files()
 
@@ -144,22 +191,35 @@ class ImageEvalLoader:
 
 
 def build_image_loaders(
-    images: ImageDataset, batch: BatchConfig, *, augment: AugmentConfig, seed: int, accelerator: Accelerator
+    images: ImageDataset,
+    batch: BatchConfig,
+    *,
+    augment: AugmentConfig,
+    seed: int,
+    accelerator: Accelerator,
 ) -> tuple[ImageLoader, ImageEvalLoader]:
     """Return the training and the evaluation loader of this process, with the images on its device."""
     if accelerator.is_main_process:
         for name, split in (("train", images.train), ("test", images.test)):
             _warn_of_left_out(name, split)
     train = ImageLoader(
-        images.train, plan=batch.plan(len(images.train), num_processes=accelerator.num_processes),
-        process_index=accelerator.process_index, seed=seed, augment=augment, normalization=images.normalization,
+        images.train,
+        plan=batch.plan(len(images.train), num_processes=accelerator.num_processes),
+        process_index=accelerator.process_index,
+        seed=seed,
+        augment=augment,
+        normalization=images.normalization,
         device=accelerator.device,
-    )  # fmt: skip
+    )
     evaluation = ImageEvalLoader(
-        images.test, batch_size=batch.eval_batch_size, num_processes=accelerator.num_processes,
-        process_index=accelerator.process_index, normalization=images.normalization, device=accelerator.device,
+        images.test,
+        batch_size=batch.eval_batch_size,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
+        normalization=images.normalization,
+        device=accelerator.device,
         num_parts=train.plan.num_parts,
-    )  # fmt: skip
+    )
     return train, evaluation
 
 
@@ -167,4 +227,6 @@ def _warn_of_left_out(name: str, split: ImageSplit) -> None:
     if split.left_out:
         total = len(split) + len(split.left_out)
         listed = "; ".join(bad.message for bad in split.left_out)
-        _logger.warning("%d of %d %s images are left out: %s", len(split.left_out), total, name, listed)
+        _logger.warning(
+            "%d of %d %s images are left out: %s", len(split.left_out), total, name, listed
+        )

@@ -1,4 +1,6 @@
-"""Decodes photos of any size and mode to RGB. A photo that cannot be decoded is an error that names it.
+"""Decodes photos of any size and mode to RGB.
+
+A photo that cannot be decoded is an error that names it.
 
 Shapes: H height, W width.
 """
@@ -24,10 +26,12 @@ MAX_PIXELS = 2**27
 """The largest H * W that is decoded: a few bytes can claim to be gigabytes of pixels."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")
-"""What is decoded, by Pillow's names: Pillow hands PostScript to Ghostscript, which runs it as a program."""
+"""What is decoded, by Pillow's names: Pillow hands PostScript to Ghostscript, which runs it as a
+program."""
 
 _LISTED = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]} format"
-_MAX_FILE_BYTES = 2**31  # of a photo with the most pixels, and a sparse file may claim more than there is memory
+# of a photo with the most pixels, and a sparse file may claim more than there is memory
+_MAX_FILE_BYTES = 2**31
 _ORIENTATION = 0x0112
 _START_OF_SCAN, _APP1, _EXIF = 0xDA, 0xE1, b"Exif\0\0"
 
@@ -57,7 +61,10 @@ def photo_suffixes() -> set[str]:
 
 
 def read_photo(path: Path, name: str) -> bytes:
-    """Return the content of a file, or of the one that it links to. Raises DataError that says `name`."""
+    """Return the content of a file, or of the one that it links to.
+
+    Raises DataError that says `name`.
+    """
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe would never end
@@ -66,7 +73,9 @@ def read_photo(path: Path, name: str) -> bytes:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than {_MAX_FILE_BYTES:,}")
         return path.read_bytes()
     except OSError as error:
-        raise DataError("DATA_IMAGE", f"{name} cannot be read ({error.strerror}): restore or remove it") from error
+        raise DataError(
+            "DATA_IMAGE", f"{name} cannot be read ({error.strerror}): restore or remove it"
+        ) from error
 
 
 def read_header(data: bytes, name: str) -> PhotoHeader:
@@ -78,11 +87,16 @@ def read_header(data: bytes, name: str) -> PhotoHeader:
     return header
 
 
-def decode_photo(data: bytes, name: str, *, header: PhotoHeader | None = None, shrink: int = 1) -> NDArray[np.uint8]:
-    """Return the upright pixels, uint8 [H, W, 3], contiguous and writable. `name` is used in errors.
+def decode_photo(
+    data: bytes, name: str, *, header: PhotoHeader | None = None, shrink: int = 1
+) -> NDArray[np.uint8]:
+    """Return the upright pixels, uint8 [H, W, 3], contiguous and writable.
 
-    Grey becomes RGB, 16 bits become 8, transparent pixels become white. With `shrink` 2, 4 or 8 a JPEG is decoded at
-    that fraction of its size, which is cheaper; other formats are not shrunk. `header` saves reading it again.
+    `name` is used in errors.
+
+    Grey becomes RGB, 16 bits become 8, transparent pixels become white. With `shrink` 2, 4 or 8 a
+    JPEG is decoded at that fraction of its size, which is cheaper; other formats are not shrunk.
+    `header` saves reading it again.
 
     Raises:
         DataError: the photo is damaged, not an image, or too large.
@@ -150,7 +164,9 @@ def _decode_plain_jpeg(data: bytes, header: PhotoHeader, shrink: int) -> NDArray
     height, width = header.height, header.width
     if header.orientation >= 5:
         height, width = width, height
-    least = {"min_height": -(-height // shrink), "min_width": -(-width // shrink)} if shrink > 1 else {}
+    least = (
+        {"min_height": -(-height // shrink), "min_width": -(-width // shrink)} if shrink > 1 else {}
+    )
     try:
         pixels = _simplejpeg().decode_jpeg(data, "RGB", **least)
     except ValueError:
@@ -173,7 +189,8 @@ def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 def _other_header(data: bytes, name: str) -> PhotoHeader:
     with opened_image(data, name) as image:
         width, height = image.size
-        orientation = 1 if image.format == "TIFF" else _orientation_of(image.getexif)  # Pillow turns TIFF itself
+        # Pillow turns TIFF itself
+        orientation = 1 if image.format == "TIFF" else _orientation_of(image.getexif)
     if orientation >= 5:
         width, height = height, width
     return PhotoHeader(height, width, orientation, is_plain_jpeg=False)
@@ -202,7 +219,9 @@ def _rgb(image: Any) -> NDArray[np.uint8]:
 
 @contextmanager
 def opened_image(encoded: bytes, name: str) -> Iterator[Any]:
-    """Open an image in one of `FORMATS`. What Pillow raises in the block becomes a DataError that says `name`.
+    """Open an image in one of `FORMATS`.
+
+    What Pillow raises in the block becomes a DataError that says `name`.
 
     No other line of the package opens one.
     """
@@ -214,8 +233,14 @@ def opened_image(encoded: bytes, name: str) -> Iterator[Any]:
     except DataError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError("DATA_IMAGE_LARGE", f"{name} has too many pixels ({error}): make it smaller") from error
+        raise DataError(
+            "DATA_IMAGE_LARGE", f"{name} has too many pixels ({error}): make it smaller"
+        ) from error
     except Exception as error:  # Pillow's decoders raise errors of any type for damaged files
         unknown = isinstance(error, UnidentifiedImageError)  # its message has an address in memory
-        reason = f"it is not an image in {_LISTED}" if unknown else str(error) or type(error).__name__
-        raise DataError("DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace or remove it") from error
+        reason = (
+            f"it is not an image in {_LISTED}" if unknown else str(error) or type(error).__name__
+        )
+        raise DataError(
+            "DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace or remove it"
+        ) from error

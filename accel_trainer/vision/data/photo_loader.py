@@ -43,10 +43,13 @@ MakeRow = Callable[[int], Tensor]
 class PhotoReader:
     """Batches of photos as uint8 [B, S, S, 3] in host memory, pinned if `device` is an accelerator.
 
-    `num_workers` threads decode; 0: the calling thread. They end with the iterator of `read`, however it ends.
+    `num_workers` threads decode; 0: the calling thread. They end with the iterator of `read`,
+    however it ends.
     """
 
-    def __init__(self, split: PhotoSplit, *, size: int, device: torch.device, num_workers: int) -> None:
+    def __init__(
+        self, split: PhotoSplit, *, size: int, device: torch.device, num_workers: int
+    ) -> None:
         self.split, self.size, self.device, self.num_workers = split, size, device, num_workers
         self._labels = torch.from_numpy(split.labels)
 
@@ -62,16 +65,20 @@ class PhotoReader:
                 _fill(batch.inputs.numpy(), make_row, range(len(batch_ids)))
                 yield batch
             return
-        torch.get_num_threads()  # a thread that never asked takes over what another sets (torch 2.13)
+        # a thread that never asked takes over what another sets (torch 2.13)
+        torch.get_num_threads()
         pool = ThreadPoolExecutor(self.num_workers, "photos", torch.set_num_threads, (1,))
         ahead: deque[tuple[Batch, list[Future[None]]]] = deque()
         try:
             for batch_ids in ids:
                 batch, make_row = self._new_batch(batch_ids), rows_of(batch_ids)
                 rows = range(len(batch_ids))
-                pixels = batch.inputs.numpy()  # a tensor made in inference mode can only be written there
+                # a tensor made in inference mode can only be written there
+                pixels = batch.inputs.numpy()
                 parts = [rows[start : start + _ROWS_PER_TASK] for start in rows[::_ROWS_PER_TASK]]
-                ahead.append((batch, [pool.submit(_fill, pixels, make_row, part) for part in parts]))
+                ahead.append(
+                    (batch, [pool.submit(_fill, pixels, make_row, part) for part in parts])
+                )
                 if len(ahead) > _BATCHES_AHEAD:
                     yield _finished(ahead)
             while ahead:
@@ -81,7 +88,9 @@ class PhotoReader:
 
     def _new_batch(self, ids: Tensor) -> Batch:
         is_pinned = has_streams(self.device)
-        pixels = torch.empty((len(ids), self.size, self.size, 3), dtype=torch.uint8, pin_memory=is_pinned)
+        pixels = torch.empty(
+            (len(ids), self.size, self.size, 3), dtype=torch.uint8, pin_memory=is_pinned
+        )
         batch = Batch(pixels, self._labels[ids], ids)
         return batch.pin_memory() if is_pinned else batch
 
@@ -102,46 +111,74 @@ class PhotoLoader:
     """Training step batches of one process: inputs [B, 3, S, S], targets [B] or, when photos are mixed, [B, K]."""
 
     def __init__(
-        self, photos: PhotoSplit, *, plan: BatchPlan, augment: PhotoAugmentConfig, transform: EvalTransform,
-        num_classes: int, seed: int, device: torch.device, process_index: int = 0, num_workers: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        photos: PhotoSplit,
+        *,
+        plan: BatchPlan,
+        augment: PhotoAugmentConfig,
+        transform: EvalTransform,
+        num_classes: int,
+        seed: int,
+        device: torch.device,
+        process_index: int = 0,
+        num_workers: int = 0,
+    ) -> None:
         if plan.num_samples != len(photos):
-            raise ValueError(f"the plan is for {plan.num_samples} samples, the split has {len(photos)}")
+            raise ValueError(
+                f"the plan is for {plan.num_samples} samples, the split has {len(photos)}"
+            )
         if augment.crop == "padded" and augment.crop_padding >= transform.size:
             fact = f"--augment.crop-padding {augment.crop_padding} is too much for {transform.size} pixels"
             raise ConfigError("AUGMENT", f"{fact}: set it below {transform.size}")
         self.plan = plan
         self._augment, self._transform, self._num_classes = augment, transform, num_classes
         self._seed, self._process_index = seed, process_index
-        self._reader = PhotoReader(photos, size=transform.size, device=device, num_workers=num_workers)
+        self._reader = PhotoReader(
+            photos, size=transform.size, device=device, num_workers=num_workers
+        )
         self._copy, self._normalize = DeviceCopy(device), _normalizer(transform, device)
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
-        """Yield this process's step batches of `epoch`, starting at step `first_step`. Seeking is O(1).
+        """Yield this process's step batches of `epoch`, starting at step `first_step`.
+
+        Seeking is O(1).
 
         Raises:
             DataError: a photo cannot be read or decoded.
         """
         transform, split = self._transform, self._reader.split
-        augment = PhotoAugment(self._augment, size=transform.size, mean=transform.mean, seed=self._seed, epoch=epoch)
+        augment = PhotoAugment(
+            self._augment, size=transform.size, mean=transform.mean, seed=self._seed, epoch=epoch
+        )
 
         def rows_of(ids: Tensor) -> MakeRow:
             draws, numbers = augment.draw(ids), ids.tolist()
-            return lambda row: augment(split.encoded_at(numbers[row]), split.name_of(numbers[row]), draws[row])
+            return lambda row: augment(
+                split.encoded_at(numbers[row]), split.name_of(numbers[row]), draws[row]
+            )
 
         def read(ids: Sequence[Tensor]) -> Iterator[Batch]:
             return self._reader.read((self._with_partners(each, epoch) for each in ids), rows_of)
 
         yield from read_steps(
-            self.plan, epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch), first_step,
-            self._process_index, read=read, to_device=lambda batch: self._finish(self._copy(batch), epoch),
-        )  # fmt: skip
+            self.plan,
+            epoch_permutation(self.plan.num_samples, seed=self._seed, epoch=epoch),
+            first_step,
+            self._process_index,
+            read=read,
+            to_device=lambda batch: self._finish(self._copy(batch), epoch),
+        )
 
     def _with_partners(self, ids: Tensor, epoch: int) -> Tensor:
         """Return the ids, then those that they are mixed with."""
         if not self._augment.mixes:
             return ids
-        return torch.cat([ids, draw_partners(ids, num_samples=self.plan.num_samples, seed=self._seed, epoch=epoch)])
+        return torch.cat(
+            [
+                ids,
+                draw_partners(ids, num_samples=self.plan.num_samples, seed=self._seed, epoch=epoch),
+            ]
+        )
 
     def _finish(self, batch: Batch, epoch: int) -> Batch:
         """Normalise, and mix, on the device."""
@@ -151,7 +188,9 @@ class PhotoLoader:
         (ids, _), (images, others) = batch.sample_ids.chunk(2), images.chunk(2)
         labels, other_labels = (self._weights_of(part) for part in batch.targets.chunk(2))
         size = self._transform.size
-        pixel_weights, weights = draw_mix(self._augment, ids, height=size, width=size, seed=self._seed, epoch=epoch)
+        pixel_weights, weights = draw_mix(
+            self._augment, ids, height=size, width=size, seed=self._seed, epoch=epoch
+        )
         targets = weights[:, None] * labels + (1 - weights[:, None]) * other_labels
         return Batch(torch.lerp(others, images, pixel_weights), targets, ids)
 
@@ -164,25 +203,44 @@ class PhotoEvalLoader:
     """One process's contiguous part of a split, seen through `transform`; it may be empty."""
 
     def __init__(
-        self, photos: PhotoSplit, *, transform: EvalTransform, batch_size: int, device: torch.device,
-        num_processes: int = 1, process_index: int = 0, num_workers: int = 0, num_parts: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        photos: PhotoSplit,
+        *,
+        transform: EvalTransform,
+        batch_size: int,
+        device: torch.device,
+        num_processes: int = 1,
+        process_index: int = 0,
+        num_workers: int = 0,
+        num_parts: int | None = None,
+    ) -> None:
         self.num_samples = len(photos)
         self._transform = transform
         samples = range(len(photos))
-        self._ranges = split_evenly(samples, batch_size, num_processes, process_index, num_parts=num_parts)
-        self._reader = PhotoReader(photos, size=transform.size, device=device, num_workers=num_workers)
+        self._ranges = split_evenly(
+            samples, batch_size, num_processes, process_index, num_parts=num_parts
+        )
+        self._reader = PhotoReader(
+            photos, size=transform.size, device=device, num_workers=num_workers
+        )
         self._copy, self._normalize = DeviceCopy(device), _normalizer(transform, device)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches in order. Raises DataError for a photo that cannot be read or decoded."""
+        """Yield the batches in order.
+
+        Raises DataError for a photo that cannot be read or decoded.
+        """
         split, transform = self._reader.split, self._transform
 
         def rows_of(ids: Tensor) -> MakeRow:
             numbers = ids.tolist()
-            return lambda row: transform(split.encoded_at(numbers[row]), split.name_of(numbers[row]))
+            return lambda row: transform(
+                split.encoded_at(numbers[row]), split.name_of(numbers[row])
+            )
 
-        for read in self._reader.read([torch.arange(part.start, part.stop) for part in self._ranges], rows_of):
+        for read in self._reader.read(
+            [torch.arange(part.start, part.stop) for part in self._ranges], rows_of
+        ):
             batch = self._copy(read)
             yield Batch(self._normalize(batch.inputs), batch.targets, batch.sample_ids)
 
@@ -198,7 +256,8 @@ class PhotoEvalLoader:
 class PhotoDataset:
     """A split as a map-style dataset of `(transform(photo), label)`, for `build_dataset_loaders` and any DataLoader.
 
-    `transform` gets a `PIL.Image` in RGB, upright, and may draw from the global generators of Python, numpy and torch.
+    `transform` gets a `PIL.Image` in RGB, upright, and may draw from the global generators of
+    Python, numpy and torch.
     """
 
     def __init__(self, photos: PhotoSplit, transform: Callable[[Any], Any]) -> None:
@@ -215,10 +274,17 @@ class PhotoDataset:
 
 
 def build_photo_loaders(
-    photos: Photos, batch: BatchConfig, *, augment: PhotoAugmentConfig, transform: EvalTransform, seed: int,
+    photos: Photos,
+    batch: BatchConfig,
+    *,
+    augment: PhotoAugmentConfig,
+    transform: EvalTransform,
+    seed: int,
     accelerator: Accelerator,
-) -> tuple[PhotoLoader, PhotoEvalLoader]:  # fmt: skip
-    """Return the training and the evaluation loader of this process. The main process logs the photos' notes.
+) -> tuple[PhotoLoader, PhotoEvalLoader]:
+    """Return the training and the evaluation loader of this process.
+
+    The main process logs the photos' notes.
 
     Raises:
         ConfigError: the batch does not fit the data or the processes, or the augmentation the size.
@@ -229,15 +295,26 @@ def build_photo_loaders(
             _logger.warning(note)
     num_processes, process_index = accelerator.num_processes, accelerator.process_index
     train = PhotoLoader(
-        photos.train, plan=batch.plan(len(photos.train), num_processes=num_processes), augment=augment,
-        transform=transform, num_classes=photos.num_classes, seed=seed, device=accelerator.device,
-        process_index=process_index, num_workers=batch.num_workers,
-    )  # fmt: skip
+        photos.train,
+        plan=batch.plan(len(photos.train), num_processes=num_processes),
+        augment=augment,
+        transform=transform,
+        num_classes=photos.num_classes,
+        seed=seed,
+        device=accelerator.device,
+        process_index=process_index,
+        num_workers=batch.num_workers,
+    )
     evaluation = PhotoEvalLoader(
-        photos.val, transform=transform, batch_size=batch.eval_batch_size, device=accelerator.device,
-        num_processes=num_processes, process_index=process_index, num_workers=batch.num_workers,
+        photos.val,
+        transform=transform,
+        batch_size=batch.eval_batch_size,
+        device=accelerator.device,
+        num_processes=num_processes,
+        process_index=process_index,
+        num_workers=batch.num_workers,
         num_parts=train.plan.num_parts,
-    )  # fmt: skip
+    )
     return train, evaluation
 
 

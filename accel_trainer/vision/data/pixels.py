@@ -18,13 +18,17 @@ from ..augment.batch import Placement
 CropMode = Literal["reflect", "zero"]
 
 
-def crop(images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode) -> Tensor:
+def crop(
+    images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode
+) -> Tensor:
     """Select images [N, H, W, C] at `ids` [B], pad by P, crop to H x W and flip: [B, H, W, C]."""
     chosen = crop_by_copy if images.device.type == "cpu" else crop_by_gather
     return chosen(images, ids, placement, padding=padding, mode=mode)
 
 
-def crop_by_gather(images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode) -> Tensor:
+def crop_by_gather(
+    images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode
+) -> Tensor:
     """Crop with one indexed gather. Boolean indexing would cause a host sync."""
     height, width = images.shape[1:3]
     rows = placement.rows[:, None] + torch.arange(height, device=images.device) - padding  # [B, H]
@@ -33,7 +37,9 @@ def crop_by_gather(images: Tensor, ids: Tensor, placement: Placement, *, padding
         columns = torch.where(placement.flips[:, None], width - 1 - columns, columns)
     columns = placement.columns[:, None] + columns - padding  # [B, W]
     pixels = images[
-        ids[:, None, None], _inside(rows, height, mode)[:, :, None], _inside(columns, width, mode)[:, None, :]
+        ids[:, None, None],
+        _inside(rows, height, mode)[:, :, None],
+        _inside(columns, width, mode)[:, None, :],
     ]
     if mode == "zero" and padding:
         row_ok, column_ok = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
@@ -49,7 +55,9 @@ def _inside(positions: Tensor, size: int, mode: CropMode) -> Tensor:
     return last - (last - positions.abs()).abs()
 
 
-def crop_by_copy(images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode) -> Tensor:
+def crop_by_copy(
+    images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode
+) -> Tensor:
     """Crop by copying images into a padded batch and then a window of each, which is fast on a CPU.
 
     The dataset itself stays a memory-mapped file.
@@ -90,7 +98,11 @@ def _mirror_edges(padded: NDArray[np.uint8], padding: int) -> None:
     last_row, last_column = padded.shape[1] - 1 - padding, padded.shape[2] - 1 - padding
     # Whole pixels column by column are faster than a reversed slice.
     channels = padded.shape[3]
-    pixels = padded.reshape(-1, channels).view(np.dtype((np.void, channels))).reshape(-1, padded.shape[2])
+    pixels = (
+        padded.reshape(-1, channels)
+        .view(np.dtype((np.void, channels)))
+        .reshape(-1, padded.shape[2])
+    )
     for step in range(1, padding + 1):
         pixels[:, padding - step] = pixels[:, padding + step]
         pixels[:, last_column + step] = pixels[:, last_column - step]
@@ -105,7 +117,9 @@ class Normalizer:
     `mean` and `std` are per channel, for pixels in 0 to 1; H * W is `num_pixels`.
     """
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float], *, num_pixels: int, device: torch.device) -> None:
+    def __init__(
+        self, mean: Sequence[float], std: Sequence[float], *, num_pixels: int, device: torch.device
+    ) -> None:
         means, stds = (torch.tensor(values, dtype=torch.float64) for values in (mean, std))
         self._scale = (1 / (255 * stds)).float().repeat(num_pixels).to(device)  # [H * W * C]
         self._offset = (-means / stds).float().repeat(num_pixels).to(device)

@@ -25,21 +25,33 @@ def _norm(kind: Norm, channels: int, momentum: float) -> nn.Module:
     return norm
 
 
-def _unit(in_channels: int, out_channels: int, *, norm: Norm, momentum: float, pool: bool = False) -> nn.Sequential:
+def _unit(
+    in_channels: int, out_channels: int, *, norm: Norm, momentum: float, pool: bool = False
+) -> nn.Sequential:
     """Build a convolution, initialised as the identity on its first channels, with pooling and a norm."""
     filters = convolution(in_channels, out_channels, kernel=3)
     nn.init.dirac_(filters.weight.data[:in_channels])
-    return nn.Sequential(filters, *([nn.MaxPool2d(2)] if pool else []), _norm(norm, out_channels, momentum), nn.GELU())
+    return nn.Sequential(
+        filters,
+        *([nn.MaxPool2d(2)] if pool else []),
+        _norm(norm, out_channels, momentum),
+        nn.GELU(),
+    )
 
 
 class ConvGroup(nn.Module):
     """A convolution with pooling that halves H and W, then one more, or two more with a shortcut."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, is_residual: bool, norm: Norm, momentum: float) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, *, is_residual: bool, norm: Norm, momentum: float
+    ) -> None:
         super().__init__()
         self.is_residual = is_residual
         self.first = _unit(in_channels, out_channels, norm=norm, momentum=momentum, pool=True)
-        others = [_unit(out_channels, out_channels, norm=norm, momentum=momentum) for _ in range(1 + is_residual)]
+        others = [
+            _unit(out_channels, out_channels, norm=norm, momentum=momentum)
+            for _ in range(1 + is_residual)
+        ]
         if is_residual:
             del others[-1][-1]  # the last activation comes after the sum
         self.others = nn.Sequential(*others)
@@ -54,16 +66,25 @@ class ConvGroup(nn.Module):
 class Airbench(nn.Module):
     """A frozen 2x2 stem, three groups of convolutions, maximum over H and W, a linear head on scaled logits.
 
-    `whiten` sets the filters of the stem from training images; otherwise they are random. Images must have at least 16
-    pixels on each side.
+    `whiten` sets the filters of the stem from training images; otherwise they are random. Images
+    must have at least 16 pixels on each side.
     """
 
     def __init__(
-        self, *, widths: Sequence[int], is_residual: bool, norm_momentum: float, norm: Norm, dropout: float,
-        recompute: bool, in_channels: int, num_classes: int,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        widths: Sequence[int],
+        is_residual: bool,
+        norm_momentum: float,
+        norm: Norm,
+        dropout: float,
+        recompute: bool,
+        in_channels: int,
+        num_classes: int,
+    ) -> None:
         super().__init__()
-        stem_channels = 2 * in_channels * _STEM_KERNEL**2  # each principal direction, and its negative
+        # each principal direction, and its negative
+        stem_channels = 2 * in_channels * _STEM_KERNEL**2
         self.stem = nn.Conv2d(in_channels, stem_channels, _STEM_KERNEL)
         self.stem.weight.requires_grad_(False)
         assert self.stem.bias is not None

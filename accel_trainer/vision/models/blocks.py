@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 Norm = Literal["batch", "group"]
 
-_MAX_GROUPS = 8  # two or more channels in each group, down to the 16 channels of the narrowest models
+# two or more channels in each group, down to the 16 channels of the narrowest models
+_MAX_GROUPS = 8
 
 
 def make_norm(norm: Norm, channels: int) -> nn.Module:
@@ -29,7 +30,9 @@ def make_norm(norm: Norm, channels: int) -> nn.Module:
 
 def convolution(in_channels: int, out_channels: int, *, kernel: int, stride: int = 1) -> nn.Conv2d:
     """Build a convolution that keeps H and W up to the stride. No bias, because a norm follows."""
-    return nn.Conv2d(in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False)
+    return nn.Conv2d(
+        in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False
+    )
 
 
 def initialize(model: nn.Module) -> None:
@@ -57,7 +60,8 @@ def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _statistics_kept(block)
 
-    if torch.compiler.is_compiling():  # compiled recomputation never writes buffers and supports no contexts
+    # compiled recomputation never writes buffers and supports no contexts
+    if torch.compiler.is_compiling():
         result = checkpoint(block, x, use_reentrant=False)
     else:
         result = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
@@ -71,7 +75,8 @@ def _statistics_kept(block: nn.Module) -> Iterator[None]:
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        # Not `track_running_stats`: recomputation must save the same number of tensors as the first pass.
+        # Not `track_running_stats`: recomputation must save the same number of tensors as the first
+        # pass.
         norm.momentum, norm.num_batches_tracked = 0.0, None
     try:
         yield

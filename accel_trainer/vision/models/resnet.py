@@ -29,12 +29,17 @@ class PadShortcut(nn.Module):
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra_channels))
 
 
-def _shortcut(kind: Shortcut, in_channels: int, out_channels: int, *, stride: int, norm: Norm) -> nn.Module:
+def _shortcut(
+    kind: Shortcut, in_channels: int, out_channels: int, *, stride: int, norm: Norm
+) -> nn.Module:
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
     if kind == "pad":
         return PadShortcut(in_channels, out_channels, stride=stride)
-    return nn.Sequential(convolution(in_channels, out_channels, kernel=1, stride=stride), make_norm(norm, out_channels))
+    return nn.Sequential(
+        convolution(in_channels, out_channels, kernel=1, stride=stride),
+        make_norm(norm, out_channels),
+    )
 
 
 class BasicBlock(nn.Module):
@@ -42,7 +47,9 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, in_channels: int, width: int, *, stride: int, norm: Norm, shortcut: Shortcut) -> None:
+    def __init__(
+        self, in_channels: int, width: int, *, stride: int, norm: Norm, shortcut: Shortcut
+    ) -> None:
         super().__init__()
         self.conv1 = convolution(in_channels, width, kernel=3, stride=stride)
         self.bn1 = make_norm(norm, width)
@@ -62,7 +69,9 @@ class BottleneckBlock(nn.Module):
 
     expansion = 4
 
-    def __init__(self, in_channels: int, width: int, *, stride: int, norm: Norm, shortcut: Shortcut) -> None:
+    def __init__(
+        self, in_channels: int, width: int, *, stride: int, norm: Norm, shortcut: Shortcut
+    ) -> None:
         super().__init__()
         out_channels = width * self.expansion
         self.conv1 = convolution(in_channels, width, kernel=1)
@@ -84,18 +93,29 @@ class BottleneckBlock(nn.Module):
 class ResNet(nn.Module):
     """A stem, stages that halve H and W and double the channels, mean over H and W, a linear head.
 
-    The `cifar` stem is a 3x3 convolution that keeps H and W; the `imagenet` stem, a strided 7x7 convolution and a
-    maximum, divides them by 4.
+    The `cifar` stem is a 3x3 convolution that keeps H and W; the `imagenet` stem, a strided 7x7
+    convolution and a maximum, divides them by 4.
     """
 
     def __init__(
-        self, blocks_per_stage: Sequence[int], *, block: type[BasicBlock] | type[BottleneckBlock], width: int,
-        stem: Stem, shortcut: Shortcut, norm: Norm, dropout: float, recompute: bool, in_channels: int,
+        self,
+        blocks_per_stage: Sequence[int],
+        *,
+        block: type[BasicBlock] | type[BottleneckBlock],
+        width: int,
+        stem: Stem,
+        shortcut: Shortcut,
+        norm: Norm,
+        dropout: float,
+        recompute: bool,
+        in_channels: int,
         num_classes: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         is_large = stem == "imagenet"
-        self.conv1 = convolution(in_channels, width, kernel=7 if is_large else 3, stride=2 if is_large else 1)
+        self.conv1 = convolution(
+            in_channels, width, kernel=7 if is_large else 3, stride=2 if is_large else 1
+        )
         self.bn1 = make_norm(norm, width)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if is_large else nn.Identity()
         channels = width
@@ -104,7 +124,9 @@ class ResNet(nn.Module):
             blocks: list[nn.Module] = []
             for position in range(num_blocks):
                 stride = 2 if stage > 0 and position == 0 else 1
-                blocks.append(block(channels, width * 2**stage, stride=stride, norm=norm, shortcut=shortcut))
+                blocks.append(
+                    block(channels, width * 2**stage, stride=stride, norm=norm, shortcut=shortcut)
+                )
                 channels = width * 2**stage * block.expansion
             self.add_module(f"layer{stage + 1}", BlockSequence(blocks, recompute=recompute))
         self.dropout = nn.Dropout(dropout)
@@ -126,9 +148,18 @@ class ResNet(nn.Module):
     def former_names(self) -> dict[str, str]:
         """The modules' names in version 0.1.0, with those of today: older checkpoints and exports are renamed."""
         names = {"stem.0": "conv1", "stem.1": "bn1", "head": "fc"}
-        parts = {"residual.0": "conv1", "residual.1": "bn1", "residual.3": "conv2", "residual.4": "bn2"}
+        parts = {
+            "residual.0": "conv1",
+            "residual.1": "bn1",
+            "residual.3": "conv2",
+            "residual.4": "bn2",
+        }
         parts |= {"residual.6": "conv3", "residual.7": "bn3", "shortcut": "downsample"}
-        places = [f"layer{number}.{at}" for number, stage in enumerate(self._stages(), 1) for at in range(len(stage))]
+        places = [
+            f"layer{number}.{at}"
+            for number, stage in enumerate(self._stages(), 1)
+            for at in range(len(stage))
+        ]
         for number, place in enumerate(places):
             names |= {f"blocks.{number}.{old}": f"{place}.{new}" for old, new in parts.items()}
         return names

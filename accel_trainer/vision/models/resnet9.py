@@ -35,7 +35,14 @@ class ResNet9(nn.Module):
     """Eight convolutions, of `width` to 8 times `width` channels, maximum over H and W, a linear head."""
 
     def __init__(
-        self, *, width: int, norm: Norm, dropout: float, recompute: bool, in_channels: int, num_classes: int
+        self,
+        *,
+        width: int,
+        norm: Norm,
+        dropout: float,
+        recompute: bool,
+        in_channels: int,
+        num_classes: int,
     ) -> None:
         super().__init__()
         blocks: list[nn.Module] = [

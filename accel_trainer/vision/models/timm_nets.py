@@ -16,26 +16,44 @@ PREFIX = "timm/"
 
 
 def build_timm_net(
-    name: str, *, in_channels: int, num_classes: int, dropout: float, recompute: bool, pretrained: bool
+    name: str,
+    *,
+    in_channels: int,
+    num_classes: int,
+    dropout: float,
+    recompute: bool,
+    pretrained: bool,
 ) -> nn.Module:
     """Build `timm/NAME` with a new head; with its weights if `pretrained` and NAME has a tag, as in resnet50.a1_in1k.
 
     The weights come from the hub, or from its cache if they were downloaded before.
 
     Raises:
-        ConfigError: timm cannot be imported or does not know the name, or the weights cannot be downloaded.
+        ConfigError: timm cannot be imported or does not know the name, or the weights cannot be
+            downloaded.
     """
     try:
         import timm
-    except (ImportError, RuntimeError) as error:  # a torchvision for another torch raises RuntimeError
+    except (ImportError, RuntimeError) as error:
+        # A torchvision for another torch raises RuntimeError
         fact = f"--model {name} needs timm, which cannot be imported ({str(error).splitlines()[0]})"
-        raise ConfigError("TIMM", f"{fact}: pip install timm, with the torchvision for this torch") from error
+        raise ConfigError(
+            "TIMM", f"{fact}: pip install timm, with the torchvision for this torch"
+        ) from error
     wanted = name.removeprefix(PREFIX)
     if not timm.is_model(wanted):
-        near = get_close_matches(wanted, timm.list_models(pretrained="." in wanted) + timm.list_models(), n=1)
+        near = get_close_matches(
+            wanted, timm.list_models(pretrained="." in wanted) + timm.list_models(), n=1
+        )
         hint = f"did you mean {PREFIX}{near[0]}? " if near else ""
-        raise ConfigError("MODEL_NAME", f"timm has no {wanted!r}: {hint}timm.list_models() lists all")
-    options: dict[str, Any] = {"num_classes": num_classes, "in_chans": in_channels, "drop_rate": dropout}
+        raise ConfigError(
+            "MODEL_NAME", f"timm has no {wanted!r}: {hint}timm.list_models() lists all"
+        )
+    options: dict[str, Any] = {
+        "num_classes": num_classes,
+        "in_chans": in_channels,
+        "drop_rate": dropout,
+    }
     try:
         model: Any = timm.create_model(wanted, pretrained=pretrained and "." in wanted, **options)
     except OSError as error:
@@ -57,9 +75,15 @@ def describe_origin(name: str, model: Any) -> str:
     """Return where the weights of a net of timm come from, and the SHA-256 of those before its head."""
     settings = model.pretrained_cfg
     source = settings.get("hf_hub_id") or settings.get("url") or settings.get("file")
-    heads = settings["classifier"] if isinstance(settings["classifier"], tuple) else (settings["classifier"],)
+    heads = (
+        settings["classifier"]
+        if isinstance(settings["classifier"], tuple)
+        else (settings["classifier"],)
+    )
     body = {
-        key: value for key, value in model.state_dict().items() if not key.startswith(tuple(f"{h}." for h in heads))
+        key: value
+        for key, value in model.state_dict().items()
+        if not key.startswith(tuple(f"{h}." for h in heads))
     }
     digest = hashlib.sha256(safetensors.torch.save(body)).hexdigest()
     return f"{name} from {source} (sha256 {digest} without {', '.join(heads)}): {len(body)} tensors loaded"
@@ -70,5 +94,12 @@ def input_settings(model: nn.Module) -> Mapping[str, Any]:
     settings = getattr(model, "pretrained_cfg", None)
     if not settings:
         return {}
-    names = {"mean": "mean", "std": "std", "interpolation": "interpolation", "crop_pct": "crop_ratio"}
-    return {ours: settings[theirs] for theirs, ours in names.items() if settings.get(theirs) is not None}
+    names = {
+        "mean": "mean",
+        "std": "std",
+        "interpolation": "interpolation",
+        "crop_pct": "crop_ratio",
+    }
+    return {
+        ours: settings[theirs] for theirs, ours in names.items() if settings.get(theirs) is not None
+    }

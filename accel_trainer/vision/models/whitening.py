@@ -21,7 +21,8 @@ _MIN_SIZE = 16
 def whiten(model: nn.Module, images: ImageDataset) -> nn.Module:
     """Set the stem of an `Airbench`, in place, to the scaled principal directions of the first training images.
 
-    Any other model is returned unchanged. The model must be on the CPU: all processes then compute the same filters.
+    Any other model is returned unchanged. The model must be on the CPU: all processes then compute
+    the same filters.
 
     Raises:
         ConfigError: the images are too small for the network.
@@ -36,10 +37,12 @@ def whiten(model: nn.Module, images: ImageDataset) -> nn.Module:
             f"it needs {_MIN_SIZE}; set --model to another",
         )
     mean, std = (
-        torch.tensor(values)[:, None, None] for values in (images.normalization.mean, images.normalization.std)
+        torch.tensor(values)[:, None, None]
+        for values in (images.normalization.mean, images.normalization.std)
     )
     covariance = sum(
-        patch_products((chunk / 255 - mean) / std, kernel=model.stem.kernel_size[0]) for chunk in pixels.split(_CHUNK)
+        patch_products((chunk / 255 - mean) / std, kernel=model.stem.kernel_size[0])
+        for chunk in pixels.split(_CHUNK)
     )
     assert isinstance(covariance, Tensor)
     height, width = (size - model.stem.kernel_size[0] + 1 for size in pixels.shape[2:])

@@ -14,7 +14,9 @@ from .blocks import BlockSequence, Norm, convolution, initialize, make_norm
 class WideBlock(nn.Module):
     """Norm, ReLU, convolution, twice, with dropout between; the shortcut starts after the first ReLU."""
 
-    def __init__(self, in_channels: int, out_channels: int, *, stride: int, norm: Norm, dropout: float) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, *, stride: int, norm: Norm, dropout: float
+    ) -> None:
         super().__init__()
         self.norm = make_norm(norm, in_channels)
         self.residual = nn.Sequential(
@@ -25,7 +27,9 @@ class WideBlock(nn.Module):
             convolution(out_channels, out_channels, kernel=3),
         )
         self.projection = (
-            None if in_channels == out_channels else convolution(in_channels, out_channels, kernel=1, stride=stride)
+            None
+            if in_channels == out_channels
+            else convolution(in_channels, out_channels, kernel=1, stride=stride)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,9 +44,17 @@ class WideResNet(nn.Module):
     """WRN-`depth`-`factor`: three stages of `(depth - 4) / 6` blocks, `factor` times wider than a ResNet."""
 
     def __init__(
-        self, *, depth: int, factor: int, width: int, norm: Norm, dropout: float, recompute: bool, in_channels: int,
+        self,
+        *,
+        depth: int,
+        factor: int,
+        width: int,
+        norm: Norm,
+        dropout: float,
+        recompute: bool,
+        in_channels: int,
         num_classes: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self.stem = convolution(in_channels, width, kernel=3)
         blocks: list[nn.Module] = []
@@ -51,7 +63,9 @@ class WideResNet(nn.Module):
             for position in range((depth - 4) // 6):
                 stride = 2 if stage > 0 and position == 0 else 1
                 out_channels = width * factor * 2**stage
-                blocks.append(WideBlock(channels, out_channels, stride=stride, norm=norm, dropout=dropout))
+                blocks.append(
+                    WideBlock(channels, out_channels, stride=stride, norm=norm, dropout=dropout)
+                )
                 channels = out_channels
         self.blocks = BlockSequence(blocks, recompute=recompute)
         self.norm = make_norm(norm, channels)

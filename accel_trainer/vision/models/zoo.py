@@ -30,8 +30,12 @@ _IMAGENET_STAGES: dict[str, tuple[tuple[int, ...], type[BasicBlock] | type[Bottl
     "resnet101": ((3, 4, 23, 3), BottleneckBlock),
 }
 _LARGE_IMAGES = 64  # pixels of the shorter side from which a net has the stem for large images
-_WIDE = {f"wrn{d}_{f}": (d, f) for d, f in ((16, 2), (16, 4), (16, 8), (28, 2), (28, 10), (40, 2), (40, 4))}
-# Channels of the groups as multiples of the first, default width, whether residual, momentum of the norms.
+_WIDE = {
+    f"wrn{d}_{f}": (d, f)
+    for d, f in ((16, 2), (16, 4), (16, 8), (28, 2), (28, 10), (40, 2), (40, 4))
+}
+# Channels of the groups as multiples of the first, default width, whether residual, momentum of the
+# norms.
 _AIRBENCH: dict[str, tuple[tuple[int, ...], int, bool, float]] = {
     "airbench94": ((1, 4, 4), 64, False, 0.4),
     "airbench96": ((1, 3, 4), 128, True, 0.1),
@@ -45,17 +49,21 @@ class ModelConfig:
     """Which model to train."""
 
     name: Annotated[str, tyro.conf.arg(aliases=["--model"])] = "resnet20"
-    """`resnet8`/20/32/44/56/110, `resnet9`, `airbench94`/96, `resnet18`/34/50/101, `wrn16_2`/4/8, `wrn28_2`/10,
-    `wrn40_2`/4, or `timm/NAME`. A timm model is pretrained if NAME has a tag, as in `timm/resnet50.a1_in1k`."""
+    """`resnet8`/20/32/44/56/110, `resnet9`, `airbench94`/96, `resnet18`/34/50/101, `wrn16_2`/4/8,
+    `wrn28_2`/10, `wrn40_2`/4, or `timm/NAME`. A timm model is pretrained if NAME has a tag, as in
+    `timm/resnet50.a1_in1k`."""
     width: int | None = None
-    """Channels of the first trained layer; every other layer scales with it. None: as in the paper."""
+    """Channels of the first trained layer; every other layer scales with it. None: as in the
+    paper."""
     stem: Literal["auto", "cifar", "imagenet"] = "auto"
-    """First layers of `resnet18` to `resnet101`: `cifar` keeps the size of the images, `imagenet` divides it by 4 (a
-    fifteenth of the work). `auto`: `imagenet` for images of 64 pixels or more on their shorter side."""
+    """First layers of `resnet18` to `resnet101`: `cifar` keeps the size of the images, `imagenet`
+    divides it by 4 (a fifteenth of the work). `auto`: `imagenet` for images of 64 pixels or more on
+    their shorter side."""
     norm: Norm = "batch"
     """`batch`, or `group` (over groups of channels), which does not depend on the micro-batch."""
     dropout: float = 0.0
-    """Fraction of features dropped before the head; in a Wide ResNet, between the convolutions of a block."""
+    """Fraction of features dropped before the head; in a Wide ResNet, between the convolutions of a
+    block."""
     activation_checkpointing: bool = False
     """Recompute activations in backward instead of storing them: less memory, more time."""
 
@@ -65,23 +73,42 @@ class ModelConfig:
         elif self.name not in MODEL_NAMES:
             near = get_close_matches(self.name, MODEL_NAMES, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError("MODEL_NAME", f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}")
+            raise ConfigError(
+                "MODEL_NAME",
+                f"no model {self.name!r}: {hint}--model is one of {', '.join(MODEL_NAMES)}",
+            )
         if self.width is not None and self.width < 1:
             raise ConfigError("MODEL_WIDTH", f"--model.width is {self.width}: set it to 1 or more")
         if self.stem not in ("auto", "cifar", "imagenet"):
-            raise ConfigError("MODEL_STEM", f"--model.stem is {self.stem!r}: set it to auto, cifar or imagenet")
+            raise ConfigError(
+                "MODEL_STEM", f"--model.stem is {self.stem!r}: set it to auto, cifar or imagenet"
+            )
         if self.stem == "imagenet" and self.name not in _IMAGENET_STAGES:
             nets = ", ".join(_IMAGENET_STAGES)
-            raise ConfigError("MODEL_STEM", f"{self.name} has no --model.stem imagenet: set --model to one of {nets}")
+            raise ConfigError(
+                "MODEL_STEM",
+                f"{self.name} has no --model.stem imagenet: set --model to one of {nets}",
+            )
         if self.norm not in ("batch", "group"):
-            raise ConfigError("MODEL_NORM", f"--model.norm is {self.norm!r}: set it to batch or group")
+            raise ConfigError(
+                "MODEL_NORM", f"--model.norm is {self.norm!r}: set it to batch or group"
+            )
         if not 0 <= self.dropout < 1:
-            raise ConfigError("MODEL_DROPOUT", f"--model.dropout is {self.dropout}: set it to 0 or more and below 1")
+            raise ConfigError(
+                "MODEL_DROPOUT",
+                f"--model.dropout is {self.dropout}: set it to 0 or more and below 1",
+            )
 
     def _check_timm(self) -> None:
-        given = {"width": self.width is not None, "stem": self.stem != "auto", "norm": self.norm != "batch"}
+        given = {
+            "width": self.width is not None,
+            "stem": self.stem != "auto",
+            "norm": self.norm != "batch",
+        }
         for name in (name for name, is_given in given.items() if is_given):
-            raise ConfigError("MODEL_NAME", f"--model.{name} has no effect on {self.name}: leave it out")
+            raise ConfigError(
+                "MODEL_NAME", f"--model.{name} has no effect on {self.name}: leave it out"
+            )
 
 
 class _Shared(TypedDict):
@@ -95,23 +122,34 @@ class _Shared(TypedDict):
 
 
 def build_model(
-    config: ModelConfig, *, in_channels: int, num_classes: int, image_size: Sequence[int] | None = None,
+    config: ModelConfig,
+    *,
+    in_channels: int,
+    num_classes: int,
+    image_size: Sequence[int] | None = None,
     pretrained: bool = True,
-) -> nn.Module:  # fmt: skip
+) -> nn.Module:
     """Build the model that maps [B, C, H, W], C = `in_channels`, to logits [B, K], K = `num_classes`.
 
-    `image_size` is the H and W that the `auto` stem depends on; None: the stem for small images. `pretrained`: whether
-    a timm model gets the weights that its name says; a run that is resumed needs none.
+    `image_size` is the H and W that the `auto` stem depends on; None: the stem for small images.
+    `pretrained`: whether a timm model gets the weights that its name says; a run that is resumed
+    needs none.
 
     Raises:
         ConfigError: a timm model cannot be built, or its weights cannot be downloaded.
     """
     if config.name.startswith(PREFIX):
         return build_timm_net(
-            config.name, in_channels=in_channels, num_classes=num_classes, dropout=config.dropout,
-            recompute=config.activation_checkpointing, pretrained=pretrained,
-        )  # fmt: skip
-    model: nn.Module = model_call(config, in_channels=in_channels, num_classes=num_classes, image_size=image_size)()
+            config.name,
+            in_channels=in_channels,
+            num_classes=num_classes,
+            dropout=config.dropout,
+            recompute=config.activation_checkpointing,
+            pretrained=pretrained,
+        )
+    model: nn.Module = model_call(
+        config, in_channels=in_channels, num_classes=num_classes, image_size=image_size
+    )()
     return model
 
 
@@ -120,24 +158,39 @@ def model_call(
 ) -> partial[Any]:
     """Return a partial call that builds the model."""
     shared: _Shared = {
-        "norm": config.norm, "dropout": config.dropout, "recompute": config.activation_checkpointing,
-        "in_channels": in_channels, "num_classes": num_classes,
-    }  # fmt: skip
+        "norm": config.norm,
+        "dropout": config.dropout,
+        "recompute": config.activation_checkpointing,
+        "in_channels": in_channels,
+        "num_classes": num_classes,
+    }
     if config.name == "resnet9":
         return partial(ResNet9, width=config.width or 64, **shared)
     if config.name in _AIRBENCH:
         factors, width, is_residual, norm_momentum = _AIRBENCH[config.name]
         widths = tuple(factor * (config.width or width) for factor in factors)
-        return partial(Airbench, widths=widths, is_residual=is_residual, norm_momentum=norm_momentum, **shared)
+        return partial(
+            Airbench, widths=widths, is_residual=is_residual, norm_momentum=norm_momentum, **shared
+        )
     if config.name in _WIDE:
         depth, factor = _WIDE[config.name]
         return partial(WideResNet, depth=depth, factor=factor, width=config.width or 16, **shared)
     if config.name in _IMAGENET_STAGES:
         stages, block = _IMAGENET_STAGES[config.name]
         stem, width = _choose_stem(config, image_size), config.width or 64
-        return partial(ResNet, stages, block=block, width=width, stem=stem, shortcut="projection", **shared)
+        return partial(
+            ResNet, stages, block=block, width=width, stem=stem, shortcut="projection", **shared
+        )
     stages = (_CIFAR_BLOCKS[config.name],) * 3
-    return partial(ResNet, stages, block=BasicBlock, width=config.width or 16, stem="cifar", shortcut="pad", **shared)
+    return partial(
+        ResNet,
+        stages,
+        block=BasicBlock,
+        width=config.width or 16,
+        stem="cifar",
+        shortcut="pad",
+        **shared,
+    )
 
 
 def _choose_stem(config: ModelConfig, image_size: Sequence[int] | None) -> Stem:

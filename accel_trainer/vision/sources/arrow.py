@@ -17,7 +17,9 @@ from .raw import RawImages
 def read_hub(repository: str) -> RawImages:
     """Read a dataset from the hub, or from the Hugging Face cache if it was downloaded before."""
     splits = load_from_hub(repository)
-    return _raw_images([splits["train"], splits["test"]], names=(f"{repository} train", f"{repository} test"))
+    return _raw_images(
+        [splits["train"], splits["test"]], names=(f"{repository} train", f"{repository} test")
+    )
 
 
 def read_parquet(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
@@ -26,7 +28,11 @@ def read_parquet(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
 
 
 def _name(files: Sequence[Path]) -> str:
-    return str(files[0]) if len(files) == 1 else f"{files[0].parent}/{{{','.join(path.name for path in files)}}}"
+    return (
+        str(files[0])
+        if len(files) == 1
+        else f"{files[0].parent}/{{{','.join(path.name for path in files)}}}"
+    )
 
 
 def _table(files: Sequence[Path]) -> Any:
@@ -44,12 +50,15 @@ def _table(files: Sequence[Path]) -> Any:
         return Dataset(InMemoryTable(pa.concat_tables(tables)))
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise DataError("DATA_PARQUET", f"{path} cannot be read ({reason}): download it again") from error
+        raise DataError(
+            "DATA_PARQUET", f"{path} cannot be read ({reason}): download it again"
+        ) from error
 
 
 def _raw_images(splits: Sequence[Any], *, names: Sequence[str]) -> RawImages:
     """Return the images and labels of the training and the test split."""
-    fine = "fine_label" if "fine_label" in splits[0].features else None  # CIFAR-100 has coarse labels, too
+    # CIFAR-100 has coarse labels, too
+    fine = "fine_label" if "fine_label" in splits[0].features else None
     columns = read_columns(splits, names, image_column=None, label_column=fine, root=None)
     train, test = (
         EncodedSplit(labels=labels, encoded_at=images.encoded_at, name_of=images.name_of)

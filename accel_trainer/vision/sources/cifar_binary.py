@@ -21,7 +21,10 @@ _IMAGE_BYTES = 3 * 32 * 32
 
 @dataclass(frozen=True, kw_only=True)
 class BinaryFiles:
-    """The files of one dataset. A record is `label_bytes` bytes, of which the last is the label, then an image."""
+    """The files of one dataset.
+
+    A record is `label_bytes` bytes, of which the last is the label, then an image.
+    """
 
     train: tuple[Path, ...]
     test: tuple[Path, ...]
@@ -93,10 +96,14 @@ def _raw_split(paths: Sequence[Path], label_bytes: int) -> RawSplit:
         return f"record {index - (ends[file] - len(parts[file]))} of {paths[file]}"
 
     def image_at(index: int) -> NDArray[np.uint8]:
-        pixels: NDArray[np.uint8] = records[index, label_bytes:].reshape(_IMAGE_SHAPE).transpose(1, 2, 0)
+        pixels: NDArray[np.uint8] = (
+            records[index, label_bytes:].reshape(_IMAGE_SHAPE).transpose(1, 2, 0)
+        )
         return pixels
 
-    return RawSplit(labels=records[:, label_bytes - 1].astype(np.int64), image_at=image_at, name_of=name_of)
+    return RawSplit(
+        labels=records[:, label_bytes - 1].astype(np.int64), image_at=image_at, name_of=name_of
+    )
 
 
 def _records(path: Path, label_bytes: int) -> NDArray[np.uint8]:

@@ -17,7 +17,10 @@ _SCALE = 2  # 8x8 pixels are too few for strided models, so each is repeated: 16
 
 
 def read_digits() -> RawImages:
-    """Read the digits: 1,438 for training and 359 for testing, a fifth of each class. The split is fixed."""
+    """Read the digits: 1,438 for training and 359 for testing, a fifth of each class.
+
+    The split is fixed.
+    """
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -38,7 +41,10 @@ def read_digits() -> RawImages:
 
 
 def _stratified(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Choose the same fraction of each class as test samples. `RandomState` is stable across numpy versions."""
+    """Choose the same fraction of each class as test samples.
+
+    `RandomState` is stable across numpy versions.
+    """
     random = np.random.RandomState(_SPLIT_SEED)
     is_test = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
@@ -49,5 +55,7 @@ def _stratified(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def _raw_split(images: NDArray[np.uint8], labels: NDArray[np.int64], name: str) -> RawSplit:
     return RawSplit(
-        labels=labels, image_at=lambda index: images[index], name_of=lambda index: f"digit {index} ({name})"
+        labels=labels,
+        image_at=lambda index: images[index],
+        name_of=lambda index: f"digit {index} ({name})",
     )

@@ -36,7 +36,9 @@ def find_source(name_or_path: str) -> Source:
     """
     if name_or_path in _HUB:
         repository = _HUB[name_or_path]
-        return Source(name=name_or_path, key=f"hub:{repository}", read=partial(read_hub, repository))
+        return Source(
+            name=name_or_path, key=f"hub:{repository}", read=partial(read_hub, repository)
+        )
     if name_or_path == "digits":
         return Source(name="digits", key="scikit-learn:digits", read=read_digits)
     path = expand_home(Path(name_or_path))
@@ -48,10 +50,14 @@ def find_source(name_or_path: str) -> Source:
             f"--dataset {name_or_path} is a file: extract it if necessary and give its folder",
         )
     if os.sep in name_or_path or name_or_path.startswith((".", "~")):
-        raise DataError("DATA_NOT_FOUND", f"no folder {name_or_path}: give an existing one, or {_choices()}")
+        raise DataError(
+            "DATA_NOT_FOUND", f"no folder {name_or_path}: give an existing one, or {_choices()}"
+        )
     near = get_close_matches(name_or_path, DATASET_NAMES, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError("DATA_NAME", f"no dataset {name_or_path!r}: {hint}--dataset is {_choices()}, or a folder")
+    raise ConfigError(
+        "DATA_NAME", f"no dataset {name_or_path!r}: {hint}--dataset is {_choices()}, or a folder"
+    )
 
 
 def _choices() -> str:
@@ -80,7 +86,9 @@ def _find_in_folder(root: Path) -> Source:
 
 
 def _test_parquet(folder: Path) -> list[Path]:
-    return next((files for name in _TEST_NAMES if (files := sorted(folder.glob(f"{name}*.parquet")))), [])
+    return next(
+        (files for name in _TEST_NAMES if (files := sorted(folder.glob(f"{name}*.parquet")))), []
+    )
 
 
 def _source(root: Path, key: str, read: Callable[[], RawImages]) -> Source:

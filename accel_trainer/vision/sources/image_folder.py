@@ -14,7 +14,9 @@ from .raw import RawImages
 
 def list_images(folder: Path) -> list[Path]:
     """Return the files of all class folders, sorted, so that sample ids are the same on every machine."""
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    classes = sorted(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
     return [
         path
         for class_folder in classes
@@ -24,7 +26,10 @@ def list_images(folder: Path) -> list[Path]:
 
 
 def read_image_folder(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
-    """Read files as `list_images` returns them. The training classes, sorted by name, are the labels."""
+    """Read files as `list_images` returns them.
+
+    The training classes, sorted by name, are the labels.
+    """
     class_names = tuple(sorted({path.parent.name for path in train}))
     return decoded(_split(train, class_names), _split(test, class_names), class_names=class_names)
 
@@ -39,4 +44,8 @@ def _split(files: Sequence[Path], class_names: tuple[str, ...]) -> EncodedSplit:
                 f"the classes are {', '.join(class_names)}",
             )
     labels = np.array([label_of[path.parent.name] for path in files], dtype=np.int64)
-    return EncodedSplit(labels=labels, encoded_at=lambda index: files[index], name_of=lambda index: str(files[index]))
+    return EncodedSplit(
+        labels=labels,
+        encoded_at=lambda index: files[index],
+        name_of=lambda index: str(files[index]),
+    )

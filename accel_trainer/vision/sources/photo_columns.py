@@ -18,7 +18,8 @@ from ...core.errors import ConfigError, DataError
 from ..data.photo_decode import read_photo
 
 CHECKSUM = "image_sha256"
-"""The column that `accel-trainer pack` adds: the hash of each photo's bytes, compared whenever it is read."""
+"""The column that `accel-trainer pack` adds: the hash of each photo's bytes, compared whenever it
+is read."""
 
 
 class ImageColumn:
@@ -30,7 +31,9 @@ class ImageColumn:
 
         try:
             columns = [column, CHECKSUM] if CHECKSUM in dataset.column_names else [column]
-            flat = dataset.select_columns(columns).cast_column(column, Image(decode=False)).flatten()
+            flat = (
+                dataset.select_columns(columns).cast_column(column, Image(decode=False)).flatten()
+            )
         except (pa.ArrowException, ValueError, TypeError) as error:
             reason = next(iter(str(error).splitlines()), "")
             raise DataError(
@@ -39,11 +42,13 @@ class ImageColumn:
         self.__setstate__((flat, name, f"{root}{os.sep}"))
 
     def __getstate__(self) -> tuple[Any, str, str]:
-        return self._dataset, self._name, self._prefix  # its Arrow tables would be copied with all photos
+        # its Arrow tables would be copied with all photos
+        return self._dataset, self._name, self._prefix
 
     def __setstate__(self, state: tuple[Any, str, str]) -> None:
         self._dataset, self._name, self._prefix = state
-        # Indexing the dataset itself takes 22 us a row, and its slices copy the bytes of all images.
+        # Indexing the dataset itself takes 22 us a row, and its slices copy the bytes of all
+        # images.
         self._bytes, self._paths = (self._dataset.data.column(index) for index in (0, 1))
         indices = self._dataset._indices  # of a selection, a shuffle or a filter
         self._rows = None if indices is None else indices.column(0).to_numpy()
@@ -51,13 +56,19 @@ class ImageColumn:
         self._checksums = self._dataset.data.column(CHECKSUM) if has_checksums else None
 
     def encoded_at(self, index: int) -> bytes:
-        """Return the bytes of an image file. Raises DataError if there are none, or not those that were packed."""
+        """Return the bytes of an image file.
+
+        Raises DataError if there are none, or not those that were packed.
+        """
         row = self._row(index)
         encoded = self._bytes[row].as_py()
         if encoded is not None:
-            if self._checksums is not None and hashlib.sha256(encoded).hexdigest() != self._checksums[row].as_py():
+            checksum = None if self._checksums is None else self._checksums[row].as_py()
+            if checksum not in (None, hashlib.sha256(encoded).hexdigest()):
                 fact = f"{self.name_of(index)} is not what was packed: its sha256 differs"
-                raise DataError("DATA_DAMAGED", f"{fact}: pack the data again, which replaces damaged files")
+                raise DataError(
+                    "DATA_DAMAGED", f"{fact}: pack the data again, which replaces damaged files"
+                )
             return bytes(encoded)
         path = self._paths[row].as_py()
         if path is None:
@@ -67,7 +78,11 @@ class ImageColumn:
     def name_of(self, index: int) -> str:
         """Return the path of an image, or its row."""
         path = self._paths[self._row(index)].as_py()
-        return f"row {index} of {self._name}" if path is None else f"{path} (row {index} of {self._name})"
+        return (
+            f"row {index} of {self._name}"
+            if path is None
+            else f"{path} (row {index} of {self._name})"
+        )
 
     def stored_name(self, index: int) -> str | None:
         """Return the path of an image, below the folder if it lies in one; None: it has none."""
@@ -103,10 +118,17 @@ class Columns(NamedTuple):
 
 
 def read_columns(
-    splits: Sequence[Any], names: Sequence[str], *, image_column: str | None, label_column: str | None,
-    root: Path | None, multi_label: bool = False,
-) -> Columns:  # fmt: skip
-    """Return the columns of splits, whose `names` are used in errors. They are found by type unless they are given.
+    splits: Sequence[Any],
+    names: Sequence[str],
+    *,
+    image_column: str | None,
+    label_column: str | None,
+    root: Path | None,
+    multi_label: bool = False,
+) -> Columns:
+    """Return the columns of splits, whose `names` are used in errors.
+
+    They are found by type unless they are given.
 
     Raises:
         ConfigError: a wrong column.
@@ -116,7 +138,10 @@ def read_columns(
     label_column = find_label_column(splits[0], label_column, names[0], multi_label=multi_label)
     read = read_label_lists if multi_label else read_labels
     class_names, labels = read(splits, label_column, names)
-    images = [ImageColumn(split, image_column, name=name, root=root) for split, name in zip(splits, names, strict=True)]
+    images = [
+        ImageColumn(split, image_column, name=name, root=root)
+        for split, name in zip(splits, names, strict=True)
+    ]
     return Columns(images, labels, class_names, (image_column, label_column))
 
 
@@ -134,7 +159,9 @@ def find_image_column(dataset: Any, wanted: str | None, name: str) -> str:
     return _chosen(candidates, wanted, kind="image", name=name, columns=list(features))
 
 
-def find_label_column(dataset: Any, wanted: str | None, name: str, *, multi_label: bool = False) -> str:
+def find_label_column(
+    dataset: Any, wanted: str | None, name: str, *, multi_label: bool = False
+) -> str:
     """Return the column with labels: `wanted`, or the only `ClassLabel`, or the only one of integers or strings.
 
     With `multi_label`, the columns are lists of these.
@@ -147,24 +174,40 @@ def find_label_column(dataset: Any, wanted: str | None, name: str, *, multi_labe
 
     features = dataset.features
     if multi_label:
-        features = {column: feature.feature for column, feature in features.items() if isinstance(feature, List)}
+        features = {
+            column: feature.feature
+            for column, feature in features.items()
+            if isinstance(feature, List)
+        }
     typed = [column for column, feature in features.items() if isinstance(feature, ClassLabel)]
-    others = [column for column, feature in features.items() if is_label(feature) and not column.startswith("__")]
+    others = [
+        column
+        for column, feature in features.items()
+        if is_label(feature) and not column.startswith("__")
+    ]
     return _chosen(typed or others, wanted, kind="label", name=name, columns=list(dataset.features))
 
 
-def _chosen(candidates: list[str], wanted: str | None, *, kind: str, name: str, columns: list[str]) -> str:
+def _chosen(
+    candidates: list[str], wanted: str | None, *, kind: str, name: str, columns: list[str]
+) -> str:
     flag, listed = f"--{kind}-column", ", ".join(columns)
     if wanted is not None:
         if wanted not in columns:
-            raise ConfigError("DATA_COLUMNS", f"{flag} {wanted}: {name} has columns {listed}, name one of these")
+            raise ConfigError(
+                "DATA_COLUMNS", f"{flag} {wanted}: {name} has columns {listed}, name one of these"
+            )
         return wanted
     if kind in candidates:
         return kind
     if len(candidates) != 1:
         fact = f"columns {', '.join(candidates)} of {name} could each be the {kind}"
         if not candidates:
-            fact = f"{name} has columns {listed}, and none is of {kind}s" if columns else f"{name} has no columns"
+            fact = (
+                f"{name} has columns {listed}, and none is of {kind}s"
+                if columns
+                else f"{name} has no columns"
+            )
         raise DataError("DATA_COLUMNS", f"{fact}: name one with {flag}")
     return candidates[0]
 
@@ -172,7 +215,9 @@ def _chosen(candidates: list[str], wanted: str | None, *, kind: str, name: str, 
 def read_labels(
     splits: Sequence[Any], column: str, names: Sequence[str]
 ) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
-    """Return the names of the K classes, and int64 [N] below K for each split. `names` are the splits' in errors.
+    """Return the names of the K classes, and int64 [N] below K for each split.
+
+    `names` are the splits' in errors.
 
     Raises:
         DataError: a label is missing or has no class, or the labels are not of one class each.
@@ -182,7 +227,9 @@ def read_labels(
         fact = f"column {column} of {names[0]} has several labels for each photo"
         fix = "name a column of single labels with --label-column, or read it with load_photos(multi_label=True)"
         raise DataError("DATA_LABEL", f"{fact}: {fix}")
-    return _classes_of(feature, values, column, names, rows=[np.arange(len(split)) for split in values])
+    return _classes_of(
+        feature, values, column, names, rows=[np.arange(len(split)) for split in values]
+    )
 
 
 def read_label_lists(
@@ -199,7 +246,9 @@ def read_label_lists(
         raise DataError("DATA_LABEL", f"{fact}: leave out multi_label")
     lengths = [split.value_lengths().to_numpy(zero_copy_only=False) for split in lists]
     rows = [np.repeat(np.arange(len(each)), each) for each in lengths]
-    class_names, labels = _classes_of(feature.feature, [split.flatten() for split in lists], column, names, rows=rows)
+    class_names, labels = _classes_of(
+        feature.feature, [split.flatten() for split in lists], column, names, rows=rows
+    )
     targets = [np.zeros((len(each), len(class_names)), np.float32) for each in lengths]
     for target, places in zip(targets, zip(rows, labels, strict=True), strict=True):
         target[places] = 1
@@ -207,12 +256,18 @@ def read_label_lists(
 
 
 def _read_column(splits: Sequence[Any], column: str, names: Sequence[str]) -> tuple[Any, list[Any]]:
-    """Return the type of a column, and its Arrow values in each split. Raises DataError if a row has none."""
+    """Return the type of a column, and its Arrow values in each split.
+
+    Raises DataError if a row has none.
+    """
     for split in splits:
         if column not in split.features or split.features[column] != splits[0].features[column]:
             fact = f"the splits of {names[0]} differ in column {column}"
             raise DataError("DATA_COLUMNS", f"{fact}: write both with the same features")
-    values = [split.select_columns([column]).with_format("arrow")[:].column(0).combine_chunks() for split in splits]
+    values = [
+        split.select_columns([column]).with_format("arrow")[:].column(0).combine_chunks()
+        for split in splits
+    ]
     for split, name in zip(values, names, strict=True):
         if split.null_count:
             row = int(np.flatnonzero(split.is_null().to_numpy(zero_copy_only=False))[0])
@@ -228,7 +283,12 @@ def _is_list(feature: Any) -> bool:
 
 
 def _classes_of(
-    feature: Any, values: Sequence[Any], column: str, names: Sequence[str], *, rows: Sequence[NDArray[np.int64]]
+    feature: Any,
+    values: Sequence[Any],
+    column: str,
+    names: Sequence[str],
+    *,
+    rows: Sequence[NDArray[np.int64]],
 ) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
     """Return the names of the K classes, and int64 below K for each of the `values`, which are those of `rows`."""
     import pyarrow.types as types
@@ -246,12 +306,18 @@ def _classes_of(
         wrong = np.flatnonzero((split < 0) | (split >= len(class_names)))
         if len(wrong):
             fact = f"row {row_of[wrong[0]]} of {name} has label {split[wrong[0]]} ({len(wrong)} such rows)"
-            raise DataError("DATA_LABEL", f"{fact}: the classes are 0 to {len(class_names) - 1}, fix or remove it")
+            raise DataError(
+                "DATA_LABEL",
+                f"{fact}: the classes are 0 to {len(class_names) - 1}, fix or remove it",
+            )
     return class_names, labels
 
 
 def _numbered(values: Sequence[Any]) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
-    """Number the different integers or strings of all splits in their order. Below 0, where it occurs, means none."""
+    """Number the different integers or strings of all splits in their order.
+
+    Below 0, where it occurs, means none.
+    """
     import pyarrow as pa
 
     encoded = pa.chunked_array(values).combine_chunks().dictionary_encode()
@@ -260,4 +326,6 @@ def _numbered(values: Sequence[Any]) -> tuple[tuple[str, ...], list[NDArray[np.i
     number_of = {value: number for number, value in enumerate(in_order)}
     numbers = np.array([number_of.get(value, value) for value in found], np.int64)
     labels = numbers[encoded.indices.to_numpy()]
-    return tuple(map(str, in_order)), np.split(labels, np.cumsum([len(split) for split in values])[:-1])
+    return tuple(map(str, in_order)), np.split(
+        labels, np.cumsum([len(split) for split in values])[:-1]
+    )

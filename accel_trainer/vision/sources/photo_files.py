@@ -39,9 +39,13 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Any:
     if path.suffix in _READERS and path.is_file():
         return _load_file(_READERS[path.suffix], path.absolute(), _cache(cache_dir))
     if path.exists():
-        raise DataError("DATA_NOT_A_FOLDER", f"{source} is not a folder, parquet or a tar: extract it")
+        raise DataError(
+            "DATA_NOT_A_FOLDER", f"{source} is not a folder, parquet or a tar: extract it"
+        )
     if not is_hub_name(str(source)):
-        raise DataError("DATA_NOT_FOUND", f"no folder {source}: give an existing one, or OWNER/NAME on the hub")
+        raise DataError(
+            "DATA_NOT_FOUND", f"no folder {source}: give an existing one, or OWNER/NAME on the hub"
+        )
     return load_from_hub(str(source))
 
 
@@ -61,14 +65,23 @@ def load_from_hub(repository: str) -> Any:
 
     try:
         if not constants.HF_HUB_OFFLINE:
-            # `load_dataset` retries for 24 s (datasets 5.2), so check first whether the hub answers.
+            # `load_dataset` retries for 24 s (datasets 5.2), so check first whether the hub
+            # answers.
             HfApi().dataset_info(repository, timeout=_PROBE_TIMEOUT_S)
         return load_dataset(repository)
     except Exception as error:  # its errors, and those of its HTTP library, are of any type
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        fact = f"no folder {repository}, and it cannot be loaded from the Hugging Face hub ({reason})"
-        fix = "unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else "set HF_HUB_OFFLINE=1 if it was downloaded"
-        raise DataError("DATA_HUB", f"{fact}: check the name, give a local folder, or {fix}") from error
+        fact = (
+            f"no folder {repository}, and it cannot be loaded from the Hugging Face hub ({reason})"
+        )
+        fix = (
+            "unset HF_HUB_OFFLINE"
+            if constants.HF_HUB_OFFLINE
+            else "set HF_HUB_OFFLINE=1 if it was downloaded"
+        )
+        raise DataError(
+            "DATA_HUB", f"{fact}: check the name, give a local folder, or {fix}"
+        ) from error
 
 
 def _cache(cache_dir: Path | None) -> str | None:
@@ -91,12 +104,16 @@ def _open_saved(root: Path) -> Any:
     from datasets import load_from_disk
 
     if "::" in str(root):
-        raise DataError("DATA_NAME", f"the path {root} has ::, where datasets would split it: rename it")
+        raise DataError(
+            "DATA_NAME", f"the path {root} has ::, where datasets would split it: rename it"
+        )
     for splits in root.glob("dataset_dict.json"):
         _refuse_others(splits, _names_in(splits, "splits"))
     for state in (*root.glob("state.json"), *root.glob("*/state.json")):
         files = _names_in(state, "_data_files")
-        _refuse_others(state, [file.get("filename") if isinstance(file, dict) else file for file in files])
+        _refuse_others(
+            state, [file.get("filename") if isinstance(file, dict) else file for file in files]
+        )
     return _checked(lambda: load_from_disk(str(root)), root)
 
 
@@ -121,7 +138,9 @@ def _open_tables(root: Path, cache_dir: str | None) -> Any:
     """Return the splits of parquet files or tars, found by their names as on the hub."""
     _refuse_special([root, *root.rglob("*")])
     if glob.has_magic(str(root)):
-        raise DataError("DATA_NAME", f"the path {root} has one of *, ? and [, which datasets expands: rename it")
+        raise DataError(
+            "DATA_NAME", f"the path {root} has one of *, ? and [, which datasets expands: rename it"
+        )
     for card in (root / "README.md", root / ".huggingface.yaml"):
         if card.exists():
             _check_card(card)
@@ -135,11 +154,16 @@ def _check_card(card: Path) -> None:
 
     try:
         text = read_file(card.resolve(), max_bytes=_MAX_DESCRIPTION_BYTES).decode()
-        content: Any = (yaml.safe_load(text) or {}) if card.suffix == ".yaml" else DatasetCard(text).data
+        content: Any = (
+            (yaml.safe_load(text) or {}) if card.suffix == ".yaml" else DatasetCard(text).data
+        )
         strings = list(_strings_in(content.get("configs")))
-    except Exception as error:  # of any type, such as a pipe, or YAML that is damaged or nested too deeply
+    except Exception as error:
+        # Of any type, such as a pipe, or YAML that is damaged or nested too deeply
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise DataError("DATA_CARD", f"{card} cannot be read ({reason}): repair or remove it") from error
+        raise DataError(
+            "DATA_CARD", f"{card} cannot be read ({reason}): repair or remove it"
+        ) from error
     for text in strings:
         if _ELSEWHERE.search(text) or os.path.expandvars(text) != text:
             fact = f"{card} names data outside its folder ({text})"
@@ -158,14 +182,19 @@ def _strings_in(value: Any) -> Iterator[str]:
 
 
 def _open_metadata(splits: dict[str, Listing], cache_dir: str | None) -> Any:
-    """Return the photos that metadata files name. Only these are handed to `datasets`, not the photos."""
+    """Return the photos that metadata files name.
+
+    Only these are handed to `datasets`, not the photos.
+    """
     from datasets import DatasetDict, concatenate_datasets
 
     loaded = {}
     for name, listing in splits.items():
         if not listing.metadata:
             fact = f"{listing.folder} has no {' or '.join(METADATA)}, but another split has"
-            raise DataError("DATA_METADATA", f"{fact}: describe the photos of all splits, or of none")
+            raise DataError(
+                "DATA_METADATA", f"{fact}: describe the photos of all splits, or of none"
+            )
         parts = [_load_file("imagefolder", path, cache_dir)["train"] for path in listing.metadata]
         loaded[name] = _checked(partial(concatenate_datasets, parts), listing.folder)
     return DatasetDict(loaded)
@@ -175,7 +204,9 @@ def _refuse_special(paths: Iterable[Path]) -> None:
     """Raise DataError for a name in which `datasets` would replace a variable, or see an archive's address."""
     for path in paths:
         if os.path.expandvars(path) != str(path) or "::" in str(path):
-            raise DataError("DATA_NAME", f"the path {path} has $ or ::, which datasets would change: rename it")
+            raise DataError(
+                "DATA_NAME", f"the path {path} has $ or ::, which datasets would change: rename it"
+            )
 
 
 def _load_file(reader: str, path: Path, cache_dir: str | None) -> Any:
@@ -227,7 +258,9 @@ def _plain_members() -> Iterator[None]:
     from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
     decoders = WebDataset.DECODERS
-    WebDataset.DECODERS = {name: decode for name, decode in decoders.items() if name in _DECODED_MEMBERS}
+    WebDataset.DECODERS = {
+        name: decode for name, decode in decoders.items() if name in _DECODED_MEMBERS
+    }
     try:
         yield
     finally:
@@ -237,7 +270,11 @@ def _plain_members() -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Show no progress bars, of which each process would have several (`Downloading data`, for local files as well)."""
-    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from datasets.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
 
     if are_progress_bars_disabled():
         yield

@@ -1,6 +1,7 @@
 """Lists folders of photos, and reads those with one folder per class.
 
-The name of a file is nothing but a name here: `datasets` would expand variables and split addresses in it.
+The name of a file is nothing but a name here: `datasets` would expand variables and split addresses
+in it.
 """
 
 from __future__ import annotations
@@ -37,20 +38,28 @@ class Listing:
 
 
 def list_splits(root: Path) -> dict[str, Listing]:
-    """Return what is in the folder of each split. A folder `train` that holds images itself is a class of that name.
+    """Return what is in the folder of each split.
+
+    A folder `train` that holds images itself is a class of that name.
 
     Raises DataError if there is no photo in `root`.
     """
     splits = {name: _list(folder) for name, folder in _split_folders(root).items()}
     if not any(listing.photos for listing in splits.values()):
-        others = {os.path.splitext(path)[1].lower() or os.path.basename(path) for path in _files_below(root)}
+        others = {
+            os.path.splitext(path)[1].lower() or os.path.basename(path)
+            for path in _files_below(root)
+        }
         found = f"only {', '.join(sorted(others)[:5])} files" if others else "no files"
         raise DataError("DATA_NOT_RECOGNISED", f"no photos in {root}, {found}: expected {EXPECTED}")
     return splits
 
 
 def read_class_folders(root: Path, splits: Mapping[str, Listing]) -> Any:
-    """Return a `DatasetDict` whose labels are the names of the photos' folders. It holds paths and reads no photo."""
+    """Return a `DatasetDict` whose labels are the names of the photos' folders.
+
+    It holds paths and reads no photo.
+    """
     import pyarrow as pa
     from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Image
     from datasets.table import InMemoryTable
@@ -59,26 +68,35 @@ def read_class_folders(root: Path, splits: Mapping[str, Listing]) -> Any:
         _check_archives(root, listing.archives)
     names = _class_names(root, [path for listing in splits.values() for path in listing.photos])
     number_of = {name: number for number, name in enumerate(names)}
-    info = DatasetInfo(features=Features({"image": Image(decode=False), "label": ClassLabel(names=names)}))
+    info = DatasetInfo(
+        features=Features({"image": Image(decode=False), "label": ClassLabel(names=names)})
+    )
     loaded = {}
     for split, listing in splits.items():
         paths = pa.array(listing.photos, pa.string())
-        images = pa.StructArray.from_arrays([pa.nulls(len(paths), pa.binary()), paths], names=["bytes", "path"])
+        images = pa.StructArray.from_arrays(
+            [pa.nulls(len(paths), pa.binary()), paths], names=["bytes", "path"]
+        )
         labels = pa.array([number_of[_class_of(path)] for path in listing.photos], pa.int64())
         table = InMemoryTable(pa.table({"image": images, "label": labels}))
-        loaded[split] = Dataset(table, info=info.copy(), fingerprint=split)  # else it hashes all paths
+        # else it hashes all paths
+        loaded[split] = Dataset(table, info=info.copy(), fingerprint=split)
     return DatasetDict(loaded)
 
 
 def _split_folders(root: Path) -> dict[str, Path]:
     if _has_metadata(root):
         return {"train": root}
-    splits = {path.name.lower(): path for path in _folders(root) if _folders(path) or _has_metadata(path)}
+    splits = {
+        path.name.lower(): path for path in _folders(root) if _folders(path) or _has_metadata(path)
+    }
     train = next((splits[name] for name in _TRAIN_FOLDERS if name in splits), None)
     val = next((splits[name] for name in VAL_NAMES if name in splits), None)
     if train is None:
         if val is not None and len(splits) == len(_folders(root)) and set(splits) <= set(VAL_NAMES):
-            raise DataError("DATA_NOT_RECOGNISED", f"{root} has {val.name}/ but no train/: expected {EXPECTED}")
+            raise DataError(
+                "DATA_NOT_RECOGNISED", f"{root} has {val.name}/ but no train/: expected {EXPECTED}"
+            )
         return {"train": root}
     return {"train": train} if val is None else {"train": train, "validation": val}
 
@@ -88,7 +106,9 @@ def _has_metadata(folder: Path) -> bool:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
 
 
 def _list(folder: Path) -> Listing:
@@ -124,7 +144,10 @@ def _files_below(folder: Path) -> Iterator[str]:
             folders[:] = [name for name in folders if not name.startswith((".", "__"))]
             unseen = [path for name in folders if os.path.islink(path := os.path.join(place, name))]
             if unseen and place != str(folder):
-                _logger.warning("%s is a link to a folder in a folder, and is not followed: move it up", unseen[0])
+                _logger.warning(
+                    "%s is a link to a folder in a folder, and is not followed: move it up",
+                    unseen[0],
+                )
             paths = (os.path.join(place, name) for name in names if not name.startswith("."))
             found += [path for path in paths if os.path.isfile(path)]
         yield from sorted(found)
@@ -155,7 +178,10 @@ def _class_of(path: str) -> str:
 
 
 def _class_names(root: Path, paths: list[str]) -> list[str]:
-    """Return the names of the class folders, sorted. Raises DataError if the folders are no classes."""
+    """Return the names of the class folders, sorted.
+
+    Raises DataError if the folders are no classes.
+    """
     for path in paths:
         if not path.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path):
             raise DataError("DATA_NAME", f"the name of {path!a} is not UTF-8: rename it")
@@ -164,11 +190,15 @@ def _class_names(root: Path, paths: list[str]) -> list[str]:
     if len(by_depth) > 1:
         shallow, deep = by_depth[min(by_depth)], by_depth[max(by_depth)]
         fact = f"the photos in {root} are at different depths ({shallow} and {deep}), so their classes are unclear"
-        raise DataError("DATA_DEPTH", f"{fact}: move them all into <class>/ folders of the same depth")
+        raise DataError(
+            "DATA_DEPTH", f"{fact}: move them all into <class>/ folders of the same depth"
+        )
     if len(names) == 1:
         folder = os.path.dirname(next(iter(by_depth.values()))) or "."
         fact = f"all {len(paths)} photos of {root} are in one class folder ({folder})"
-        raise DataError("DATA_NO_CLASSES", f"{fact}, so there is nothing to tell apart: expected {EXPECTED}")
+        raise DataError(
+            "DATA_NO_CLASSES", f"{fact}, so there is nothing to tell apart: expected {EXPECTED}"
+        )
     if {name.lower() for name in names} <= {*_TRAIN_FOLDERS, *VAL_NAMES}:
         fact = f"{root} has no class folders: {' and '.join(names)} hold photos themselves"
         raise DataError("DATA_NO_CLASSES", f"{fact}: expected {EXPECTED}")

@@ -35,12 +35,16 @@ class PhotoSplits:
 
 
 def load_splits(
-    source: str, *, image_column: str | None = None, label_column: str | None = None, cache_dir: Path | None = None
+    source: str,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    cache_dir: Path | None = None,
 ) -> PhotoSplits:
     """Return every split of a folder or a name on the hub; the arguments are those of `load_photos`.
 
-    A split whose labels cannot be used, such as a test split without any, is left out with a warning, unless it is one
-    that a run uses.
+    A split whose labels cannot be used, such as a test split without any, is left out with a
+    warning, unless it is one that a run uses.
 
     Raises:
         ConfigError: a wrong column.
@@ -58,13 +62,19 @@ def load_splits(
         if needed.keys() == chosen.keys():
             raise
         columns = read(list(needed.values()), [source] * len(needed))
-        _logger.warning("left out: %s (%s)", ", ".join(chosen.keys() - needed.keys()), error.args[0])
+        _logger.warning(
+            "left out: %s (%s)", ", ".join(chosen.keys() - needed.keys()), error.args[0]
+        )
         chosen = needed
     images = dict(zip(chosen, columns.images, strict=True))
     splits = {
-        name: PhotoSplit(labels=numbers, encoded_at=images[name].encoded_at, name_of=images[name].name_of)
+        name: PhotoSplit(
+            labels=numbers, encoded_at=images[name].encoded_at, name_of=images[name].name_of
+        )
         for name, numbers in zip(chosen, columns.labels, strict=True)
     }
     used = [split for split in splits.values() if len(split)]
     fingerprint = fingerprint_photos(used, columns.names, columns.class_names)
-    return PhotoSplits(splits=splits, images=images, class_names=columns.class_names, fingerprint=fingerprint)
+    return PhotoSplits(
+        splits=splits, images=images, class_names=columns.class_names, fingerprint=fingerprint
+    )

@@ -43,8 +43,8 @@ class PhotoConfig:
     image_size: Annotated[int, tyro.conf.arg(aliases=["--image-size"])] = 224
     """Height and width in pixels of the model's input."""
     crop_ratio: float | None = None
-    """The side of the centre crop in evaluation, as a fraction (0..1) of a photo's shorter side; None: as for
-    the weights of a timm model, else 0.875."""
+    """The side of the centre crop in evaluation, as a fraction (0..1) of a photo's shorter side;
+    None: as for the weights of a timm model, else 0.875."""
 
     def __post_init__(self) -> None:
         _check_fraction(self.val_fraction)
@@ -62,7 +62,8 @@ class PhotoConfig:
 class PhotoSplit:
     """Labels int64 [N] below K, or with several for each photo float32 [N, K] of 0 and 1, and the encoded photos.
 
-    `encoded_at(index)` reads a file as bytes, from any thread; `name_of(index)` describes where it is, for messages.
+    `encoded_at(index)` reads a file as bytes, from any thread; `name_of(index)` describes where it
+    is, for messages.
     """
 
     labels: NDArray[Any]
@@ -77,8 +78,9 @@ class PhotoSplit:
 class Photos:
     """A training and a validation split of labelled photos.
 
-    `fingerprint` is a hash of all labels, the class names, the decoder's version and some photos of each split.
-    `notes` are lines that a user should read, such as classes without a validation photo.
+    `fingerprint` is a hash of all labels, the class names, the decoder's version and some photos of
+    each split. `notes` are lines that a user should read, such as classes without a validation
+    photo.
     """
 
     train: PhotoSplit
@@ -94,15 +96,22 @@ class Photos:
 
 
 def load_photos(
-    source: Any, *, image_column: str | None = None, label_column: str | None = None, val_fraction: float = 0.0,
-    multi_label: bool = False, cache_dir: Path | None = None,
-) -> Photos:  # fmt: skip
-    """Return the photos of a folder, a name on the hub, a `datasets.Dataset` or a `DatasetDict`. Decodes none.
+    source: Any,
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    val_fraction: float = 0.0,
+    multi_label: bool = False,
+    cache_dir: Path | None = None,
+) -> Photos:
+    """Return the photos of a folder, a name on the hub, a `datasets.Dataset` or a `DatasetDict`.
 
-    The columns are found by type unless they are named. `val_fraction` (0..1) of the photos are for validation if
-    the source has no such split: which ones is decided by a hash of each photo's name, so that adding photos moves
-    no other. `multi_label`: the column has a list of classes for each photo. What `datasets` writes for local files is
-    below `cache_dir`; None: in its own cache.
+    Decodes none.
+
+    The columns are found by type unless they are named. `val_fraction` (0..1) of the photos are for
+    validation if the source has no such split: which ones is decided by a hash of each photo's
+    name, so that adding photos moves no other. `multi_label`: the column has a list of classes for
+    each photo. What `datasets` writes for local files is below `cache_dir`; None: in its own cache.
 
     Raises:
         ConfigError: a wrong column or fraction.
@@ -111,18 +120,26 @@ def load_photos(
     _check_fraction(val_fraction)
     is_path = isinstance(source, str | Path)
     name = str(source) if is_path else "the dataset"
-    train, val = train_and_val(open_dataset(source, cache_dir=cache_dir) if is_path else source, name)
+    train, val = train_and_val(
+        open_dataset(source, cache_dir=cache_dir) if is_path else source, name
+    )
     if val is None and val_fraction == 0:
-        raise DataError("DATA_NO_VAL", f"{name} has no validation split: set one aside with --val-fraction 0.1")
+        raise DataError(
+            "DATA_NO_VAL", f"{name} has no validation split: set one aside with --val-fraction 0.1"
+        )
     if val is not None and val_fraction > 0:
         fact = f"{name} has a validation split, so --val-fraction {val_fraction} does not apply"
         raise ConfigError("VAL_FRACTION", f"{fact}: leave it out")
     splits = [train] if val is None else [train, val]
     root = Path(source).absolute() if is_path else None
     columns = read_columns(
-        splits, [name] * len(splits), image_column=image_column, label_column=label_column, root=root,
+        splits,
+        [name] * len(splits),
+        image_column=image_column,
+        label_column=label_column,
+        root=root,
         multi_label=multi_label,
-    )  # fmt: skip
+    )
     images, labels, class_names = columns.images, columns.labels, columns.class_names
     if val is None:
         is_val = images[0].name_hashes() < val_fraction
@@ -134,16 +151,23 @@ def load_photos(
         refuse_untrained(labels[0], labels[1], class_names, parts[1].name_of)
     for part, kind in zip(parts, ("training", "validation"), strict=True):
         if not len(part):
-            raise DataError("DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction")
+            raise DataError(
+                "DATA_EMPTY", f"{name} has no {kind} photos: add some, or change --val-fraction"
+            )
     return Photos(
-        train=parts[0], val=parts[1], class_names=class_names,
-        fingerprint=fingerprint_photos(parts, columns.names, class_names), notes=notes,
-    )  # fmt: skip
+        train=parts[0],
+        val=parts[1],
+        class_names=class_names,
+        fingerprint=fingerprint_photos(parts, columns.names, class_names),
+        notes=notes,
+    )
 
 
 def _check_fraction(val_fraction: float) -> None:
     if not 0 <= val_fraction < 1:
-        raise ConfigError("VAL_FRACTION", f"--val-fraction is {val_fraction}: set it to at least 0 and below 1")
+        raise ConfigError(
+            "VAL_FRACTION", f"--val-fraction is {val_fraction}: set it to at least 0 and below 1"
+        )
 
 
 def train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
@@ -154,7 +178,9 @@ def train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
     for split in splits.values():
         if not isinstance(split, Dataset):
             fact = f"{name} is of type {type(split).__name__}"
-            raise DataError("DATA_TYPE", f"{fact}: give a map-style datasets.Dataset, which can be indexed")
+            raise DataError(
+                "DATA_TYPE", f"{fact}: give a map-style datasets.Dataset, which can be indexed"
+            )
     train_name = "train" if "train" in splits or len(splits) != 1 else next(iter(splits))
     if train_name not in splits:
         fact = f"{name} has the splits {', '.join(map(str, splits)) or '(none)'}"
@@ -178,7 +204,9 @@ def _at_row(read: Callable[[int], T], rows: NDArray[np.int64], index: int) -> T:
     return read(int(rows[index]))
 
 
-def _one_sided(labels: NDArray[Any], is_val: NDArray[np.bool_], class_names: tuple[str, ...]) -> tuple[str, ...]:
+def _one_sided(
+    labels: NDArray[Any], is_val: NDArray[np.bool_], class_names: tuple[str, ...]
+) -> tuple[str, ...]:
     """Return a line for each side on which classes are missing."""
     notes = []
     for side, words in ((is_val, "validation"), (~is_val, "training")):
@@ -190,7 +218,10 @@ def _one_sided(labels: NDArray[Any], is_val: NDArray[np.bool_], class_names: tup
 
 
 def refuse_untrained(
-    train: NDArray[Any], val: NDArray[Any], class_names: Sequence[str], name_of: Callable[[int], str]
+    train: NDArray[Any],
+    val: NDArray[Any],
+    class_names: Sequence[str],
+    name_of: Callable[[int], str],
 ) -> None:
     """Raise DataError if the photo `name_of(index)` for validation is of a class that none for training has."""
     missing = np.setdiff1d(_classes_in(val), _classes_in(train))
@@ -198,7 +229,10 @@ def refuse_untrained(
         has_class = val == missing[0] if val.ndim == 1 else val[:, missing[0]] > 0
         fact = f"{name_of(int(np.flatnonzero(has_class)[0]))} is of class"
         listed = _listed(missing, class_names)
-        raise DataError("DATA_LABEL", f"{fact} {listed}, which no training photo has: fix the label, or add photos")
+        raise DataError(
+            "DATA_LABEL",
+            f"{fact} {listed}, which no training photo has: fix the label, or add photos",
+        )
 
 
 def _classes_in(labels: NDArray[Any]) -> NDArray[np.int64]:
@@ -211,11 +245,15 @@ def _listed(labels: NDArray[np.int64], class_names: Sequence[str]) -> str:
     return ", ".join(names) + (f" and {len(labels) - 5} other classes" if len(labels) > 5 else "")
 
 
-def fingerprint_photos(parts: list[PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]) -> str:
+def fingerprint_photos(
+    parts: list[PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]
+) -> str:
     """Return a hash of all labels, the names of the columns and classes, the decoder, and some photos of each part."""
     digest = hashlib.sha256(repr((decoder_version(), columns, class_names)).encode())
     for part in parts:
         digest.update(f"{len(part)} ".encode() + part.labels.tobytes())
-        for index in np.linspace(0, len(part) - 1, min(_NUM_HASHED, len(part))).astype(int).tolist():
+        for index in (
+            np.linspace(0, len(part) - 1, min(_NUM_HASHED, len(part))).astype(int).tolist()
+        ):
             digest.update(hashlib.sha256(part.encoded_at(index)).digest())
     return f"{SAMPLED}{digest.hexdigest()}"

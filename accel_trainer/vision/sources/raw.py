@@ -52,7 +52,10 @@ def checked_class_names(raw: RawImages) -> tuple[str, ...]:
     """
     for split_name, split in (("train", raw.train), ("test", raw.test)):
         if len(split.labels) == 0:
-            raise DataError("DATA_EMPTY", f"the {split_name} split has no images: give a dataset that has both splits")
+            raise DataError(
+                "DATA_EMPTY",
+                f"the {split_name} split has no images: give a dataset that has both splits",
+            )
     names = raw.class_names or tuple(str(label) for label in range(int(raw.train.labels.max()) + 1))
     for split in (raw.train, raw.test):
         wrong = np.flatnonzero((split.labels < 0) | (split.labels >= len(names)))

@@ -43,7 +43,10 @@ from ...variants import slow
 
 @pytest.fixture(autouse=True)
 def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary folders are made, by a path short enough for a socket. Nothing is left there."""
+    """Where temporary folders are made, by a path short enough for a socket.
+
+    Nothing is left there.
+    """
     forkserver.ensure_running()  # it keeps a folder, too
     folder = Path(tempfile.mkdtemp(prefix="dry-"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -62,9 +65,22 @@ def test_a_dry_run_of_a_recipe_says_what_it_compared_and_leaves_nothing(
 ) -> None:
     pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
-    flags = ["--dataset", "digits", "--model", "resnet8", "--augment.crop-padding", "1", "--dry-run"]
+    flags = [
+        "--dataset",
+        "digits",
+        "--model",
+        "resnet8",
+        "--augment.crop-padding",
+        "1",
+        "--dry-run",
+    ]
     with pytest.raises(SystemExit) as ended:
-        main(cifar.train, cifar.Config, description="", argv=[*flags, "--cache-dir", str(tmp_path / "cache")])
+        main(
+            cifar.train,
+            cifar.Config,
+            description="",
+            argv=[*flags, "--cache-dir", str(tmp_path / "cache")],
+        )
     assert ended.value.code == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("dry run ok in ")
@@ -72,17 +88,23 @@ def test_a_dry_run_of_a_recipe_says_what_it_compared_and_leaves_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {"cache"}
 
 
-def test_a_dry_run_of_two_processes_says_once_that_all_is_equal(tmp_path: Path, scratch: Path) -> None:
+def test_a_dry_run_of_two_processes_says_once_that_all_is_equal(
+    tmp_path: Path, scratch: Path
+) -> None:
     config = workload.make_config(tmp_path / "run")
     arguments = (scratch, workload.train, config)
-    job = processes.start(in_folder, *arguments, num_processes=2, folder=tmp_path / "logs", has_workers=True)
+    job = processes.start(
+        in_folder, *arguments, num_processes=2, folder=tmp_path / "logs", has_workers=True
+    )
     codes = job.wait()
     shown = job.output(0) + job.output(1)
     assert (codes, shown.count("dry run ok")) == ([0, 0], 1), shown
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("num_samples", "num_processes", "num_parts"), [(1000, 1, 8), (513, 2, None), (600, 4, 64)])
+@pytest.mark.parametrize(
+    ("num_samples", "num_processes", "num_parts"), [(1000, 1, 8), (513, 2, None), (600, 4, 64)]
+)
 def test_a_dry_run_evaluates_at_most_512_samples_each_once(
     num_samples: int, num_processes: int, num_parts: int | None
 ) -> None:
@@ -187,17 +209,41 @@ def model(kind: Any) -> Any:
 
 
 NAMED: dict[str, tuple[Any, str]] = {
-    "late state": (task(LateState), r"CKPT_INEXACT.* differs in model.linear.* began with another task.mean"),
+    "late state": (
+        task(LateState),
+        r"CKPT_INEXACT.* differs in model.linear.* began with another task.mean",
+    ),
     "closure": (task(Closure), "CKPT_INEXACT.* such as a variable of a closure"),
-    "clock": (task(Clock), "NOT_REPEATABLE.* two runs of 3 steps from the same start differ in model.linear"),
+    "clock": (
+        task(Clock),
+        "NOT_REPEATABLE.* two runs of 3 steps from the same start differ in model.linear",
+    ),
     "flag": (model(Initialized), "CKPT_INEXACT.* began with another model.is_set"),
-    "evaluation": (task(RandomEvaluation), "CKPT_INEXACT.* differs in metrics.jsonl.* an evaluation that draws"),
-    "attribute": (model(test_rehearsal.CountingNet), "CKPT_INEXACT.* began with another model.calls"),
-    "class attribute": (model(test_rehearsal.ClassCounter), "CKPT_INEXACT.* began with another ClassCounter.calls"),
-    "global": (model(test_rehearsal.GlobalCounter), "CKPT_INEXACT.* began with another .*GLOBAL_STEPS"),
+    "evaluation": (
+        task(RandomEvaluation),
+        "CKPT_INEXACT.* differs in metrics.jsonl.* an evaluation that draws",
+    ),
+    "attribute": (
+        model(test_rehearsal.CountingNet),
+        "CKPT_INEXACT.* began with another model.calls",
+    ),
+    "class attribute": (
+        model(test_rehearsal.ClassCounter),
+        "CKPT_INEXACT.* began with another ClassCounter.calls",
+    ),
+    "global": (
+        model(test_rehearsal.GlobalCounter),
+        "CKPT_INEXACT.* began with another .*GLOBAL_STEPS",
+    ),
     "task": (task(test_rehearsal.Centred), "CKPT_INEXACT.* began with another task.centre"),
-    "generator": (task(test_rehearsal.OwnGenerator), "CKPT_INEXACT.* began with another task.generator"),
-    "Python's generator": (partial(workload.train, task=DrawsFromPython()), "CKPT_INEXACT.* Python's random"),
+    "generator": (
+        task(test_rehearsal.OwnGenerator),
+        "CKPT_INEXACT.* began with another task.generator",
+    ),
+    "Python's generator": (
+        partial(workload.train, task=DrawsFromPython()),
+        "CKPT_INEXACT.* Python's random",
+    ),
 }
 SHOWN = ["late state", "clock", "evaluation", "global"]
 
@@ -215,7 +261,9 @@ def test_what_a_resume_would_lose_fails_the_dry_run_and_is_named(tmp_path: Path,
         dry_run(train, make_config(tmp_path / "run", train), exit_with=exit_with)
 
 
-def test_what_can_be_saved_but_not_loaded_fails_the_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_can_be_saved_but_not_loaded_fails_the_dry_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train = partial(planted.train, callbacks=(Forgetful(),))
     with pytest.raises(SystemExit) as ended:
         dry_run(train, make_config(tmp_path / "run", train), exit_with=exit_with)
@@ -229,7 +277,9 @@ def train_honest(name: str, config: RecipeConfig) -> RunResult:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", test_rehearsal.HONEST)
-def test_a_dry_run_of_honest_parts_finds_nothing(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_of_honest_parts_finds_nothing(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = planted.make_config(tmp_path / "run", max_steps=None)
     if "optimizer" in test_rehearsal.HONEST[name]:
         config = replace(config, optimizer=OptimizerConfig())

@@ -27,12 +27,21 @@ def test_a_process_that_fails_before_it_connects_reports_its_own_error(tmp_path:
     assert job.output(1).splitlines() == [
         "accel_trainer: process 1: error[CONFIG]: unknown flag --epoch: did you mean --epochs?"
     ]
-    assert job.output(0).splitlines()[-1].startswith("accel_trainer: error[RENDEZVOUS]: process 0 of 2 did not")
+    assert (
+        job.output(0)
+        .splitlines()[-1]
+        .startswith("accel_trainer: error[RENDEZVOUS]: process 0 of 2 did not")
+    )
 
 
 def join_unless_mistaken() -> None:
     """As on two machines of which one has an old script."""
-    main(join, RecipeConfig, description="", argv=["--epoch", "3"] if os.environ["RANK"] == "1" else [])
+    main(
+        join,
+        RecipeConfig,
+        description="",
+        argv=["--epoch", "3"] if os.environ["RANK"] == "1" else [],
+    )
 
 
 def join(config: RecipeConfig) -> RunResult:
@@ -43,7 +52,15 @@ def join(config: RecipeConfig) -> RunResult:
 @pytest.mark.usefixtures("python_is_forked")
 def test_a_mistake_that_all_processes_make_is_reported_once() -> None:
     pytest.importorskip("sklearn")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        "0",
+    ]
     run = subprocess.run(
         [*launcher, "recipes/minimal.py", "--epoch", "3"],
         cwd=ROOT,
@@ -54,7 +71,9 @@ def test_a_mistake_that_all_processes_make_is_reported_once() -> None:
     )
     assert run.returncode == 1
     said = [line for line in run.stderr.splitlines() if line.startswith("accel_trainer: ")]
-    assert said == ["accel_trainer: error[CONFIG]: unknown flag --epoch: did you mean --epochs?"], run.stderr
+    assert said == ["accel_trainer: error[CONFIG]: unknown flag --epoch: did you mean --epochs?"], (
+        run.stderr
+    )
 
 
 class Undefined(ClassificationTask):
@@ -71,13 +90,19 @@ def train_to_nan(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("num_processes", [1, *slow([2])])
-def test_a_run_whose_last_evaluation_loss_is_nan_ends_as_diverged(tmp_path: Path, num_processes: int) -> None:
+def test_a_run_whose_last_evaluation_loss_is_nan_ends_as_diverged(
+    tmp_path: Path, num_processes: int
+) -> None:
     folder = tmp_path / "run"
     for attempt in ("first", "again"):
-        job = processes.start(train_to_nan, folder, num_processes=num_processes, folder=tmp_path / attempt)
+        job = processes.start(
+            train_to_nan, folder, num_processes=num_processes, folder=tmp_path / attempt
+        )
         assert job.wait() == [79] * num_processes
         last = job.output().splitlines()[-1]
-        assert last.startswith("accel_trainer: error[EVAL_NONFINITE]: training has ended, but eval/loss is nan in the")
+        assert last.startswith(
+            "accel_trainer: error[EVAL_NONFINITE]: training has ended, but eval/loss is nan in the"
+        )
         assert "the best weights are those of step-" in last, "by their accuracy"
         status = json.loads((folder / "status.json").read_text())
         assert (status["state"], status["exit_code"]) == ("diverged", 79)

@@ -43,7 +43,8 @@ from ...training.test_exactness import final_files, history
 from ...variants import slow_but
 
 PROCESSES = (1, 2, 4)
-# 71 samples, 16 a step: the last step of an epoch has 7 samples for 8 micro-batches, so that one is empty.
+# 71 samples, 16 a step: the last step of an epoch has 7 samples for 8 micro-batches, so that one is
+# empty.
 NUM_TRAIN, MICRO, GLOBAL = 71, 2, 16
 
 # --- sums ---
@@ -52,7 +53,9 @@ NUM_TRAIN, MICRO, GLOBAL = 71, 2, 16
 def in_pairs(values: Sequence[float]) -> Tensor:
     """Return the sum by the definition: of the sums of both halves."""
     half = len(values) // 2
-    return torch.tensor(values[0]) if half == 0 else in_pairs(values[:half]) + in_pairs(values[half:])
+    return (
+        torch.tensor(values[0]) if half == 0 else in_pairs(values[:half]) + in_pairs(values[half:])
+    )
 
 
 @pytest.mark.parametrize("number", [1, 2, 4, 8, 64])
@@ -68,7 +71,9 @@ def test_a_process_adds_up_in_pairs_with_one_partial_sum_for_each_level(number: 
 
 
 @pytest.mark.parametrize("num_processes", [2, 4])
-def test_processes_add_up_in_the_same_pairs_at_any_length(tmp_path: Path, num_processes: int) -> None:
+def test_processes_add_up_in_the_same_pairs_at_any_length(
+    tmp_path: Path, num_processes: int
+) -> None:
     processes.run(add_up, num_processes=num_processes, folder=tmp_path)
 
 
@@ -94,7 +99,9 @@ def reduce_filters() -> None:
     with joined_processes() as accelerator:
         net = nn.Sequential(nn.Conv2d(8, 16, 3, groups=8), nn.Conv2d(16, 4, 1))
         strides = [tensor.stride() for tensor in net.parameters()]
-        model, _ = PlainStrategy(accelerator, seed=0).prepare(net, torch.optim.SGD(net.parameters(), lr=0.1))
+        model, _ = PlainStrategy(accelerator, seed=0).prepare(
+            net, torch.optim.SGD(net.parameters(), lr=0.1)
+        )
         images = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
         model(images).square().sum().backward()
         assert [tensor.grad.stride() for tensor in net.parameters()] == strides
@@ -116,9 +123,13 @@ def config_of(folder: Path, options: Mapping[str, Any]) -> RecipeConfig:
         reduce=options.get("reduce", "exact"),
     )  # fmt: skip
     config = workload.make_config(
-        folder, batch=batch, optimizer=OptimizerConfig(name=options.get("optimizer", "sgd"), learning_rate=0.02)
+        folder,
+        batch=batch,
+        optimizer=OptimizerConfig(name=options.get("optimizer", "sgd"), learning_rate=0.02),
     )
-    trainer = replace(config.trainer, max_grad_norm=options.get("clip"), max_steps=options.get("max_steps"))
+    trainer = replace(
+        config.trainer, max_grad_norm=options.get("clip"), max_steps=options.get("max_steps")
+    )
     runtime = replace(config.runtime, mixed_precision=options.get("precision"), num_threads=None)
     return replace(config, trainer=trainer, runtime=runtime)
 
@@ -137,13 +148,18 @@ def train_columns(folder: Path, columns: Mapping[str, Mapping[str, Any]]) -> Non
     for name, options in columns.items():
         train(folder / name, options)
         if os.environ.get("RANK", "0") == "0":
-            files = {**final_files(folder / name), "export": (folder / name / "export/model.safetensors").read_bytes()}
+            files = {
+                **final_files(folder / name),
+                "export": (folder / name / "export/model.safetensors").read_bytes(),
+            }
             hashes[name] = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
     if hashes:
         (folder / "hashes.json").write_text(json.dumps(hashes))
 
 
-def hashes_on(num_processes: int, columns: Mapping[str, Mapping[str, Any]], tmp_path: Path) -> dict[str, Any]:
+def hashes_on(
+    num_processes: int, columns: Mapping[str, Mapping[str, Any]], tmp_path: Path
+) -> dict[str, Any]:
     folder = tmp_path / str(num_processes)
     processes.run(train_columns, folder, columns, num_processes=num_processes, folder=folder)
     return json.loads((folder / "hashes.json").read_text())
@@ -152,7 +168,12 @@ def hashes_on(num_processes: int, columns: Mapping[str, Mapping[str, Any]], tmp_
 SHOWN = {  # of five steps in the first epoch
     "GroupNorm": {"norm": "group", "clip": 0.5, "max_steps": 6},
     "BatchNorm, AdamW, items": {"optimizer": "adamw", "items": True, "max_steps": 6},
-    "BatchNorm, Muon, bf16, a dataset": {"optimizer": "muon", "precision": "bf16", "num_workers": 0, "max_steps": 6},
+    "BatchNorm, Muon, bf16, a dataset": {
+        "optimizer": "muon",
+        "precision": "bf16",
+        "num_workers": 0,
+        "max_steps": 6,
+    },
     "an assigned buffer": {"net": "assigned", "max_steps": 6},
     "a counter of samples": {"net": "samples", "max_steps": 6},
     "a counter for each class": {"net": "usage", "max_steps": 6},
@@ -166,13 +187,24 @@ def test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes(tmp_path: Path) -> N
 
 
 def test_a_counter_of_samples_counts_those_of_all_processes(tmp_path: Path) -> None:
-    train(tmp_path / "run", {"net": "samples", "max_steps": 5})  # an epoch, the last step of 7 samples
+    # an epoch, the last step of 7 samples
+    train(tmp_path / "run", {"net": "samples", "max_steps": 5})
     assert exported(tmp_path / "run", "samples") == NUM_TRAIN
 
 
 def test_a_counter_of_forwards_counts_steps_on_any_number_of_processes(tmp_path: Path) -> None:
-    processes.run(train, tmp_path / "run", {"net": "assigned", "max_steps": 5}, num_processes=2, folder=tmp_path)
-    assert exported(tmp_path / "run", "calls") == exported(tmp_path / "run", "layers.1.num_batches_tracked") == 5
+    processes.run(
+        train,
+        tmp_path / "run",
+        {"net": "assigned", "max_steps": 5},
+        num_processes=2,
+        folder=tmp_path,
+    )
+    assert (
+        exported(tmp_path / "run", "calls")
+        == exported(tmp_path / "run", "layers.1.num_batches_tracked")
+        == 5
+    )
 
 
 def exported(folder: Path, name: str) -> Tensor:
@@ -180,7 +212,9 @@ def exported(folder: Path, name: str) -> Tensor:
 
 
 MATRIX = {
-    ", ".join(map(str, values)): dict(zip(("optimizer", "norm", "dropout", "clip", "precision"), values, strict=True))
+    ", ".join(map(str, values)): dict(
+        zip(("optimizer", "norm", "dropout", "clip", "precision"), values, strict=True)
+    )
     for values in itertools.product(
         ("sgd", "adamw", "muon"), ("group", "batch"), (0.0, 0.3), (None, 0.5), (None, "bf16")
     )
@@ -221,18 +255,24 @@ ATTEMPTS = {"2, 1": ((2, 4), (1, None)), "4, 2, 1, 4": ((4, 3), (2, 5), (1, 7), 
 
 
 @pytest.mark.parametrize("numbers", slow_but(["2, 1"], ATTEMPTS))
-def test_an_exact_run_killed_and_resumed_elsewhere_has_the_same_bytes(tmp_path: Path, numbers: str) -> None:
+def test_an_exact_run_killed_and_resumed_elsewhere_has_the_same_bytes(
+    tmp_path: Path, numbers: str
+) -> None:
     options = {"clip": 0.5}
     processes.run(train, tmp_path / "whole", options, folder=tmp_path / "log")
     for attempt, (number, step) in enumerate(ATTEMPTS[numbers]):
         arguments = (tmp_path / "parts", options, step)
-        job = processes.start(train_until, *arguments, num_processes=number, folder=tmp_path / f"log {attempt}")
+        job = processes.start(
+            train_until, *arguments, num_processes=number, folder=tmp_path / f"log {attempt}"
+        )
         codes = job.wait()
         assert (0 if step is None else -signal.SIGKILL) in codes, job.output()
         assert attempt == 0 or "continuing after step" in job.output()
         assert "may differ in the last bits" not in job.output()
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert (whole / "export/model.safetensors").read_bytes() == (parts / "export/model.safetensors").read_bytes()
+    assert (whole / "export/model.safetensors").read_bytes() == (
+        parts / "export/model.safetensors"
+    ).read_bytes()
     assert final_files(whole) == final_files(parts)
     assert manifest(whole) == manifest(parts)
     assert history(whole) == history(parts)
@@ -252,10 +292,22 @@ def manifest(folder: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"global_batch_size": 48, "per_device_batch_size": 8}, "global batch 48 / --batch-size 8 is 6: set"),
-        ({"global_batch_size": 16, "per_device_batch_size": 32}, "global batch 16 / --batch-size 32 is 0.5: set"),
-        ({"global_batch_size": 48, "per_device_batch_size": 12, "num_processes": 3}, "there are 3: launch 2"),
-        ({"global_batch_size": 64, "per_device_batch_size": 16, "num_processes": 8}, "there are 8: launch 4"),
+        (
+            {"global_batch_size": 48, "per_device_batch_size": 8},
+            "global batch 48 / --batch-size 8 is 6: set",
+        ),
+        (
+            {"global_batch_size": 16, "per_device_batch_size": 32},
+            "global batch 16 / --batch-size 32 is 0.5: set",
+        ),
+        (
+            {"global_batch_size": 48, "per_device_batch_size": 12, "num_processes": 3},
+            "there are 3: launch 2",
+        ),
+        (
+            {"global_batch_size": 64, "per_device_batch_size": 16, "num_processes": 8},
+            "there are 8: launch 4",
+        ),
     ],
 )
 def test_numbers_that_are_not_powers_of_two_are_refused(sizes: dict[str, int], words: str) -> None:
@@ -270,14 +322,18 @@ def test_what_changes_the_micro_batches_is_refused(option: dict[str, Any]) -> No
 
 
 def test_too_many_processes_are_refused_before_any_work(tmp_path: Path) -> None:
-    job = processes.start(train, tmp_path / "run", {"clip": 1.0}, num_processes=3, folder=tmp_path / "log")
+    job = processes.start(
+        train, tmp_path / "run", {"clip": 1.0}, num_processes=3, folder=tmp_path / "log"
+    )
     assert job.wait() == [1, 1, 1]
     assert "there are 3: launch 2" in job.output()
     assert not (tmp_path / "run").exists()
 
 
 def test_fp16_with_loss_scaling_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--reduce exact does not work with --mixed-precision fp16"):
+    with pytest.raises(
+        ConfigError, match="--reduce exact does not work with --mixed-precision fp16"
+    ):
         workload.train(config_of(tmp_path, {}), scaler=torch.amp.GradScaler("cpu"))
 
 
@@ -290,11 +346,18 @@ def test_a_model_that_normalises_over_processes_is_refused() -> None:
 
 def test_an_integer_buffer_that_depends_on_the_data_is_refused_on_all(tmp_path: Path) -> None:
     options = {"net": "usage, not declared"}
-    job = processes.start(train, tmp_path / "run", options, num_processes=2, folder=tmp_path / "log")
+    job = processes.start(
+        train, tmp_path / "run", options, num_processes=2, folder=tmp_path / "log"
+    )
     assert job.wait() == [1, 1]
     for rank in (0, 1):
-        assert "error[REDUCE]: the integer buffer usage changes by 0 in one micro-batch" in job.output(rank)
-        assert "set summed_buffers = ('usage',) on the model if the changes add up" in job.output(rank)
+        assert (
+            "error[REDUCE]: the integer buffer usage changes by 0 in one micro-batch"
+            in job.output(rank)
+        )
+        assert "set summed_buffers = ('usage',) on the model if the changes add up" in job.output(
+            rank
+        )
 
 
 class Pointing(nn.Module):
@@ -351,7 +414,10 @@ def test_a_buffer_that_grows_is_refused_by_name() -> None:
         strategy.begin_forward(0, index)
         model(torch.ones(3, 2)).sum().backward()
         strategy.end_backward(3)
-    with pytest.raises(ConfigError, match=r"the shape of the buffer means from \[1\] to \[2\]: let it keep its shape"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the shape of the buffer means from \[1\] to \[2\]: let it keep its shape",
+    ):
         strategy.finish([torch.zeros(())] * 2, [{}] * 2, [])
 
 
@@ -360,7 +426,9 @@ def test_a_name_that_is_no_integer_buffer_cannot_be_summed(name: str) -> None:
     model = ChangingNet("usage")
     model.summed_buffers = (name,)
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=2)
-    with pytest.raises(ConfigError, match=f"summed_buffers has {name}, no integer buffer: name some of .*usage"):
+    with pytest.raises(
+        ConfigError, match=f"summed_buffers has {name}, no integer buffer: name some of .*usage"
+    ):
         strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
@@ -391,7 +459,9 @@ def train_sharded(folder: Path) -> None:
         ({"num_threads": 2}, "runtime.num_threads: 1 -> 2"),
     ],
 )
-def test_a_run_is_not_continued_with_what_gives_other_bits(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_a_run_is_not_continued_with_what_gives_other_bits(
+    tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
     train(tmp_path, {"max_steps": 1})
     config = config_of(tmp_path, change)
     batch = replace(config.batch, per_device_batch_size=change.get("batch_size", MICRO))
@@ -440,8 +510,12 @@ def take_steps(strategy: ExactStrategy, model: nn.Module, optimizer: torch.optim
         optimizer.step()
 
 
-@pytest.mark.parametrize(("model", "name"), [(Teacher(), "follower.weight"), (Counted(5, 3), "_extra_state")])
-def test_what_a_forward_changes_besides_buffers_is_refused_by_name(model: nn.Module, name: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "name"), [(Teacher(), "follower.weight"), (Counted(5, 3), "_extra_state")]
+)
+def test_what_a_forward_changes_besides_buffers_is_refused_by_name(
+    model: nn.Module, name: str
+) -> None:
     strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, _ = strategy.prepare(model, optimizer)

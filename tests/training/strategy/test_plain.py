@@ -20,7 +20,11 @@ def draw(strategy: PlainStrategy, step: int, index: int) -> Tensor:
 
 def test_a_forward_draws_by_its_step_and_its_micro_batch(strategy: PlainStrategy) -> None:
     first = draw(strategy, 5, 1)
-    draws = [draw(strategy, 5, 0), draw(strategy, 6, 1), draw(PlainStrategy(strategy.accelerator, seed=4), 5, 1)]
+    draws = [
+        draw(strategy, 5, 0),
+        draw(strategy, 6, 1),
+        draw(PlainStrategy(strategy.accelerator, seed=4), 5, 1),
+    ]
     assert torch.equal(draw(strategy, 5, 1), first)
     assert not any(torch.equal(other, first) for other in draws)
 
@@ -33,7 +37,9 @@ def test_the_numbers_of_micro_batches_are_added_up(strategy: PlainStrategy) -> N
     assert (output.num_items, num_items) == (None, None)
 
 
-def test_the_items_of_micro_batches_are_added_up_over_all_processes(strategy: PlainStrategy) -> None:
+def test_the_items_of_micro_batches_are_added_up_over_all_processes(
+    strategy: PlainStrategy,
+) -> None:
     loss = torch.tensor(1.0)
     output, num_items = strategy.finish([loss, loss], [{}, {}], [torch.tensor(3), torch.tensor(4)])
     assert output.num_items is not None
@@ -54,7 +60,9 @@ def test_a_plain_copy_of_a_model_shares_no_memory(strategy: PlainStrategy) -> No
     assert copied.weight.data_ptr() != model.weight.data_ptr()
 
 
-def test_a_plain_strategy_refuses_nothing_and_stores_the_live_state(strategy: PlainStrategy) -> None:
+def test_a_plain_strategy_refuses_nothing_and_stores_the_live_state(
+    strategy: PlainStrategy,
+) -> None:
     strategy.refuse({"--runtime.static-graph": True})
     pieces = {"model": {"weight": torch.ones(2)}}
     assert strategy.gather(pieces)["model"]["weight"] is pieces["model"]["weight"]

@@ -20,7 +20,9 @@ from accel_trainer.training.strategy.sharded import ShardedStrategy
 
 def make(state_dict_type: str) -> ShardedStrategy:
     plugin = SimpleNamespace(state_dict_type=SimpleNamespace(name=state_dict_type))
-    accelerator = SimpleNamespace(num_processes=1, process_index=0, state=SimpleNamespace(fsdp_plugin=plugin))
+    accelerator = SimpleNamespace(
+        num_processes=1, process_index=0, state=SimpleNamespace(fsdp_plugin=plugin)
+    )
     return ShardedStrategy(cast(Accelerator, accelerator), seed=0)
 
 
@@ -41,7 +43,9 @@ def test_shards_are_gathered_for_a_checkpoint_of_whole_tensors(shard: Any) -> No
 
 
 def test_shards_stay_shards_for_a_checkpoint_of_shards(shard: Any) -> None:
-    assert make("SHARDED_STATE_DICT").gather({"model": {"weight": shard}})["model"]["weight"] is shard
+    assert (
+        make("SHARDED_STATE_DICT").gather({"model": {"weight": shard}})["model"]["weight"] is shard
+    )
 
 
 def test_the_local_parts_of_shards_are_plain_tensors(shard: Any) -> None:
