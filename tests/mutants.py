@@ -838,6 +838,13 @@ MUTANTS = [
         "    if True:\n        result",
         ("tests/run/test_observers.py",),
     ),
+    Mutant(
+        "every device but the CPU has copies in the background",
+        "accel_trainer/distributed/streams.py",
+        "return accelerator is not None and device.type == accelerator.type",
+        "return True",
+        ("tests/distributed/test_streams.py",),
+    ),
 ]  # fmt: skip
 
 
