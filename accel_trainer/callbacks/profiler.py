@@ -10,7 +10,7 @@ from accelerate.utils import ProfileKwargs
 
 from ..core import filesystem
 from ..core.callback import Callback, RunResult, TrainerView
-from ..core.guards import check_place
+from ..core.guards import check_not_moved
 from ..core.types import StepReport
 
 _WARMUP_STEPS, _STEPS = 5, 10
@@ -47,7 +47,7 @@ class Profile(Callback):
             profiler, self._profiler = self._profiler, None
             profiler.stop()
             trace = self._folder / "trace.json"
-            check_place(trace)  # torch writes it
+            check_not_moved(trace)  # torch writes it
             profiler.export_chrome_trace(str(trace))
             self._show(f"profile: steps {_WARMUP_STEPS + 1} to {self._num_steps} are in {trace}")
 

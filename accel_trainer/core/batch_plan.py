@@ -121,18 +121,17 @@ def split_evenly(
     """
     num_parts = num_parts or num_processes
     cuts = range(0, math.ceil(len(positions) / num_parts), batch_size)
-    own = own_parts(positions, num_parts, num_processes, process_index)
-    return [part[cut : cut + batch_size] for part in own for cut in cuts]
+    parts = parts_of_process(positions, num_parts, num_processes, process_index)
+    return [part[cut : cut + batch_size] for part in parts for cut in cuts]
 
 
-def own_parts(
+def parts_of_process(
     positions: range, num_parts: int, num_processes: int, process_index: int
 ) -> list[range]:
-    """Return one process's parts of `positions`, which is cut into `num_parts` of equal length, or one less."""
-    own = range(
-        process_index * num_parts // num_processes, (process_index + 1) * num_parts // num_processes
-    )
-    cuts = [math.ceil(len(positions) * part / num_parts) for part in (*own, own.stop)]
+    """Return one process's parts of `positions`, cut into `num_parts`; lengths differ by at most 1."""
+    first = process_index * num_parts // num_processes
+    end = (process_index + 1) * num_parts // num_processes
+    cuts = [math.ceil(len(positions) * part / num_parts) for part in range(first, end + 1)]
     return [positions[start:stop] for start, stop in pairwise(cuts)]
 
 

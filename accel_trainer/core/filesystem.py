@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from . import platform
-from .guards import check_place
+from .guards import check_not_moved
 
 _logger = logging.getLogger(__name__)
 
@@ -37,24 +37,24 @@ class Disk:
 
     def make_directory(self, path: Path) -> None:
         """Create a directory that only this user can enter."""
-        check_place(path)
+        check_not_moved(path)
         os.mkdir(path, 0o700)
 
     def create(self, path: Path) -> int:
         """Create a file that must not exist, for this user only, and return its descriptor."""
-        check_place(path)
+        check_not_moved(path)
         return os.open(path, _NEW_FILE, 0o600)
 
     def write(self, path: Path, descriptor: int, data: Chunk) -> None:
         """Write all of `data` at the end."""
-        check_place(path)
+        check_not_moved(path)
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]
 
     def truncate(self, path: Path, descriptor: int, size: int) -> None:
         """Cut the file to `size` bytes."""
-        check_place(path)
+        check_not_moved(path)
         os.ftruncate(descriptor, size)
 
     def sync(self, path: Path, descriptor: int) -> None:
@@ -67,22 +67,22 @@ class Disk:
 
     def rename(self, source: Path, target: Path) -> None:
         """Give `source` another name in the same directory, replacing a file of that name."""
-        check_place(target)
+        check_not_moved(target)
         os.replace(source, target)
 
     def remove(self, path: Path) -> None:
         """Delete a file."""
-        check_place(path)
+        check_not_moved(path)
         os.unlink(path)
 
     def remove_empty(self, path: Path) -> None:
         """Delete a directory in which there is nothing. Raises OSError if there is something."""
-        check_place(path)
+        check_not_moved(path)
         os.rmdir(path)
 
     def remove_tree(self, path: Path) -> None:
         """Delete a directory and all in it. Symlinks are removed, not followed."""
-        check_place(path)
+        check_not_moved(path)
         shutil.rmtree(path)
 
 

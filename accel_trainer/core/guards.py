@@ -1,7 +1,7 @@
-"""Folders that are in use: nothing in one is changed once another folder has taken its path.
+"""Guarded folders: once one was moved or replaced, the run refuses to write to it.
 
-A program that renames a folder, or puts another in its place, does not tell the run that writes
-there by its path.
+A run writes by path, and nothing tells it that another program has renamed its folder or put
+another one in its place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .errors import CheckpointError
 
 @dataclass(frozen=True)
 class _Guard:
-    """What must be at `path` for anything in `folder` to be changed."""
+    """Writes to `folder` are refused unless the file `expected` is still at `path`."""
 
     folder: Path
     path: Path
@@ -40,10 +40,10 @@ _guards: list[_Guard] = []
 
 @contextmanager
 def guarded(folder: Path, path: Path, descriptor: int) -> Iterator[None]:
-    """Let any change in `folder` raise CheckpointError once another file than `descriptor` is at `path`.
+    """Refuse writes to `folder` once `path` is no longer the open file `descriptor`.
 
-    The open descriptor keeps the inode number from being given to another file. A file system that
-    has no lasting identities is not guarded.
+    The open descriptor keeps the inode number from being reused. File systems without stable inode
+    numbers are not guarded.
     """
     guard = _Guard(folder, path, os.fstat(descriptor))
     if not os.path.samestat(os.lstat(path), guard.expected):
@@ -57,10 +57,10 @@ def guarded(folder: Path, path: Path, descriptor: int) -> Iterator[None]:
 
 
 @contextmanager
-def kept_in_place(folder: Path) -> Iterator[None]:
-    """Let any change in `folder` raise CheckpointError once another folder is at its path.
+def guarded_folder(folder: Path) -> Iterator[None]:
+    """Refuse writes to `folder` after it was moved or replaced.
 
-    Without effect on Windows, which does not move a folder with open files. Raises OSError.
+    Does nothing on Windows, which does not move a folder with open files. Raises OSError.
     """
     with ExitStack() as stack:
         if (descriptor := platform.open_directory(folder)) is not None:
@@ -69,8 +69,8 @@ def kept_in_place(folder: Path) -> Iterator[None]:
         yield
 
 
-def check_place(path: Path) -> None:
-    """Raise CheckpointError if `path` lies in a folder that is guarded and is no longer where it was."""
+def check_not_moved(path: Path) -> None:
+    """Raise CheckpointError if `path` lies in a guarded folder that was moved or replaced."""
     for guard in list(_guards):
         if path.is_relative_to(guard.folder):
             guard.check()

@@ -164,8 +164,8 @@ class RunLock:
             os.lseek(self._descriptor, 0, os.SEEK_SET)
             os.write(self._descriptor, owner)
 
-    def in_place(self) -> AbstractContextManager[None]:
-        """Let any change in the folder raise CheckpointError once another file has the lock's path."""
+    def guarded_folder(self) -> AbstractContextManager[None]:
+        """Refuse writes to the run's folder once the lock file was moved or replaced."""
         return guarded(self._path.parent, self._path, self._descriptor)
 
     def __enter__(self) -> RunLock:

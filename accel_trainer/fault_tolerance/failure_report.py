@@ -20,7 +20,7 @@ from ..checkpoint.serialization import read_json_object
 from ..core import filesystem
 from ..core.activity import Activity
 from ..core.errors import ExitCode, ProcessError, UserError
-from ..core.guards import check_place
+from ..core.guards import check_not_moved
 from ..core.run_dir import writes_to
 from ..core.user_code import PeerFailed, describe_error, exit_code_of, is_lost_peer
 from ..distributed.launch_env import count_local_processes
@@ -73,7 +73,7 @@ def failures_reported(
         mine = first = report.failure(describe_error(error), exit_code_of(error))
         activity.phase = "end"  # no longer watched
         if is_lost_peer(error):
-            check_place(folder)  # nobody finds there why the others ended
+            check_not_moved(folder)  # nobody finds there why the others ended
             first = _find_first(folder, mine, num_processes)
             if (
                 first is mine

@@ -19,7 +19,7 @@ from ..checkpoint.manager import Checkpointer
 from ..core.batch_plan import BatchPlan
 from ..core.callback import Callback
 from ..core.errors import ConfigError
-from ..core.guards import kept_in_place
+from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
 from ..core.tensor_memory import copy_model
 from ..core.timing import Stopwatch
@@ -173,7 +173,7 @@ def build_trainer(
     )
     prepare_checkpoints(trainer, checkpointer)
     if run.accelerator.is_main_process:
-        run.resources.enter_context(kept_in_place(checkpointer.directory))
+        run.resources.enter_context(guarded_folder(checkpointer.directory))
     _restore(run, trainer, metadata, history)
     return trainer
 

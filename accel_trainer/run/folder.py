@@ -23,7 +23,7 @@ from ..core.errors import (
     ProcessError,
     UserError,
 )
-from ..core.guards import kept_in_place
+from ..core.guards import guarded_folder
 from ..core.run_dir import (
     RunLock,
     prepare_directory,
@@ -86,9 +86,9 @@ def open_folder(
     refuse_strange_entries(folder)
     run_lock = lock.enter_context(RunLock(folder / "run.lock"))
     with writes_to(folder):
-        lock.enter_context(kept_in_place(folder))
+        lock.enter_context(guarded_folder(folder))
     lock.enter_context(_undone_if_refused(folder, stop_flag, is_new=is_new))
-    lock.enter_context(run_lock.in_place())
+    lock.enter_context(run_lock.guarded_folder())
     _sweep(folder)
     source = find_source(folder, config.run)
     stored = None if source is None else read_stored_config(source)

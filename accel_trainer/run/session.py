@@ -13,7 +13,7 @@ from accelerate import Accelerator
 
 from ..checkpoint.format import LoadedCheckpoint
 from ..core.activity import Activity
-from ..core.guards import kept_in_place
+from ..core.guards import guarded_folder
 from ..core.rng import seed_everything
 from ..distributed.accelerator import start_accelerator
 from ..distributed.collectives import run_on_main, shutdown
@@ -151,5 +151,5 @@ def _open_on_main(
     opened = OpenedFolder(source=None if source is None else Source(**source), **found)
     folder = Path(opened.path)
     if not accelerator.is_main_process and folder.is_dir():  # perhaps on another machine's disk
-        lock.enter_context(kept_in_place(folder))
+        lock.enter_context(guarded_folder(folder))
     return opened

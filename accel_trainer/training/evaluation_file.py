@@ -20,7 +20,7 @@ from torch import Tensor
 from ..checkpoint.serialization import decode, encode, pack_tensors, unpack_metadata, unpack_tensors
 from ..core import filesystem
 from ..core.errors import CheckpointError
-from ..core.guards import check_place
+from ..core.guards import check_not_moved
 
 EVALUATION_FILE = "evaluation.safetensors"
 _MAX_BYTES = 2**32
@@ -59,7 +59,7 @@ def write_details(folder: Path, results: Mapping[str, Any], *, optimizer_step: i
     if not details:
         return
     path = folder / EVALUATION_FILE
-    check_place(path)  # another folder there ends the run
+    check_not_moved(path)  # another folder there ends the run
     try:
         encoded = encode({"optimizer_step": optimizer_step, "results": details}, name="evaluation")
         assert encoded.skeleton is not None

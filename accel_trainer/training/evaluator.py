@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
-from ..core.batch_plan import own_parts
+from ..core.batch_plan import parts_of_process
 from ..core.buffers import BufferCopy, buffer_places, buffers_at
 from ..core.errors import ConfigError, DataError, UserError
 from ..core.pairwise import PairwiseSum
@@ -243,7 +243,9 @@ class Evaluator:
         accelerator = self.accelerator
         num_parts = self._num_parts or accelerator.num_processes
         samples = range(self.loader.num_samples)
-        return own_parts(samples, num_parts, accelerator.num_processes, accelerator.process_index)
+        return parts_of_process(
+            samples, num_parts, accelerator.num_processes, accelerator.process_index
+        )
 
     def _part_ends(self) -> list[int]:
         """Return after how many of its samples each part of this process ends."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from accel_trainer.core.errors import CheckpointError
-from accel_trainer.core.guards import check_place, kept_in_place
+from accel_trainer.core.guards import check_not_moved, guarded_folder
 
 
 @pytest.fixture
@@ -15,30 +15,30 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_guarded_folder_that_stays_may_be_changed(folder: Path) -> None:
-    with kept_in_place(folder):
+    with guarded_folder(folder):
         (folder / "checkpoints" / "file").touch()
-        check_place(folder / "checkpoints" / "file")
+        check_not_moved(folder / "checkpoints" / "file")
 
 
 def test_a_guarded_folder_that_was_renamed_is_refused(folder: Path) -> None:
-    with kept_in_place(folder):
+    with guarded_folder(folder):
         folder.rename(folder.with_name("elsewhere"))
         with pytest.raises(CheckpointError, match=f"the folder is gone: there is no {folder}"):
-            check_place(folder / "checkpoints" / "file")
+            check_not_moved(folder / "checkpoints" / "file")
         folder.with_name("elsewhere").rename(folder)
-        check_place(folder / "checkpoints" / "file")  # put back
+        check_not_moved(folder / "checkpoints" / "file")  # put back
 
 
 def test_another_folder_in_place_of_a_guarded_one_is_refused(folder: Path) -> None:
-    with kept_in_place(folder):
+    with guarded_folder(folder):
         folder.rename(folder.with_name("elsewhere"))
         folder.mkdir()
         with pytest.raises(CheckpointError, match=f"another {folder} is in its place"):
-            check_place(folder)
+            check_not_moved(folder)
 
 
 def test_a_guard_says_nothing_of_other_folders_nor_after_its_block(folder: Path) -> None:
-    with kept_in_place(folder):
+    with guarded_folder(folder):
         folder.rename(folder.with_name("elsewhere"))
-        check_place(folder.with_name("run-2") / "file")
-    check_place(folder / "file")
+        check_not_moved(folder.with_name("run-2") / "file")
+    check_not_moved(folder / "file")
