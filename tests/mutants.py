@@ -335,8 +335,8 @@ MUTANTS = [
     Mutant(
         "a folder that is renamed is not synced before",
         "accel_trainer/core/filesystem.py",
-        "        yield temporary\n        disk.sync_directory(temporary)\n",
-        "        yield temporary\n",
+        "    disk.sync_directory(temporary)\n",
+        "",
         ("tests/faults/test_power_loss.py::test_no_power_loss_takes_an_acknowledged_checkpoint",
          "tests/core/test_filesystem.py"),
     ),

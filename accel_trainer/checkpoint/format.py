@@ -58,11 +58,6 @@ class LoadedCheckpoint:
     pieces: Mapping[str, Any]
     slices: Sequence[StoredSlice] = ()
 
-    @property
-    def position(self) -> TrainState:
-        """Where the run was."""
-        return _position(self.manifest)
-
 
 def list_checkpoints(directory: Path) -> list[Path]:
     """Return everything named like a checkpoint, valid or not, in the order of positions.
@@ -76,6 +71,11 @@ def list_checkpoints(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     return sorted(path for path in directory.iterdir() if CHECKPOINT_NAME.fullmatch(path.name))
+
+
+def step_of(path: Path) -> int:
+    """Return the optimizer step in the name of the checkpoint at `path`."""
+    return int(path.name.split("-")[1])
 
 
 def write_checkpoint(
@@ -108,7 +108,7 @@ def write_checkpoint(
             _write(temporary / MANIFEST, [manifest])
             before_commit()
             _write(temporary / COMMIT, [_commit_mark(manifest)])
-            stack.close()
+            filesystem.publish(temporary, final)
 
         peers.agree(lambda: finish() if is_main else None)
 
@@ -160,7 +160,7 @@ def is_committed(path: Path) -> bool:
     return True
 
 
-def read_checkpoint(path: Path) -> Files:
+def read_files(path: Path) -> Files:
     """Return the verified bytes of all files of a checkpoint, for `decode_files`; of files of slices, the headers.
 
     Raises CheckpointError naming the file that is damaged.
@@ -190,7 +190,7 @@ def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes:
 
 
 def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
-    """Return the checkpoint in `files`, which `read_checkpoint` has read from `folder` on this process or on main.
+    """Return the checkpoint in `files`, which `read_files` has read from `folder` on this process or on main.
 
     Raises CheckpointError naming the piece that cannot be parsed.
     """

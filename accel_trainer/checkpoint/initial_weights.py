@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..core import filesystem
 from ..core.errors import CheckpointError, ConfigError
 from ..core.tensor_memory import make_dense
-from .format import CHECKPOINT_NAME, decode_files, read_checkpoint
+from .format import CHECKPOINT_NAME, decode_files, read_files
 from .retention import load_checkpoint
 from .serialization import unpack_tensors
 from .sharded import load_whole
@@ -104,7 +104,7 @@ def _read_weights(path: Path) -> tuple[Mapping[str, Tensor], str]:
         loaded = (
             load_checkpoint(path / "checkpoints")
             if is_run
-            else decode_files(read_checkpoint(path), path)
+            else decode_files(read_files(path), path)
         )
         if loaded is None:
             raise CheckpointError(

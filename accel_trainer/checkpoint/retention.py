@@ -19,7 +19,8 @@ from .format import (
     decode_files,
     is_committed,
     list_checkpoints,
-    read_checkpoint,
+    read_files,
+    step_of,
 )
 from .serialization import dump_json, read_json_object
 
@@ -83,7 +84,7 @@ def _read(
     path: Path, *, trust_slices: bool, num_failures: int = 0
 ) -> tuple[Files, LoadedCheckpoint]:
     try:
-        files = read_checkpoint(path)
+        files = read_files(path)
         loaded = decode_files(files, path)
         for stored in () if trust_slices else loaded.slices:
             stored.read()
@@ -169,11 +170,7 @@ def apply_retention(
     ]
     kept = {newest, best_name(directory), *(path.name for path in committed[-keep_last_n:])}
     if keep_every_n_steps is not None:
-        kept |= {
-            path.name
-            for path in committed
-            if int(path.name.split("-")[1]) % keep_every_n_steps == 0
-        }
+        kept |= {path.name for path in committed if step_of(path) % keep_every_n_steps == 0}
     filesystem.remove_directories(path for path in committed if path.name not in kept)
     filesystem.sweep(directory)
 

@@ -142,20 +142,26 @@ def replace_file(path: Path, chunks: Iterable[Chunk]) -> None:
 
 @contextmanager
 def new_directory(final: Path) -> Iterator[Path]:
-    """Yield a temporary directory, to fill by `create_file`; it becomes `final` at the end, complete and durable.
+    """Yield a temporary directory, to fill by `create_file` and to `publish` as `final`.
 
-    On an error nothing is left. A `final` that another process has created meanwhile is an OSError.
+    On an error nothing is left of it.
     """
     temporary = temporary_path(final, "tmp")
     try:
         disk.make_directory(temporary)
         yield temporary
-        disk.sync_directory(temporary)
-        disk.rename(temporary, final)
     except BaseException:
         _discard(temporary)
         raise
-    disk.sync_directory(final.parent)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Rename a filled directory to `final`: complete and durable on return.
+
+    A `final` that another process has created meanwhile is an OSError.
+    """
+    disk.sync_directory(temporary)
+    rename(temporary, final)
 
 
 def rename(source: Path, target: Path) -> None:

@@ -14,7 +14,7 @@ from accel_trainer.checkpoint.format import (
     decode_files,
     is_committed,
     list_checkpoints,
-    read_checkpoint,
+    read_files,
     read_manifest,
     write_checkpoint,
 )
@@ -33,8 +33,9 @@ def write(directory: Path, step: int) -> Path:
 
 def test_a_written_checkpoint_is_read_back_with_its_position(directory: Path) -> None:
     path = write(directory, 3)
-    loaded = decode_files(read_checkpoint(path), path)
-    assert (loaded.name, loaded.position) == (path.name, position_at(3))
+    loaded = decode_files(read_files(path), path)
+    assert loaded.name == path.name
+    assert position_at(3).state_dict().items() <= loaded.manifest.items()
     assert is_state_at(loaded.pieces, 3)
     assert is_committed(path)
 
@@ -77,7 +78,7 @@ def test_a_byte_that_differs_in_any_file_of_a_checkpoint_is_found(
     data[-2] ^= 1
     (path / file).write_bytes(data)
     with pytest.raises(CheckpointError, match="CKPT_DAMAGED"):
-        read_checkpoint(path)
+        read_files(path)
 
 
 def test_a_checkpoint_without_its_mark_is_not_complete(directory: Path) -> None:

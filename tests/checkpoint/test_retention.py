@@ -174,7 +174,7 @@ def test_the_bytes_that_were_verified_are_the_bytes_that_are_parsed(
         return data
 
     monkeypatch.setattr(filesystem, "read_file", read_and_swap)
-    loaded = decode_files(format.read_checkpoint(directory / name_at(1)), directory / name_at(1))
+    loaded = decode_files(format.read_files(directory / name_at(1)), directory / name_at(1))
     assert is_state_at(loaded.pieces, 1)
 
 
@@ -198,7 +198,7 @@ def test_a_name_that_shows_before_its_content_is_waited_for(
 def test_another_format_is_an_error_and_not_damage(directory: Path) -> None:
     checkpointer = make(directory)
     save(checkpointer, 1, 2)
-    files = format.read_checkpoint(directory / name_at(2))
+    files = format.read_files(directory / name_at(2))
     rehash(files, lambda manifest: manifest.update(format=2))
     for name, data in files.items():
         (directory / name_at(2) / name).write_bytes(data)

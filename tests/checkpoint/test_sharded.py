@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from accel_trainer import CheckpointError
-from accel_trainer.checkpoint.format import decode_files, read_checkpoint
+from accel_trainer.checkpoint.format import decode_files, read_files
 from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.checkpoint.sharded import StoredTensor, stored_tensors
 from accel_trainer.cli.main import main
@@ -139,7 +139,7 @@ def test_the_reader_of_torch_reads_the_same_tensors(run_of_two: Path, piece: str
 
 def load_whole_piece(checkpoint: Path, piece: str) -> dict[str, Tensor]:
     """Return the tensors of a piece by their names in its files."""
-    slices = decode_files(read_checkpoint(checkpoint), checkpoint).slices
+    slices = decode_files(read_files(checkpoint), checkpoint).slices
     tensors = stored_tensors([each for each in slices if each.path.parent.name == piece])
     return {key: tensor.read() for key, tensor in tensors.items()}
 
@@ -148,7 +148,7 @@ def load_whole_piece(checkpoint: Path, piece: str) -> dict[str, Tensor]:
 
 
 def verify(checkpoint: Path) -> None:
-    for stored in decode_files(read_checkpoint(checkpoint), checkpoint).slices:
+    for stored in decode_files(read_files(checkpoint), checkpoint).slices:
         stored.read()
 
 
@@ -232,7 +232,7 @@ def test_files_of_another_number_of_processes_are_ignored_or_refused(
     assert load_whole_piece(checkpoint, "model")
     shutil.copy(theirs / "model" / "r00001.safetensors", checkpoint / "model")
     with pytest.raises(CheckpointError, match=r"CKPT_DAMAGED.*model/r00001.safetensors"):
-        read_checkpoint(checkpoint)
+        read_files(checkpoint)
 
 
 def test_all_processes_pass_over_a_checkpoint_with_a_damaged_slice(
@@ -276,9 +276,7 @@ def test_inspect_lists_the_files_of_all_processes(run_of_two: Path, capsys: Show
 
 def test_a_part_of_a_tensor_is_read_only_from_the_slices_that_hold_it(run_of_two: Path) -> None:
     checkpoint = newest(run_of_two)
-    stored = decode_files(read_checkpoint(checkpoint), checkpoint).pieces["model"][
-        "layers.3.weight"
-    ]
+    stored = decode_files(read_files(checkpoint), checkpoint).pieces["model"]["layers.3.weight"]
     assert isinstance(stored, StoredTensor)
     whole = stored.read()
     lost = StoredTensor(stored.shape, stored.dtype, [stored.slices[0]])

@@ -47,6 +47,7 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with filesystem.new_directory(tmp_path / "d") as temporary:
         filesystem.create_file(temporary / "a", [b"1", b"2"])
         assert not (tmp_path / "d").exists()
+        filesystem.publish(temporary, tmp_path / "d")
     assert (tmp_path / "d" / "a").read_bytes() == b"12"
 
     def fail_in_the_middle() -> None:
@@ -63,6 +64,7 @@ def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_what_is_written_is_only_for_this_user(tmp_path: Path) -> None:
     with filesystem.new_directory(tmp_path / "d") as temporary:
         filesystem.create_file(temporary / "a", [b""])
+        filesystem.publish(temporary, tmp_path / "d")
     filesystem.AppendFile(tmp_path / "log").close()
     assert mode(tmp_path / "d") == 0o700
     assert mode(tmp_path / "d" / "a") == mode(tmp_path / "log") == 0o600

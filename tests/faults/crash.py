@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_trainer import BatchConfig, CheckpointConfig, RecipeConfig
-from accel_trainer.checkpoint.format import decode_files, list_checkpoints, read_checkpoint
+from accel_trainer.checkpoint.format import decode_files, list_checkpoints, read_files
 from accel_trainer.core.errors import CheckpointError
 from accel_trainer.core.filesystem import TEMPORARY_NAME
 from tests import processes, workload
@@ -225,7 +225,7 @@ def valid_checkpoints(run: Path) -> list[str]:
     names = []
     for path in list_checkpoints(run / "checkpoints"):
         try:
-            decode_files(read_checkpoint(path), path)
+            decode_files(read_files(path), path)
         except CheckpointError:
             continue
         names.append(path.name)

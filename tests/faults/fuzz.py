@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_trainer.checkpoint import retention
-from accel_trainer.checkpoint.format import read_checkpoint
+from accel_trainer.checkpoint.format import read_files
 from accel_trainer.core.errors import CheckpointError
 from tests.faults.mutations import damage_folder, forge
 from tests.faults.tiny_run import continue_run, name_at
@@ -99,7 +99,7 @@ class Campaign:
         continue_run(scratch, last_step=1)
         self.directory = scratch / "checkpoints"
         self.name = name_at(1)
-        self.original = read_checkpoint(self.directory / self.name)
+        self.original = read_files(self.directory / self.name)
         self._load()
 
     def run(self, num_cases: int, *, is_blind: bool) -> Summary:

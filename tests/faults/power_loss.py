@@ -140,7 +140,7 @@ def _what_is_lost(folder: Path, acknowledged: list[str]) -> str | None:
         return str(error)
     if loaded is None:
         return f"{acknowledged[-1]} is gone" if acknowledged else None
-    step = loaded.position.optimizer_step
+    step = loaded.manifest["optimizer_step"]
     if acknowledged and loaded.name < acknowledged[-1]:
         return f"{acknowledged[-1]} is lost, {loaded.name} is the newest"
     if not is_state_at(loaded.pieces, step):

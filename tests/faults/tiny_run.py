@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accel_trainer.checkpoint.format import decode_files, list_checkpoints, read_checkpoint
+from accel_trainer.checkpoint.format import decode_files, list_checkpoints, read_files
 from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint.retention import load_checkpoint
 from accel_trainer.checkpoint.serialization import encode
@@ -94,7 +94,7 @@ def continue_run(
     )
     checkpointer.prepare(pieces_at(0))
     loaded = load_checkpoint(checkpointer.directory)
-    first_step = 0 if loaded is None else loaded.position.optimizer_step
+    first_step = 0 if loaded is None else loaded.manifest["optimizer_step"]
     history.truncate(0 if loaded is None else loaded.pieces["trainer"]["history_bytes"])
     for step in range(first_step + 1, last_step + 1):
         history.append(b"%015d\n" % step)
@@ -111,9 +111,9 @@ def valid_steps(folder: Path) -> list[int]:
     steps = []
     for path in list_checkpoints(folder / "checkpoints"):
         try:
-            loaded = decode_files(read_checkpoint(path), path)
-            if is_state_at(loaded.pieces, loaded.position.optimizer_step):
-                steps.append(loaded.position.optimizer_step)
+            loaded = decode_files(read_files(path), path)
+            if is_state_at(loaded.pieces, loaded.manifest["optimizer_step"]):
+                steps.append(loaded.manifest["optimizer_step"])
         except CheckpointError:
             continue
     return steps

@@ -78,7 +78,7 @@ class Run:
             else None
         )
         loaded = read_checkpoint(source, self.accelerator, timeout_s=60)
-        self.step = 0 if loaded is None else loaded.position.optimizer_step
+        self.step = 0 if loaded is None else loaded.manifest["optimizer_step"]
         assert loaded is None or is_state_at(loaded.pieces, self.step), "another state"
         if self.history:
             self.history.truncate(ROW_BYTES * self.step)

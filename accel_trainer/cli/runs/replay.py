@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...checkpoint.format import list_checkpoints
+from ...checkpoint.format import list_checkpoints, step_of
 from ...checkpoint.serialization import read_json_object
 from ...core.run_dir import prepare_directory
 from ..launch import signals_handed_on
@@ -63,11 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _flags(run: Path, step: int, folder: Path) -> list[str]:
     """Return the flags that make the run's own command repeat its steps up to `step`, in `folder`."""
-    before = [
-        path
-        for path in list_checkpoints(run / "checkpoints")
-        if int(path.name.split("-")[1]) < step
-    ]
+    before = [path for path in list_checkpoints(run / "checkpoints") if step_of(path) < step]
     flags = ["--output-dir", str(folder), "--max-steps", str(step), "--on-nonfinite", "skip"]
     return [*flags, "--resume", str(before[-1]) if before else "never"]
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...checkpoint.format import list_checkpoints, read_manifest
+from ...checkpoint.format import list_checkpoints, read_manifest, step_of
 from ...core.errors import CheckpointError, ExitCode
 from ..launch import signals_handed_on
 from ..parser import CommandParser
@@ -90,7 +90,7 @@ def _final_weights(run: RunReader) -> tuple[int, dict[str, str]]:
     hashes = {
         name: file["sha256"] for name, file in files.items() if name.startswith(("model", "ema"))
     }
-    return int(checkpoints[-1].name.split("-")[1]), hashes
+    return step_of(checkpoints[-1]), hashes
 
 
 def _warn_as_it_starts(run: RunReader, folder: Path, process: subprocess.Popen[bytes]) -> None:

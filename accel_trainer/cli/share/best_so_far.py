@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
-from ...checkpoint.format import LoadedCheckpoint, decode_files, read_checkpoint
+from ...checkpoint.format import LoadedCheckpoint, decode_files, read_files
 from ...checkpoint.retention import BEST_FILE, best_name, find_checkpoint
 from ...checkpoint.serialization import read_json_object
 from ...checkpoint.sharded import stream_tensors
@@ -48,7 +48,7 @@ def opened_export(path: Path | str, *, weights: Weights | None = None) -> Iterat
         return
     content = _description(run)
     loaded, says = (
-        (decode_files(read_checkpoint(folder), folder), "") if is_checkpoint else _best_so_far(run)
+        (decode_files(read_files(folder), folder), "") if is_checkpoint else _best_so_far(run)
     )
     chosen: str = weights or ("ema" if "ema" in loaded.pieces else "model")
     if not is_checkpoint and weights is None and loaded.name == best_name(run / "checkpoints"):
@@ -91,7 +91,7 @@ def _best_so_far(run: Path) -> tuple[LoadedCheckpoint, str]:
     best = best_name(directory)
     if best is not None and (directory / best).is_dir():
         return decode_files(
-            read_checkpoint(directory / best), directory / best
+            read_files(directory / best), directory / best
         ), "the best checkpoint so far, "
     found = find_checkpoint(directory)
     if found is None:
