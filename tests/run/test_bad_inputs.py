@@ -156,8 +156,8 @@ BAD_LAUNCHES = [
     ({}, "--runtime.backend nccl", 64, "--runtime.backend nccl needs GPUs, and there are none"),
     (TWO, "--runtime.backend nccl", 64, "--runtime.backend nccl needs GPUs, and there are none"),
     ({"ACCELERATE_USE_CPU": "maybe"}, "", 64, "ACCELERATE_USE_CPU is maybe: set it to true or false"),
-    ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "", 64, "accelerate's mixed_precision: fp8 is not supported"),
-    ({"ACCELERATE_USE_DEEPSPEED": "true"}, "", 64, "accelerate's deepspeed is not supported"),
+    ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "", 64, "accelerate rejects its settings (Using `fp8` precision requires"),
+    ({"ACCELERATE_USE_DEEPSPEED": "true"}, "", 64, "accelerate rejects its settings (DeepSpeed is not installed"),
     ({"OMP_NUM_THREADS": "1000000"}, "", 64, "OMP_NUM_THREADS is 1000000: set it to 1 to 1024"),
 ]  # fmt: skip
 
