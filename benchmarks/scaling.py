@@ -71,7 +71,7 @@ def measure(model_name: str, batch_size: int, num_steps: int) -> results.Row:
     model, optimizer = accelerator.prepare(
         plain, torch.optim.SGD(plain.parameters(), lr=0.01, momentum=0.9)
     )
-    exact = ExactStrategy(accelerator, seed=0, num_parts=accelerator.num_processes)
+    exact = ExactStrategy(accelerator, seed=0, num_micro_batches=accelerator.num_processes)
     exact_model, exact_optimizer = exact.prepare(
         twin, torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9)
     )

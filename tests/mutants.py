@@ -61,7 +61,7 @@ MUTANTS = [
     ),
     Mutant(
         "the loss is divided by the items of this process only",
-        "accel_trainer/training/strategy/plain.py",
+        "accel_trainer/training/strategy/base.py",
         'self.accelerator.reduce(num_items, reduction="sum")',
         "num_items",
         ("tests/training/test_items.py",),
@@ -113,15 +113,15 @@ MUTANTS = [
     Mutant(
         "a short last step is divided by the size of a full one",
         "accel_trainer/training/step.py",
-        "self.strategy.loss_scale / step_batch.num_samples",
-        "self.strategy.loss_scale / 16",
+        "self.strategy.gradient_factor / step_batch.num_samples",
+        "self.strategy.gradient_factor / 16",
         ("tests/training/test_trainer.py::test_a_step_short_or_not_goes_down_the_mean_loss_of_its_samples",),
     ),
     Mutant(
         "gradients are scaled as for one process",
-        "accel_trainer/training/strategy/plain.py",
-        "self.loss_scale = accelerator.num_processes",
-        "self.loss_scale = 1",
+        "accel_trainer/training/strategy/base.py",
+        "self.gradient_factor = accelerator.num_processes",
+        "self.gradient_factor = 1",
         ("tests/optim/test_muon.py::test_two_processes_train_the_model_that_one_does",),
     ),
     # --- the same bits on any number of processes ---
@@ -149,15 +149,15 @@ MUTANTS = [
     Mutant(
         "exact: dropout is seeded by the place in the process",
         "accel_trainer/training/strategy/exact.py",
-        "part = self._first_part + index",
-        "part = index",
+        "self._first_index + index",
+        "index",
         (EXACT,),
     ),
     Mutant(
         "exact: running statistics are updated in the order of arrival",
         "accel_trainer/training/strategy/exact.py",
-        "        self._history.restore()\n        part = ",
-        "        part = ",
+        "        self._history.restore()\n        super()",
+        "        super()",
         (EXACT,),
     ),
     Mutant(
@@ -735,7 +735,7 @@ MUTANTS = [
     ),
     Mutant(
         "the items of a step are those of its first micro-batch",
-        "accel_trainer/training/strategy/plain.py",
+        "accel_trainer/training/strategy/base.py",
         "num_items = total(counts) if counts else None",
         "num_items = counts[0] if counts else None",
         ("tests/training/strategy/test_plain.py",),
@@ -756,10 +756,10 @@ MUTANTS = [
     ),
     Mutant(
         "a trial shares the lists of the part",
-        "accel_trainer/training/trial.py",
+        "accel_trainer/training/trial_copy.py",
         "attributes[name] = copy.copy(value)",
         "attributes[name] = value",
-        ("tests/training/test_trial.py",),
+        ("tests/training/test_trial_copy.py",),
     ),
     Mutant(
         "state in a class is not looked for",

@@ -293,7 +293,7 @@ class Rule:
 RULES = {
     "trains": Rule(
         calls(".backward", ".zero_grad", ".no_sync", ".clip_grad_norm_", ".optimizer.step", "optimizer.step",
-              "self._stepped.step", ".scaler.step"),
+              "self._effective_optimizer.step", ".scaler.step"),
         {
             "training.step",
             "training.strategy.plain",  # a backward that trains nothing

@@ -100,6 +100,11 @@ class Checkpointer:
         self._executor = ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, (1,))
         self._pending: Future[None] | None = None
 
+    @property
+    def run_folder(self) -> Path:
+        """The folder of the run, in which `directory` lies."""
+        return self.directory.parent
+
     def prepare(self, pieces: Mapping[str, object]) -> None:
         """Create and clean the directory before the first step, under the run lock; `pieces` as for `save`.
 

@@ -32,7 +32,7 @@ from ..training.assembly import assemble_trainer
 from ..training.compile import Compiler
 from ..training.evaluator import Evaluator
 from ..training.strategy import choose_strategy
-from ..training.strategy.plain import PlainStrategy
+from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
 from .agreement import check_same_everywhere
 from .config import identity_sha256
@@ -181,7 +181,7 @@ def build_trainer(
 # --- 1. parts and data ---
 
 
-def _choose_strategy(run: Run, plan: BatchPlan) -> PlainStrategy:
+def _choose_strategy(run: Run, plan: BatchPlan) -> Strategy:
     """Return how the processes train together.
 
     Raises ConfigError for settings that it does not support.
@@ -337,7 +337,7 @@ def _open_history(run: Run) -> MetricsFile | None:
 
 
 def _build_checkpointer(
-    run: Run, strategy: PlainStrategy, metadata: Mapping[str, Any], history: MetricsFile | None
+    run: Run, strategy: Strategy, metadata: Mapping[str, Any], history: MetricsFile | None
 ) -> Checkpointer:
     """Return the checkpointer, which is closed with the run. **Collective.**"""
     checkpointer = Checkpointer(

@@ -1,4 +1,4 @@
-"""The parts of a training, put together in their order."""
+"""Puts the parts of a training together, in the order that they need."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .config import TrainerConfig
 from .evaluator import Evaluator
 from .rehearsal import Rehearsal
 from .step import OptimizerStep
-from .strategy.plain import PlainStrategy
+from .strategy.base import Strategy
 from .trainer import Trainer
 
 
 def assemble_trainer(
     config: TrainerConfig,
     *,
-    strategy: PlainStrategy,
+    strategy: Strategy,
     model: nn.Module,
     optimizer: Optimizer,
     schedule: Schedule,
@@ -48,10 +48,11 @@ def assemble_trainer(
     The order matters:
 
     1. The average is a copy of a model that is not wrapped yet.
-    2. `prepare` wraps the model, and gives all processes the main process's weights and buffers.
+    2. `prepare` wraps the model, and copies the main process's weights and buffers to all.
     3. The optimizer is made ready, which may depend on shards.
-    4. The copies of buffers, the guard and the step are those of the prepared model.
-    5. The state and the rehearsal record what the run starts with: before anything is restored or
+    4. The copies of buffers and the guard are made from the plain model once `prepare` has placed
+       its tensors; the step trains the wrapped model.
+    5. The state and the rehearsal record what the run starts with, before anything is restored or
        trained.
 
     Raises:
@@ -59,7 +60,7 @@ def assemble_trainer(
         CheckpointError: the model has state that cannot be stored or loaded.
     """
     copied = None if config.ema_decay is None else strategy.copy(model)
-    prepared, prepared_optimizer = strategy.prepare(model, optimizer)
+    wrapped_model, prepared_optimizer = strategy.prepare(model, optimizer)
     average = None
     if copied is not None and config.ema_decay is not None:
         average = Ema(model, copied, decay=config.ema_decay)
@@ -73,11 +74,11 @@ def assemble_trainer(
         buffers=buffers,
         task=task,
         seed=seed,
-        folder=checkpointer.directory.parent,
+        folder=checkpointer.run_folder,
     )
     step = OptimizerStep(
         strategy,
-        model=prepared,
+        wrapped_model=wrapped_model,
         optimizer=optimizer,
         prepared_optimizer=prepared_optimizer,
         buffers=buffers,

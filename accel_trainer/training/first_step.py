@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..core.errors import ConfigError
 from ..core.rng import preserved_generators
 from ..core.types import Batch, EvalOutput, StepOutput, Task
-from .trial import set_aside
+from .trial_copy import trial_copy
 
 _FEW = 8  # of fewer samples, a factor of a loss may be one divided by their number
 _CLOSE, _VERY_CLOSE = 1e-2, 1e-3
@@ -125,7 +125,7 @@ class FirstStep:
             torch.no_grad(),
             self._accelerator.autocast(),
         ):
-            return set_aside(self._task).eval_step(model, batch.map(Tensor.clone))
+            return trial_copy(self._task).eval_step(model, batch.map(Tensor.clone))
 
 
 class _Replay:

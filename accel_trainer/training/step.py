@@ -17,20 +17,20 @@ from ..core.errors import ConfigError
 from ..core.train_state import TrainState
 from ..core.types import Batch, StepBatch, StepOutput, Task
 from ..fault_tolerance.nonfinite_guard import NonfiniteGuard, PendingUpdate
-from .strategy.plain import PlainStrategy
+from .strategy.base import Strategy
 from .task_output import check_step_output
 
-_AS_IT_IS = nullcontext()
-# a gradient that overflows even below it is NaN or inf, not a float16 overflow
+_NO_CONTEXT = nullcontext()
+# A gradient that overflows even below this scale is NaN or inf, not a float16 overflow.
 _MIN_LOSS_SCALE = 1e-3
-_PLAIN = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+_BYPASSABLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 class StepResult(NamedTuple):
     """What a step has done.
 
-    `output` are its sums; `grad_norm` [] is the norm before clipping, None without clipping;
-    `was_skipped`: the weights did not change.
+    `output` has the sums to report; `grad_norm` [] is the norm before clipping, None without
+    clipping. If `was_skipped`, the weights did not change.
     """
 
     output: StepOutput
@@ -41,17 +41,17 @@ class StepResult(NamedTuple):
 class OptimizerStep:
     """Takes the steps of a run: `begin`, `accumulate` for each micro-batch, then `finish`.
 
-    `model` and `prepared_optimizer` are prepared by `strategy`, `optimizer` is plain. Without a
-    GradScaler or an engine of its own, accelerate's wrappers of `backward` and `step` call what is
-    called here directly: then they are bypassed, since they take half as long as the step of a tiny
-    model.
+    `wrapped_model` and `prepared_optimizer` are what `strategy.prepare` returned; `optimizer` is
+    the plain one. Unless accelerate scales the loss or shards the model, its wrappers of `backward`
+    and `step` only call torch's. They are then bypassed, since they take half as long as the step
+    of a tiny model.
     """
 
     def __init__(
         self,
-        strategy: PlainStrategy,
+        strategy: Strategy,
         *,
-        model: nn.Module,
+        wrapped_model: nn.Module,
         optimizer: Optimizer,
         prepared_optimizer: Optimizer,
         buffers: BufferHistory,
@@ -59,31 +59,32 @@ class OptimizerStep:
         max_grad_norm: float | None,
     ) -> None:
         self.strategy = strategy
-        self._accelerator = accelerator = strategy.accelerator
-        self.model = model
+        self.wrapped_model = wrapped_model
+        self._accelerator = strategy.accelerator
         self._buffers = buffers
         self._guard = guard
         self._max_grad_norm = max_grad_norm
         self._parameters = [
             parameter for group in optimizer.param_groups for parameter in group["params"]
         ]
-        self._gradients: dict[float, Tensor] = {}
-        # whether the task counts items, known from the first step on
+        # `_loss_gradient` as a tensor [] on the device, by its value.
+        self._gradient_tensors: dict[float, Tensor] = {}
+        # Whether the task counts items; None before the first step.
         self._has_counts: bool | None = None
         self.bypass_accelerate = (
-            accelerator.scaler is None and accelerator.distributed_type in _PLAIN
+            self._accelerator.scaler is None and self._accelerator.distributed_type in _BYPASSABLE
         )
         self.optimizer = optimizer
-        self._stepped = optimizer if self.bypass_accelerate else prepared_optimizer
+        self._effective_optimizer = optimizer if self.bypass_accelerate else prepared_optimizer
 
     def begin(self, position: TrainState, step_batch: StepBatch) -> None:
-        """Begin the step after `position`: save what its forwards change.
+        """Begin the step after `position`: save the buffers, which forwards change.
 
         **Collective** with shards.
         """
         self._position = position
         self._step_batch = step_batch
-        self._scale = self.strategy.loss_scale / step_batch.num_samples
+        self._loss_gradient = self.strategy.gradient_factor / step_batch.num_samples
         self._losses: list[Tensor] = []
         self._sums: list[Mapping[str, Tensor]] = []
         self._counts: list[Tensor] = []
@@ -100,9 +101,9 @@ class OptimizerStep:
         is_last = index == len(self._step_batch.micro_batches) - 1
         accelerator = self._accelerator
         self.strategy.begin_forward(self._position.optimizer_step, index)
-        with _AS_IT_IS if is_last else accelerator.no_sync(self.model):
-            with accelerator.autocast() if accelerator.native_amp else _AS_IT_IS:
-                output = task.train_step(self.model, batch)
+        with _NO_CONTEXT if is_last else accelerator.no_sync(self.wrapped_model):
+            with accelerator.autocast() if accelerator.native_amp else _NO_CONTEXT:
+                output = task.train_step(self.wrapped_model, batch)
             check_step_output(output)
             self._backward(output.loss_sum)
         self.strategy.end_backward(len(batch))
@@ -112,14 +113,15 @@ class OptimizerStep:
             self._counts.append(output.num_items)
 
     def _backward(self, loss_sum: Tensor) -> None:
-        """Add the gradients of `loss_sum * scale` [].
+        """Add the gradients of `loss_sum * gradient_factor / num_samples` [].
 
-        The scale is the gradient of the sum: the product and its backward would add 7 % to the step
-        of a tiny model.
+        The backward starts from the factor: computing the product and its backward would add 7 % to
+        the step of a tiny model.
         """
-        gradient = self._gradients.get(self._scale)
+        gradient = self._gradient_tensors.get(self._loss_gradient)
         if gradient is None:
-            gradient = self._gradients[self._scale] = torch.full_like(loss_sum, self._scale)
+            gradient = torch.full_like(loss_sum, self._loss_gradient)
+            self._gradient_tensors[self._loss_gradient] = gradient
         if self.bypass_accelerate:
             torch.autograd.backward(loss_sum, gradient)
         else:
@@ -132,7 +134,7 @@ class OptimizerStep:
 
         Raises:
             ConfigError: the task counts items only sometimes.
-            DivergedError: the gradients are NaN or inf, and so the run must end.
+            DivergedError: a gradient is NaN or inf, and the run must end.
         """
         output = self._reduce()
         grad_norm = None if self._max_grad_norm is None else self._clip(self._max_grad_norm)
@@ -142,22 +144,22 @@ class OptimizerStep:
         else:
             was_skipped = self._guard.should_skip(update, grad_norm)
             if not was_skipped:
-                self._stepped.step()
+                self._effective_optimizer.step()
         # As `zero_grad` does, without its profiler hooks, which add 7 % to the step of a tiny
         # model.
         for parameter in self._parameters:
             parameter.grad = None
         return StepResult(output, grad_norm, was_skipped)
 
-    def settle(self) -> None:
-        """Wait until it is known that the last gradient was finite.
+    def check_last_gradient(self) -> None:
+        """Read the guard's flag of the last step, if that was deferred. **Host sync.**
 
-        Raises DivergedError if it was not.
+        Raises DivergedError if the last gradient was NaN or inf.
         """
         self._guard.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps that were skipped."""
+        """Return the latest skipped steps."""
         return {"skipped_steps": self._guard.skipped_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -165,23 +167,20 @@ class OptimizerStep:
         self._guard.skipped_steps = state["skipped_steps"]
 
     def _reduce(self) -> StepOutput:
-        """Let the parameters have the gradients of the step, and return the sums to report.
+        """Complete the gradients of the step, and return the sums to report. **Collective.**
 
-        **Collective.**
-
-        Where the task counts items, known only after the forwards, the gradients, divided by
-        samples so far, are then divided by the items of all processes. A step may have no item, if
-        every token is padding.
+        Backward has divided the gradients by the number of samples. If the task counts items, whose
+        number is known only after the forwards, they are divided by the items of all processes
+        instead. A step may have no item, if every token is padding.
         """
         self._check_counts_always()
-        output, items = self.strategy.finish(self._losses, self._sums, self._counts)
-        if items is None:
+        output, num_items = self.strategy.finish(self._losses, self._sums, self._counts)
+        if num_items is None:
             return output
-        # Not in bfloat16, which has no 257. Fewer than none make a NaN, which the guard finds.
-        items = items.to(torch.promote_types(self._parameters[0].dtype, torch.float))
-        ratio = self._step_batch.num_samples / items.masked_fill(items == 0, 1).masked_fill(
-            items < 0, torch.nan
-        )
+        # Not in bfloat16, which cannot represent 257. The guard finds the NaN of a negative number.
+        num_items = num_items.to(torch.promote_types(self._parameters[0].dtype, torch.float))
+        divisor = num_items.masked_fill(num_items == 0, 1).masked_fill(num_items < 0, torch.nan)
+        ratio = self._step_batch.num_samples / divisor
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         for gradient in self.strategy.local_parts(gradients):
             gradient.mul_(ratio)
@@ -192,7 +191,7 @@ class OptimizerStep:
 
         **Collective** in the first step.
 
-        A process that counted none would miss the collective of the others.
+        A process without counts would not take part in the collective of the others.
         """
         has_counts = len(self._counts) > 0
         is_uniform = len(self._counts) in (0, len(self._losses))
@@ -200,25 +199,26 @@ class OptimizerStep:
             self._has_counts = has_counts
             if self._accelerator.num_processes > 1:
                 flag = torch.tensor(float(has_counts), device=self._accelerator.device)
-                is_uniform &= float(self._accelerator.reduce(flag)) in (
-                    0,
-                    self._accelerator.num_processes,
-                )
+                num_counting = float(self._accelerator.reduce(flag))
+                is_uniform &= num_counting in (0, self._accelerator.num_processes)
         if not is_uniform or has_counts != self._has_counts:
             fact = "train_step returned num_items for some micro-batches only"
             raise ConfigError("NUM_ITEMS", f"{fact}: return them for all, 0 where there are none")
 
     def _clip(self, max_grad_norm: float) -> Tensor:
-        """Clip the gradients, and return their norm [] before."""
-        norm = self._accelerator.clip_grad_norm_(self.model.parameters(), max_grad_norm)
+        """Clip the gradients, and return their norm [] before clipping."""
+        norm = self._accelerator.clip_grad_norm_(self.wrapped_model.parameters(), max_grad_norm)
         return self.strategy.local_parts([norm])[0]
 
     def _step_scaled(self, update: PendingUpdate, scaler: GradScaler) -> bool:
-        """Step the optimizer with loss scaling; return whether an overflow, NaN or inf skipped the step."""
-        # A fused optimizer skips inside its kernel, which accelerate 1.15 does not notice: the
-        # scale shows it.
+        """Step the optimizer with loss scaling; return whether the step was skipped.
+
+        An overflow, NaN or inf in a gradient skips it.
+        """
+        # A fused optimizer skips inside its kernel, which accelerate 1.15 does not notice, but the
+        # scale is lowered.
         scale = scaler.get_scale()
-        self._stepped.step()
+        self._effective_optimizer.step()
         if scaler.get_scale() >= scale:
             return False
         self._buffers.restore()
@@ -229,7 +229,7 @@ class OptimizerStep:
         return True
 
     def _has_nonfinite_loss(self, losses: Sequence[Tensor]) -> bool:
-        """Whether some process has a loss that is NaN or inf, which no scale fixes.
+        """Whether some process has a loss that is NaN or inf, which no loss scale fixes.
 
         **Collective. Host sync.**
         """

@@ -1,4 +1,4 @@
-"""The algorithm. Everything else serves these few functions."""
+"""The algorithm: everything else serves these few functions."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ _logger = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains on the step batches of `loader`: one optimizer step per step batch, exact and resumable.
+    """Trains on the step batches of `loader`, one optimizer step each; resumes exactly.
 
-    `model` is the plain module that `step` trains, and `states` what a checkpoint holds of it.
-    Everything that varies is a collaborator; to change the algorithm itself, override `train_step`.
+    `model` is the plain module that `step` trains, and `states` are the parts of a checkpoint that
+    belong to the model and its optimizer. Everything that varies is an argument; to change the
+    algorithm itself, override `train_step`.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Trainer:
         self._checkpointer = checkpointer
         self._average = average
         self._rehearsal = rehearsal
-        self._run_folder = checkpointer.directory.parent
+        self._run_folder = checkpointer.run_folder
         self._progress = Progress(config, evaluator.metrics)
         self.state = self._progress.position
         self._stop_flag = stop_flag or StopFlag(num_processes=self.accelerator.num_processes)
@@ -99,12 +100,12 @@ class Trainer:
 
     @contextmanager
     def running(self) -> Iterator[Iterator[StepReport]]:
-        """Let the block own the loop: it gets an iterator that trains a step for each report.
+        """Give the loop to the block: it gets an iterator that trains a step for each report.
 
         **Collective.**
 
-        Leaving the block early saves a checkpoint, as the end of the run does; every process must
-        leave after the same step. Afterwards `result` says how the run ended.
+        Leaving the block early saves a checkpoint, as the end of the run does. All processes must
+        leave it after the same step. Afterwards `result` says how the run ended.
         """
         observed = self._callback_runner.errors_observed(self, self._checkpointer)
         with stop_on_signals(self._stop_flag), observed:
@@ -125,7 +126,7 @@ class Trainer:
 
     def _train_epoch(self) -> Generator[StepReport]:
         """Train on what is left of the epoch, until something stops the run."""
-        set_training_mode(self._step.model)
+        set_training_mode(self._step.wrapped_model)
         for step_batch in self._data_wait.around(self._step_batches()):
             report = self.train_step(step_batch)
             self._notify("on_step_end", report)
@@ -143,7 +144,10 @@ class Trainer:
                 self._save()
 
     def train_step(self, step_batch: StepBatch) -> StepReport:
-        """Take one optimizer step by the mean loss over all samples of the step batch, on all processes."""
+        """Take one optimizer step by the mean loss over the step batch of all processes.
+
+        **Collective.**
+        """
         state = self.state
         step = self._step
         learning_rate = self.learning_rate_at(state.optimizer_step)
@@ -179,9 +183,9 @@ class Trainer:
         Raises:
             EvaluationStopped: some process got a signal.
         """
-        models = {"eval": self.model} | (
-            {} if self._average is None else {"eval_ema": self._average.model}
-        )
+        models = {"eval": self.model}
+        if self._average is not None:
+            models["eval_ema"] = self._average.model
         metrics: dict[str, Any] = {}
         with self._activity.during("evaluation"), evaluation_weights(self._optimizer):
             for group, model in models.items():
@@ -190,12 +194,15 @@ class Trainer:
         return metrics
 
     def request_stop(self, reason: str) -> None:
-        """Stop at the next step boundary. Call it on every process at the same step."""
+        """End the run after this step, as if training were complete; the first `reason` counts.
+
+        Call it on every process at the same step.
+        """
         self._progress.requested_stop = self._progress.requested_stop or reason
 
     def _save(self) -> None:
         """Pass a checkpoint of the current position to the writer. **Collective.**"""
-        self._step.settle()
+        self._step.check_last_gradient()
         with self._activity.during("disk"):
             self._checkpointer.wait()
         with self._activity.during("save"):
@@ -209,12 +216,13 @@ class Trainer:
     def restore(self, pieces: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:
         """Restore a checkpoint's `pieces`, the same on every process.
 
-        `changes` are the settings that were changed on purpose: callbacks then decide again whether
-        to stop, and if the changes decide which samples a step has, the epoch in progress starts
+        `changes` are the settings that were changed on purpose. If there are any, callbacks decide
+        again whether to stop. If they change the samples of a step, the epoch in progress starts
         again.
 
         Raises:
-            CheckpointError: they do not fit this run; nothing is changed then.
+            CheckpointError: a piece is missing, or does not fit a part of the run; nothing is
+                changed then. Any other error may leave the trainer partly restored.
         """
         self._states.load_state_dict(pieces, changes=changes)
         progress = pieces["trainer"]
@@ -225,7 +233,7 @@ class Trainer:
             self._restore_details()
 
     def _restore_details(self) -> None:
-        """Let the metrics of the last evaluation have its details again, if their file is of that evaluation."""
+        """Add the details of the last evaluation to its metrics, if the file has that evaluation."""
         with suppress(OSError, ValueError):
             step, details = read_details(self._run_folder)
             if step == self._progress.evaluated_step:
@@ -236,9 +244,9 @@ class Trainer:
         return self._step.strategy.gather(self._local_state())
 
     def _local_state(self) -> dict[str, Any]:
-        """Return the state with the shards of this process.
+        """Return the state, with this process's shards of what is sharded.
 
-        **Collective** if that of a callback is.
+        **Collective** if the `state_dict` of a callback is.
         """
         progress = {
             **self._progress.state_dict(),
@@ -268,15 +276,17 @@ class Trainer:
 
     def _start(self) -> None:
         self._notify("on_fit_start")
+        # From here on, a signal ends the run only after a checkpoint.
         self._stop_flag.may_leave = False
-        self._stop_flag.agree()  # a signal may have reached a single process during the start
+        # During the start, a signal may have reached only some processes.
+        self._stop_flag.agree()
         self._activity.phase = "training"
         if self.state.optimizer_step == 0 and not self.is_finished:
             with self._activity.during("evaluation"):
                 self._evaluator.rehearse(self.model, monitored=self._progress.monitored)
 
     def _step_batches(self) -> Iterator[StepBatch]:
-        """Yield the step batches left of this epoch, or up to `max_steps`."""
+        """Return the step batches that are left of this epoch, or up to `max_steps`."""
         max_steps = self._config.max_steps
         left = None if max_steps is None else max_steps - self.state.optimizer_step
         return islice(self.loader.step_batches(self.state.epoch, self.state.step_in_epoch), left)
@@ -286,16 +296,16 @@ class Trainer:
         best_before = self.best
         next_epoch = replace(self.state, epoch=self.state.epoch + 1, step_in_epoch=0)
         if self._config.evaluates_after(next_epoch.epoch) and not self._evaluate_at(next_epoch):
-            return  # saved as not yet evaluated: a resume evaluates again
+            return  # `_finish` saves the position as not yet evaluated: a resume evaluates it
         self.state.finish_epoch()
         self._notify("on_epoch_end")
         if self.best is not best_before or self._checkpointer.config.is_due(self.state):
             self._save()
 
     def _evaluate_at(self, position: TrainState) -> bool:
-        """Evaluate and notify; `position` is that of the checkpoint that will hold the weights.
+        """Evaluate the weights and notify; return False if a signal stopped the evaluation.
 
-        False: a signal.
+        `position` names the checkpoint that will hold these weights.
         """
         try:
             metrics = self.evaluate()
@@ -303,8 +313,8 @@ class Trainer:
         except EvaluationStopped:
             return False
         except Exception as error:
-            # Once the cause is fixed, the same command has lost no step. All processes meet a
-            # failed metric.
+            # Once the cause is fixed, the same command continues without the loss of a step. A save
+            # is collective: all processes know of a failed metric, but not of other errors.
             if isinstance(error, (MetricFailed, PeerFailed)) or self.accelerator.num_processes == 1:
                 self._save()
             raise
@@ -318,16 +328,16 @@ class Trainer:
         return True
 
     def _finish(self) -> RunResult:
-        """Save, evaluate the final weights if that is left to do, and return how the run ended.
+        """Save, evaluate the final weights if they have not been, and return how the run ended.
 
         **Collective.**
 
-        A stop inside an epoch evaluates after the checkpoint, which does not hold the result: a run
-        that continues later is the same as one that never stopped, and a finished run that is
-        started again evaluates the same.
+        A run that stops inside an epoch is evaluated after its checkpoint is saved, which does not
+        hold the result: the run that continues later is then the same as one that never stopped,
+        and a finished run that is started again evaluates the same.
         """
         self._stop_flag.drain()
-        self._save()  # a position that is already saved is not saved again
+        self._save()  # a checkpoint that was already saved is not written again
         with self._activity.during("disk"):
             self._checkpointer.wait(must_succeed=True)
         if not self._progress.is_evaluated and not self._stop_flag.agreed.is_preemption:

@@ -273,7 +273,9 @@ class AssertGraphOptions(Callback):
 
     def on_fit_start(self, trainer: Trainer) -> None:
         for name in ("static_graph", "find_unused_parameters"):
-            assert getattr(trainer._step.model, name) == self._options.get(name, False), name
+            assert getattr(trainer._step.wrapped_model, name) == self._options.get(name, False), (
+                name
+            )
 
 
 @pytest.fixture(scope="module")

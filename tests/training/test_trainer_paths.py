@@ -106,7 +106,7 @@ def train(
     assert step.bypass_accelerate == (way != "with a scaler")
     if way == "long":
         step.bypass_accelerate = False
-        step._stepped = accelerator.prepare_optimizer(step.optimizer)
+        step._effective_optimizer = accelerator.prepare_optimizer(step.optimizer)
     model.train()
     for step_batch in loader.step_batches(0, 0):
         trainer.train_step(step_batch)

@@ -1,4 +1,4 @@
-"""How the processes of a run train one model: each with the whole (`plain`), in a fixed order (`exact`), in shards."""
+"""How the processes train one model: each with all of it (`plain`, `exact`), or with shards."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from accelerate.utils import DistributedType
 
 from ...core.batch_plan import BatchPlan
 from ...core.errors import ConfigError
+from .base import Strategy
 from .plain import PlainStrategy
 
 
-def choose_strategy(plan: BatchPlan, accelerator: Accelerator, *, seed: int) -> PlainStrategy:
-    """Return the strategy that the launcher and `plan` ask for; the modules of the others are not imported.
+def choose_strategy(plan: BatchPlan, accelerator: Accelerator, *, seed: int) -> Strategy:
+    """Return the strategy that the launcher and `plan` ask for.
+
+    The modules of the exact and of the sharded strategy are imported only if they are chosen.
 
     Raises:
-        ConfigError: they contradict each other.
+        ConfigError: the launcher and `plan` contradict each other.
     """
     if accelerator.distributed_type == DistributedType.FSDP:
         if plan.reduce == "exact":
@@ -27,5 +30,5 @@ def choose_strategy(plan: BatchPlan, accelerator: Accelerator, *, seed: int) -> 
     if plan.reduce == "exact":
         from .exact import ExactStrategy
 
-        return ExactStrategy(accelerator, seed=seed, num_parts=plan.num_parts)
+        return ExactStrategy(accelerator, seed=seed, num_micro_batches=plan.num_parts)
     return PlainStrategy(accelerator, seed=seed)

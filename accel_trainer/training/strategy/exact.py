@@ -12,29 +12,38 @@ from torch.optim import Optimizer
 from ...core.buffers import BufferHistory, buffer_places, buffers_at
 from ...core.errors import ConfigError
 from ...core.pairwise import PairwiseSum, sum_rows
-from ...core.rng import fold_in, seed_forward
+from ...core.rng import fold_in
 from ...core.types import StepOutput
 from ...distributed.collectives import copy_from_main, exchange_together, sum_pairwise
-from .plain import PlainStrategy
+from .base import StepTotals, Strategy
 
 
-class ExactStrategy(PlainStrategy):
+class ExactStrategy(Strategy):
     """Adds up the micro-batches of all processes in pairs.
 
     Gradients, running statistics and logged numbers are taken from each micro-batch by itself. A
-    parameter without a gradient has one of zeros. Each micro-batch begins with the buffers of the
-    step's beginning and normalises by itself; afterwards the running statistics are the mean over
-    the micro-batches. As update rules of running statistics are linear, this is one update by the
-    mean of all means and variances. For integers see `_merge_counters`.
+    parameter without a gradient counts as one with a gradient of zeros. Each micro-batch starts
+    from the buffers at the beginning of the step and normalises by itself; afterwards the running
+    statistics are the mean over the micro-batches. Update rules of running statistics are linear,
+    so this equals one update by the mean of all means and variances. For integers see
+    `_merge_counters`.
 
-    Raises ConfigError for what scales or compresses gradients.
+    `num_micro_batches` is the number in a step, over all processes.
     """
 
-    def __init__(self, accelerator: Accelerator, *, seed: int, num_parts: int) -> None:
+    def __init__(self, accelerator: Accelerator, *, seed: int, num_micro_batches: int) -> None:
         super().__init__(accelerator, seed=seed)
-        handler = accelerator.ddp_handler
+        self.gradient_factor = 1  # gradients are added up, not averaged
+        self._forward_key = fold_in(seed, 0)
+        self._num_micro_batches = num_micro_batches
+        process_index = accelerator.process_index
+        self._first_index = process_index * num_micro_batches // accelerator.num_processes
+
+    def refuse(self, options: Mapping[str, object]) -> None:
+        """Raise ConfigError if a setting scales or compresses gradients."""
+        handler = self.accelerator.ddp_handler
         unsupported = {
-            "--mixed-precision fp16": accelerator.scaler is not None,
+            "--mixed-precision fp16": self.accelerator.scaler is not None,
             "--runtime.gradient-compression": handler is not None
             and handler.comm_hook.value != "no",
         }
@@ -43,24 +52,24 @@ class ExactStrategy(PlainStrategy):
                 raise ConfigError(
                     "REDUCE", f"--reduce exact does not work with {name}: remove one of them"
                 )
-        self.loss_scale = 1
-        self._key = fold_in(seed, 0)
-        self._num_parts = num_parts
-        self._first_part = accelerator.process_index * num_parts // accelerator.num_processes
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Leave the model unwrapped, with the main process's weights. **Collective.**
+        """Return the model without a wrapper, with the main process's weights. **Collective.**
 
         Raises:
-            ConfigError: the model has a SyncBatchNorm, or names a buffer in `summed_buffers` that
-                is no counter.
+            ConfigError: the model has a SyncBatchNorm, or its `summed_buffers` names a buffer that
+                is not an integer one.
         """
         if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
-            fact = "--reduce exact normalises each micro-batch by itself, and the model has a SyncBatchNorm"
-            raise ConfigError("REDUCE", f"{fact}: use BatchNorm instead")
-        # `evaluation_mode` leaves out DDP, which would add up in an order of its own.
-        self._model = model = self.accelerator.prepare_model(model, evaluation_mode=True)
-        self._num_unchecked_steps = 2  # a copy that follows the weights changes from the second on
+            fact = "--reduce exact normalises each micro-batch by itself"
+            raise ConfigError(
+                "REDUCE", f"{fact}, and the model has a SyncBatchNorm: use BatchNorm instead"
+            )
+        # `evaluation_mode` leaves out DDP, which would add up in another order.
+        model = self.accelerator.prepare_model(model, evaluation_mode=True)
+        self._model = model
+        # Two steps: a copy of the weights that a forward updates first changes in the second one.
+        self._num_unchecked_steps = 2
         self._parameters = [
             parameter for group in optimizer.param_groups for parameter in group["params"]
         ]
@@ -69,7 +78,8 @@ class ExactStrategy(PlainStrategy):
         self._counters = [name for name, buffer in buffers.items() if is_counter(buffer)]
         self._statistics = [name for name in buffers if name not in self._counters]
         self._summed = _checked_counters(getattr(model, "summed_buffers", ()), self._counters)
-        for parameter in model.parameters():  # one at a time: no second copy of the model
+        # One at a time, so that there is never a second copy of the model.
+        for parameter in model.parameters():
             copy_from_main([parameter], self.accelerator)
         copy_from_main([*buffers.values()], self.accelerator)
         return model, self.accelerator.prepare_optimizer(optimizer)
@@ -82,35 +92,28 @@ class ExactStrategy(PlainStrategy):
         self._before = self._unmerged()
 
     def begin_forward(self, optimizer_step: int, index: int) -> None:
-        """Restore the buffers, and seed by step and the micro-batch's place in it."""
+        """Restore the buffers, and seed by the step and the micro-batch's place in it."""
         self._history.restore()
-        part = self._first_part + index
-        seed_forward(
-            self._key,
-            optimizer_step=optimizer_step,
-            micro_batch=part,
-            device=self.accelerator.device,
-        )
+        super().begin_forward(optimizer_step, self._first_index + index)
 
     @torch.no_grad()
     def end_backward(self, num_samples: int) -> None:
-        """Move gradients and statistics to the tree; without samples, zeros and the statistics of the beginning."""
+        """Move the gradients and running statistics of the micro-batch into the pairwise sum.
+
+        Without samples, zeros and the statistics from the beginning of the step take their place.
+        """
         is_empty = num_samples == 0
         before = self._buffers(self._history.saved)
         now = self._buffers(buffers_at([*self._places.values()]))
         gradients = [
             torch.zeros_like(p) if is_empty or p.grad is None else p.grad for p in self._parameters
         ]
-        self._tree.add(
-            [
-                *gradients,
-                *((before if is_empty else now)[name].clone() for name in self._statistics),
-            ]
-        )
+        kept = before if is_empty else now
+        statistics = [kept[name].clone() for name in self._statistics]
+        self._tree.add([*gradients, *statistics])
         changes = [(now[name].long() - before[name].long()).reshape(-1) for name in self._counters]
-        self._changes.append(
-            torch.cat([*changes, torch.tensor([num_samples], device=self.accelerator.device)])
-        )
+        count = torch.tensor([num_samples], device=self.accelerator.device)
+        self._changes.append(torch.cat([*changes, count]))
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -120,19 +123,17 @@ class ExactStrategy(PlainStrategy):
         losses: Sequence[Tensor],
         sums: Sequence[Mapping[str, Tensor]],
         counts: Sequence[Tensor],
-    ) -> tuple[StepOutput, Tensor | None]:
-        """Return the sums of the step on the main process, zeros on the others. **Collective.**
+    ) -> StepTotals:
+        """Return the numbers of the step on the main process, zeros on the others. **Collective.**
 
         Raises:
             ConfigError: the micro-batches changed a buffer in ways that cannot be merged, or a
-                forward of the first steps changed something else.
+                forward of the first steps changed state that is not a buffer.
         """
         self._refuse_unmerged_changes()
-        columns = [
-            losses,
-            *([part[name] for part in sums] for name in sums[0]),
-            *([counts] if counts else []),
-        ]
+        columns = [losses, *([each[name] for each in sums] for name in sums[0])]
+        if counts:
+            columns.append(counts)
         numbers = [sum_rows(torch.stack(list(column))) for column in columns]
         totals = self._tree.total()
         if self.accelerator.num_processes > 1:
@@ -146,21 +147,22 @@ class ExactStrategy(PlainStrategy):
         buffers = self._buffers(buffers_at([*self._places.values()]))
         self._merge_statistics(buffers, totals[num_parameters:])
         self._merge_counters(buffers)
-        mine = (
-            numbers
-            if self.accelerator.is_main_process
-            else [torch.zeros_like(number) for number in numbers]
-        )
-        named = dict(zip(sums[0], mine[1:], strict=False))
-        return StepOutput(mine[0], named, mine[-1] if counts else None), numbers[
-            -1
-        ] if counts else None
+        reported = numbers
+        if not self.accelerator.is_main_process:
+            reported = [torch.zeros_like(number) for number in numbers]
+        named = dict(zip(sums[0], reported[1:], strict=False))
+        if not counts:
+            return StepTotals(StepOutput(reported[0], named), None)
+        return StepTotals(StepOutput(reported[0], named, reported[-1]), numbers[-1])
 
     def _buffers(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip(self._places, tensors, strict=True))
 
     def _unmerged(self) -> dict[str, Tensor]:
-        """Return copies of the parameters and the extra state, by name; nothing after the first steps of a start."""
+        """Return copies of the parameters and the extra state, by name.
+
+        After the first steps of a start there are none: changes are then no longer looked for.
+        """
         state = self._model.state_dict() if self._num_unchecked_steps > 0 else {}
         return {name: value.clone() for name, value in state.items() if name not in self._places}
 
@@ -168,11 +170,12 @@ class ExactStrategy(PlainStrategy):
         now = self._unmerged()
         for name, value in self._before.items():
             if not torch.equal(now[name], value):
-                fix = "change it after the step, in on_step_end of a callback, make it a buffer, or use --reduce float"
-                raise ConfigError(
-                    "REDUCE",
-                    f"a forward changes {name}, which is no buffer, in each micro-batch: {fix}",
+                fact = f"a forward changes {name}, which is no buffer, in each micro-batch"
+                fix = (
+                    "change it after the step, in on_step_end of a callback, make it a buffer, "
+                    "or use --reduce float"
                 )
+                raise ConfigError("REDUCE", f"{fact}: {fix}")
         self._num_unchecked_steps -= 1
 
     def _merge_statistics(self, buffers: Mapping[str, Tensor], totals: Sequence[Tensor]) -> None:
@@ -184,33 +187,41 @@ class ExactStrategy(PlainStrategy):
                     "REDUCE",
                     f"{fact}: let it keep its shape for --reduce exact, or use --reduce float",
                 )
-            buffers[name].copy_(total / self._num_parts)
+            buffers[name].copy_(total / self._num_micro_batches)
 
     def _merge_counters(self, buffers: Mapping[str, Tensor]) -> None:
         """Apply the step's changes of integer buffers: counters, pointers, flags.
 
         **Collective. Host sync.**
 
-        The sum of the micro-batches' changes would be wrong for a pointer, and one change wrong for
-        a counter of samples. So a change is applied once if it is the same in all micro-batches
-        that have samples, and what the model names in `summed_buffers` changes by the sum. A model
-        without integer buffers has no collective here.
+        The sum of the micro-batches' changes would be wrong for a pointer, and a single change
+        would be wrong for a counter of samples. So a change is applied once if it is the same in
+        all micro-batches that have samples, and the sum is applied to the buffers that the model
+        names in `summed_buffers`. Without integer buffers there is no collective here.
 
         Raises:
-            ConfigError: micro-batches change a buffer differently, and the model does not name it.
+            ConfigError: micro-batches change a buffer differently, and `summed_buffers` does not
+                name it.
         """
         if not self._counters:
             return
-        parts = self.accelerator.gather(torch.stack(self._changes))
-        parts = parts[parts[:, -1] > 0]
-        changes = parts[:, :-1].split([buffers[name].numel() for name in self._counters], dim=1)
+        # A row per micro-batch: its changes, and its number of samples in the last column.
+        rows = self.accelerator.gather(torch.stack(self._changes))
+        rows = rows[rows[:, -1] > 0]
+        changes = rows[:, :-1].split([buffers[name].numel() for name in self._counters], dim=1)
         for name, change in zip(self._counters, changes, strict=True):
             is_summed = name in self._summed
             if not is_summed and (differs := (change != change[0]).any(0)).any():
                 few, many = change[:, differs][:, 0].aminmax()
-                fact = f"the integer buffer {name} changes by {few} in one micro-batch of a step and by {many} in another"
-                fix = f"set summed_buffers = ({name!r},) on the model if the changes add up, or use --reduce float"
-                raise ConfigError("REDUCE", f"{fact}, which --reduce exact cannot merge: {fix}")
+                fact = (
+                    f"the integer buffer {name} changes by {few} in one micro-batch of a step "
+                    f"and by {many} in another, which --reduce exact cannot merge"
+                )
+                fix = (
+                    f"set summed_buffers = ({name!r},) on the model if the changes add up, "
+                    "or use --reduce float"
+                )
+                raise ConfigError("REDUCE", f"{fact}: {fix}")
             change = change.sum(0) if is_summed else change[0]
             buffers[name].copy_(buffers[name].long() + change.view(buffers[name].shape))
 

@@ -1,4 +1,7 @@
-"""Every process has a shard of each weight (FSDP2): a forward gathers them, and so waits for the other processes."""
+"""Every process has a shard of each weight (FSDP2).
+
+A forward gathers the shards, and so waits for the other processes.
+"""
 
 from __future__ import annotations
 
@@ -14,25 +17,25 @@ from ...core.shards import local_part
 from ...distributed import fsdp
 from ...distributed.collectives import SINGLE_PROCESS, Peers, copy_from_main, join_peers
 from ...distributed.placement import place_model
-from .plain import PlainStrategy
+from .base import Strategy
 
 if TYPE_CHECKING:
     from ...distributed.accelerator import RuntimeConfig
 
 
-class ShardedStrategy(PlainStrategy):
-    """Lets FSDP average the gradients, as shards, over the processes."""
+class ShardedStrategy(Strategy):
+    """Trains with FSDP, which averages the gradients, as shards, over the processes."""
 
     has_collective_forward = True
 
     def refuse(self, options: Mapping[str, object]) -> None:
-        """Raise ConfigError for the first of `options`, by flag, that is on and needs whole weights."""
+        """Raise ConfigError for the first of `options`, by flag, that is on: they need whole weights."""
         fsdp.reject_options(options)
 
     def place(self, model: nn.Module, config: RuntimeConfig) -> nn.Module:
         """Return `model` on the device, ready to be sharded.
 
-        Raises ConfigError for what cannot be.
+        Raises ConfigError if it cannot be sharded.
         """
         # Shards must be contiguous (torch 2.13).
         model = place_model(model, self.accelerator, replace(config, channels_last=False))
@@ -44,9 +47,9 @@ class ShardedStrategy(PlainStrategy):
         return fsdp.sharded_copy(model, self.accelerator)
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
-        """Return both, sharded by accelerate.
+        """Return both, sharded by accelerate. **Collective.**
 
-        **Collective.** Raises ConfigError for what cannot be sharded.
+        Raises ConfigError if the optimizer cannot step shards.
         """
         fsdp.reject_optimizer(optimizer)
         self._places = list(buffer_places(model).values())
@@ -58,7 +61,7 @@ class ShardedStrategy(PlainStrategy):
         return prepared  # type: ignore[no-any-return]  # accelerate is untyped
 
     def gather(self, pieces: Mapping[str, Any]) -> dict[str, Any]:
-        """Return whole tensors on the main process, or the shards if each process stores them.
+        """Return whole tensors on the main process, or the shards if each process stores its own.
 
         **Collective.**
         """
@@ -73,17 +76,14 @@ class ShardedStrategy(PlainStrategy):
         return join_peers(self.accelerator, timeout_s=timeout_s)
 
     def begin(self, buffers: BufferHistory) -> None:
-        """Let all processes have the main process's buffers, which a checkpoint holds.
-
-        **Collective.**
-        """
-        # DDP sends them before a step's first forward
+        """Copy the main process's buffers, which a checkpoint stores, to all. **Collective.**"""
+        # DDP copies them before the first forward of a step.
         copy_from_main(buffers_at(self._places), self.accelerator)
 
     def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return the shards of this process."""
+        """Return the shard of this process for each gradient or norm."""
         return [local_part(gradient) for gradient in gradients]
 
     def is_found_anywhere(self, flag: Tensor) -> Tensor:
-        """Return a flag [] that is 1 on all processes if `flag` is on one. **Collective.**"""
+        """Return a flag [] that is 1 on all processes if `flag` is 1 on any. **Collective.**"""
         return self.accelerator.reduce(flag)  # type: ignore[no-any-return]  # accelerate is untyped

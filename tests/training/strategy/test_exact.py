@@ -339,7 +339,7 @@ def test_fp16_with_loss_scaling_is_refused(tmp_path: Path) -> None:
 
 def test_a_model_that_normalises_over_processes_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
-    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=2)
+    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
     with pytest.raises(ConfigError, match="the model has a SyncBatchNorm: use BatchNorm instead"):
         strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
@@ -378,7 +378,7 @@ class Pointing(nn.Module):
 
 def test_a_pointer_moves_once_a_step_and_a_flag_is_kept() -> None:
     model = Pointing()
-    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=4)
+    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=4)
     model, _ = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     buffers = BufferHistory(model)
     for pointer, flag in ((1, True), (4, True), (7, True), (2, True)):
@@ -406,7 +406,7 @@ class Growing(nn.Module):
 
 
 def test_a_buffer_that_grows_is_refused_by_name() -> None:
-    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=2)
+    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
     model = Growing()
     model, _ = strategy.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     strategy.begin(BufferHistory(model))
@@ -425,7 +425,7 @@ def test_a_buffer_that_grows_is_refused_by_name() -> None:
 def test_a_name_that_is_no_integer_buffer_cannot_be_summed(name: str) -> None:
     model = ChangingNet("usage")
     model.summed_buffers = (name,)
-    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=2)
+    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=2)
     with pytest.raises(
         ConfigError, match=f"summed_buffers has {name}, no integer buffer: name some of .*usage"
     ):
@@ -436,7 +436,7 @@ def test_compressed_gradients_are_refused() -> None:
     compression = DistributedDataParallelKwargs(comm_hook=DDPCommunicationHookType.FP16)
     accelerator = Accelerator(cpu=True, kwargs_handlers=[compression])
     with pytest.raises(ConfigError, match="does not work with --runtime.gradient-compression"):
-        ExactStrategy(accelerator, seed=0, num_parts=2)
+        ExactStrategy(accelerator, seed=0, num_micro_batches=2).refuse({})
 
 
 def test_fsdp_is_refused(tmp_path: Path) -> None:
@@ -516,7 +516,7 @@ def take_steps(strategy: ExactStrategy, model: nn.Module, optimizer: torch.optim
 def test_what_a_forward_changes_besides_buffers_is_refused_by_name(
     model: nn.Module, name: str
 ) -> None:
-    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_parts=1)
+    strategy = ExactStrategy(Accelerator(cpu=True), seed=0, num_micro_batches=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, _ = strategy.prepare(model, optimizer)
     with pytest.raises(ConfigError, match=f"a forward changes {name}, which is no buffer"):

@@ -5,7 +5,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from accel_trainer.training.strategy.plain import PlainStrategy, total
+from accel_trainer.training.strategy.base import total
+from accel_trainer.training.strategy.plain import PlainStrategy
 
 
 @pytest.fixture

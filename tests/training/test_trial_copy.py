@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_trainer.training.trial import set_aside
+from accel_trainer.training.trial_copy import trial_copy
 
 
 class Part:
@@ -23,7 +23,7 @@ class Part:
 
 def test_a_trial_changes_no_attribute_of_the_part() -> None:
     part = Part()
-    tried = set_aside(part)
+    tried = trial_copy(part)
     tried.step = 7
     tried.history.append(2)
     tried.names["b"] = 2
@@ -33,13 +33,13 @@ def test_a_trial_changes_no_attribute_of_the_part() -> None:
 
 def test_a_trial_shares_the_tensors_of_the_part() -> None:
     part = Part()
-    assert set_aside(part).weight is part.weight
+    assert trial_copy(part).weight is part.weight
 
 
 def test_a_trial_may_replace_the_buffers_of_a_module() -> None:
     norm = nn.BatchNorm1d(2)
     before = norm.running_mean
-    set_aside(norm).running_mean = torch.ones(2)
+    trial_copy(norm).running_mean = torch.ones(2)
     assert norm.running_mean is before
 
 
@@ -52,4 +52,4 @@ class Uncopied:
 
 @pytest.mark.parametrize("part", [Part, torch, print, 3, Uncopied()])
 def test_a_part_that_has_no_copy_is_tried_itself(part: Any) -> None:
-    assert set_aside(part) is part
+    assert trial_copy(part) is part

@@ -1,4 +1,4 @@
-"""What lets a part of the user's be tried before it is needed, so that nothing that is trained later changes."""
+"""Copies of the user's parts for a trial that must not change what is trained later."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def set_aside(part: T) -> T:
-    """Return a copy whose attributes, lists, dicts, sets and buffers may be replaced; tensors are shared.
+def trial_copy(part: T) -> T:
+    """Return a copy that shares the tensors of `part`, but not its containers.
 
-    What cannot be copied, such as a class or a module, is returned itself.
+    The copy's attributes, lists, dicts, sets and buffers may be replaced or changed. What cannot be
+    copied, such as a class or a module of Python, is returned itself.
     """
     try:
         copied = copy.copy(part)
-    except Exception:  # the user's part decides what is raised
+    except Exception:  # the user's `__copy__` may raise anything
         return part
     if copied is part or not hasattr(copied, "__dict__"):
         return copied

@@ -1,0 +1,141 @@
+"""What a strategy is: how the processes of a run train one model together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...core.buffers import BufferHistory
+from ...core.rng import fold_in, seed_forward
+from ...core.tensor_memory import copy_model
+from ...core.types import StepOutput
+from ...distributed.collectives import SINGLE_PROCESS, Peers
+from ...distributed.placement import place_model
+
+if TYPE_CHECKING:
+    from ...distributed.accelerator import RuntimeConfig
+
+
+class StepTotals(NamedTuple):
+    """The numbers of a step, added up over its micro-batches.
+
+    `output` is what this process reports: the sum over the processes is that of the step.
+    `num_items` [] are the items of all processes; None if the task does not count items.
+    """
+
+    output: StepOutput
+    num_items: Tensor | None
+
+
+class Strategy:
+    """How the processes train one model; a step is `begin`, the micro-batches, then `finish`.
+
+    A micro-batch is `begin_forward`, its forward and backward, then `end_backward`. The backward is
+    that of `loss_sum * gradient_factor / num_samples`, with the samples of all processes.
+
+    By default each process has the whole model, backward adds up the micro-batches, and the last
+    backward of a step averages the gradients over the processes.
+    """
+
+    has_collective_forward = False
+    """Whether a forward waits for the other processes."""
+
+    def __init__(self, accelerator: Accelerator, *, seed: int) -> None:
+        self.accelerator = accelerator
+        # An average divides the sum over the processes by their number.
+        self.gradient_factor = accelerator.num_processes
+        self._forward_key = fold_in(seed, accelerator.process_index)
+
+    # --- the model and its state ---
+
+    def refuse(self, options: Mapping[str, object]) -> None:
+        """Raise ConfigError if a setting does not work with this strategy.
+
+        `options` has the values of settings by flag: the first that is on and unsupported is named.
+        """
+
+    def place(self, model: nn.Module, config: RuntimeConfig) -> nn.Module:
+        """Return `model` on the device, ready for compilation and `prepare`.
+
+        Raises ConfigError if the model does not fit `config` or the strategy.
+        """
+        return place_model(model, self.accelerator, config)
+
+    def copy(self, model: nn.Module) -> nn.Module:
+        """Return a copy of a placed model, for its average.
+
+        Call it before `prepare`. **Collective** with shards.
+        """
+        return copy_model(model)
+
+    def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
+        """Return both as the steps use them, with the main process's weights. **Collective.**
+
+        Raises ConfigError if the model or the optimizer does not fit the strategy.
+        """
+        raise NotImplementedError
+
+    def gather(self, pieces: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state that the main process stores. **Collective** with shards."""
+        return dict(pieces)
+
+    def checkpoint_peers(self, *, timeout_s: float) -> Peers:
+        """Return the processes that write a checkpoint together. **Collective** with shards."""
+        return SINGLE_PROCESS
+
+    # --- a step ---
+
+    def begin(self, buffers: BufferHistory) -> None:
+        """Begin a step, just before `buffers` are saved. **Collective** with shards."""
+
+    def begin_forward(self, optimizer_step: int, index: int) -> None:
+        """Seed what is random in the forward of micro-batch `index` of this process."""
+        seed_forward(
+            self._forward_key,
+            optimizer_step=optimizer_step,
+            micro_batch=index,
+            device=self.accelerator.device,
+        )
+
+    def end_backward(self, num_samples: int) -> None:
+        """End a micro-batch of `num_samples`, perhaps 0, after its backward."""
+
+    def finish(
+        self,
+        losses: Sequence[Tensor],
+        sums: Sequence[Mapping[str, Tensor]],
+        counts: Sequence[Tensor],
+    ) -> StepTotals:
+        """Complete the step's gradients, and add up the numbers [] of its micro-batches.
+
+        **Collective** if items are counted.
+
+        `counts` are the items of each micro-batch; empty if the task does not count them.
+        """
+        num_items = total(counts) if counts else None
+        named = {name: total([each[name] for each in sums]) for name in sums[0]}
+        output = StepOutput(total(losses), named, num_items)
+        if num_items is None:
+            return StepTotals(output, None)
+        return StepTotals(output, self.accelerator.reduce(num_items, reduction="sum"))
+
+    def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return the shard of this process for each gradient or norm; a whole tensor stays whole."""
+        return gradients
+
+    def is_found_anywhere(self, flag: Tensor) -> Tensor:
+        """Return a flag [] that is 1 on all processes if `flag` is 1 on any of them.
+
+        **Collective** with shards.
+        """
+        return flag  # averaged gradients are the same on all processes
+
+
+def total(values: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors of one shape; a single one is returned itself."""
+    return values[0] if len(values) == 1 else torch.stack(list(values)).sum(0)
