@@ -24,7 +24,7 @@ from accel_trainer.core.train_state import TrainState
 from accel_trainer.distributed.accelerator import start_accelerator
 from accel_trainer.distributed.collectives import join_peers, run_on_main, shutdown
 from accel_trainer.distributed.placement import place_model
-from accel_trainer.run.resume import Source, read_checkpoint
+from accel_trainer.run.resume import Source, load_for_all
 from accel_trainer.vision.models.zoo import ModelConfig, build_model
 
 from . import results
@@ -86,7 +86,7 @@ class Savers:
         self.accelerator.wait_for_everyone()
         start_s = time.perf_counter()
         if self.name == "accel_trainer":
-            loaded = read_checkpoint(Source(str(self.folder)), self.accelerator, timeout_s=600)
+            loaded = load_for_all(Source(str(self.folder)), self.accelerator, timeout_s=600)
             assert loaded is not None
             self.state.load_state_dict(loaded.pieces)
         else:

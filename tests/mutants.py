@@ -826,10 +826,10 @@ MUTANTS = [
     ),
     Mutant(
         "the schedule ends at --max-steps",
-        "accel_trainer/run/descent.py",
+        "accel_trainer/run/optimization.py",
         "        total_steps=config.trainer.num_epochs * plan.steps_per_epoch,",
         "        total_steps=count_steps(config, plan),",
-        ("tests/run/test_descent.py",),
+        ("tests/run/test_optimization.py",),
     ),
     Mutant(
         "every process writes the result",

@@ -344,7 +344,7 @@ RULES = {
         calls("open", ".open", ".read_text", ".read_bytes"),
         {
             "core.filesystem",
-            "callbacks.console",  # where printing leads that fails
+            "core.console",  # where printing leads that fails
             "run.provenance",  # the recipe, to hash it
             "distributed.machine",  # what the kernel says
             "core.platform",  # directories, to sync them
@@ -368,7 +368,7 @@ RULES = {
     "reads the environment": Rule(
         mentions("os.environ", "os.getenv", "os.putenv"),
         {
-            "distributed", "cli.recipe.main", "run.preflight",
+            "distributed", "cli.recipe.main", "cli.recipe.exit", "run.preflight",
             "run.provenance",  # records it
             "cli.launch", "cli.sweep.processes", "cli.doctor.findings",
             "cli.recipe.dry_run",  # hands it to the processes that it starts
@@ -388,7 +388,7 @@ RULES = {
     "prints": Rule(
         mentions("print", "sys.stdout.write", "sys.stderr.write"),
         {
-            "cli.recipe.main", "callbacks.console",
+            "cli.recipe.main", "cli.recipe.exit", "core.console",
             # the last escapes what names tell a terminal to do
             "cli.main", "cli.launch", "cli.runs.tables",
             "cli.share.plain_evaluation",  # a script without this package

@@ -1,21 +1,20 @@
-"""The record of a run: one row of numbers per log interval and per evaluation."""
+"""The history of a run: one row of numbers for each log interval and each evaluation."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from ..core.activity import Activity
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.errors import ConfigError
 from ..core.run_dir import writes_to
-from ..core.timing import Stopwatch
 from ..core.types import StepReport
 from ..data.dataloader import DatasetLoader
 from ..distributed.machine import peak_memory_bytes
@@ -26,17 +25,22 @@ Row = Mapping[str, Any]
 
 _logger = logging.getLogger(__name__)
 
-_SUM_AFTER = 256
+_MAX_PENDING = 256  # step reports kept before they are summed
 _ITEMS = "num_items"  # the column of what a Task divides its sums by, if not by samples
-_TAKEN = {"loss", "grad_norm", _ITEMS}
-_MUCH_WAITING, _WORTH_A_WARNING_S = 0.2, 10.0
+_RESERVED = {"loss", "grad_norm", _ITEMS}
+# Waiting for data is warned of above this fraction of the time, once it has taken this long.
+_MAX_WAIT_FRACTION = 0.2
+_MAX_WAIT_S = 10.0
 
 
 class MetricLogger(Callback):
-    """Writes rows to the history and passes them to `sinks` (progress, trackers), on the main process.
+    """Writes rows to the history and passes them to `sinks` (progress bar, trackers).
+
+    For the main process; the others take part in the sums.
 
     A row has `event` (`train` or `eval`), `optimizer_step`, `epoch` and numbers; (event,
-    optimizer_step) never repeats. An interruption changes nothing in the rows but `perf/...`.
+    optimizer_step) never repeats. An interruption changes nothing in the rows but `perf/...`. The
+    times of compiling and evaluating, which `activity` has, are left out of the throughput.
     """
 
     def __init__(
@@ -45,19 +49,24 @@ class MetricLogger(Callback):
         *,
         history: MetricsFile | None,
         every_n_steps: int,
-        preparation: Stopwatch | None = None,
-        phase_s: Mapping[str, float] = MappingProxyType({}),
+        activity: Activity | None = None,
         sinks: Sequence[Callable[[Row], None]] = (),
     ) -> None:
         self._meters = Meters(accelerator)
-        self._history, self._every_n_steps, self._sinks = history, every_n_steps, sinks
-        self._preparation, self._phase_s = preparation or Stopwatch(), phase_s
-        self._total_s, self._total_samples = 0.0, 0
+        self._history = history
+        self._every_n_steps = every_n_steps
+        self._activity = activity or Activity()
+        self._sinks = sinks
+        self._total_s = 0.0
+        self._total_samples = 0
         self._has_warned = False
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples per second of training over all processes in this attempt; None before the first row."""
+        """Samples that all processes have trained on per second of this attempt.
+
+        None before the first row.
+        """
         return self._total_samples / self._total_s if self._total_samples else None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
@@ -67,7 +76,7 @@ class MetricLogger(Callback):
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
         """Write a row every n steps and at the end of each epoch.
 
-        **Collective. Host sync** when it does.
+        **Collective. Host sync** when it writes one.
         """
         self._meters.update(report)
         self._timed_samples += report.num_samples
@@ -76,29 +85,24 @@ class MetricLogger(Callback):
             self._write_training(trainer)
 
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
-        """Write the evaluation's numbers as a row, after a row of the steps before it that have none yet."""
+        """Write the evaluation's numbers as a row, after a row of the steps since the last one."""
         if self._meters.num_steps:
             self._write_training(trainer)
-        self._write(
-            "eval", trainer, {name: value for name, value in metrics.items() if is_number(value)}
-        )
+        numbers = {name: value for name, value in metrics.items() if is_number(value)}
+        self._write("eval", trainer, numbers)
 
     def _write_training(self, trainer: TrainerView) -> None:
         """Write a row of the steps since the last one. **Collective. Host sync.**"""
-        values = self._meters.read()  # waits for the device: the clock is read after it
-        spent_s = {
-            name: seconds - self._before_s[name]
-            for name, seconds in self._read_clocks(trainer).items()
-        }
+        values = self._meters.read()  # waits for the device, so the clocks are read after it
+        now_s = self._read_clocks(trainer)
+        spent_s = {name: seconds - self._before_s[name] for name, seconds in now_s.items()}
         training_s = spent_s["all"] - spent_s["compile"] - spent_s["evaluation"]
         values["optim/learning_rate"] = trainer.learning_rate_at(trainer.state.optimizer_step - 1)
         if trainer.accelerator.scaler is not None:
             values["optim/loss_scale"] = trainer.accelerator.scaler.get_scale()
-        if self._timed_samples:  # none if this attempt only evaluates what an earlier one trained
-            self._total_s, self._total_samples = (
-                self._total_s + training_s,
-                self._total_samples + self._timed_samples,
-            )
+        if self._timed_samples:  # 0 if this attempt only evaluates what an earlier one trained
+            self._total_s += training_s
+            self._total_samples += self._timed_samples
             values["perf/samples_per_s"] = self._timed_samples / training_s
             values["perf/data_wait_fraction"] = spent_s["data"] / training_s
             self._warn_of_data_wait(trainer, values["perf/data_wait_fraction"])
@@ -120,7 +124,7 @@ class MetricLogger(Callback):
 
     def _write(self, event: str, trainer: TrainerView, values: Mapping[str, Any]) -> None:
         state = trainer.state
-        # People count epochs from 1: the epoch that the step belongs to.
+        # The epoch that the step belongs to, counted from 1 as people do.
         epoch = state.epoch + (state.step_in_epoch > 0)
         row = {"event": event, "optimizer_step": state.optimizer_step, "epoch": epoch, **values}
         if self._history is not None:
@@ -129,26 +133,24 @@ class MetricLogger(Callback):
             sink(row)
 
     def _read_clocks(self, trainer: TrainerView) -> dict[str, float]:
-        compile_s, evaluation_s = self._preparation.seconds, self._phase_s.get("evaluation", 0.0)
-        now_s = time.perf_counter()
         return {
-            "all": now_s,
+            "all": time.perf_counter(),
             "data": trainer.data_wait_s,
-            "compile": compile_s,
-            "evaluation": evaluation_s,
+            "compile": self._activity.compilation.seconds,
+            "evaluation": self._activity.phase_s.get("evaluation", 0.0),
         }
 
     def _restart_timer(self, trainer: TrainerView) -> None:
-        self._before_s, self._timed_samples = self._read_clocks(trainer), 0
+        self._before_s = self._read_clocks(trainer)
+        self._timed_samples = 0
 
     def _warn_of_data_wait(self, trainer: TrainerView, fraction: float) -> None:
         """Warn once if training has waited long for data."""
-        is_long = fraction > _MUCH_WAITING and trainer.data_wait_s > _WORTH_A_WARNING_S
+        is_long = fraction > _MAX_WAIT_FRACTION and trainer.data_wait_s > _MAX_WAIT_S
         if is_long and trainer.accelerator.is_main_process and not self._has_warned:
             self._has_warned = True
-            advice = (
-                ": raise --batch.num-workers" if isinstance(trainer.loader, DatasetLoader) else ""
-            )
+            has_workers = isinstance(trainer.loader, DatasetLoader)
+            advice = ": raise --batch.num-workers" * has_workers
             _logger.warning("training waits for data %.0f %% of the time%s", 100 * fraction, advice)
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,10 +169,11 @@ class MetricLogger(Callback):
 
 
 class Meters:
-    """Sums step reports between two rows, without a kernel or a sync per step.
+    """Sums step reports between two rows, without a kernel or a host sync in each step.
 
-    Reports are kept and summed in float64 when they are read. Sums of float32 in float64 are exact
-    over any realistic interval, so the means do not depend on when they were summed or saved.
+    Reports are kept, and summed in float64 when the sums are read. Sums of float32 in float64 are
+    exact over any realistic interval, so the means do not depend on when reports were summed or
+    saved.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -189,21 +192,19 @@ class Meters:
         return len(self._pending) + self._counts["num_updates"] + self._counts["num_skipped"]
 
     def update(self, report: StepReport) -> None:
-        """Add a step to the sums; of a skipped one only the count.
+        """Add a step to the sums; a skipped step is only counted.
 
-        Raises ConfigError for a name that is taken.
+        Raises ConfigError if a sum has a reserved name.
         """
-        if taken := _TAKEN.intersection(report.sums):
-            raise ConfigError(
-                "SUMS",
-                f"train_step returned a sum named {min(taken)}, which is reserved: rename it",
-            )
+        if reserved := _RESERVED.intersection(report.sums):
+            fact = f"train_step returned a sum named {min(reserved)}, which is reserved"
+            raise ConfigError("SUMS", f"{fact}: rename it")
         self._pending.append(report)
-        if len(self._pending) >= _SUM_AFTER:
+        if len(self._pending) >= _MAX_PENDING:
             self._sum_pending()
 
     def _sum_pending(self) -> None:
-        # Without skipped steps: their loss may be NaN, and the mean would be, too.
+        # Skipped steps are left out: their loss may be NaN, and would make the mean NaN.
         reports = [report for report in self._pending if not report.was_skipped]
         self._counts["num_skipped"] += len(self._pending) - len(reports)
         self._pending = []
@@ -211,16 +212,12 @@ class Meters:
             return
         columns = {"loss": [report.loss_sum for report in reports]}
         columns |= {name: [report.sums[name] for report in reports] for name in reports[0].sums}
-        columns |= (
-            {_ITEMS: items}
-            if (items := [r.num_items for r in reports if r.num_items is not None])
-            else {}
-        )
+        if items := [report.num_items for report in reports if report.num_items is not None]:
+            columns[_ITEMS] = items
         if norms := [report.grad_norm for report in reports if report.grad_norm is not None]:
-            # Every process has the same norm: count it once.
-            columns["grad_norm"] = (
-                norms if self._accelerator.is_main_process else [torch.zeros_like(norms[0])]
-            )
+            # Every process has the same norm, and only the main process adds it to the sum.
+            is_main = self._accelerator.is_main_process
+            columns["grad_norm"] = norms if is_main else [torch.zeros_like(norms[0])]
         for name, column in columns.items():
             total = torch.stack(column).to(self._device).double().sum()
             self._local[name] = self._local[name] + total if name in self._local else total
@@ -228,7 +225,7 @@ class Meters:
         self._counts["num_updates"] += len(reports)
 
     def _global_sums(self) -> dict[str, float]:
-        """**Collective. Host sync.**"""
+        """Return the sums over all processes. **Collective. Host sync.**"""
         self._sum_pending()
         if not self._local:
             return {}
@@ -240,15 +237,12 @@ class Meters:
 
         **Collective. Host sync.**
         """
-        sums = self._global_sums()  # first: this counts the steps that are pending
-        num_items, num_updates = (
-            sums.pop(_ITEMS, self._counts["num_items"]),
-            self._counts["num_updates"],
-        )
+        sums = self._global_sums()  # must come first: it counts the pending steps
+        num_items = sums.pop(_ITEMS, self._counts["num_items"])
         norm = sums.pop("grad_norm", None)
         means = {f"train/{name}": value / (num_items or 1) for name, value in sums.items()}
         if norm is not None:
-            means["optim/grad_norm"] = norm / num_updates
+            means["optim/grad_norm"] = norm / self._counts["num_updates"]
         if self._counts["num_skipped"]:
             means["optim/skipped_steps"] = float(self._counts["num_skipped"])
         self._clear()
@@ -256,11 +250,14 @@ class Meters:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the global sums. **Collective. Host sync.**"""
-        # in this order: the first counts what is pending
-        return {"sums": self._global_sums(), **self._counts}
+        sums = self._global_sums()  # must come first: it counts the pending steps
+        return {"sums": sums, **self._counts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the sums on the main process; the others start at zero, for any number of processes."""
+        """Restore the sums on the main process; all others start at zero.
+
+        So the state can be loaded by any number of processes.
+        """
         self._clear()
         zero = torch.zeros((), dtype=torch.float64, device=self._device)
         is_main = self._accelerator.is_main_process

@@ -12,11 +12,11 @@ from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ..core.callback import Callback, RunResult, TrainerView
+from ..core.console import fold, say, terminal_columns
 from ..core.train_state import checkpoint_name
 from ..core.types import StepReport
 from ..training.config import TrainerConfig
 from ..training.metrics import is_number
-from .console import fold, say, terminal_columns
 
 # The loss stands before the speed: tqdm cuts what a narrow terminal has no room for.
 _FORMAT = "{desc} |{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}  {rate_fmt}"

@@ -1,4 +1,4 @@
-"""The records of a run's attempts: `attempts.jsonl` and `result.json`, which says in numbers how the last one ended."""
+"""The records of a run's attempts (`attempts.jsonl`), and how the last one ended (`result.json`)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..checkpoint.serialization import read_json_object
 from ..core import filesystem
+from ..core.activity import Activity
 from ..core.callback import Callback, RunResult, TrainerView
 from ..core.run_dir import writes_to
 from ..distributed.machine import peak_memory_bytes
@@ -29,9 +30,10 @@ class ResultWriter(Callback):
 
     For the main process.
 
-    A start without an end was killed. An end has the seconds of each phase, `phase_s`. No
-    checkpoint holds these rows, since what is trained does not depend on interruptions. An equal
-    `result.json` keeps its times.
+    A `start` row with no `end` row means that the attempt was killed. An `end` row has the seconds
+    of each phase, `phase_s`. No checkpoint holds these rows, since what is trained does not depend
+    on interruptions. If the outcome is that of the `result.json` in the folder, the file stays: it
+    has the times of the attempt that trained.
     """
 
     def __init__(
@@ -40,17 +42,16 @@ class ResultWriter(Callback):
         *,
         log: MetricLogger,
         num_eval_samples: int,
-        phase_s: Mapping[str, float],
+        activity: Activity,
         nondeterministic: AbstractSet[str] = frozenset(),
     ) -> None:
-        self._folder, self._log, self._num_eval_samples, self._phase_s = (
-            run_folder,
-            log,
-            num_eval_samples,
-            phase_s,
-        )
+        self._folder = run_folder
+        self._log = log
+        self._num_eval_samples = num_eval_samples
+        self._activity = activity
         self._nondeterministic = nondeterministic
-        self._start_s, self._is_attempt = time.perf_counter(), False
+        self._start_s = time.perf_counter()
+        self._is_attempt = False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Record the start, unless there is nothing left to train."""
@@ -59,7 +60,7 @@ class ResultWriter(Callback):
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
         """Record how it ended."""
-        self._append("end", trainer, {"state": result.state, "phase_s": dict(self._phase_s)})
+        self._append("end", trainer, {"state": result.state, "phase_s": self._activity.phase_s})
         outcome = {
             "state": result.state,
             "stop_reason": result.stop_reason,
@@ -72,20 +73,20 @@ class ResultWriter(Callback):
         }
         if self._nondeterministic:
             outcome["nondeterministic_operations"] = sorted(self._nondeterministic)
-        path, known = self._folder / "result.json", {}
-        with suppress(OSError, ValueError):  # there is none, or not a whole one
+        path = self._folder / "result.json"
+        known = {}
+        with suppress(OSError, ValueError):  # there is no result yet, or no whole one
             known = read_json_object(path, max_bytes=_MAX_RESULT_BYTES)
         if known == known | json.loads(json.dumps(outcome)):
-            return  # it has the times of the attempt that trained
+            return
         measured = {
             "samples_per_s": self._log.samples_per_s,
             "wall_s": time.perf_counter() - self._start_s,
             "peak_memory_bytes": peak_memory_bytes(trainer.accelerator),
         }
+        data = json.dumps({**outcome, **measured}, indent=1).encode()
         with writes_to(self._folder):
-            filesystem.write_file_atomic(
-                path, json.dumps({**outcome, **measured}, indent=1).encode()
-            )
+            filesystem.write_file_atomic(path, data)
 
     def _append(self, event: str, trainer: TrainerView, values: Mapping[str, Any]) -> None:
         if self._is_attempt:
@@ -99,11 +100,11 @@ class ResultWriter(Callback):
 
 
 def _listed(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics for JSON, with the file and the shape in place of many numbers."""
-    compact = {name: as_tensor_if_long(value) for name, value in metrics.items()}
-    return {
-        name: {"file": EVALUATION_FILE, "shape": list(value.shape)}
-        if isinstance(value, Tensor)
-        else value
-        for name, value in compact.items()
-    }
+    """Return metrics as JSON values; many numbers are replaced by their file and shape."""
+    listed: dict[str, Any] = {}
+    for name, value in metrics.items():
+        compact = as_tensor_if_long(value)
+        if isinstance(compact, Tensor):
+            compact = {"file": EVALUATION_FILE, "shape": list(compact.shape)}
+        listed[name] = compact
+    return listed

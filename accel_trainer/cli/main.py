@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ..callbacks import console
+from ..core import console
 from ..core.errors import ConfigError, ExitCode, UserError
 from .runs.tables import printable
 

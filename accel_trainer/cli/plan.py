@@ -14,7 +14,7 @@ from ..core.errors import ConfigError, UserError
 from ..core.learning_rate import Schedule
 from ..core.train_state import TrainState
 from ..run.config import RecipeConfig
-from ..run.descent import plan_learning_rate
+from ..run.optimization import plan_learning_rate
 from ..run.parser import parse_config
 from ..vision import BadImageConfig, PhotoConfig, load_photos
 from ..vision.sources.find import find_source

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from .timing import Stopwatch
 from .train_state import TrainState
 
 
@@ -13,13 +14,14 @@ class Activity:
     """What a process is doing, for those who watch it: a thread, and the reports of errors.
 
     The trainer sets `position` once, and counts `num_forwards`. `phase_s` are the seconds spent in
-    each phase that has ended.
+    each phase that has ended, and `compilation` counts those of compiling the model.
     """
 
     def __init__(self) -> None:
         self.position = TrainState()
         self.num_forwards = 0
         self.phase_s: dict[str, float] = {}
+        self.compilation = Stopwatch()
         self._phase = "start"
         self._phase_start_s = time.monotonic()
 

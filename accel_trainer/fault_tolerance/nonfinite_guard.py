@@ -1,11 +1,11 @@
-"""Finds a gradient that is NaN or inf on all processes before the update, and reports the samples behind it."""
+"""Finds gradients that are NaN or inf before the update, and reports the samples that cause them."""
 
 from __future__ import annotations
 
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,43 +27,49 @@ from ..distributed.streams import arrival, has_streams
 
 _logger = logging.getLogger(__name__)
 
-_MAX_IN_A_ROW, _MAX_RECENT, _RECENT_STEPS = 3, 10, 1000
+_MAX_IN_A_ROW = 3
+_MAX_RECENT = 10
+_RECENT_STEPS = 1000
 
 
 class PendingUpdate(NamedTuple):
-    """An update that is about to be applied: its position, step batch, and loss sums [] of the micro-batches."""
+    """An update that is about to be applied."""
 
     position: TrainState
+    """The position before the step."""
     step_batch: StepBatch
     losses: Sequence[Tensor]
+    """The loss sum [] of each micro-batch."""
 
 
 class Gradients(Protocol):
-    """What a strategy knows of the gradients of a step."""
+    """What the guard needs to know from a strategy."""
 
     accelerator: Accelerator
     has_collective_forward: bool
 
     def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return what this process has of each."""
+        """Return the part of each gradient that this process holds."""
 
     def is_found_anywhere(self, flag: Tensor) -> Tensor:
-        """Return a flag [] that is 1 on all processes if `flag` is on one.
+        """Return a flag [] that is 1 on all processes if `flag` is 1 on any of them.
 
         **Collective** with shards.
         """
 
 
 class NonfiniteGuard:
-    """Skips an update whose gradient is NaN or inf, and reports which samples caused it.
+    """Prevents updates by a gradient that is NaN or inf, and reports which samples caused it.
 
-    Gradients are averaged over the processes first, so all processes find it in the same step
-    without communication. The run then ends, or with `may_skip` continues unless it happens too
-    often. `skipped_steps` are the latest skipped steps, a part of the checkpoint; `folder` gets a
-    report of each.
+    Gradients are averaged over the processes first, so all processes find the same without
+    communication. The run then ends; with `may_skip` it continues without the update, unless that
+    happens too often. `skipped_steps` are the latest of these steps, a part of the checkpoint. Each
+    is described by a file in `folder`.
 
-    On an accelerator with streams the fused optimizer skips the update itself, and the host reads
-    the flag a step later instead of waiting for it, unless the run `may_skip`.
+    The host waits for the flag only if it must. On an accelerator with streams and with a fused
+    optimizer, the check is deferred unless the run `may_skip`: the optimizer's kernel reads the
+    flag on the device (`found_inf`) and does not apply a bad update, and the host reads the flag
+    one step later.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class NonfiniteGuard:
         self._task = task
         self._seed = seed
         self._folder = folder
+        # Stays 1 until it is reset: while the check is deferred, no later update is applied either.
         self._found = torch.zeros((), dtype=torch.float32, device=accelerator.device)
         self._one = torch.ones_like(self._found)
         is_fused = all(group.get("fused") for group in optimizer.param_groups)
@@ -100,16 +107,21 @@ class NonfiniteGuard:
         self._may_defer = can_defer and not may_skip
         self._pending: tuple[PendingUpdate, Tensor, Callable[[], None]] | None = None
 
-    def should_skip(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
-        """Return whether to skip the update. **Host sync**, unless the check is deferred.
+    def must_skip(self, update: PendingUpdate, grad_norm: Tensor | None) -> bool:
+        """Check the gradient; return whether the caller must not call the optimizer.
+
+        **Host sync**, unless the check is deferred.
+
+        A deferred check always returns False: the optimizer is to be called, and does not apply a
+        bad update. What this call raises is then about the step before.
 
         Raises:
-            DivergedError: the update must be skipped, and the run must end.
+            DivergedError: the gradient is NaN or inf, and the run must end.
         """
-        found = self.scan(grad_norm)
+        found = self._find_nonfinite(grad_norm)
         if self._may_defer:
-            self._optimizer.found_inf = found  # type: ignore[attr-defined]  # GradScaler sets it, too
-            self.defer_finite_check(update)
+            self._optimizer.found_inf = found  # type: ignore[attr-defined]  # as GradScaler does
+            self._defer(update)
             return False
         if not found:
             return False
@@ -117,8 +129,11 @@ class NonfiniteGuard:
         self.report(update)
         return True
 
-    def scan(self, grad_norm: Tensor | None) -> Tensor:
-        """Return a flag [] on the device: 1 if a gradient is NaN or inf, also from an update not yet reported."""
+    def _find_nonfinite(self, grad_norm: Tensor | None) -> Tensor:
+        """Return a flag [] on the device: 1 if a gradient is NaN or inf.
+
+        The flag also stays 1 after a bad update that has not been reported yet.
+        """
         # The norm is NaN or inf if any gradient is.
         if grad_norm is None:
             gradients = [gradient for p in self._parameters if (gradient := p.grad) is not None]
@@ -128,19 +143,27 @@ class NonfiniteGuard:
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, self._found, self._one)
         return self._strategy.is_found_anywhere(self._found)
 
-    def defer_finite_check(self, update: PendingUpdate) -> None:
-        """Start to copy the flag of an update to the host, and read that of the update before."""
+    def _defer(self, update: PendingUpdate) -> None:
+        """Start to copy the flag of `update` to the host; read the flag of the update before it.
+
+        Raises:
+            DivergedError: the update before it was bad.
+        """
         self.flush(steps_ago=1)
         flag = self._found.to("cpu", non_blocking=has_streams(self._found.device), copy=True)
-        self._pending = (
-            update._replace(position=replace(update.position)),
-            flag,
-            arrival(self._found.device),
-        )
+        update = update._replace(position=replace(update.position))  # the position moves on
+        self._pending = (update, flag, arrival(self._found.device))
 
     def flush(self, *, steps_ago: int = 0) -> None:
-        """Read the flag of the last update, if it was deferred. Raises DivergedError."""
-        pending, self._pending = self._pending, None
+        """Wait for the flag of a deferred check, if one is pending, and read it.
+
+        `steps_ago` is 1 if the step after the checked one has begun.
+
+        Raises:
+            DivergedError: the update was bad.
+        """
+        pending = self._pending
+        self._pending = None
         if pending is not None:
             update, flag, wait = pending
             wait()
@@ -148,49 +171,55 @@ class NonfiniteGuard:
                 self.report(update, must_stop=True, steps_ago=steps_ago)
 
     def report(self, update: PendingUpdate, *, must_stop: bool = False, steps_ago: int = 0) -> None:
-        """Record a non-finite step, and warn or raise DivergedError. **Collective. Host sync.**
+        """Undo and record a step whose gradient is NaN or inf; then warn, or end the run.
 
-        `must_stop`: even if the run may skip. `steps_ago`: 1 if the next step has begun.
+        **Collective. Host sync.**
+
+        `must_stop` ends the run even if it may skip. `steps_ago` is 1 if the next step has begun.
+
+        Raises:
+            DivergedError: the run must end.
         """
         self._buffers.restore(steps_ago=steps_ago)
-        record = self._describe(update)
-        step, ids = record["optimizer_step"], record["nonfinite_sample_ids"]
-        path = self._folder / f"nonfinite-step-{step:010d}.json"
-        if self._accelerator.is_main_process:
-            with suppress(OSError):  # a full disk must not hide the error itself
-                filesystem.write_file_atomic(path, json.dumps(record, indent=1).encode())
-        samples = (
-            f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}"
-            if ids
-            else "no single sample"
-        )
-        where = f"step {step}, epoch {update.position.epoch + 1}"
-        found = f"(loss sum {record['loss_sum']}, {samples}, see {path.name})"
-        fact = f"{where}: the gradient is NaN or inf and is not applied {found}"
-        self.skipped_steps = [*self.skipped_steps, step][-_MAX_RECENT:]
+        record = self._build_record(update)
+        fact = self._write(record)
+        self.skipped_steps = [*self.skipped_steps, record["optimizer_step"]][-_MAX_RECENT:]
         if must_stop or not self._may_skip:
-            fix = (
-                "fix the data, lower the learning rate, or skip such steps with --on-nonfinite skip"
-            )
-            raise DivergedError("NONFINITE", f"{fact}: {fix}")
-        if are_too_many(self.skipped_steps):
-            raise DivergedError(
-                "NONFINITE", f"{fact}, which happened too often: lower the learning rate"
-            )
+            fix = "fix the data, lower the learning rate, or skip such steps with"
+            raise DivergedError("NONFINITE", f"{fact}: {fix} --on-nonfinite skip")
+        if skips_too_often(self.skipped_steps):
+            fact = f"{fact}, which happened too often"
+            raise DivergedError("NONFINITE", f"{fact}: lower the learning rate")
         if self._accelerator.is_main_process:
             _logger.warning("%s; training continues", fact)
 
-    def _describe(self, update: PendingUpdate) -> dict[str, Any]:
-        """Return the step and the samples behind it, as JSON values. **Collective. Host sync.**"""
-        # a row per sample of a bad micro-batch: its id, and whether it is a cause
+    def _write(self, record: Mapping[str, Any]) -> str:
+        """Write the record of a step into a file on the main process; return what a message says."""
+        path = self._folder / f"nonfinite-step-{record['optimizer_step']:010d}.json"
+        if self._accelerator.is_main_process:
+            with suppress(OSError):  # a full disk must not hide the error itself
+                filesystem.write_file_atomic(path, json.dumps(record, indent=1).encode())
+        samples = "no single sample"
+        if ids := record["nonfinite_sample_ids"]:
+            samples = f"sample ids {', '.join(map(str, ids[:8]))}{' ...' * (len(ids) > 8)}"
+        where = f"step {record['optimizer_step']}, epoch {record['position']['epoch'] + 1}"
+        found = f"(loss sum {record['loss_sum']}, {samples}, see {path.name})"
+        return f"{where}: the gradient is NaN or inf and is not applied {found}"
+
+    def _build_record(self, update: PendingUpdate) -> dict[str, Any]:
+        """Return the step and the samples that caused it, as JSON values.
+
+        **Collective. Host sync.**
+        """
+        # A row for each sample of a bad micro-batch: its id, and whether it is a cause.
         rows: list[Tensor] = []
         for batch, loss_sum in zip(update.step_batch.micro_batches, update.losses, strict=True):
             if not torch.isfinite(loss_sum):
                 rows.append(torch.stack([batch.sample_ids, self._are_suspect(batch).long()], dim=1))
         none = torch.zeros(0, 2, dtype=torch.int64, device=self._found.device)
         found = gather_rows(torch.cat([none, *rows]), self._accelerator)
-        # Norm layers spread a NaN to good samples and processes. If no sample is the cause, list
-        # all that have one.
+        # Norm layers spread a NaN to good samples and processes. If no sample is known to be a
+        # cause, all samples of the bad micro-batches are listed.
         blamed = found[found[:, 1] > 0] if found[:, 1].any() else found
         total = float(self._accelerator.reduce(torch.stack([*update.losses]).sum()))
         return {
@@ -202,21 +231,20 @@ class NonfiniteGuard:
         }
 
     def _are_suspect(self, batch: Batch) -> Tensor:
-        """Return which samples [B] cause the loss of a micro-batch to be NaN or inf."""
+        """Return for each sample [B] of a bad micro-batch whether its own loss is NaN or inf."""
         if self._strategy.has_collective_forward:
             return torch.zeros_like(batch.sample_ids)
-        self._model.eval()  # so that no norm layer mixes the samples
+        self._model.eval()  # in training mode, batch norms mix the samples
         with torch.no_grad(), self._accelerator.autocast():
             losses = self._task.eval_step(self._model, batch).losses
         set_training_mode(self._model)
         return ~torch.isfinite(losses)
 
 
-def are_too_many(steps: Sequence[int]) -> bool:
-    """Whether a run that skipped `steps`, the latest last, should end: 3 in a row, or 10 of 1000."""
-    is_in_a_row = (
+def skips_too_often(steps: Sequence[int]) -> bool:
+    """Whether a run that skipped `steps`, in order, must end: 3 in a row, or 10 within 1000."""
+    are_in_a_row = (
         len(steps) >= _MAX_IN_A_ROW and steps[-_MAX_IN_A_ROW] == steps[-1] - _MAX_IN_A_ROW + 1
     )
-    return is_in_a_row or (
-        len(steps) >= _MAX_RECENT and steps[-_MAX_RECENT] > steps[-1] - _RECENT_STEPS
-    )
+    are_recent = len(steps) >= _MAX_RECENT and steps[-_MAX_RECENT] > steps[-1] - _RECENT_STEPS
+    return are_in_a_row or are_recent

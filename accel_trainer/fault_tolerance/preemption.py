@@ -1,4 +1,4 @@
-"""Clean stops: signals become a flag, and all processes agree on the step at which they stop."""
+"""Clean stops: a signal raises a flag, and all processes agree on the step at which they stop."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from ..core.platform import STOP_SIGNALS
 from ..distributed.process_group import find_cpu_group
 
 TIME_LIMIT = 100  # above every signal number
-# in the reduction, where the smallest code wins: a signal before the time limit before nothing
+# Stands for "no request" in the reduction, where the smallest code wins: a signal wins over the
+# time limit, and the time limit over no request.
 _NOTHING = 1000
 
 T = TypeVar("T")
 
 
 class Stop(int):
-    """Why a run stops: not at all (0), a signal (its number) or the time limit."""
+    """Why a run stops: 0 if it does not, the number of a signal, or `TIME_LIMIT`."""
 
     @property
     def is_preemption(self) -> bool:
-        """Whether it is a signal."""
+        """Whether the run stops because of a signal."""
         return 0 < self < TIME_LIMIT
 
     @property
@@ -40,24 +41,34 @@ class Stop(int):
 
 
 class StopFlag:
-    """A request to stop on which all processes agree.
+    """A request to stop, on which all processes agree.
 
     A process may raise the flag at any time. Every process calls `poll` once per step, which sets
     `agreed` once *any* process has raised the flag. With several processes that is one step later:
     the reduction runs while the next step computes, and no step waits for it.
 
-    `num_polls` shows a watchdog thread that the process makes progress. While `may_leave` is set,
-    there is nothing to save, and a signal raises `Preempted` at once.
+    `agreed` is the request that all processes follow; `Stop(0)`, which is false, while there is
+    none. The smallest code of any process wins: a signal wins over the time limit.
+
+    `num_polls` counts the calls of `poll`: the watchdog sees in it that the process makes progress.
+
+    `is_starting` is set by `start_run` and cleared by the trainer when training begins. Until then
+    nothing needs to be saved: a signal raises `Preempted` at once, and if the run is refused, its
+    new folder is removed.
     """
 
     def __init__(self, *, num_processes: int = 1, timeout_s: float = 1800.0) -> None:
-        """With several processes **Collective**; `timeout_s` is how long a poll waits for the others."""
+        """With several processes **Collective**.
+
+        `timeout_s` is how long a poll waits for the other processes.
+        """
         self.agreed = self._wish = Stop()
         self.num_polls = 0
-        self.may_leave = False
+        self.is_starting = False
         self._num_processes = num_processes
         self._group = None if num_processes == 1 else find_cpu_group(timeout_s=timeout_s)
-        self._reduced = torch.zeros(2, dtype=torch.int32)  # smallest wish; whether all have run out
+        # The smallest wish of all processes, and whether all of them have run out of items.
+        self._reduced = torch.zeros(2, dtype=torch.int32)
         self._pending: dist.Work | None = None
         self._have_all_run_out = False
 
@@ -78,29 +89,32 @@ class StopFlag:
         """Return whether to stop now, the same on every process. **Collective** (asynchronous)."""
         self.num_polls += 1
         if self._num_processes == 1:
-            self.agreed, self._have_all_run_out = self._wish, has_run_out
+            self.agreed = self._wish
+            self._have_all_run_out = has_run_out
         else:
             self.drain()
             if not (self.agreed.is_preemption or self._have_all_run_out):
-                self._reduced[0], self._reduced[1] = self._wish or _NOTHING, has_run_out
+                self._reduced[0] = self._wish or _NOTHING
+                self._reduced[1] = has_run_out
                 self._pending = dist.all_reduce(
                     self._reduced, dist.ReduceOp.MIN, self._group, async_op=True
                 )
         return bool(self.agreed)
 
     def drain(self) -> None:
-        """Wait for a reduction in flight: a process must not exit while others reduce.
+        """Wait for a reduction in progress: a process must not exit while others reduce.
 
         **Collective.**
         """
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
+            # The remainder is the code itself, or 0 for `_NOTHING`.
             self.agreed = Stop(int(self._reduced[0]) % _NOTHING)
             self._have_all_run_out = bool(self._reduced[1])
 
     def agree(self) -> bool:
-        """Return whether any process has requested a stop by now. **Collective.**"""
+        """Return whether any process has requested a stop so far. **Collective.**"""
         self.poll()
         self.drain()
         return bool(self.agreed)
@@ -125,9 +139,9 @@ class StopFlag:
 
 @contextmanager
 def stop_on_signals(flag: StopFlag) -> Iterator[None]:
-    """Raise `flag` on the first TERM, INT, USR1 or HUP inside the block; a second INT exits at once with 130.
+    """Raise `flag` on the first TERM, INT, USR1 or HUP inside the block.
 
-    A signal that was ignored stays ignored, as under nohup. Outside the main thread, where Python
+    A second INT exits at once with 130. A signal that was ignored stays ignored, as under nohup. Outside the main thread, where Python
     allows no handlers, the block runs without them.
     """
 
@@ -135,13 +149,10 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
         if number == signal.SIGINT and flag.is_raised:
             os._exit(128 + signal.SIGINT)
         flag.request(number)
-        if flag.may_leave:
-            flag.may_leave = False  # a second signal must not interrupt the cleanup
-            name = signal.Signals(number).name
-            raise Preempted(
-                "PREEMPTED",
-                f"{name} before training began; nothing is lost: run the same command again",
-            )
+        if flag.is_starting:
+            flag.is_starting = False  # a second signal must not interrupt the cleanup
+            fact = f"{signal.Signals(number).name} before training began; nothing is lost"
+            raise Preempted("PREEMPTED", f"{fact}: run the same command again")
 
     handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     try:

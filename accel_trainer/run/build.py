@@ -22,7 +22,6 @@ from ..core.errors import ConfigError
 from ..core.guards import guarded_folder
 from ..core.learning_rate import Schedule
 from ..core.tensor_memory import copy_model
-from ..core.timing import Stopwatch
 from ..core.types import EvalLoader, Loader, Metric, Task
 from ..data.fingerprint import describe_fingerprint, join_fingerprints
 from ..distributed.accelerator import describe_machine, library_versions
@@ -36,9 +35,9 @@ from ..training.strategy.base import Strategy
 from ..training.trainer import Trainer
 from .agreement import check_same_everywhere
 from .config import identity_sha256
-from .descent import Descent, describe_length, plan_descent
 from .dry_run import UnseenRecorder, limit_evaluation
 from .observers import build_callbacks
+from .optimization import Optimization, describe_length, plan_optimization
 from .parts import check_parts
 from .restore import restore_checkpoint
 from .session import Run
@@ -108,12 +107,11 @@ def build_trainer(
     origin = _load_weights(run, model)
     onnx = _copy_for_onnx(run, model, task, eval_loader)
 
-    preparation = Stopwatch()
     model = strategy.place(model, run.config.runtime)
-    is_compiled = _compile(run, model, preparation)
+    is_compiled = _compile(run, model)
 
-    descent = plan_descent(run.config, model, loader.plan, optimizer, schedule)
-    _check_same_parts(run, model, descent, task, metrics)
+    optimization = plan_optimization(run.config, model, loader.plan, optimizer, schedule)
+    _check_same_parts(run, model, optimization, task, metrics)
 
     metadata = {
         **data,
@@ -134,7 +132,7 @@ def build_trainer(
         eval_loader = limit_evaluation(
             eval_loader, num_parts=num_parts, accelerator=run.accelerator
         )
-        parts = {"model": model, "optimizer": descent.optimizer, "task": task}
+        parts = {"model": model, "optimizer": optimization.optimizer, "task": task}
         callbacks = [*callbacks, UnseenRecorder(run.folder, parts, model=model)]
     evaluator = Evaluator(
         eval_loader,
@@ -147,9 +145,8 @@ def build_trainer(
     )
     own_callbacks = build_callbacks(
         run,
-        banner=_banner(run, loader.plan, model, descent, data),
+        banner=_banner(run, loader.plan, model, optimization, data),
         history=history,
-        preparation=preparation,
         num_eval_samples=eval_loader.num_samples,
         export_config=export_config or {},
         onnx=onnx,
@@ -159,8 +156,8 @@ def build_trainer(
         run.config.trainer,
         strategy=strategy,
         model=model,
-        optimizer=descent.optimizer,
-        schedule=descent.schedule,
+        optimizer=optimization.optimizer,
+        schedule=optimization.schedule,
         task=task,
         loader=loader,
         evaluator=evaluator,
@@ -267,14 +264,14 @@ def _copy_for_onnx(
 # --- 3. compilation ---
 
 
-def _compile(run: Run, model: nn.Module, preparation: Stopwatch) -> bool | None:
+def _compile(run: Run, model: nn.Module) -> bool | None:
     """Compile `model` if the config asks for it; return whether, None if it does not ask.
 
     **Collective.**
     """
     if not run.config.runtime.compile:
         return None
-    compiler = Compiler(preparation)
+    compiler = Compiler(run.activity.compilation)
     stored = {} if run.checkpoint is None else run.checkpoint.manifest
     is_compiled = compiler.decide(run.accelerator, decided=stored.get("compiled"))
     if is_compiled:
@@ -286,19 +283,19 @@ def _compile(run: Run, model: nn.Module, preparation: Stopwatch) -> bool | None:
 
 
 def _check_same_parts(
-    run: Run, model: nn.Module, descent: Descent, task: Task, metrics: Sequence[Metric]
+    run: Run, model: nn.Module, optimization: Optimization, task: Task, metrics: Sequence[Metric]
 ) -> None:
     """Raise ConfigError if some process has another model, optimizer, task, schedule or metrics.
 
     **Collective.**
     """
-    steps = (0, descent.num_steps // 2, descent.num_steps - 1)
+    steps = (0, optimization.num_steps // 2, optimization.num_steps - 1)
     parts = {
         "model": _describe_model(model),
-        "optimizer": _describe_optimizer(descent.optimizer),
+        "optimizer": _describe_optimizer(optimization.optimizer),
         "metrics": "\n".join(["metrics", *(type(metric).__qualname__ for metric in metrics)]),
         "task": f"{type(task).__qualname__}\n{_fingerprint(task)}",
-        "schedule": "\n".join(f"step {at}: {descent.schedule(at)}" for at in steps),
+        "schedule": "\n".join(f"step {at}: {optimization.schedule(at)}" for at in steps),
     }
     check_same_everywhere(parts, run.accelerator)
 
@@ -359,14 +356,14 @@ def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
 
 
 def _banner(
-    run: Run, plan: BatchPlan, model: nn.Module, descent: Descent, data: Mapping[str, Any]
+    run: Run, plan: BatchPlan, model: nn.Module, optimization: Optimization, data: Mapping[str, Any]
 ) -> str:
     """Return what a run says of itself at its start."""
     num_train, num_eval = data["num_samples"]
     checked = describe_fingerprint(data["data_fingerprint"])
     return (
         f"{describe_machine(run.accelerator)}\n{plan.describe()}, {describe_length(run.config, plan)}\n"
-        f"{descent.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
+        f"{optimization.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
         f"{num_train} + {num_eval} samples; a resume checks {checked}\nrun folder {run.folder}"
     )
 

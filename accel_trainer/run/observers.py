@@ -15,7 +15,6 @@ from ..callbacks.result import ResultWriter
 from ..callbacks.trackers import Trackers
 from ..core.callback import Callback
 from ..core.config import config_to_dict
-from ..core.timing import Stopwatch
 from .session import Run
 
 
@@ -24,14 +23,13 @@ def build_callbacks(
     *,
     banner: str,
     history: MetricsFile | None,
-    preparation: Stopwatch,
     num_eval_samples: int,
     export_config: Mapping[str, Any],
     onnx: OnnxExport | None,
 ) -> list[Callback]:
     """Return the callbacks in the order in which they are called."""
     config = run.config.trainer
-    log, progress, trackers = _build_log(run, banner, history, preparation)
+    log, progress, trackers = _build_log(run, banner, history)
     callbacks: list[Callback] = []
     if config.patience is not None:
         callbacks.append(EarlyStopping(patience=config.patience))
@@ -49,7 +47,7 @@ def build_callbacks(
             run.folder,
             log=log,
             num_eval_samples=num_eval_samples,
-            phase_s=run.activity.phase_s,
+            activity=run.activity,
             nondeterministic=run.nondeterministic,
         )
         callbacks.append(result)
@@ -59,7 +57,7 @@ def build_callbacks(
 
 
 def _build_log(
-    run: Run, banner: str, history: MetricsFile | None, preparation: Stopwatch
+    run: Run, banner: str, history: MetricsFile | None
 ) -> tuple[MetricLogger, ProgressBar, list[Trackers]]:
     """Return what writes rows of numbers, and who else gets them."""
     config = run.config
@@ -73,8 +71,7 @@ def _build_log(
         run.accelerator,
         history=history,
         every_n_steps=config.trainer.log_every_n_steps,
-        preparation=preparation,
-        phase_s=run.activity.phase_s,
+        activity=run.activity,
         sinks=[progress.show, *(each.show for each in trackers)],
     )
     return log, progress, trackers

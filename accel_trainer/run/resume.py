@@ -1,17 +1,24 @@
-"""The folder of a run, what it continues from, and whether its config allows that."""
+"""What a run continues from: it chooses the folder, compares the configs and reads the checkpoint.
+
+`start_run` calls these functions in the order in which they stand here: the main process alone
+chooses the folder, finds the source and compares the stored config with the new one (`folder.py`).
+All processes then load the checkpoint (`load_for_all`). `restore.py` puts it into the trainer once
+that is built.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from accelerate import Accelerator
 
-from ..checkpoint.format import CHECKPOINT_NAME, LoadedCheckpoint, decode_files
+from ..checkpoint.format import CHECKPOINT_NAME, Files, LoadedCheckpoint, decode_files
 from ..checkpoint.retention import find_checkpoint, has_checkpoints
 from ..checkpoint.serialization import read_json_object
 from ..checkpoint.sharded import keep_slices
@@ -26,14 +33,16 @@ R = TypeVar("R", bound=RecipeConfig)
 
 @dataclass(frozen=True)
 class Source:
-    """What a run continues from: a run's folder, and a checkpoint's name; None: the newest valid one."""
+    """What a run continues from."""
 
     run: str
+    """The folder of the run that made the checkpoint."""
     checkpoint: str | None = None
+    """The name of the checkpoint; None: the newest valid one."""
 
 
 def choose_folder(config: RecipeConfig, recipe: str) -> Path:
-    """Return the run folder, which need not exist."""
+    """Return the run folder: the given one, an unfinished one to resume, or one still to be made."""
     run = config.run
     if run.output_dir is not None:
         return run.output_dir
@@ -42,9 +51,11 @@ def choose_folder(config: RecipeConfig, recipe: str) -> Path:
             if not folder.is_symlink() and _is_unfinished(folder, config):
                 return folder
     name = f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder, number = run.runs_dir / name, 1
+    folder = run.runs_dir / name
+    number = 0
     while folder.exists():
-        folder, number = run.runs_dir / f"{name}-{number}", number + 1
+        number += 1
+        folder = run.runs_dir / f"{name}-{number}"
     return folder
 
 
@@ -53,11 +64,9 @@ def _is_unfinished(folder: Path, config: RecipeConfig) -> bool:
     try:
         stored = read_plain_yaml(folder / "config.yaml")
         resolved = with_batch(config, stored, num_processes=1)
-        if (
-            training_changes(stored, resolved)
-            or not has_checkpoints(folder / "checkpoints")
-            or is_in_use(folder)
-        ):
+        if training_changes(stored, resolved) or not has_checkpoints(folder / "checkpoints"):
+            return False
+        if is_in_use(folder):
             return False
         result = folder / "result.json"
         return not (result.exists() and read_json_object(result)["state"] == "done")
@@ -66,13 +75,15 @@ def _is_unfinished(folder: Path, config: RecipeConfig) -> bool:
 
 
 def find_source(folder: Path, run: RunConfig) -> Source | None:
-    """Return what to continue from; a run's own checkpoints come first, so that the same command continues the run."""
+    """Return what to continue from; None: the run is new.
+
+    Checkpoints in the run folder come before `--resume`, so that the same command continues a
+    branch that it has begun.
+    """
     if has_checkpoints(folder / "checkpoints"):
         if run.resume == "never":
-            raise OutputError(
-                "RUN_EXISTS",
-                f"{folder} has checkpoints and --resume is never: choose another folder",
-            )
+            fact = f"{folder} has checkpoints and --resume is never"
+            raise OutputError("RUN_EXISTS", f"{fact}: choose another folder")
         return Source(str(folder))
     if run.resume in ("auto", "never"):
         return None
@@ -81,9 +92,8 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
         return Source(str(path.parent.parent), path.name)
     if has_checkpoints(path / "checkpoints"):
         return Source(str(path))
-    raise CheckpointError(
-        "CKPT_NOT_FOUND", f"--resume {run.resume} is neither a checkpoint nor a run: check the path"
-    )
+    fact = f"--resume {run.resume} is neither a checkpoint nor a run"
+    raise CheckpointError("CKPT_NOT_FOUND", f"{fact}: check the path")
 
 
 def read_stored_config(source: Source) -> dict[str, Any]:
@@ -91,34 +101,40 @@ def read_stored_config(source: Source) -> dict[str, Any]:
     path = Path(source.run, "config.yaml")
     try:
         stored = read_plain_yaml(path)
-        batch = stored.get("batch", {})
-        is_by_name = isinstance(batch, dict)
-        if not is_by_name or not all(
-            isinstance(batch[name], int | None) for name in batch if name != "reduce"
-        ):
+        if not _is_batch(batch := stored.get("batch", {})):
             raise ValueError(f"batch is {str(batch)[:80]}, expected whole numbers by name")
         return stored
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            "RUN_CONFIG", f"{path} cannot be read ({error}): restore it"
-        ) from error
+        fact = f"{path} cannot be read ({error})"
+        raise CheckpointError("RUN_CONFIG", f"{fact}: restore it") from error
+
+
+def _is_batch(batch: object) -> bool:
+    """Whether `batch` can be the stored batch settings: numbers or None, and the text `reduce`."""
+    return isinstance(batch, dict) and all(
+        isinstance(value, int | None) for name, value in batch.items() if name != "reduce"
+    )
 
 
 def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: int) -> R:
-    """Return `config` with its global batch: as given, else that of the run that continues, else the computed one."""
-    batch, kept = config.batch, (stored or {}).get("batch", {})
-    given = batch.global_batch_size or kept.get("global_batch_size")
-    batch = replace(
-        batch, global_batch_size=given or batch.resolved_global_batch_size(num_processes)
+    """Return `config` with its global batch size filled in.
+
+    It is the given one, else that of the `stored` config, else it follows from `num_processes`.
+    """
+    batch = config.batch
+    size = (
+        batch.global_batch_size
+        or (stored or {}).get("batch", {}).get("global_batch_size")
+        or batch.resolved_global_batch_size(num_processes)
     )
-    return replace(config, batch=batch)
+    return replace(config, batch=replace(batch, global_batch_size=size))
 
 
 def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Source) -> list[str]:
     """Return the names of the settings that decide the training and were changed on purpose.
 
     Raises:
-        ConfigError: others have changed, too.
+        ConfigError: a setting has changed that `--allow-change` does not name.
     """
     names = {name.replace("-", "_") for name in config.run.allow_change}
     changes = training_changes(stored, config)
@@ -126,45 +142,52 @@ def check_changes(stored: Mapping[str, Any], config: RecipeConfig, source: Sourc
     if refused:
         listed = "; ".join(f"{name}: {old} -> {new}" for name, old, new in refused)
         flags = " ".join(name for name, _, _ in refused)
-        fix = f"set it back, choose another --output-dir, or change it on purpose with --allow-change {flags}"
-        raise ConfigError(
-            "CONFIG_CHANGED", f"{source.run} was made with another config ({listed}): {fix}"
-        )
+        fact = f"{source.run} was made with another config ({listed})"
+        fix = "set it back, choose another --output-dir, or change it on purpose with"
+        raise ConfigError("CONFIG_CHANGED", f"{fact}: {fix} --allow-change {flags}")
     return [name for name, _, _ in changes]
 
 
-def read_checkpoint(
+def load_for_all(
     source: Source | None,
     accelerator: Accelerator,
     *,
     timeout_s: float,
     known_damaged: Mapping[str, CheckpointError] = MappingProxyType({}),
 ) -> LoadedCheckpoint | None:
-    """Return the checkpoint to start from; the main process reads and verifies it for all.
+    """Return the checkpoint to start from, on every process; None if the run is new.
 
     **Collective.**
 
-    Slices of shards are verified by all processes, each its part of them, and sent to none.
-    `known_damaged` are checkpoints, by name, in which that has failed.
+    The main process reads and verifies the checkpoint and sends its files to the others. Slices of
+    shards are not sent: each process reads and verifies its part of them. `known_damaged` names the
+    checkpoints in which that has failed, with the error: they are passed over.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or no valid one.
     """
     if source is None:
         return None
     directory = Path(source.run, "checkpoints")
-    found: list[Any] = []
 
-    def read() -> str:
-        found[:] = (
-            find_checkpoint(
-                directory, source.checkpoint, trust_slices=True, known_damaged=known_damaged
-            )
-            or ()
+    @cache
+    def find() -> tuple[Files, LoadedCheckpoint]:
+        found = find_checkpoint(
+            directory, source.checkpoint, trust_slices=True, known_damaged=known_damaged
         )
-        return str(found[1].name)
+        if found is None:
+            fix = "restore one, or choose another --output-dir"
+            raise CheckpointError(
+                "CKPT_NOT_FOUND", f"{directory} has no checkpoint any more: {fix}"
+            )
+        return found
 
-    folder = directory / run_on_main(read, accelerator)
-    files, loaded = found or (None, None)
-    files = broadcast_files(files, accelerator)
-    loaded = loaded or decode_files(files, folder)
+    name = run_on_main(lambda: find()[1].name, accelerator)
+    if accelerator.is_main_process:
+        files, loaded = find()
+        broadcast_files(files, accelerator)
+    else:
+        loaded = decode_files(broadcast_files(None, accelerator), directory / name)
     if loaded.slices:
         peers = join_peers(accelerator, timeout_s=timeout_s)
         try:
@@ -174,8 +197,8 @@ def read_checkpoint(
         except CheckpointError as error:
             if source.checkpoint is not None or error.code != "CKPT_DAMAGED":
                 raise
-            known_damaged = {**known_damaged, folder.name: error}
-            return read_checkpoint(
+            known_damaged = {**known_damaged, name: error}
+            return load_for_all(
                 source, accelerator, timeout_s=timeout_s, known_damaged=known_damaged
             )
     return loaded

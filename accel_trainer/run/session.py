@@ -28,7 +28,7 @@ from .agreement import check_same_everywhere, describe_identity
 from .config import RecipeConfig, check_allowed_changes, with_defaults
 from .folder import OpenedFolder, open_folder
 from .preflight import find_warnings, refuse_launch
-from .resume import Source, read_checkpoint
+from .resume import Source, load_for_all
 
 _logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     stop_flag = StopFlag(num_processes=num_processes, timeout_s=config.runtime.timeout_s)
     watchdog = _build_watchdog(config, activity, stop_flag, num_processes)
     with ExitStack() as lock, stop_on_signals(stop_flag), watchdog:
-        stop_flag.may_leave = True  # until there is something to save
+        stop_flag.is_starting = True  # until the trainer begins
         opened = _open_on_main(config, recipe, accelerator, stop_flag, lock)
         folder = Path(opened.path)
         config = replace(config, batch=replace(config.batch, **opened.batch))
@@ -104,7 +104,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
                     config=config,
                     accelerator=accelerator,
                     folder=folder,
-                    checkpoint=read_checkpoint(opened.source, accelerator, timeout_s=timeout_s),
+                    checkpoint=load_for_all(opened.source, accelerator, timeout_s=timeout_s),
                     changes=tuple(opened.changes),
                     nondeterministic=operations,
                     activity=activity,

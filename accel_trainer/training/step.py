@@ -142,7 +142,7 @@ class OptimizerStep:
         if self._accelerator.scaler is not None:
             was_skipped = self._step_scaled(update, self._accelerator.scaler)
         else:
-            was_skipped = self._guard.should_skip(update, grad_norm)
+            was_skipped = self._guard.must_skip(update, grad_norm)
             if not was_skipped:
                 self._effective_optimizer.step()
         # As `zero_grad` does, without its profiler hooks, which add 7 % to the step of a tiny

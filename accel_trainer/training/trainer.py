@@ -277,7 +277,7 @@ class Trainer:
     def _start(self) -> None:
         self._notify("on_fit_start")
         # From here on, a signal ends the run only after a checkpoint.
-        self._stop_flag.may_leave = False
+        self._stop_flag.is_starting = False
         # During the start, a signal may have reached only some processes.
         self._stop_flag.agree()
         self._activity.phase = "training"

@@ -32,7 +32,7 @@ from accel_trainer import (
 )
 from accel_trainer.checkpoint.serialization import encode
 from accel_trainer.cli.runs import replay
-from accel_trainer.fault_tolerance.nonfinite_guard import NonfiniteGuard, are_too_many
+from accel_trainer.fault_tolerance.nonfinite_guard import NonfiniteGuard, skips_too_often
 
 from .. import processes, workload
 from ..changing_net import ChangingNet
@@ -213,7 +213,7 @@ def test_a_state_that_is_not_finite_ends_the_run_and_is_in_no_checkpoint(
 def test_weights_that_a_guard_let_pass_are_in_no_checkpoint_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NonfiniteGuard, "should_skip", lambda *unused: False)
+    monkeypatch.setattr(NonfiniteGuard, "must_skip", lambda *unused: False)
     with pytest.raises(DivergedError, match="CKPT_NONFINITE"):
         run(tmp_path, policy="stop")
     assert newest_and_finite(tmp_path) < "step-0000000005"
@@ -235,7 +235,7 @@ def test_a_skipped_step_leaves_no_trace_and_training_goes_on(
         )
     }
     if optimizer == "unfused":
-        monkeypatch.setattr("accel_trainer.run.descent.build_optimizer", unfused)
+        monkeypatch.setattr("accel_trainer.run.optimization.build_optimizer", unfused)
     watcher = Watcher()
     with caplog.at_level(logging.WARNING):
         run(tmp_path, policy="skip", watcher=watcher, max_grad_norm=max_grad_norm, **changes)
@@ -294,7 +294,7 @@ def test_three_steps_in_a_row_end_the_run_also_across_a_restart(tmp_path: Path) 
     ],
 )
 def test_three_in_a_row_or_ten_of_a_thousand_end_a_run(steps: list[int], is_end: bool) -> None:
-    assert are_too_many(steps) == is_end
+    assert skips_too_often(steps) == is_end
 
 
 class Overflowing(ClassificationTask):

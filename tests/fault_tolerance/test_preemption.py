@@ -216,7 +216,7 @@ def test_a_signal_that_was_ignored_stays_ignored() -> None:
 
 def test_a_signal_before_there_is_anything_to_save_leaves_at_once() -> None:
     flag = StopFlag()
-    flag.may_leave = True
+    flag.is_starting = True
     with stop_on_signals(flag), pytest.raises(Preempted, match="SIGUSR1 before training"):
         os.kill(os.getpid(), signal.SIGUSR1)
     assert flag.is_raised  # whoever catches it stops before the first step

@@ -21,7 +21,7 @@ from accel_trainer.checkpoint.manager import CheckpointConfig, Checkpointer
 from accel_trainer.checkpoint.retention import has_checkpoints
 from accel_trainer.core.filesystem import AppendFile
 from accel_trainer.distributed.collectives import join_peers, run_on_main
-from accel_trainer.run.resume import Source, read_checkpoint
+from accel_trainer.run.resume import Source, load_for_all
 from tests.faults.disks import InterceptedDisk, When
 from tests.faults.power_loss import Change
 from tests.faults.tiny_run import (
@@ -77,7 +77,7 @@ class Run:
             if run_on_main(lambda: has_checkpoints(directory), self.accelerator)
             else None
         )
-        loaded = read_checkpoint(source, self.accelerator, timeout_s=60)
+        loaded = load_for_all(source, self.accelerator, timeout_s=60)
         self.step = 0 if loaded is None else loaded.manifest["optimizer_step"]
         assert loaded is None or is_state_at(loaded.pieces, self.step), "another state"
         if self.history:

@@ -29,7 +29,7 @@ def config_of(folder: Path, *, seed: int = 0, **run: object) -> RecipeConfig:
 def opened(config: RecipeConfig, *, error: UserError | None = None) -> OpenedFolder:
     """Open the folder, and end the run, perhaps by an error."""
     flag = StopFlag()
-    flag.may_leave = True
+    flag.is_starting = True
     with ExitStack() as lock:
         found = open_folder(
             config, "recipe", accelerator=Accelerator(cpu=True), stop_flag=flag, lock=lock

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from accel_trainer import RecipeConfig, RunConfig, RuntimeConfig, TrainerConfig, start_run
-from accel_trainer.core.timing import Stopwatch
 from accel_trainer.run.observers import build_callbacks
 
 
@@ -25,7 +24,6 @@ def names_of(folder: Path, *, run: Any = None, is_main: bool = True, **trainer: 
             started,
             banner="",
             history=None,
-            preparation=Stopwatch(),
             num_eval_samples=1,
             export_config={},
             onnx=None,

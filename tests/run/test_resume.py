@@ -18,7 +18,7 @@ from accel_trainer.run.resume import (
     check_changes,
     choose_folder,
     find_source,
-    read_checkpoint,
+    load_for_all,
     read_stored_config,
     with_batch,
 )
@@ -151,11 +151,16 @@ def test_the_checkpoint_to_resume_from_is_the_newest_or_the_named_one(
     tmp_path: Path, name: str | None, step: int
 ) -> None:
     accelerator = Accelerator(cpu=True)
-    assert read_checkpoint(None, accelerator, timeout_s=1) is None
+    assert load_for_all(None, accelerator, timeout_s=1) is None
     checkpointer = make(tmp_path / "checkpoints")
     save(checkpointer, 1, 2)
     checkpointer.close()
-    loaded = read_checkpoint(Source(str(tmp_path), name), accelerator, timeout_s=1)
+    loaded = load_for_all(Source(str(tmp_path), name), accelerator, timeout_s=1)
     assert loaded is not None
     assert loaded.name == name_at(step)
     assert is_state_at(loaded.pieces, step)
+
+
+def test_a_checkpoint_that_is_gone_when_the_resume_reads_it_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="has no checkpoint any more: restore one"):
+        load_for_all(Source(str(tmp_path)), Accelerator(cpu=True), timeout_s=1)

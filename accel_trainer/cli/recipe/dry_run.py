@@ -11,37 +11,36 @@ from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from ...callbacks.console import say
 from ...callbacks.metrics_file import read_history
 from ...checkpoint.format import list_checkpoints
 from ...checkpoint.retention import load_checkpoint
 from ...checkpoint.serialization import read_json_object
 from ...checkpoint.state_dict import load_all
 from ...core.callback import RunResult
+from ...core.console import say
 from ...core.errors import CheckpointError, ConfigError
 from ...distributed.accelerator import uses_cpu
 from ...run.config import RecipeConfig
 from ...run.dry_run import GENERATORS, NUM_STEPS, UNSEEN_FILE
 from ...training.rehearsal import first_difference
 from ...training.unseen_state import listed
+from .exit import exit_with
 
 C = TypeVar("C", bound=RecipeConfig)
-Ending = Callable[[Callable[[], RunResult], bool], NoReturn]
-"""Runs, reports an error, with a traceback if the second argument says so, and ends the process."""
 
 _logger = logging.getLogger(__name__)
 
 _MAX_PATH = 60
 
 
-def dry_run(train: Callable[[C], RunResult], config: C, *, exit_with: Ending) -> RunResult:
+def dry_run(train: Callable[[C], RunResult], config: C) -> RunResult:
     """Train 6 steps at once, and 3 + 3 with a resume in between, in a temporary folder, and compare what is left.
 
     Every part runs in a process of its own, as after an interruption: on the processes of the
-    launch, with at most `MAX_EVAL_SAMPLES` samples in an evaluation, and ended by `exit_with`. It
-    cannot see state that changes only later.
+    launch, with at most `MAX_EVAL_SAMPLES` samples in an evaluation. It cannot see
+    state that changes only later.
 
     Raises:
         CheckpointError: the run does not repeat itself, or its resume is not exact.
@@ -51,13 +50,11 @@ def dry_run(train: Callable[[C], RunResult], config: C, *, exit_with: Ending) ->
     with tempfile.TemporaryDirectory(prefix="dry-run-") as folder:
         whole, parts = Path(folder, "whole"), Path(folder, "parts")
         longest = _trial(config, whole, 2 * NUM_STEPS)
-        result = _train_apart(train, longest, exit_with, is_first=True)
+        result = _train_apart(train, longest, is_first=True)
         num_before = min(NUM_STEPS, result.position.optimizer_step // 2)
         for max_steps in (num_before, 2 * NUM_STEPS):
             if max_steps and result.state == "done":
-                result = _train_apart(
-                    train, _trial(config, parts, max_steps), exit_with, is_first=False
-                )
+                result = _train_apart(train, _trial(config, parts, max_steps), is_first=False)
         if result.state == "done" and num_before and os.environ.get("RANK", "0") == "0":
             compared = _compare(whole, parts, num_before)
             seconds = time.perf_counter() - start_s
@@ -84,9 +81,7 @@ def _trial(config: C, folder: Path, max_steps: int) -> C:
 # --- a part, in a process of its own ---
 
 
-def _train_apart(
-    train: Callable[[C], RunResult], config: C, exit_with: Ending, *, is_first: bool
-) -> RunResult:
+def _train_apart(train: Callable[[C], RunResult], config: C, *, is_first: bool) -> RunResult:
     """Return the result of `train(config)` in a new process."""
     # Forking takes a tenth of the time, but a fork cannot use a GPU, and takes a socket, whose path
     # must be short.
@@ -96,7 +91,7 @@ def _train_apart(
         context.set_forkserver_preload(["accel_trainer.run.build"])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(  # type: ignore[attr-defined]  # missing in its stubs
-        target=_run_part, args=(train, config, exit_with, sender, dict(os.environ), is_first)
+        target=_run_part, args=(train, config, sender, dict(os.environ), is_first)
     )
     try:
         process.start()
@@ -120,7 +115,6 @@ def _train_apart(
 def _run_part(
     train: Callable[[C], RunResult],
     config: C,
-    exit_with: Ending,
     sender: Connection,
     environment: dict[str, str],
     is_first: bool,

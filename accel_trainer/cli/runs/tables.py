@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TextIO
 
-from ...callbacks.console import fold, terminal_columns
+from ...core.console import fold, terminal_columns
 
 # ASCII's and Latin-1's, those that change the direction of text, and halves of pairs, which cannot
 # be printed.

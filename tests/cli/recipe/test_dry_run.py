@@ -28,7 +28,7 @@ from accel_trainer import (
     main,
 )
 from accel_trainer.cli.recipe.dry_run import dry_run
-from accel_trainer.cli.recipe.main import exit_with
+from accel_trainer.cli.recipe.exit import exit_with
 from accel_trainer.core.errors import CheckpointError, ExitCode
 from accel_trainer.core.types import Batch, EvalOutput
 from accel_trainer.data.dataloader import DatasetEvalLoader
@@ -57,7 +57,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def in_folder(folder: Path, train: Callable[[Any], RunResult], config: RecipeConfig) -> None:
     tempfile.tempdir = str(folder)
-    exit_with(lambda: dry_run(train, config, exit_with=exit_with), is_debug=False)
+    exit_with(lambda: dry_run(train, config), is_debug=False)
 
 
 def test_a_dry_run_of_a_recipe_says_what_it_compared_and_leaves_nothing(
@@ -258,7 +258,7 @@ def make_config(folder: Path, train: Any) -> RecipeConfig:
 def test_what_a_resume_would_lose_fails_the_dry_run_and_is_named(tmp_path: Path, name: str) -> None:
     train, named = NAMED[name]
     with pytest.raises(CheckpointError, match=named):
-        dry_run(train, make_config(tmp_path / "run", train), exit_with=exit_with)
+        dry_run(train, make_config(tmp_path / "run", train))
 
 
 def test_what_can_be_saved_but_not_loaded_fails_the_dry_run(
@@ -266,7 +266,7 @@ def test_what_can_be_saved_but_not_loaded_fails_the_dry_run(
 ) -> None:
     train = partial(planted.train, callbacks=(Forgetful(),))
     with pytest.raises(SystemExit) as ended:
-        dry_run(train, make_config(tmp_path / "run", train), exit_with=exit_with)
+        dry_run(train, make_config(tmp_path / "run", train))
     assert ended.value.code not in (None, ExitCode.DONE)
     assert "dry run ok" not in capsys.readouterr().out
 
@@ -283,7 +283,7 @@ def test_a_dry_run_of_honest_parts_finds_nothing(
     config = planted.make_config(tmp_path / "run", max_steps=None)
     if "optimizer" in test_rehearsal.HONEST[name]:
         config = replace(config, optimizer=OptimizerConfig())
-    assert dry_run(partial(train_honest, name), config, exit_with=exit_with).state == "done"
+    assert dry_run(partial(train_honest, name), config).state == "done"
     assert "dry run ok" in capsys.readouterr().out
 
 
@@ -292,4 +292,4 @@ def test_a_train_that_no_other_process_can_import_is_one_line(tmp_path: Path) ->
         return planted.train(config)
 
     with pytest.raises(ConfigError, match="define train at the top level of its file"):
-        dry_run(train, planted.make_config(tmp_path / "run"), exit_with=exit_with)
+        dry_run(train, planted.make_config(tmp_path / "run"))

@@ -24,7 +24,7 @@ from .config import RecipeConfig, with_defaults
 
 
 @dataclass(frozen=True)
-class Descent:
+class Optimization:
     """The optimizer, the learning rate of every step, how it is described, and the number of steps."""
 
     optimizer: Optimizer
@@ -33,13 +33,13 @@ class Descent:
     num_steps: int
 
 
-def plan_descent(
+def plan_optimization(
     config: RecipeConfig,
     model: nn.Module,
     plan: BatchPlan,
     build_own: Callable[[nn.Module], Optimizer] | None,
     schedule: Schedule | None,
-) -> Descent:
+) -> Optimization:
     """Return the recipe's optimizer and schedule, or those of the config. Raises ConfigError."""
     _refuse_unused(config, optimizer=build_own is not None, schedule=schedule is not None)
     num_steps = count_steps(config, plan)
@@ -52,9 +52,11 @@ def plan_descent(
         )
     if schedule is not None:
         checked = checked_schedule(schedule, num_steps=num_steps)
-        return Descent(optimizer, checked, "the recipe's learning rates", num_steps)
+        return Optimization(optimizer, checked, "the recipe's learning rates", num_steps)
     peak_learning_rate, schedule = plan_learning_rate(config, plan)
-    return Descent(optimizer, schedule, f"peak learning rate {peak_learning_rate:g}", num_steps)
+    return Optimization(
+        optimizer, schedule, f"peak learning rate {peak_learning_rate:g}", num_steps
+    )
 
 
 def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
