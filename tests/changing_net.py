@@ -11,9 +11,9 @@ from .workload import NUM_CLASSES, SmallNet
 
 
 class ChangingNet(SmallNet):
-    """Its forward assigns `center`, as DINO does, and its logits depend on all that it has `counted`.
+    """A net whose forward assigns `center`, as DINO does; its logits depend on what it `counted`.
 
-    counted: "calls" adds 1 to an integer buffer, which it assigns; "samples" adds those of the
+    counted: "calls" adds 1 to an integer buffer, which it assigns; "samples" adds the samples of the
     batch to one; "usage" adds to each class how often it was predicted. The latter two are `summed`
     if the model says so.
     """

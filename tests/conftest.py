@@ -23,7 +23,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HF_EVALUATE_OFFLI
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    # a machine without it, and without a network, can run the tests all the same
+    # A machine without pytest-timeout (and without a network) can run the tests, too.
     if not HAS_TIMEOUT:
         parser.addini("timeout", "of pytest-timeout")
     parser.addoption(
@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Leave out the tests that need a GPU, or as many as their marker says, where there are fewer."""
+    """Skip tests that need a GPU, or the number that their marker names, where there are fewer."""
     if marker := item.get_closest_marker("gpu"):
         (needed,) = marker.args or (1,)
         item.add_marker(
@@ -79,7 +79,7 @@ def one_that_forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def python_is_forked(one_that_forks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What starts Python gets it in a tenth of a second, with torch imported: see `forked_python`."""
+    """A started Python is there in 0.1 s, with torch imported: see `forked_python`."""
     for folder in (Path(sys.executable).parent, one_that_forks.parent):
         monkeypatch.setenv("PATH", str(folder), prepend=":")
     monkeypatch.setattr(sys, "executable", str(one_that_forks))
@@ -93,7 +93,7 @@ def same_torch_threads() -> None:
 
 @pytest.fixture(autouse=True)
 def same_signal_handlers() -> Iterator[None]:
-    """A recipe's `main` ends its process and so ignores late signals: a test that calls it goes on."""
+    """Restore the handlers: a recipe's `main` ignores late signals, because its process ends."""
     from accel_trainer.core.platform import STOP_SIGNALS
 
     for number in STOP_SIGNALS:

@@ -1,4 +1,4 @@
-"""A `python` that forks a process which has imported torch: for commands that start Python themselves.
+"""A `python` that forks a process with torch imported, for commands that start Python themselves.
 
 The test run listens at a socket. What is started in place of Python sends there its arguments,
 variables, folder, cores and standard streams, hands on signals, and ends as the process does that
@@ -80,7 +80,7 @@ def _detach(duplicate: Any) -> int:
 
 @contextlib.contextmanager
 def forked_python(folder: Path) -> Iterator[Path]:
-    """Fill `folder` with `python` and the commands that are started with it; yield that `python`."""
+    """Fill `folder` with `python` and the commands that start with it; yield that `python`."""
     address = folder / "socket"
     for name, words in _COMMANDS.items():
         client = folder / name

@@ -1,4 +1,4 @@
-"""Train every recipe for a few steps, here and at an earlier commit: is any tensor or any row different?
+"""Train every recipe for a few steps, here and at an earlier commit: is a tensor or row different?
 
     python -m tests.golden --base COMMIT
 
@@ -71,7 +71,7 @@ CASES: dict[str, tuple[str, ...]] = {
 
 
 def write_data(folder: Path) -> dict[str, str]:
-    """Write small pictures as CIFAR's binary version and as photos; return what stands for them in `CASES`."""
+    """Write small pictures as binary CIFAR and as photos; return what replaces words in `CASES`."""
     draw = np.random.default_rng(0)
     cifar = folder / "cifar"
     cifar.mkdir()

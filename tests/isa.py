@@ -1,4 +1,4 @@
-"""Runs the numeric tests as other CPUs would: with the instruction sets that torch, oneDNN and MKL may use limited.
+"""Runs the numeric tests as on other CPUs, with limited instruction sets of torch, oneDNN and MKL.
 
 `make isa-test` prints a table of the levels; `--sample` runs few tests at the lowest level, and
 with two threads.

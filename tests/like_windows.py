@@ -75,7 +75,7 @@ def handle(number: int, handler: Any, _posix_signal: Any = signal.signal) -> Any
 
 
 def make_msvcrt() -> types.ModuleType:
-    """Return as much of the module for the C library of Windows as there is to a lock, which ends with its file."""
+    """Return the locks of the C library of Windows as a module; a lock ends with its file."""
     module = types.ModuleType("msvcrt")
     locked: dict[tuple[int, int], int] = {}
 

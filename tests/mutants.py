@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old`, which stands once in `path`, becomes `new`; of `tests`, as pytest takes them, one must fail."""
+    """A planted mistake: `old`, found once in `path`, becomes `new`; one of `tests` must fail."""
 
     name: str
     path: str
@@ -860,7 +860,7 @@ def copy_repository(folder: Path) -> None:
 
 
 def try_mutant(mutant: Mutant, repository: Path) -> str:
-    """Return `red` if a test failed or hung, `GREEN` if none did, and else what kept them from running."""
+    """Return `red` if a test failed or hung, `GREEN` if none did, or why they did not run."""
     path = repository / mutant.path
     source = path.read_text()
     if source.count(mutant.old) != 1:

@@ -36,7 +36,7 @@ aten, c10d = torch.ops.aten, torch.ops.c10d
 
 
 class Copy:
-    """A transfer that was asked for: `target` holds garbage until it arrives, which it does as late as it may."""
+    """A requested transfer: `target` holds garbage until it arrives, as late as it may."""
 
     def __init__(self, target: Tensor, source: Tensor, *, to_host: bool) -> None:
         # What the device computes later comes after the copy. What the host writes later comes
@@ -155,7 +155,7 @@ class Pretend(Tensor):
                 "Cannot convert a pretend tensor to float64 dtype: the device does not support float64"
             )
         layout = {"strides": host.stride(), "storage_offset": host.storage_offset()}
-        # else it could be no view of a tensor from outside (torch 2.13)
+        # Otherwise it could not be a view of a tensor from outside (torch 2.13).
         with torch.inference_mode(False):
             made = Tensor._make_wrapper_subclass(
                 cls, host.shape, dtype=host.dtype, device="pretend:0", **layout
@@ -191,7 +191,7 @@ class Pretend(Tensor):
             return converted(*args, **kwargs or {})
         if func._can_decompose():  # as in inference mode, where torch 2.13 has not done it before
             return func.decompose(*args, **kwargs or {})
-        # gloo, other than NCCL, wants the shape of the parts
+        # gloo, unlike NCCL, wants the shape of the parts.
         if func is c10d._allgather_base_.default:
             args = (args[0].view(-1, *args[1].shape[1:]), *args[1:])
         return computed(func, args, kwargs or {})
@@ -239,7 +239,7 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def is_sync(func: Any, leaves: Sequence[Any]) -> bool:
-    """Return whether the host must wait for values, to return them or to know the shape of what comes out."""
+    """Return whether the host must wait: for values to return, or for the shape of an output."""
     if func in (aten.index.Tensor, aten.index_put_.default):
         return any(isinstance(leaf, Tensor) and leaf.dtype == torch.bool for leaf in leaves[1:])
     return (
@@ -248,7 +248,7 @@ def is_sync(func: Any, leaves: Sequence[Any]) -> bool:
 
 
 def copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """Copy `source` into `target`, which may lie on two sides: later, if that side's memory is pinned."""
+    """Copy `source` into `target`, perhaps across sides: later, if the host's memory is pinned."""
     into, out_of = (
         tensor.host if isinstance(tensor, Pretend) else tensor for tensor in (target, source)
     )
@@ -269,7 +269,7 @@ def copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor
 def converted(
     source: Pretend, *, device: Any = None, non_blocking: bool = False, **options: Any
 ) -> Tensor:
-    """Return a copy, here or on the host: in pinned memory if it need not be complete, as torch makes it."""
+    """Return a copy, here or on the host: in pinned memory if it may be late, as torch does."""
     if device is None or device.type == "pretend":
         return computed(aten._to_copy.default, [source], options)
     options.pop("pin_memory", None)

@@ -1,4 +1,4 @@
-"""Real processes for tests, forked from a server that has imported torch: about 0.1 s each instead of 2 s."""
+"""Real processes for tests, forked from a server with torch imported: 0.1 s each, not 2 s."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Job:
     folder: Path
 
     def wait(self, timeout_s: float = 600) -> list[int | None]:
-        """Return the exit codes; negative for a signal, None for a process that had to be killed."""
+        """Return the exit codes: negative for a signal, None if a process had to be killed."""
         codes: list[int | None] = []
         for process in self.processes:
             process.join(timeout_s)
@@ -75,7 +75,7 @@ def start(
     has_workers: bool = False,
     variables: Callable[[int, int], dict[str, str]] = like_torchrun,
 ) -> Job:
-    """Start `target(*arguments)` in processes that find each other by `variables`; logs go to `folder`.
+    """Start `target(*arguments)` in processes that meet through `variables`; log to `folder`.
 
     They end with the test run, unless they have data workers: Python gives a daemon no children.
     """
@@ -112,7 +112,7 @@ def run_on(
     num_processes: int = 1,
     folder: Path,
 ) -> Job:
-    """Run `target` to its end on the `gpu`, or on the accelerator that can only `pretend` (`pretend.py`)."""
+    """Run `target` to its end on the `gpu`, or on the `pretend` accelerator (see `pretend.py`)."""
     if accelerator == "pretend" and not hasattr(
         backend_registration, "_setup_privateuseone_for_python_backend"
     ):

@@ -42,6 +42,6 @@ def run(command: Sequence[str], *, columns: int, environment: dict[str, str] | N
 
 
 def too_long(text: str, columns: int) -> list[str]:
-    """Return the lines, and states of a bar, that do not fit; a single word, such as a path, may be longer."""
+    """Return lines and bar states that do not fit; a single word, such as a path, may be longer."""
     states = [state for line in text.split("\n") for state in line.split("\r")]
     return [state for state in states if len(state) > columns and " " in state.strip()]

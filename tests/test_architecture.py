@@ -1,4 +1,4 @@
-"""The shape of the package, read from its syntax trees: who imports whom, and what happens in which room."""
+"""The shape of the package, from its syntax trees: who imports whom, what happens in which room."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def absolute(source: Module, node: ast.ImportFrom) -> list[str]:
 
 
 def wrong_imports(modules: Iterable[Module]) -> list[str]:
-    """Return one line per import that does not go left, and per module that is in no folder of the order."""
+    """Return a line for each import that does not go left and each module in no ordered folder."""
     wrong = []
     for source in modules:
         if source.folder not in ORDER:
@@ -178,7 +178,7 @@ def test_the_name_of_a_test_is_shorter_than_70_characters() -> None:
 
 
 def dotted(node: ast.AST) -> str:
-    """Return `a.b.c` for a name or an attribute; anything before that is left out: `f().item` is `.item`."""
+    """Return `a.b.c` for a name or an attribute, without what is before: `f().item` is `.item`."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -187,7 +187,7 @@ def dotted(node: ast.AST) -> str:
 
 
 def calls(*names: str) -> Callable[[ast.AST], bool]:
-    """Match calls of a full name (`os.open`), or of a method of anything but the module filesystem (`.item`)."""
+    """Match calls of a full name (`os.open`) or of a method (`.item`), except of `filesystem`."""
 
     def matches(node: ast.AST) -> bool:
         name = dotted(node.func) if isinstance(node, ast.Call) else ""
@@ -258,7 +258,7 @@ def draws_without_generator(node: ast.AST) -> bool:
 
 
 def decodes_a_picture(node: ast.AST) -> bool:
-    """Match what opens a picture, and a column type of `datasets` that would, if a row were read."""
+    """Match what opens a picture, or a column type of `datasets` that would when a row is read."""
     if not isinstance(node, ast.Call):
         return False
     name = dotted(node.func)
@@ -274,7 +274,7 @@ def decodes_a_picture(node: ast.AST) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """A kind of line and the rooms it may stand in: whole rooms, or single modules by their dotted name."""
+    """A kind of line and where it may be: whole rooms, or single modules by their dotted name."""
 
     is_such_a_line: Callable[[ast.AST], bool]
     rooms: Collection[str]
@@ -389,7 +389,7 @@ RULES = {
         mentions("print", "sys.stdout.write", "sys.stderr.write"),
         {
             "cli.recipe.main", "cli.recipe.exit", "core.console",
-            # the last escapes what names tell a terminal to do
+            # The last one escapes what names tell a terminal to do.
             "cli.main", "cli.launch", "cli.runs.tables",
             "cli.share.plain_evaluation",  # a script without this package
         },
@@ -517,7 +517,7 @@ def test_the_engine_can_be_read_in_an_afternoon() -> None:
 
 
 def modules_after(statement: str) -> set[str]:
-    """Return the modules of the package that are loaded once `statement` has run, without the package's own."""
+    """Return the package's modules loaded after `statement`, without those its own import loads."""
     probe = f"{statement}\nimport sys\nprint([name for name in sys.modules if name.startswith('{PACKAGE}.')])"
     # The package itself imports all that it exports.
     bare = f"import sys, types\nhere = types.ModuleType('{PACKAGE}')\nhere.__path__ = ['{ROOT / PACKAGE}']\n"

@@ -21,7 +21,7 @@ NOTEBOOK = Path(__file__).parents[1] / "recipes" / "debug.ipynb"
 
 
 def execute(run: Path, *, num_processes: int) -> Any:
-    """Return the executed notebook, whose first cell asks for these processes, this folder and a few steps."""
+    """Return the executed notebook; its first cell sets processes, folder and a few steps."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     settings = next(cell for cell in notebook.cells if cell.cell_type == "code")
     flags = "--max-steps 1 --model.norm group --lr 0.01 --runtime.num-threads 1"

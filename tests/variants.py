@@ -1,4 +1,4 @@
-"""Cases that vary what others show: each costs a training, and what it promises has a test without it."""
+"""Cases that vary what others show: each costs a training, and each promise has a test already."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_THREADS = int(os.environ.get("TEST_THREADS", "1"))  # of torch, in most test
 
 
 def slow(cases: Iterable[Any]) -> list[Any]:
-    """Return the cases of `parametrize` with the marker `slow`; one of several arguments is a tuple."""
+    """Return cases for `parametrize` marked `slow`; a case with several arguments is a tuple."""
     return [
         pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
         for case in cases

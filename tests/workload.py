@@ -1,4 +1,4 @@
-"""A small image run that tests start in one process, in several, or kill: everything real, nothing downloaded."""
+"""A small image run for tests, in one or several processes: all is real, nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def make_images(num_train: int, num_test: int = 37) -> ImageDataset:
 
 
 class Bars:
-    """The same images as a map-style dataset whose augmentation draws from all three global generators."""
+    """The same images as a map-style dataset that augments with all three global generators."""
 
     def __init__(self, split: ImageSplit) -> None:
         self._images, self._labels = split.images.float() / 255, split.labels
@@ -121,7 +121,7 @@ def add_callback(recipe: ModuleType, callback: Callback) -> None:
 
 
 def make_config(folder: Path, **changes: object) -> RecipeConfig:
-    """Return a config of 2 epochs with everything on that has state; `changes` are replaced sub-configs."""
+    """Return a config of 2 epochs with all that has state; `changes` are replaced sub-configs."""
     config = RecipeConfig(
         seed=3,
         batch=BatchConfig(per_device_batch_size=16, eval_batch_size=10),

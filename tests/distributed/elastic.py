@@ -1,4 +1,7 @@
-"""A small run whose last process of a machine kills itself, or the machine, at given places, attempt after attempt.
+"""A small run whose last process of a machine kills itself, or the machine, at given places.
+
+It does so attempt after attempt:
+
 
 torchrun --nproc_per_node 2 --max_restarts 5 -m tests.distributed.elastic FOLDER --kill step-2 start
 step-4
@@ -34,7 +37,7 @@ from tests import workload
 
 
 class KillAfterStep(Callback):
-    """Kills its process after a step, or with it all that its launcher started, as if the machine were gone."""
+    """Kills its process after a step, or its launcher's whole tree, as if the machine were gone."""
 
     def __init__(self, step: int, *, with_launcher: bool = False) -> None:
         self._step, self._with_launcher = step, with_launcher
@@ -47,7 +50,7 @@ class KillAfterStep(Callback):
 
 
 class PauseOnce(ClassificationTask, Callback):
-    """Waits at a place until the file `continue` is there: in an epoch, in the first evaluation, or in a save."""
+    """Waits for the file `continue` in an epoch, in the first evaluation, or in a save."""
 
     def __init__(self, place: str, folder: Path) -> None:
         super().__init__()
@@ -79,7 +82,7 @@ def kill() -> None:
 def kill_siblings() -> None:
     launcher = psutil.Process(os.getppid())
     if "tests.distributed.elastic" not in launcher.cmdline():
-        # it is gone already, and this its successor: kill nothing that this test did not start
+        # It is gone, and this is its successor: kill nothing that this test did not start.
         return
     for process in [launcher, *launcher.children(recursive=True)]:
         if process.pid != os.getpid():

@@ -1,4 +1,7 @@
-"""The CIFAR recipe in two processes that this script starts itself: `launch` or `notebook_launcher`, then its flags."""
+"""The CIFAR recipe in two processes, started by this script.
+
+The first argument is `launch` or `notebook_launcher`; the recipe's flags follow.
+"""
 
 from __future__ import annotations
 

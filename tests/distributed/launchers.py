@@ -1,4 +1,6 @@
-"""Every way to launch the CIFAR recipe; `python -m tests.distributed.launchers` tries all and prints a table.
+"""Every way to launch the CIFAR recipe.
+
+`python -m tests.distributed.launchers` tries them all and prints a table.
 
 Commands of one entry are started together, as on several machines. RECIPE stands for the recipe,
 PORT for a free port.
@@ -81,7 +83,7 @@ class StepResult:
         )
 
     def has_metrics_of(self, other: StepResult) -> bool:
-        """Whether every count is the same, and the loss, the mistakes and the calibration but for rounding."""
+        """Return whether counts are equal, and up to rounding also loss, mistakes, calibration."""
         mine, theirs = ({**outcome.metrics} for outcome in (self, other))
         has_same_loss = abs(mine.pop("eval/loss") - theirs.pop("eval/loss")) <= 1e-6
         pairs = zip(mine.pop("eval/worst_mistakes"), theirs.pop("eval/worst_mistakes"), strict=True)

@@ -1,4 +1,4 @@
-"""Two "machines": network namespaces with an address and a disk each, or two launchers that meet on loopback."""
+"""Two "machines": network namespaces with an address and a disk each, or launchers on loopback."""
 
 from __future__ import annotations
 

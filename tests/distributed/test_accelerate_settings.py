@@ -1,4 +1,4 @@
-"""What accelerate can be set to is trained as set, or refused in one line that names the setting."""
+"""A setting of accelerate is applied, or refused in one line that names it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def refuse(variables: dict[str, str], message: str) -> None:
     assert caught.value.exit_code == ExitCode.USAGE
     assert "\n" not in str(caught.value)
     if torch.distributed.is_initialized():
-        # the other one may still be joining, which fails if this one leaves
+        # The other process may still be joining, which fails if this one leaves.
         torch.distributed.barrier()
 
 
@@ -128,7 +128,7 @@ distributed_type: {kind}
 mixed_precision: '{precision}'
 {more}
 """
-# with a traceback of accelerate's launcher
+# accelerate's launcher refuses these with a traceback of its own.
 LAUNCHERS_OWN = ("DeepSpeed is not installed", "FP8 is not available")
 LAUNCHED = {
     "DeepSpeed": ({"kind": "DEEPSPEED", "more": "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 4}"},

@@ -194,9 +194,9 @@ def check_threads_on_one_core() -> None:
         ({"OMP_NUM_THREADS": "1"}, None, 1),
         ({"OMP_NUM_THREADS": "3"}, None, 3),
         ({"OMP_NUM_THREADS": "3"}, 2, 2),
-        # set by torchrun itself
+        # Set by torchrun itself.
         ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, None, 6),
-        # by accelerate's launcher
+        # Set by accelerate's launcher.
         ({"OMP_NUM_THREADS": "1", "ACCELERATE_DYNAMO_BACKEND": "no"}, None, 6),
         ({"OMP_NUM_THREADS": "two"}, None, 6),
     ],
@@ -224,7 +224,7 @@ def test_the_loss_scale_of_fp16_is_as_configured() -> None:
         assert (scaler.get_scale(), scaler.get_growth_interval()) == (scale, growth)
 
 
-# torch 2.13, by its own compiler
+# The compiler of torch 2.13 raises it itself.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_placed_model_is_the_same_module_with_the_same_names(compiled: bool) -> None:

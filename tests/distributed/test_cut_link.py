@@ -1,4 +1,7 @@
-"""Two machines whose link is cut: for a short time it costs only that, for a longer one both end; no bit changes."""
+"""The link between two machines is cut: a short cut costs only time, a longer one ends both.
+
+No bit of the result changes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What decides the bits of a result on a GPU, as far as a CPU shows it: it, too, lacks some deterministic kernels."""
+"""What decides the bits of a result on a GPU, as far as a CPU shows it.
+
+A CPU, too, lacks some deterministic kernels.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,7 @@ def test_a_run_records_it_and_a_strict_one_ends(tmp_path: Path) -> None:
 def test_whoever_asks_for_tf32_in_whichever_way_gets_the_same_answer(
     tf32: bool, asked_before: bool
 ) -> None:
-    """As torch.compile and libraries do: torch has an error for an answer that only one way knows."""
+    """torch.compile and libraries ask, and torch raises if only one of its two APIs was set."""
     matmul = torch.backends.cuda.matmul
     if asked_before and hasattr(matmul, "fp32_precision"):
         matmul.fp32_precision = "ieee" if tf32 else "tf32"  # as transformers sets it

@@ -1,4 +1,4 @@
-"""A launcher that restarts processes: whichever die, and whenever, the run ends with the same weights."""
+"""A launcher that restarts processes: whichever die, and when, the final weights are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharded weights (FSDP2) on CPU processes: the same training, checkpoints and exports as without."""
+"""Sharded weights (FSDP2) on CPU processes: the same training, checkpoints and exports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.joined import FSDP
 
 ROOT = Path(__file__).parents[2]
 
-# the other way of everything that may be chosen; accelerate's launcher asks for the last by itself
+# The other choice of every setting; accelerate's launcher sets the last one by itself.
 OTHERWISE = {
     "FSDP_RESHARD_AFTER_FORWARD": "false", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
     "FSDP_TRANSFORMER_CLS_TO_WRAP": "Conv2d", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
@@ -49,7 +49,7 @@ def train(
     otherwise: bool = False,
     precision: str = "no",
 ) -> None:
-    """Train in micro-batches, clipped, with a short last step batch; 29 samples are left for it, 37 to evaluate."""
+    """Train in clipped micro-batches on 29 samples (a short last step batch); evaluate on 37."""
     if shards:
         os.environ.update(FSDP | OTHERWISE if otherwise else FSDP)
     num_processes = int(os.environ.get("WORLD_SIZE", 1))
@@ -189,7 +189,7 @@ def test_a_sharded_run_interrupted_twice_ends_with_the_same_bytes(
 
 
 def test_a_finished_sharded_run_is_evaluated_before_any_step(tmp_path: Path) -> None:
-    """One process has no share of the two evaluation samples: the other's forward must not wait for it."""
+    """One of three processes has none of the two evaluation samples: no forward may wait for it."""
     processes.run(_evaluate_untrained, tmp_path / "run", num_processes=3, folder=tmp_path / "logs")
     assert json.loads((tmp_path / "run" / "result.json").read_text())["num_eval_samples"] == 2
 

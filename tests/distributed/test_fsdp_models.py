@@ -94,7 +94,10 @@ def vit() -> nn.Module:
 
 
 def language_model(kind: str) -> nn.Module:
-    """Return a small model of transformers that reads images as words, itself: accelerate asks for its embeddings."""
+    """Return a small transformers model that reads images as words.
+
+    It is not wrapped, because accelerate asks it for its embeddings.
+    """
     import transformers
 
     size = {"vocab_size": 32, "tie_word_embeddings": kind != "Llama"}

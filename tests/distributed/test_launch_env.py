@@ -1,4 +1,4 @@
-"""Whatever launched the processes, each knows which one it is; and what does not fit is said in one line."""
+"""Whatever launched the processes, each knows which one it is; a contradiction is one line."""
 
 from __future__ import annotations
 

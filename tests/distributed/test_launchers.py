@@ -1,4 +1,4 @@
-"""One recipe, every launcher and every preset: the same weights and the same metrics as with `python`."""
+"""Every launcher and every preset gives the same weights and metrics as `python`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SkyPilot, Kubernetes and docker are given: the exit code that is started again, and commands that exist."""
+"""Files for SkyPilot, Kubernetes and docker name existing commands and the exit code to restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is preempted is started again by the scheduler until it is done, and no bit tells of it.
+"""A scheduler restarts a preempted run until it is done, and no bit tells of it.
 
 The schedulers are stand-ins that read the file in `recipes/` and follow that system's rules.
 Replaced are only what a test machine lacks: eight GPUs by two processes on CPUs, the data, and the
@@ -63,7 +63,7 @@ Disturbance = Callable[[subprocess.Popen[Any]], None]
 
 @dataclass
 class Cluster:
-    """Starts commands, each in a session like a container's, and disturbs attempt N by `disturbances[N]`."""
+    """Starts commands in sessions like containers; `disturbances[N]` disturbs attempt N."""
 
     folder: Path
     disturbances: Sequence[Disturbance] = ()
@@ -172,7 +172,7 @@ def run_on_kubernetes(cluster: Cluster, photos: Path) -> None:
 
 
 def matches(rule: dict[str, Any], code: int) -> bool:
-    """A pod that is lost with its node has the condition DisruptionTarget; another fails by its exit code."""
+    """Return whether a rule applies to a pod lost with its node (negative) or ended with `code`."""
     if "onPodConditions" in rule:
         is_lost = code < 0
         return is_lost and {"type": "DisruptionTarget", "status": "True"} in rule["onPodConditions"]
@@ -181,7 +181,7 @@ def matches(rule: dict[str, Any], code: int) -> bool:
 
 
 def run_on_skypilot(cluster: Cluster, photos: Path) -> None:
-    """A managed job: started again where the machine was lost, or the exit code is one of those to recover from."""
+    """Run a managed job, restarted if the machine was lost or its exit code asks for recovery."""
     task = yaml.safe_load((ROOT / "recipes" / "sky.yaml").read_text())
     recovery = task["resources"]["job_recovery"]["recover_on_exit_codes"]
     script = task["run"].replace("/runs/$SKYPILOT_TASK_ID", "$SKYPILOT_TASK_ID")
@@ -208,7 +208,7 @@ sys.exit(max(task.wait() for task in tasks))
 
 
 def run_on_slurm(cluster: Cluster, photos: Path) -> None:
-    """A batch script that requeues its job: it is started again until it ends without having asked for that."""
+    """Run a batch script that requeues its job: it is restarted until it ends without a requeue."""
     requeued = cluster.folder / "requeued"
     programs = {
         "srun": SRUN.format(python=sys.executable, root=str(ROOT)),
@@ -224,7 +224,7 @@ def run_on_slurm(cluster: Cluster, photos: Path) -> None:
 
 
 def reach_time_limit(process: subprocess.Popen[Any]) -> None:
-    """Before the limit the tasks get the signal that the script asks for, and the script itself does not."""
+    """Send the tasks, not the script, the signal that the script asks for before the time limit."""
     asked = re.search(
         r"#SBATCH --signal=(\w+)@\d+", (ROOT / "recipes" / "slurm.sbatch").read_text()
     )

@@ -91,7 +91,7 @@ def check_steps(
 
 
 class NormAct(nn.BatchNorm2d):
-    """A norm with an activation behind it, which calls `batch_norm` by itself, as those of timm do."""
+    """A norm with an activation behind it, which calls `batch_norm` itself, as timm's norms do."""
 
     def forward(self, images: Tensor) -> Tensor:
         factor = self.momentum or 0.0
@@ -256,7 +256,7 @@ def test_the_fused_norm_of_torch_takes_what_it_is_given() -> None:
 
 def test_a_norm_without_a_bias_stays_without_one() -> None:
     norm = nn.BatchNorm2d(4)
-    # as the argument `bias` does, which torch 2.13 has and 2.11 lacks
+    # What the argument `bias` does, which torch 2.13 has and 2.11 lacks.
     norm.register_parameter("bias", None)
     names = list(norm.state_dict())
     converted = convert_sync_batch_norm(norm, device=CPU)

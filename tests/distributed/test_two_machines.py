@@ -1,4 +1,4 @@
-"""Two machines: they find each other in whatever order they start, and what one of them loses is told by the other."""
+"""Two machines find each other in any starting order, and each reports what the other loses."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _shown(call: Callable[[], object]) -> str:
 
 
 def _check_script(script: str, arguments: Sequence[str]) -> None:
-    """Check a script or notebook of the repository; of a recipe, its flags and their values as well."""
+    """Check a script or notebook of the repository; for a recipe also its flags and values."""
     path = ROOT / script
     assert path.is_file(), f"there is no {script}"
     if script.startswith("recipes/") and path.suffix == ".py" and "--help" not in arguments:

@@ -37,7 +37,7 @@ _ENTRY = re.compile(r"^  (\S.*?)(?:  +(.*))?$")
 
 
 def sections() -> str:
-    """Return a table of all commands, and a section for each: what it does, its arguments and an example."""
+    """Return a table of all commands, and for each a section with its arguments and an example."""
     rows = [f"| [`{name}`](#{name}) | {text} |\n" for name, (_, _, text) in find_commands().items()]
     return "".join(
         ["| command | what it shows or does |\n|---|---|\n", *rows, *map(_section, find_commands())]

@@ -1,4 +1,4 @@
-"""What happens if people of other toolkits type their flags: the table at the end of `docs/coming_from.md`.
+"""What happens to the flags of other toolkits: the table at the end of `docs/coming_from.md`.
 
 `python -m tests.docs.flags_table` writes it into the page.
 """

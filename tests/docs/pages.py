@@ -73,7 +73,7 @@ def blocks_of(page: Path) -> Iterator[Block]:
 
 
 def prose_of(page: Path) -> str:
-    """Return a page without its fenced blocks, and without the generated table at its end, which has its own test."""
+    """Return a page without fenced blocks and the generated table at its end (tested elsewhere)."""
     return _FENCE.sub("", page.read_text().partition(GENERATED)[0])
 
 

@@ -1,4 +1,4 @@
-"""Every fenced block of README and docs is run, or checked if it cannot be run; see `pages.Block`."""
+"""Every fenced block of README and docs is run, or checked if it cannot run: see `pages.Block`."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_page_runs_from_top_to_bottom(
     session = Session(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    # otherwise rebuilt in every HOME, which takes seconds
+    # Otherwise matplotlib rebuilds its fonts in every HOME, which takes seconds.
     fonts = Path.home() / ".cache" / "matplotlib"
     monkeypatch.setenv("MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", str(fonts)))
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -76,7 +76,7 @@ def test_every_flag_that_is_shown_with_a_value_takes_it(page: Path) -> None:
 
 
 def flags_with_values(prose: str) -> list[list[str]]:
-    """Return the flags of a recipe that a text shows with values: `--lr 0.1`, `--resume {auto,never}`."""
+    """Return recipe flags that a text shows with values: `--lr 0.1`, `--resume {auto,never}`."""
     known, found = recipe_flags("recipes/cifar.py"), []
     for span in re.findall(r"`(--[^`]+)`", prose):
         words = shlex.split(span)
@@ -86,7 +86,7 @@ def flags_with_values(prose: str) -> list[list[str]]:
 
 
 def check_values(words: list[str]) -> None:
-    """Raise ConfigError unless the CIFAR recipe takes flags as they are written, with each of `{several,values}`."""
+    """Raise ConfigError unless the CIFAR recipe takes the flags, for each of `{several,values}`."""
     choices = [word[1:-1].split(",") if word.startswith("{") else [word] for word in words]
     for chosen in itertools.product(*choices):
         if not any(map(_PLACEHOLDER.fullmatch, chosen)):

@@ -1,4 +1,4 @@
-"""The documentation builds as a site that needs no network, and all of its pages and links are there."""
+"""The documentation builds as a site that needs no network and has all pages and links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A campaign of numbered trials, logged as a line each: the same command continues after the last one."""
+"""A campaign of numbered trials, logged one a line: the same command continues after the last."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Result = dict[str, Any]
 def run_campaign(
     prepare: Callable[[Path], Callable[[int], Result]], *, number: int
 ) -> list[Result]:
-    """Run the trials that the command line asks for, by default `number`; return their results as JSON values.
+    """Run the trials that the command line asks for (default: `number`); return JSON values.
 
     `prepare(scratch)` returns the trial, which gets its number.
     """

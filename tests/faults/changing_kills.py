@@ -136,7 +136,7 @@ CASES = {
 
 
 class KillInSave(Callback):
-    """Kills its process a moment after a save has begun to write, after the `number`-th step of this attempt."""
+    """Kills its process soon after the save at this attempt's `number`-th step began to write."""
 
     def __init__(self, folder: Path, number: int, delay_s: float) -> None:
         self._checkpoints, self._left, self._delay_s = folder / "checkpoints", number, delay_s
@@ -210,7 +210,7 @@ def hash_of(folder: Path) -> str:
 
 
 def survive(folder: Path, case: Case, draw: random.Random) -> tuple[str, int]:
-    """Kill a run again and again, let it end, and return its hash and how often a process was killed."""
+    """Kill a run repeatedly, let it end; return its hash and how often a process was killed."""
     num_killed = 0
     max_delay_s = 0.01 if case.is_cut_in_a_save else 0.05
     for number in range(NUM_KILLS_OF_A_RUN + 1):
@@ -235,7 +235,10 @@ def survive(folder: Path, case: Case, draw: random.Random) -> tuple[str, int]:
 def campaign(
     folder: Path, number: int, cases: list[Case], first: int = 0
 ) -> tuple[list[str], Counter[str]]:
-    """Deliver at least `number` kills, one run of each case by turns; return what differs, and the kills by case."""
+    """Deliver at least `number` kills, one run of each case in turn.
+
+    Returns what differs, and the kills by case.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     problems: list[str] = []
     kills: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The kill campaign: real training runs that die in every way, and are started again until they are done.
+"""The kill campaign: real training runs die in every way and are restarted until they are done.
 
 As a command it runs a worker's share of a campaign and prints the tally as JSON; `test_crash.py`
 starts the workers. A run's second attempt is always the same command as its first.
@@ -38,7 +38,7 @@ SURVIVOR_TIMEOUT_S = 5.0
 
 
 def make_config(folder: Path) -> RecipeConfig:
-    """Everything on that has state: EMA, clipping, accumulation, best, early stopping, retention."""
+    """Return a config with all state: EMA, clipping, accumulation, early stopping, retention."""
     config = workload.make_config(
         folder,
         batch=BatchConfig(per_device_batch_size=8, global_batch_size=16, eval_batch_size=10),
@@ -166,7 +166,7 @@ class PendingUpdate:
 def attempt(
     scratch: Path, kill: Kill | None = None, *, num_processes: int = 1, disk: str = "naming"
 ) -> PendingUpdate:
-    """Start the command in `scratch`/run, and kill it if asked to; return when all its processes have ended."""
+    """Start the command in `scratch`/run, kill it if asked to; return when no process is left."""
     logs = scratch / f"attempt-{len(list(scratch.glob('attempt-*')))}"
     logs.mkdir(parents=True)
     job = processes.start(
@@ -180,7 +180,7 @@ def attempt(
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """Everything that a finished run leaves, by file, without what is measured in seconds and bytes."""
+    """Return all that a finished run leaves, by file, without measured seconds and bytes."""
     files: dict[str, Any] = {}
     for path in sorted(run.rglob("*")):
         name = str(path.relative_to(run))
@@ -200,7 +200,7 @@ def outcome(run: Path) -> dict[str, Any]:
             files[name] = [_without_times(line) for line in path.read_text().splitlines()]
         elif path.name == "trainer.json":
             files[name] = json.loads(path.read_bytes())
-            # throughput numbers vary in length
+            # Throughput numbers vary in length.
             files[name]["callbacks"]["MetricLogger"].pop("history_bytes")
         elif path.name == "result.json":
             files[name] = {
@@ -329,7 +329,7 @@ def undisturbed(scratch: Path, *, num_processes: int) -> Reference:
 
 
 def operations_of_a_resume(scratch: Path, whole: Reference) -> list[Operation]:
-    """What a run that is killed half-way does to the disk when it is started again, up to its first commit."""
+    """Return what restarting a run killed half-way does to the disk, up to its first commit."""
     middle = next(o for o in whole.operations if o.kind == "rename" and "step-0000000006" in o.path)
     attempt(scratch / "halved", Kill(middle))
     resumed = attempt(scratch / "halved", disk="recording").operations
@@ -344,7 +344,7 @@ Case = tuple[str, int, list[Kill]]
 def cases(
     one: Reference, two: Reference, resume: list[Operation], effort: int, draw: random.Random
 ) -> Iterator[Case]:
-    """Yield the campaign: 9 operations, and with `effort` 100 every one, before, half-way and after."""
+    """Yield the campaign: 9 operations, with `effort` 100 all, each before, half-way and after."""
     every = [Kill(operation, when) for operation in one.operations for when in WHENS]
     num_kills = min(len(every), 9 + len(every) * (effort - 1) // 99)
     for index in range(num_kills):

@@ -1,4 +1,6 @@
-"""Kill a run of `--reduce exact` again and again, and continue it on 4, 2, 1, 4, ... processes: is anything different?
+"""Kill a run of `--reduce exact` repeatedly and continue it on 4, 2, 1, 4, ... processes.
+
+Is anything different?
 
     python -m tests.faults.elastic --number 40 --folder elastic
 

@@ -1,4 +1,6 @@
-"""Runs whose folder is moved, replaced or deleted at a random moment: `python -m tests.faults.folder_moves --log FILE`.
+"""Runs whose folder is moved, replaced or deleted at a random moment.
+
+    python -m tests.faults.folder_moves --log FILE
 
 Nothing of others may change, and a folder that was moved continues to the same bits.
 """

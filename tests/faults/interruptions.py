@@ -1,4 +1,6 @@
-"""Interrupt runs at random moments of each phase, and start them again until they are done: is anything different?
+"""Interrupt runs at random moments of each phase and restart them until they are done.
+
+Is anything different?
 
     python -m tests.faults.interruptions --number 200 --log interruptions.jsonl
 
@@ -109,7 +111,7 @@ def train(folder: Path, trial: Trial | None) -> None:
 
 
 def run_trial(trial: Trial, scratch: Path, undisturbed: dict[str, Any]) -> dict[str, Any]:
-    """Return how it went: the exit codes of each start, and what of the outcome is different in the end."""
+    """Return how it went: the exit codes of each start, and what differs in the final outcome."""
     codes: list[list[int | None]] = []
     said = ""
     while len(codes) < MAX_STARTS and (not codes or any(codes[-1])):
@@ -148,7 +150,10 @@ def run_undisturbed(scratch: Path) -> dict[int, dict[str, Any]]:
 
 
 def end_of(run: Path) -> dict[str, Any]:
-    """What a run leaves, of its checkpoints the newest: a preemption adds one, which takes the place of an older."""
+    """Return what a run leaves, with its newest checkpoint only.
+
+    A preemption adds a checkpoint, which takes the place of an older one.
+    """
     files = outcome(run)
     newest = max(name.split("/")[1] for name in files if name.startswith("checkpoints/step-"))
     return {
@@ -159,7 +164,10 @@ def end_of(run: Path) -> dict[str, Any]:
 
 
 def as_table(results: list[dict[str, Any]]) -> str:
-    """Return the counts by phase and number of processes: landed while the run was on, and ended as undisturbed."""
+    """Return the counts by phase and number of processes.
+
+    A signal landed if the run was on; a run is equal if it ended as the undisturbed one.
+    """
     landed: Counter[tuple[str, int]] = Counter()
     passed: Counter[tuple[str, int]] = Counter()
     total: Counter[tuple[str, int]] = Counter()

@@ -1,4 +1,4 @@
-"""Alterations of a checkpoint: blind ones, and those of somebody who makes the hashes agree again."""
+"""Alterations of a checkpoint: blind ones, and deliberate ones that make the hashes agree again."""
 
 from __future__ import annotations
 

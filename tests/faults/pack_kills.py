@@ -1,4 +1,6 @@
-"""Kill `accel-trainer pack` at random moments, start it again until it is done: is a byte different?
+"""Kill `accel-trainer pack` at random moments and restart it until it is done.
+
+Is a byte different?
 
     python -m tests.faults.pack_kills --number 100 --log pack_kills.jsonl
 
@@ -90,7 +92,7 @@ class Campaign:
     """A source, and what packing it undisturbed writes."""
 
     def __init__(self, scratch: Path) -> None:
-        # threads of torch, which are idle
+        # The threads that it warns of are torch's and idle.
         warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
         self._scratch, self._source = scratch, write_source(scratch / "photos")
         self._log = scratch / "log"

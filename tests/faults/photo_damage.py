@@ -138,7 +138,7 @@ class Campaign:
     def __init__(self, scratch: Path) -> None:
         import datasets
 
-        # threads of torch, which are idle
+        # The threads that it warns of are torch's and idle.
         warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
         datasets.disable_progress_bars()
         self._scratch, self._root = scratch, scratch / "whole"
@@ -231,7 +231,7 @@ def as_table(results: list[dict[str, Any]]) -> str:
 
 
 def is_ok(result: dict[str, Any]) -> bool:
-    """Return whether a start or a resume sees the damage, if it changes anything, and packing again repairs it."""
+    """Return whether a start or a resume sees harmful damage, and packing again repairs it."""
     must_be_named = result["damage"] in ("cut short", "emptied") and result["outcome"] == "refused"
     is_repaired = result.get("packed_again", "whole") == "whole" or "pack.json" in result["files"]
     return result["outcome"] not in ("crashed", "not seen") and not must_be_named and is_repaired

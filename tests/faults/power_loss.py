@@ -1,4 +1,4 @@
-"""What a power loss may leave: every prefix of a recorded run's changes, under several models of persistence.
+"""What a power loss may leave: every prefix of a run's changes, under several persistence models.
 
 python -m tests.faults.power_loss --states 2000
 """
@@ -34,7 +34,7 @@ reported as durable."""
 
 
 class RecordingDisk(InterceptedDisk):
-    """Records the changes that succeed; those in `without` are not recorded, as if the code left them out."""
+    """Records the changes that succeed, except those in `without`, as if the code left them out."""
 
     def __init__(self, without: Collection[str] = ()) -> None:
         self.trace: list[Change] = []
@@ -85,7 +85,9 @@ def simulate(
 def replay(
     trace: Sequence[Change], folder: Path, *, num_states: int, seed: int = 0
 ) -> Iterator[str | None]:
-    """Yield, for each state that a power loss after each change of a run in `folder` may leave, what is lost in it.
+    """Yield what is lost in each state that a power loss may leave after each change of a run.
+
+    The run is in `folder`.
 
     There are `num_states` states or more. Those that are equal are looked at once.
     """
@@ -123,7 +125,7 @@ def _write(path: Path, content: Tree | bytes) -> None:
 
 
 def _what_is_lost(folder: Path, acknowledged: list[str]) -> str | None:
-    """Return what the next run would miss of the last checkpoints, the history and the best, if anything."""
+    """Return what the next run would miss of last checkpoints, history and best, if anything."""
     directory = folder / "checkpoints"
     if not acknowledged and not directory.is_dir():
         return None

@@ -1,4 +1,4 @@
-"""Kills one of several processes at each change of the disk that a save of shards makes, and starts again.
+"""Kills one of several processes at each disk change of a sharded save, and starts again.
 
 python -m tests.faults.shard_kills --part 1/4
 """
@@ -113,7 +113,7 @@ def run_kills(folder: Path, kills: Sequence[Kill], num_processes: int = 2) -> Ta
 
 
 def as_table(tally: Tally) -> str:
-    """Return a row per phase: kills, and how often the checkpoint of that save was there afterwards."""
+    """Return a row per phase: kills, and how often the checkpoint of that save was committed."""
     rows = [f"{'killed':40} {'kills':>6} {'committed':>10}"]
     rows += [
         f"{phase:40} {count:6} {tally.committed[phase]:10}" for phase, count in tally.kills.items()

@@ -1,4 +1,4 @@
-"""Every signal in every phase to every receiver: nothing is lost, nothing is left behind, the run goes on.
+"""Every signal in every phase to every receiver: nothing is lost or left behind, the run goes on.
 
 A run pauses in a phase, gets a signal there and goes on; it is then judged by what it leaves.
 
@@ -48,7 +48,7 @@ ALL_CASES = [Case(*values) for values in itertools.product(SIGNALS, PHASES, RECE
 
 
 def some_cases() -> list[Case]:
-    """Each signal in each phase once, receivers in turn; and each signal to a launcher in a phase of its own."""
+    """Return each signal in each phase, receivers in turn, and each to a launcher in one phase."""
     pairs = itertools.product(SIGNALS, PHASES)
     cases = [Case(*pair, ("rank", "group")[i % 2], 1 + i // 2 % 2) for i, pair in enumerate(pairs)]
     launched = zip(SIGNALS, ("start", "evaluation", "save", "step"), (1, 2, 2, 1), strict=True)
@@ -179,7 +179,7 @@ def launch(case: Case, folder: str, python: str) -> None:
 
 
 def run_case(case: Case, folder: Path, undisturbed: dict[str, bytes]) -> float:
-    """Run it and assert all that is promised; return the seconds from the end of the pause to the end of the job."""
+    """Run a case, assert all promises; return the seconds from the pause's end to the job's end."""
     folder.mkdir()
     job = start(case, folder)
     # Only the main process saves: in that phase it alone pauses.
@@ -219,7 +219,7 @@ def run_case(case: Case, folder: Path, undisturbed: dict[str, bytes]) -> float:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process still runs a minute from now; a dead one that nobody has collected does not."""
+    """Return whether a process still runs in a minute; a zombie does not."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:

@@ -99,7 +99,7 @@ def train(
 
 
 def rows_of(samples: Sequence[Sample]) -> list[Sample]:
-    """Return a tenth of the run as one sample: the medians, as a save that is under way holds more."""
+    """Return a sample per tenth of the run: medians, because a running save holds more."""
     tenths = [
         samples[start : start + SAMPLES_PER_ROW]
         for start in range(0, len(samples), SAMPLES_PER_ROW)

@@ -1,4 +1,4 @@
-"""A SIGKILL before, half-way through and after every change of the disk loses no acknowledged checkpoint."""
+"""A SIGKILL before, half-way through or after any disk change loses no acknowledged checkpoint."""
 
 from __future__ import annotations
 

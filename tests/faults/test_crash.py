@@ -1,4 +1,4 @@
-"""Kill the real trainer anywhere and start it again: nothing acknowledged is lost, every final byte is equal."""
+"""Kill the trainer anywhere and restart it: nothing acknowledged is lost, all bytes are equal."""
 
 from __future__ import annotations
 

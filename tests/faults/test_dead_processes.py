@@ -1,4 +1,4 @@
-"""One process of two fails, is killed, leaves or hangs: the job ends soon and says who, where and why."""
+"""One of two processes fails, is killed, leaves or hangs: the job soon ends, and says why."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fault(kind: str) -> None:
 
 def child(folder: Path, kind: str | None, phase: str, rank: int) -> None:
     if kind is not None and rank == int(os.environ["RANK"]):
-        # where a process hands over its state, before the writer's thread takes it
+        # Here a process hands over its state, before the writer's thread takes it.
         if phase == "save":
             fail_in_save(kind)
         else:

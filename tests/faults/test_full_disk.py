@@ -1,4 +1,4 @@
-"""A disk that really is full when a run starts, or when it has trained and writes what it leaves behind."""
+"""A really full disk, when a run starts or when it has trained and writes what it leaves behind."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class FillAfterSaves(Callback):
 
 
 def start_on_ever_less_full_disks(mount: Path) -> None:
-    """With each page more, another of the files that a start writes is the first to find no room."""
+    """With each additional page, another of the files written at the start finds no room first."""
     mount_small_disk(mount)
-    # of no repository, whose uncommitted changes would be one of the files
+    # Outside of a repository, as its uncommitted changes would be one of the files.
     sys.argv[0] = str(mount / "recipe.py")
     codes = []
     for num_free_pages in range(6):

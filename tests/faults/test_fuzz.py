@@ -1,4 +1,4 @@
-"""Damaged checkpoints are refused in one line, hostile ones run nothing, and the campaign can tell."""
+"""Damaged checkpoints are refused in one line, hostile ones run nothing; the campaign can tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A failing disk does not end the training at once, hurts no older checkpoint and leaves nothing behind."""
+"""A failing disk does not end a training at once, hurts no older checkpoint and leaves nothing."""
 
 from __future__ import annotations
 

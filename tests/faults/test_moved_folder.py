@@ -1,4 +1,4 @@
-"""A run whose folder is moved, replaced or deleted while it trains: it ends, and touches nothing of others."""
+"""A run whose folder is moved, replaced or deleted ends and touches no files of others."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ def move(folder: Path) -> None:
 
 
 def delete_and_make_another(folder: Path) -> None:
-    """What gives the new folder the inode number of the old one on many file systems, unless somebody has it open."""
+    """Delete a folder and make another.
+
+    On many file systems it gets the old inode number, unless somebody has the old folder open.
+    """
     shutil.rmtree(folder)
     files_of_others(folder)
 

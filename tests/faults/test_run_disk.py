@@ -1,4 +1,4 @@
-"""What happens to a whole run when its folder, its disk or its processes are not what they should be."""
+"""What happens to a run whose folder, disk or processes are not what they should be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals to real runs and to their launchers: some cases of `signals`, and what those leave out."""
+"""Signals to real runs and to their launchers: some cases of `signals`, and what it leaves out."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_signal_loses_nothing_and_leaves_nothing(
 def test_a_run_whose_launcher_dies_saves_and_ends(
     tmp_path: Path, number: int, num_processes: int
 ) -> None:
-    """Accelerate's own launcher leaves its processes behind: killed, all of them; terminated, a single one."""
+    """A killed launcher of accelerate leaves all processes behind, a terminated one only one."""
     launcher = processes.start(
         launch_with_accelerate, tmp_path, num_processes, num_processes=1, folder=tmp_path
     )
@@ -213,7 +213,7 @@ def train_with_workers(folder: Path) -> None:
 
 
 def test_ctrl_c_on_a_terminal_reaches_launcher_and_run_and_counts_once(tmp_path: Path) -> None:
-    """In a real interpreter: a forked one has another group, and what hands it the two signals may make them one."""
+    """Use a real interpreter: a forked one has another group and may get both signals as one."""
     job = processes.start(
         launch_in_own_group, tmp_path, sys.executable, num_processes=1, folder=tmp_path / "logs"
     )

@@ -24,7 +24,7 @@ def test_nothing_grows_with_the_steps_of_a_run(tmp_path: Path, num_workers: int)
 
 
 def soak_for(num_steps: int, num_workers: int) -> None:
-    # of data workers; else each imports torch again
+    # The data workers fork, or each would import torch again.
     multiprocessing.set_start_method("fork", force=True)
     raise SystemExit(soak.main(["--steps", str(num_steps), "--num-workers", str(num_workers)]))
 

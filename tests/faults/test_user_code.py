@@ -43,7 +43,7 @@ class FailingUpdate(MeanLoss):
 
 
 class FailingLater(MeanLoss):
-    """Fails on the last of two processes in the first evaluation, after the batch with which it is tried."""
+    """Fails on the last of two processes in the first evaluation, after the batch that tries it."""
 
     num_calls = 0
 
@@ -82,7 +82,7 @@ def test_a_metric_that_fails_is_named_and_costs_no_step(
     options: dict[str, Any] = {"num_processes": num_processes}
     job = processes.start(train, tmp_path / "run", metric, folder=tmp_path / "logs", **options)
     assert job.wait() == [80] * num_processes, job.output()
-    # before the first step; `compute` may need more than a batch
+    # The trial is before the first step; `compute` may need more than a batch.
     is_tried = metric is FailingUpdate
     rank = 0 if metric is FailingCompute else num_processes - 1
     step = 0 if is_tried else STEPS_PER_EPOCH[num_processes]
@@ -102,7 +102,7 @@ def test_a_metric_that_fails_is_named_and_costs_no_step(
 
 
 class PerPixel(ClassificationTask):
-    """Takes the label of an image for that of each pixel, which its own loss can do and a stock metric cannot."""
+    """Takes an image's label for each pixel: its own loss can do so, a stock metric cannot."""
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         return StepOutput(self._losses(model(batch.inputs), batch).sum())
@@ -117,7 +117,7 @@ class PerPixel(ClassificationTask):
 
 
 def train_on_pixels(folder: Path, task: type[ClassificationTask]) -> None:
-    """Train a net with logits for each pixel, on labels for each pixel unless the task makes them."""
+    """Train a net with logits per pixel, on labels per pixel unless the task makes them."""
 
     def train(config: RecipeConfig) -> RunResult:
         with start_run(workload.make_config(folder), recipe="pixels") as run:
@@ -177,7 +177,7 @@ class Unreadable(workload.Bars):
 
 
 def train_on_unreadable(folder: Path, rank: int, num_workers: int) -> None:
-    # of data workers; else each imports torch again
+    # The data workers fork, or each would import torch again.
     multiprocessing.set_start_method("fork", force=True)
     workload.Bars = lambda split: Unreadable(split, rank)  # type: ignore[assignment, misc]
     config = workload.make_config(folder)

@@ -1,4 +1,4 @@
-"""A run of a few bytes that saves a checkpoint per step: what the fault tests crash, starve and corrupt."""
+"""A run of a few bytes that saves each step: what the fault tests crash, starve and corrupt."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def name_at(step: int) -> str:
 
 
 def pieces_at(step: int) -> dict[str, object]:
-    """The state after `step`, a pure function of it, with something of every kind that is stored."""
+    """Return the state after `step`, a pure function of it, with every kind of stored value."""
     weights = torch.arange(6, dtype=torch.float32).reshape(2, 3) + step
     return {
         "model": {"layer.weight": weights, "layer.num_batches_tracked": torch.tensor(step)},
@@ -84,7 +84,7 @@ def continue_run(
     make: type[Checkpointer] = Checkpointer,
     must_succeed: bool = True,
 ) -> Checkpointer:
-    """Go on in `folder` from its newest checkpoint to `last_step`, saving each step; tell what is durable."""
+    """Continue in `folder` to `last_step`, saving each step; acknowledge what is durable."""
     history = AppendFile(folder / "metrics.jsonl")
     checkpointer = make(
         folder / "checkpoints",

@@ -1,4 +1,4 @@
-"""The run of `tiny_run` with its tensors sharded over processes, which save a checkpoint per step together."""
+"""The run of `tiny_run` with tensors sharded over processes, which save each step together."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Run:
 
 
 class ArmedDisk(InterceptedDisk):
-    """Counts the changes from `arm` on, in `operations`, and calls `meet` with the number of each."""
+    """Records the changes from `arm` on in `operations`; calls `meet` with the number of each."""
 
     def __init__(self) -> None:
         self.operations: list[str] = []

@@ -1,4 +1,4 @@
-"""Small runs with parts of a user's own: models, optimizers and tasks, some with state that hides."""
+"""Small runs with user-defined parts: models, optimizers and tasks, some of which hide state."""
 
 from __future__ import annotations
 

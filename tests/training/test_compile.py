@@ -1,4 +1,7 @@
-"""A compiled net resumes as exactly as any, compiling is timed separately, and what cannot be compiled runs eagerly."""
+"""A compiled net resumes as exactly as any other, and compiling is timed separately.
+
+What cannot be compiled runs eagerly.
+"""
 
 from __future__ import annotations
 
@@ -157,7 +160,7 @@ class ManyVariants(ClassificationTask):
 
 
 class NumberNet(nn.Module):
-    """Multiplies by a number that it reads from its inputs, which torch.compile takes as a constant."""
+    """Multiplies by a number read from its inputs, which torch.compile takes as a constant."""
 
     def __init__(self, *, norm: str, dropout: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""However a run ends, and however often it is started again, it leaves what an undisturbed run leaves."""
+"""However a run ends, however often it is restarted, it leaves what an undisturbed run leaves."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ def outcome(folder: Path) -> dict[str, Any]:
 
 
 class SignalInEvaluation(MeanLoss):
-    """Sends this process a signal in an evaluation, counted over both models from 1; 0 is the trial at the start."""
+    """Sends this process a signal in an evaluation.
+
+    `at` counts the evaluations of both models from 1; 0 is the trial at the start.
+    """
 
     at: int | None = None
     count = -1

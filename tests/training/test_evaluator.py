@@ -130,7 +130,7 @@ def test_metrics_in_fixed_parts_are_the_same_bits_on_any_processes(tmp_path: Pat
 
 
 class ManySums:
-    """Sums of the losses, each with other weights: in some of them every other order of addition shows."""
+    """Sums of the losses, weighted differently: some of them show any other order of addition."""
 
     higher_is_better: dict[str, bool] = {}
 

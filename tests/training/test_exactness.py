@@ -1,4 +1,4 @@
-"""The promises: the same model for any split of the global batch, and the same bytes after any interruption."""
+"""The promises: one model for any split of the batch, the same bytes after any interruption."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def resume_everywhere(
     folder: Path, optimizer: str, ema_decay: float | None, accumulation: int, num_workers: int | None,
     runs: Sequence[tuple[int, ...]],
 ) -> None:  # fmt: skip
-    """Train for 2 epochs without a stop, and again for each of `runs`, which is stopped after its steps."""
+    """Train for 2 epochs without a stop, and again for each of `runs`, stopped after its steps."""
     base = workload.make_config(
         folder,
         optimizer=OptimizerConfig(name=optimizer, learning_rate=0.01),
@@ -181,7 +181,7 @@ def resume_everywhere(
 def test_a_preemption_at_any_step_leaves_out_no_evaluation(
     tmp_path: Path, steps: Sequence[int]
 ) -> None:
-    """At an epoch's last step the evaluation is still to come: the resumed run makes it, and no step."""
+    """At an epoch's last step the evaluation is still to come: the resumed run only evaluates."""
     processes.run(preempt_at_each, tmp_path, steps, folder=tmp_path / "logs")
 
 

@@ -1,4 +1,4 @@
-"""A task that returns the mean of a loss is found in the first step, and no task that returns a sum."""
+"""The first step finds a task that returns the mean of a loss, and no task that returns a sum."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ TOKENS = torch.randint(5, (8, 12), generator=torch.Generator().manual_seed(1))
 
 
 def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Return the losses of the tokens [B, T], without those that are padding (0), and which are counted."""
+    """Return the losses of the tokens [B, T] without padding (0), and which tokens are counted."""
     logits = model(batch.inputs).view(len(batch), 12, 5)
     counted = batch.targets > 0
     return F.cross_entropy(

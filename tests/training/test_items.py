@@ -1,4 +1,7 @@
-"""A loss that is a mean over items, such as tokens, is the same for any split into micro-batches and processes."""
+"""A loss that is a mean over items, such as tokens, is the same for any split of the batch.
+
+The batch is split into micro-batches and over processes.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +134,7 @@ def train(
 
 
 def train_by_hand() -> tuple[dict[str, Tensor], list[float], float]:
-    """The same run as a plain loop over whole batches of 16: weights, loss of each step, mean loss at the end."""
+    """Train in a plain loop over batches of 16; return weights, loss of each step, final loss."""
     torch.manual_seed(3)
     model, task, losses = LanguageModel().double(), NextToken(), []
 
@@ -276,7 +279,7 @@ def test_items_that_only_one_process_counts_are_refused_by_both(tmp_path: Path) 
 
 
 def test_items_may_be_fractions(tmp_path: Path) -> None:
-    """As weights of tokens are: a step of a quarter of an item has 64 times the loss and gradient of 16 items."""
+    """As token weights are: a step of 1/4 item has 64 times the gradient of one of 16 items."""
     train_counting(tmp_path / "small", lambda number, batch: number / 64)
     train_counting(tmp_path / "whole", lambda number, batch: number)
     for name in ("train/loss", "optim/grad_norm"):

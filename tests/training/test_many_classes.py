@@ -1,4 +1,7 @@
-"""What grows with the classes: the weights, and one file beside the checkpoints; no checkpoint, row or result."""
+"""Only the weights and one file beside the checkpoints grow with the number of classes.
+
+Neither the other content of a checkpoint nor a row nor the result does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start tries the task and the metrics on one batch: what cannot work is one line before the first step."""
+"""The start tries the task and the metrics on one batch: what cannot work fails in one line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Steps(Callback):
 
 
 def refusal(folder: Path, monkeypatch: pytest.MonkeyPatch, metric: Any, **changes: Any) -> str:
-    """Train with `metric` in the place of the accuracy; return the line that refuses it, before the first step."""
+    """Train with `metric` in place of the accuracy; return the refusal, before the first step."""
     monkeypatch.setattr(workload, "TopKAccuracy", lambda: metric)
     config, steps = workload.make_config(folder), Steps()
     with pytest.raises(ConfigError) as refused:
@@ -198,7 +198,7 @@ def honest_metrics() -> list[Any]:
         return output.outputs[:, 0].double(), batch.targets.double()
 
     by_class = classification.MulticlassAccuracy(NUM_CLASSES, average=None)
-    # raises ValueError for a single sample
+    # It raises ValueError for a single sample.
     torchs_r2 = pytest.importorskip("torchmetrics.regression").R2Score()
     num_samples, higher = 40, {"auroc": True}
     return [

@@ -34,7 +34,7 @@ def make_samples(num_classes: int) -> tuple[Tensor, Tensor]:
 def result_of(
     metric: Metric, logits: Tensor, labels: Tensor, *, num_parts: int = 3, batch_size: int = 10
 ) -> Any:
-    """Compute as `num_parts` processes do: sums of their own, added up at the end; ids in no order."""
+    """Compute as `num_parts` processes do: local sums, added up at the end; ids are unordered."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(5))
     parts = []
     for part in order.tensor_split(num_parts):

@@ -33,7 +33,7 @@ from ..joined import FSDP
 
 
 class OverflowingTask(ClassificationTask):
-    """A classification whose gradient overflows in optimizer steps 2 and 4, as float16 does when it is scaled."""
+    """Overflows the gradient in optimizer steps 2 and 4, as float16 does when it is scaled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ def flat(model: nn.Module) -> torch.Tensor:
 
 
 class Watcher(Callback):
-    """Tells the task which step comes next, and keeps the reports, the weights and the average after each."""
+    """Tells the task which step is next; keeps reports, weights and the average after each."""
 
     def __init__(self, task: OverflowingTask) -> None:
         self.task = task
@@ -107,7 +107,7 @@ def test_the_loss_scale_is_part_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 class AsInFloat16(Callback):
-    """Lets accelerate unscale before it clips, as it does in float16; the forward stays in float32, to compare."""
+    """Lets accelerate unscale before clipping, as in float16; the forward stays in float32."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
         trainer.accelerator.native_amp = True
@@ -140,7 +140,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 class Dtypes(Callback):
-    """Looks at what the first convolution computes in, at what its weights are, and at what the net returns."""
+    """Records the dtypes of the first convolution's output and weights and of the net's output."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[bool, torch.dtype, torch.dtype]] = set()

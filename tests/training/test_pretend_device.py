@@ -38,7 +38,10 @@ on_each_accelerator = pytest.mark.parametrize(
 
 
 class Waits(Callback):
-    """Keeps what the host waited for in each step, save and evaluation; only the accelerator that pretends says it."""
+    """Keeps what the host waited for in each step, save and evaluation.
+
+    Only the pretended accelerator reports it.
+    """
 
     def __init__(self) -> None:
         self.found: dict[str, list[str]] = {}
@@ -183,7 +186,7 @@ def test_the_host_waits_for_no_batch_of_a_dataset(tmp_path: Path) -> None:
 
 
 class RefuseWaiting(Callback):
-    """Lets torch raise an error for whatever makes the host wait for the GPU in the steps after the second."""
+    """Lets torch raise for whatever makes the host wait for the GPU after the second step."""
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         torch.cuda.set_sync_debug_mode("error" if 2 <= report.optimizer_step < 8 else "default")

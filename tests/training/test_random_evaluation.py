@@ -1,4 +1,7 @@
-"""An evaluation that draws random numbers measures the same at every time, after a resume, and for any workers."""
+"""An evaluation that draws random numbers always measures the same.
+
+Neither the time of the evaluation, nor a resume, nor the number of workers changes the result.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State that a checkpoint does not hold: named after the first steps of a run, and nothing is said of honest parts."""
+"""State that a checkpoint does not hold is named after the first steps; honest parts pass."""
 
 from __future__ import annotations
 
@@ -583,7 +583,7 @@ class Gan(nn.Module):
 
 
 class OfTransformers(nn.Module):
-    """A small transformer of that library, with random weights and dropout, over the signs of six numbers."""
+    """A small transformers model with random weights and dropout, over the signs of six numbers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""State that differs by process, or that shards hide: named after the first step, and honest parts are left alone."""
+"""State that differs by process, or that shards hide, is named after the first step.
+
+Honest parts pass.
+"""
 
 from __future__ import annotations
 

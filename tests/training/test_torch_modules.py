@@ -1,4 +1,4 @@
-"""Every module in torch's own test suite takes the same optimizer step in our Trainer as in a plain loop."""
+"""Every module of torch's own test suite steps in our Trainer as it does in a plain loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NUM_SAMPLES, MOST_INPUTS = 4, 6
 
 
 class Scalars(nn.Module):
-    """A module, called with the arguments of each sample: a number for each, which depends on all outputs."""
+    """A module called with each sample's arguments: one number per sample, from all outputs."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def collate(samples: list[Any]) -> dict[str, Any]:
 
 
 def cases() -> Iterator[tuple[str, nn.Module, Arguments]]:
-    """Yield some constructions of every module with parameters, evenly spaced, with what torch calls them with."""
+    """Yield evenly spaced constructions of every module with parameters, and its inputs."""
     from torch.testing._internal.common_modules import module_db
 
     # The import forbids what runs do: to set `torch.backends.cudnn.deterministic`, and others.
@@ -147,7 +147,7 @@ def in_trainer(
 
 
 def train_all(folder: Path, micro: int, accumulation: int) -> None:
-    """Write, for each case, the largest difference from the weights of a plain loop, or the line that refused it."""
+    """Write, for each case, the largest difference from a plain loop's weights, or its refusal."""
     found: dict[str, Any] = {}
     for number, (name, module, data) in enumerate(cases()):
         try:

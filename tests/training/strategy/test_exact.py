@@ -95,7 +95,7 @@ def test_torch_does_not_warn_of_the_strides_of_filters_with_one_channel(tmp_path
 
 
 def reduce_filters() -> None:
-    """Take the gradients of a depthwise and a 1x1 convolution of images [2, 8, 6, 6] with their channels innermost."""
+    """Reduce gradients with innermost channels: depthwise and 1x1 convolutions of [2, 8, 6, 6]."""
     with joined_processes() as accelerator:
         net = nn.Sequential(nn.Conv2d(8, 16, 3, groups=8), nn.Conv2d(16, 4, 1))
         strides = [tensor.stride() for tensor in net.parameters()]
@@ -143,7 +143,7 @@ def train(folder: Path, options: Mapping[str, Any], callbacks: tuple[Callback, .
 
 
 def train_columns(folder: Path, columns: Mapping[str, Mapping[str, Any]]) -> None:
-    """Train all columns one after another in the same processes; store a hash of all that each run left."""
+    """Train all columns in turn in the same processes; store a hash of all that each run left."""
     hashes = {}
     for name, options in columns.items():
         train(folder / name, options)
@@ -187,7 +187,7 @@ def test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes(tmp_path: Path) -> N
 
 
 def test_a_counter_of_samples_counts_those_of_all_processes(tmp_path: Path) -> None:
-    # an epoch, the last step of 7 samples
+    # An epoch, whose last step has 7 samples.
     train(tmp_path / "run", {"net": "samples", "max_steps": 5})
     assert exported(tmp_path / "run", "samples") == NUM_TRAIN
 
@@ -279,7 +279,7 @@ def test_an_exact_run_killed_and_resumed_elsewhere_has_the_same_bytes(
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    """Return the newest manifest without the number of processes, and what holds the size of the log of times."""
+    """Return the newest manifest without the number of processes and the size of the times' log."""
     newest = max((folder / "checkpoints").glob("step-*"))
     values = json.loads((newest / "manifest.json").read_text())
     del values["num_processes"], values["files"]["trainer.json"]
@@ -361,7 +361,7 @@ def test_an_integer_buffer_that_depends_on_the_data_is_refused_on_all(tmp_path: 
 
 
 class Pointing(nn.Module):
-    """A queue as MoCo's: its pointer moves by the samples of a batch, and begins anew at its end."""
+    """A queue like MoCo's: its pointer moves by the samples of a batch and restarts at the end."""
 
     def __init__(self) -> None:
         super().__init__()
