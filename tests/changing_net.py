@@ -13,9 +13,9 @@ from .workload import NUM_CLASSES, SmallNet
 class ChangingNet(SmallNet):
     """A net whose forward assigns `center`, as DINO does; its logits depend on what it `counted`.
 
-    counted: "calls" adds 1 to an integer buffer, which it assigns; "samples" adds the samples of the
-    batch to one; "usage" adds to each class how often it was predicted. The latter two are `summed`
-    if the model says so.
+    counted: "calls" adds 1 to an integer buffer, which it assigns; "samples" adds the number of
+    samples of the batch to one; "usage" adds to each class how often it was predicted. The latter
+    two are `summed` if the model says so.
     """
 
     def __init__(self, counted: str = "calls", *, is_summed: bool = True) -> None:

@@ -51,7 +51,7 @@ if code < 0:
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 os._exit(code)
-"""
+"""  # noqa: E501
 LAUNCHER = "ACCEL_TRAINER_LAUNCHER"
 _COMMANDS = {
     "python": [],

@@ -28,45 +28,30 @@ from safetensors import safe_open
 
 ROOT = Path(__file__).parents[1]
 NUM_CLASSES = 10
-CIFAR = ("recipes/cifar.py", "--dataset", "CIFAR", "--max-steps", "4", "--config")
+CIFAR = "recipes/cifar.py --dataset CIFAR --max-steps 4 --config recipes/configs"
+DIGITS = "recipes/cifar.py --config recipes/configs/digits.yaml"
 
-CASES: dict[str, tuple[str, ...]] = {
-    "digits": ("recipes/cifar.py", "--config", "recipes/configs/digits.yaml", "--epochs", "1"),
+CASES = {
+    "digits": f"{DIGITS} --epochs 1",
     "digits-ema-clip": (
-        *(
-            "recipes/cifar.py",
-            "--config",
-            "recipes/configs/digits.yaml",
-            "--epochs",
-            "1",
-            "--ema",
-            "0.99",
-        ),
-        *(
-            "--trainer.max-grad-norm",
-            "1",
-            "--checkpoint-every-n-steps",
-            "3",
-            "--optimizer.name",
-            "adamw",
-        ),
+        f"{DIGITS} --epochs 1 --ema 0.99 --trainer.max-grad-norm 1"
+        " --checkpoint-every-n-steps 3 --optimizer.name adamw"
     ),
     "digits-exact": (
-        *("recipes/cifar.py", "--config", "recipes/configs/digits.yaml", "--max-steps", "6"),
-        *("--reduce", "exact", "--batch-size", "16", "--global-batch-size", "64"),
+        f"{DIGITS} --max-steps 6 --reduce exact --batch-size 16 --global-batch-size 64"
     ),
-    "cifar10_94": (*CIFAR, "recipes/configs/cifar10_94.yaml", "--batch.global-batch-size", "50"),
-    "cifar10_96": (*CIFAR, "recipes/configs/cifar10_96.yaml", "--batch.global-batch-size", "50"),
-    "cifar10_cpu": (*CIFAR, "recipes/configs/cifar10_cpu.yaml"),
-    "cifar10_resnet20": (*CIFAR, "recipes/configs/cifar10_resnet20.yaml"),
-    "large_batches": (*CIFAR, "recipes/configs/large_batches.yaml", "--accumulate", "2"),
+    "cifar10_94": f"{CIFAR}/cifar10_94.yaml --batch.global-batch-size 50",
+    "cifar10_96": f"{CIFAR}/cifar10_96.yaml --batch.global-batch-size 50",
+    "cifar10_cpu": f"{CIFAR}/cifar10_cpu.yaml",
+    "cifar10_resnet20": f"{CIFAR}/cifar10_resnet20.yaml",
+    "large_batches": f"{CIFAR}/large_batches.yaml --accumulate 2",
     "photos": (
-        *("recipes/images.py", "--dataset", "PHOTOS", "--image-size", "48", "--batch-size", "16"),
-        *("--val-fraction", "0.2", "--epochs", "2", "--model", "resnet18", "--max-steps", "4"),
+        "recipes/images.py --dataset PHOTOS --image-size 48 --batch-size 16"
+        " --val-fraction 0.2 --epochs 2 --model resnet18 --max-steps 4"
     ),
-    "minimal": ("recipes/minimal.py", "--epochs", "1"),
-    "characters": ("recipes/characters.py", "--max-steps", "4"),
-    "segmentation": ("recipes/segmentation.py", "--epochs", "1"),
+    "minimal": "recipes/minimal.py --epochs 1",
+    "characters": "recipes/characters.py --max-steps 4",
+    "segmentation": "recipes/segmentation.py --epochs 1",
 }
 
 
@@ -111,7 +96,8 @@ def row_hashes(path: Path) -> Iterator[str]:
             for key, value in row.items()
             if not (key.startswith("perf/") or key.endswith("_s"))
         }
-        yield f"{row['event']} {row.get('optimizer_step')} {hash_of(json.dumps(kept, sort_keys=True).encode())}"
+        content = hash_of(json.dumps(kept, sort_keys=True).encode())
+        yield f"{row['event']} {row.get('optimizer_step')} {content}"
 
 
 def describe(run: Path) -> Iterator[str]:
@@ -131,7 +117,7 @@ def train_all(sources: Path, folder: Path, data: dict[str, str], only: str) -> l
         if only not in name:
             continue
         run = folder / name
-        arguments = [data.get(word, word) for word in command]
+        arguments = [data.get(word, word) for word in command.split()]
         options = ["--output-dir", str(run), "--run.cache-dir", str(folder / "cache"), "--quiet"]
         options += ["--runtime.num-threads", "1"]
         environment = {**os.environ, "PYTHONPATH": str(sources)}

@@ -20,42 +20,35 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 # What compares numbers that a model, an optimizer or an augmentation computed.
 NUMERIC = (
-    *(
-        "tests/training",
-        "tests/optim",
-        "tests/vision",
-        "tests/data",
-        "tests/checkpoint/test_state_dict.py",
-    ),
-    *("tests/distributed/test_fsdp.py", "tests/distributed/test_sync_batch_norm.py"),
-    *("tests/distributed/test_elastic.py", "tests/fault_tolerance/test_out_of_memory.py"),
-    *(
-        "tests/fault_tolerance/test_nonfinite_guard.py",
-        "tests/test_own_recipes.py",
-        "tests/test_recipes.py",
-    ),
-    *(
-        "tests/core/test_pairwise.py",
-        "tests/distributed/test_fsdp_models.py",
-        "tests/distributed/test_collectives.py",
-    ),
-    *(
-        "tests/checkpoint/test_manager.py",
-        "tests/checkpoint/test_sharded.py",
-        "tests/checkpoint/test_unseen_state.py",
-    ),
-    *(
-        "tests/callbacks/test_metric_logger.py",
-        "tests/run/test_own_optimizer.py",
-        "tests/run/test_session.py",
-    ),
-    *(
-        "tests/cli/recipe/test_dry_run.py",
-        "tests/cli/test_evaluate.py",
-        "tests/cli/test_lr_find.py",
-    ),
-    *("tests/cli/test_export.py", "tests/cli/test_export_own.py", "tests/cli/test_card_code.py"),
-    *("tests/cli/test_rerun.py", "tests/test_pretend.py"),
+    "tests/training",
+    "tests/optim",
+    "tests/vision",
+    "tests/data",
+    "tests/checkpoint/test_state_dict.py",
+    "tests/distributed/test_fsdp.py",
+    "tests/distributed/test_sync_batch_norm.py",
+    "tests/distributed/test_elastic.py",
+    "tests/fault_tolerance/test_out_of_memory.py",
+    "tests/fault_tolerance/test_nonfinite_guard.py",
+    "tests/test_own_recipes.py",
+    "tests/test_recipes.py",
+    "tests/core/test_pairwise.py",
+    "tests/distributed/test_fsdp_models.py",
+    "tests/distributed/test_collectives.py",
+    "tests/checkpoint/test_manager.py",
+    "tests/checkpoint/test_sharded.py",
+    "tests/checkpoint/test_unseen_state.py",
+    "tests/callbacks/test_metric_logger.py",
+    "tests/run/test_own_optimizer.py",
+    "tests/run/test_session.py",
+    "tests/cli/recipe/test_dry_run.py",
+    "tests/cli/test_evaluate.py",
+    "tests/cli/test_lr_find.py",
+    "tests/cli/test_export.py",
+    "tests/cli/test_export_own.py",
+    "tests/cli/test_card_code.py",
+    "tests/cli/test_rerun.py",
+    "tests/test_pretend.py",
 )
 FEW = (
     "tests/vision/test_photo_recipe.py",
@@ -73,10 +66,13 @@ TWO_THREADS = {"TEST_THREADS": "2", "OMP_WAIT_POLICY": "passive"}
 LIMITS: Mapping[str, Mapping[str, str]] = {
     "ATEN_CPU_CAPABILITY": {"default": "", "avx2": "avx2", "avx512": "avx512f"},
     "ONEDNN_MAX_CPU_ISA": {
-        "SSE41": "sse4_1", "AVX2": "avx2", "AVX512_CORE": "avx512bw", "AVX512_CORE_AMX": "amx_tile",
+        "SSE41": "sse4_1",
+        "AVX2": "avx2",
+        "AVX512_CORE": "avx512bw",
+        "AVX512_CORE_AMX": "amx_tile",
     },
     "MKL_ENABLE_INSTRUCTIONS": {"SSE4_2": "sse4_2", "AVX2": "avx2", "AVX512": "avx512f"},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

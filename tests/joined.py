@@ -12,10 +12,13 @@ from accel_trainer.distributed.accelerator import RuntimeConfig, start_accelerat
 from accel_trainer.distributed.collectives import shutdown
 
 FSDP = {  # as of accelerate_configs/fsdp.yaml, but for a net of 956 parameters
-    "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "true",
-    "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP", "FSDP_MIN_NUM_PARAMS": "100",
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_AUTO_WRAP_POLICY": "SIZE_BASED_WRAP",
+    "FSDP_MIN_NUM_PARAMS": "100",
     "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-}  # fmt: skip
+}
 
 
 @contextmanager

@@ -29,10 +29,29 @@ import tyro  # noqa: F401
 
 MODULES = ("fcntl", "grp", "pwd", "resource", "termios")
 OF_OS = (
-    "O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "chown", "fork", "geteuid", "getgid", "getegid", "getpgid",
-    "getsid", "getuid", "killpg", "nice", "pread", "pwrite", "sched_getaffinity", "sched_setaffinity", "setsid",
-    "sysconf", "sync", "uname",
-)  # fmt: skip
+    "O_CLOEXEC",
+    "O_DIRECTORY",
+    "O_NOFOLLOW",
+    "O_NONBLOCK",
+    "chown",
+    "fork",
+    "geteuid",
+    "getgid",
+    "getegid",
+    "getpgid",
+    "getsid",
+    "getuid",
+    "killpg",
+    "nice",
+    "pread",
+    "pwrite",
+    "sched_getaffinity",
+    "sched_setaffinity",
+    "setsid",
+    "sysconf",
+    "sync",
+    "uname",
+)
 SIGNALS = ("SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTERM")
 
 

@@ -34,7 +34,10 @@ class Mutant:
 EXACT = (
     "tests/training/strategy/test_exact.py::test_a_run_leaves_the_same_bytes_on_1_2_and_4_processes"
 )
-EXACT_EVALUATION = "tests/training/test_evaluator.py::test_metrics_in_fixed_parts_are_the_same_bits_on_any_processes"
+EXACT_EVALUATION = (
+    "tests/training/test_evaluator.py"
+    "::test_metrics_in_fixed_parts_are_the_same_bits_on_any_processes"
+)
 
 MUTANTS = [
     # --- data: the plan, the order, what is drawn ---
@@ -115,7 +118,9 @@ MUTANTS = [
         "accel_trainer/training/step.py",
         "self.strategy.gradient_factor / step_batch.num_samples",
         "self.strategy.gradient_factor / 16",
-        ("tests/training/test_trainer.py::test_a_step_short_or_not_goes_down_the_mean_loss_of_its_samples",),
+        (
+            "tests/training/test_trainer.py::test_a_step_short_or_not_goes_down_the_mean_loss_of_its_samples",
+        ),
     ),
     Mutant(
         "gradients are scaled as for one process",
@@ -200,28 +205,36 @@ MUTANTS = [
         "accel_trainer/training/trainer.py",
         "if self._average is not None and not result.was_skipped:",
         "if self._average is not None:",
-        ("tests/training/test_mixed_precision.py::test_an_overflow_skips_the_update_and_average_and_halves_the_scale",),
+        (
+            "tests/training/test_mixed_precision.py::test_an_overflow_skips_the_update_and_average_and_halves_the_scale",
+        ),
     ),
     Mutant(
         "a gradient that is not finite is applied",
         "accel_trainer/fault_tolerance/nonfinite_guard.py",
         "        if not found:\n            return False\n",
         "        return False\n",
-        ("tests/fault_tolerance/test_nonfinite_guard.py::test_of_two_processes_both_stop_before_the_update_and_name_the_sample",),
+        (
+            "tests/fault_tolerance/test_nonfinite_guard.py::test_of_two_processes_both_stop_before_the_update_and_name_the_sample",
+        ),
     ),
     Mutant(
         "a step that is skipped keeps its running statistics",
         "accel_trainer/fault_tolerance/nonfinite_guard.py",
         "        self._buffers.restore(steps_ago=steps_ago)\n",
         "",
-        ("tests/fault_tolerance/test_nonfinite_guard.py::test_a_skipped_step_leaves_no_trace_and_training_goes_on",),
+        (
+            "tests/fault_tolerance/test_nonfinite_guard.py::test_a_skipped_step_leaves_no_trace_and_training_goes_on",
+        ),
     ),
     Mutant(
         "bfloat16 is switched off",
         "accel_trainer/distributed/accelerator.py",
         "mixed_precision=precision,",
         'mixed_precision="no",',
-        ("tests/training/test_mixed_precision.py::test_bfloat16_is_what_layers_compute_in_and_not_what_weights_are",),
+        (
+            "tests/training/test_mixed_precision.py::test_bfloat16_is_what_layers_compute_in_and_not_what_weights_are",
+        ),
     ),
     # --- processes ---
     Mutant(
@@ -229,28 +242,36 @@ MUTANTS = [
         "accel_trainer/distributed/collectives.py",
         "        exchange_together(tensors, _send_from_main)",
         "        return",
-        ("tests/distributed/test_collectives.py::test_rows_are_gathered_and_tensors_of_any_kind_are_copied_from_main",),
+        (
+            "tests/distributed/test_collectives.py::test_rows_are_gathered_and_tensors_of_any_kind_are_copied_from_main",
+        ),
     ),
     Mutant(
         "rows that only pad are gathered",
         "accel_trainer/distributed/collectives.py",
         "return rows[rows[:, 0] >= 0].cpu()",
         "return rows.cpu()",
-        ("tests/distributed/test_collectives.py::test_rows_are_gathered_and_tensors_of_any_kind_are_copied_from_main",),
+        (
+            "tests/distributed/test_collectives.py::test_rows_are_gathered_and_tensors_of_any_kind_are_copied_from_main",
+        ),
     ),
     Mutant(
         "--runtime.backend is ignored",
         "accel_trainer/distributed/accelerator.py",
         'by_platform if config.backend in (None, "nccl") else config.backend',
         "by_platform",
-        ("tests/distributed/test_accelerator.py::test_processes_send_their_messages_by_the_backend_that_is_asked_for",),
+        (
+            "tests/distributed/test_accelerator.py::test_processes_send_their_messages_by_the_backend_that_is_asked_for",
+        ),
     ),
     Mutant(
         "subclasses of BatchNorm see their own process alone",
         "accel_trainer/distributed/sync_batch_norm.py",
         "        model.forward = MethodType(forward, model)  # type: ignore[method-assign]\n",
         "        del forward\n",
-        ("tests/distributed/test_sync_batch_norm.py::test_a_subclass_of_batch_norm_keeps_its_forward_over_all_processes",),
+        (
+            "tests/distributed/test_sync_batch_norm.py::test_a_subclass_of_batch_norm_keeps_its_forward_over_all_processes",
+        ),
     ),
     # --- evaluation ---
     Mutant(
@@ -258,14 +279,18 @@ MUTANTS = [
         "accel_trainer/training/evaluator.py",
         'flat = self.accelerator.reduce(flat, reduction="sum")',
         'flat = self.accelerator.reduce(flat, reduction="mean")',
-        ("tests/training/test_evaluator.py::test_metrics_equal_a_plain_loop_for_any_samples_and_processes",),
+        (
+            "tests/training/test_evaluator.py::test_metrics_equal_a_plain_loop_for_any_samples_and_processes",
+        ),
     ),
     Mutant(
         "a sample that is counted twice is not noticed",
         "accel_trainer/training/evaluator.py",
         "if not torch.all(counts[:-1] == 1) or counts[-1]:",
         "if counts.sum() != num_samples:",
-        ("tests/training/test_evaluator.py::test_a_sample_given_twice_in_the_place_of_another_is_found_out",),
+        (
+            "tests/training/test_evaluator.py::test_a_sample_given_twice_in_the_place_of_another_is_found_out",
+        ),
     ),
     Mutant(
         "NaN can be the best",
@@ -301,59 +326,76 @@ MUTANTS = [
         "accel_trainer/distributed/collectives.py",
         'captured = ["OSError", error.errno, reason]',
         "captured = [{}]",
-        ("tests/faults/test_sharded_faults.py::test_a_process_that_cannot_write_or_sync_votes_no_and_nobody_commits",),
+        (
+            "tests/faults/test_sharded_faults.py::test_a_process_that_cannot_write_or_sync_votes_no_and_nobody_commits",
+        ),
     ),
     Mutant(
         "the name of a file of shards may be lost",
         "accel_trainer/checkpoint/sharded.py",
         "    filesystem.disk.sync_directory(path.parent)\n",
         "",
-        ("tests/faults/test_sharded_faults.py::test_no_power_loss_takes_an_acknowledged_checkpoint_of_shards",),
+        (
+            "tests/faults/test_sharded_faults.py::test_no_power_loss_takes_an_acknowledged_checkpoint_of_shards",
+        ),
     ),
     Mutant(
         "a part of a tensor is taken from the start of a slice",
         "accel_trainer/checkpoint/sharded.py",
         "stored.read()[_box(starts, sizes, stored.offsets)]",
         "stored.read()[_box(starts, sizes, starts)]",
-        ("tests/checkpoint/test_sharded.py::test_a_part_of_a_tensor_is_read_only_from_the_slices_that_hold_it",),
+        (
+            "tests/checkpoint/test_sharded.py::test_a_part_of_a_tensor_is_read_only_from_the_slices_that_hold_it",
+        ),
     ),
     Mutant(
         "a checkpoint is there before what must not fall behind it",
         "accel_trainer/checkpoint/format.py",
-        "            before_commit()\n            _write(temporary / COMMIT, [_commit_mark(manifest)])\n",
+        "            before_commit()\n"
+        "            _write(temporary / COMMIT, [_commit_mark(manifest)])\n",
         "            _write(temporary / COMMIT, [_commit_mark(manifest)])\n"
         "            stack.close()\n            before_commit()\n",
-        ("tests/checkpoint/test_manager.py::test_the_history_is_synced_before_the_commit_of_a_checkpoint",),
+        (
+            "tests/checkpoint/test_manager.py::test_the_history_is_synced_before_the_commit_of_a_checkpoint",
+        ),
     ),
     Mutant(
         "files are not synced",
         "accel_trainer/core/filesystem.py",
         "            disk.write(path, descriptor, chunk)\n        disk.sync(path, descriptor)\n",
         "            disk.write(path, descriptor, chunk)\n",
-        ("tests/core/test_filesystem.py::test_a_file_is_replaced_in_one_step_and_synced_with_its_name",),
+        (
+            "tests/core/test_filesystem.py::test_a_file_is_replaced_in_one_step_and_synced_with_its_name",
+        ),
     ),
     Mutant(
         "a folder that is renamed is not synced before",
         "accel_trainer/core/filesystem.py",
         "    disk.sync_directory(temporary)\n",
         "",
-        ("tests/faults/test_power_loss.py::test_no_power_loss_takes_an_acknowledged_checkpoint",
-         "tests/core/test_filesystem.py"),
+        (
+            "tests/faults/test_power_loss.py::test_no_power_loss_takes_an_acknowledged_checkpoint",
+            "tests/core/test_filesystem.py",
+        ),
     ),
     Mutant(
         "a file is replaced in place",
         "accel_trainer/core/filesystem.py",
         "    try:\n        create_file(temporary, chunks)\n",
         "    try:\n        path.unlink(missing_ok=True)\n        create_file(temporary, chunks)\n",
-        ("tests/core/test_filesystem.py::test_a_failed_replacement_leaves_the_old_file_and_no_temporary",
-         "tests/faults/test_checkpoint_crash.py"),
+        (
+            "tests/core/test_filesystem.py::test_a_failed_replacement_leaves_the_old_file_and_no_temporary",
+            "tests/faults/test_checkpoint_crash.py",
+        ),
     ),
     Mutant(
         "no file's hash is compared",
         "accel_trainer/checkpoint/format.py",
         '    if hashlib.sha256(data).hexdigest() != entry["sha256"]:',
         "    if False:",
-        ("tests/checkpoint/test_retention.py::test_a_damaged_newest_checkpoint_is_skipped_and_quarantined_by_a_save",),
+        (
+            "tests/checkpoint/test_retention.py::test_a_damaged_newest_checkpoint_is_skipped_and_quarantined_by_a_save",
+        ),
     ),
     Mutant(
         "the best is deleted with the old",
@@ -374,31 +416,39 @@ MUTANTS = [
         "accel_trainer/training/progress.py",
         "        if RESTARTS_EPOCH & set(changes):\n",
         "        if True:\n",
-        ("tests/training/test_ends.py::test_each_of_two_callbacks_of_one_class_finds_its_own_state",
-         "tests/training/test_ends.py::test_a_run_stopped_by_a_time_limit_ends_as_one_without_it"),
+        (
+            "tests/training/test_ends.py::test_each_of_two_callbacks_of_one_class_finds_its_own_state",
+            "tests/training/test_ends.py::test_a_run_stopped_by_a_time_limit_ends_as_one_without_it",
+        ),
     ),
     Mutant(
         "a resume forgets what the optimizer had gathered",
         "accel_trainer/checkpoint/state_dict.py",
         'loaded["state"] = {key: _fitted_state(value, key, parameters) for key, value in state}',
         'loaded["state"] = {}',
-        ("tests/checkpoint/test_state_dict.py::test_restored_objects_have_the_state_that_was_taken",),
+        (
+            "tests/checkpoint/test_state_dict.py::test_restored_objects_have_the_state_that_was_taken",
+        ),
     ),
     Mutant(
         "a change of the order's seed is allowed on resume",
         "accel_trainer/run/config.py",
         'MUTABLE_ON_RESUME = (\n    "run.",',
         'MUTABLE_ON_RESUME = (\n    "seed",\n    "run.",',
-        ("tests/run/test_session.py::test_a_changed_config_is_listed_with_the_flag_that_allows_it",
-         "tests/run/test_session.py"),
+        (
+            "tests/run/test_session.py::test_a_changed_config_is_listed_with_the_flag_that_allows_it",
+            "tests/run/test_session.py",
+        ),
     ),
     Mutant(
         "the export has the weights of the model where their average was the best",
         "accel_trainer/callbacks/export.py",
         'weights = "ema" if result.best.metric.startswith("eval_ema/") else "model"',
         'weights = "model"',
-        ("tests/training/test_trainer.py::test_exported_weights_load_into_the_plain_model",
-         "tests/cli/test_export.py::test_an_export_and_a_run_are_verified"),
+        (
+            "tests/training/test_trainer.py::test_exported_weights_load_into_the_plain_model",
+            "tests/cli/test_export.py::test_an_export_and_a_run_are_verified",
+        ),
     ),
     # --- ends ---
     Mutant(
@@ -406,7 +456,9 @@ MUTANTS = [
         "accel_trainer/fault_tolerance/preemption.py",
         "            self.agreed = Stop(int(self._reduced[0]) % _NOTHING)\n",
         "            self.agreed = self._wish\n",
-        ("tests/fault_tolerance/test_preemption.py::test_all_processes_stop_at_the_same_step_though_only_one_got_a_signal",),
+        (
+            "tests/fault_tolerance/test_preemption.py::test_all_processes_stop_at_the_same_step_though_only_one_got_a_signal",
+        ),
     ),
     Mutant(
         "a later signal replaces the first",
@@ -448,7 +500,9 @@ MUTANTS = [
         "accel_trainer/fault_tolerance/watchdog.py",
         "                faulthandler.dump_traceback()\n",
         "",
-        ("tests/fault_tolerance/test_watchdog.py::test_a_stuck_timeout_ends_a_process_and_shows_its_stacks",),
+        (
+            "tests/fault_tolerance/test_watchdog.py::test_a_stuck_timeout_ends_a_process_and_shows_its_stacks",
+        ),
     ),
     # --- vision and commands ---
     Mutant(
@@ -484,14 +538,18 @@ MUTANTS = [
         "accel_trainer/vision/sources/photo_columns.py",
         "if checksum not in (None, hashlib.sha256(encoded).hexdigest()):",
         "if False:",
-        ("tests/cli/test_pack.py::test_a_photo_that_changed_after_a_pack_is_named_when_it_is_read",),
+        (
+            "tests/cli/test_pack.py::test_a_photo_that_changed_after_a_pack_is_named_when_it_is_read",
+        ),
     ),
     Mutant(
         "a file that was packed before is kept although it has changed",
         "accel_trainer/cli/data/pack.py",
         'digest != known.get(f"{split}/{shard.name}")',
         "digest is None",
-        ("tests/cli/test_pack.py::test_a_photo_that_changed_after_a_pack_is_named_when_it_is_read",),
+        (
+            "tests/cli/test_pack.py::test_a_photo_that_changed_after_a_pack_is_named_when_it_is_read",
+        ),
     ),
     Mutant(
         "a model is evaluated with the labels of other data as they are",
@@ -541,7 +599,9 @@ MUTANTS = [
         "accel_trainer/vision/data/photo_loader.py",
         "    for part in parts:",
         "    for part in parts[:1]:",
-        ("tests/vision/test_photo_loader.py::test_a_photo_that_cannot_be_decoded_is_named_and_the_threads_end",),
+        (
+            "tests/vision/test_photo_loader.py::test_a_photo_that_cannot_be_decoded_is_named_and_the_threads_end",
+        ),
     ),
     Mutant(
         "a photo may claim any number of pixels",
@@ -845,7 +905,7 @@ MUTANTS = [
         "return True",
         ("tests/distributed/test_streams.py",),
     ),
-]  # fmt: skip
+]
 
 
 def copy_repository(folder: Path) -> None:
@@ -870,8 +930,11 @@ def try_mutant(mutant: Mutant, repository: Path) -> str:
         options = ["-q", "-x", "-p", "no:cacheprovider", "--timeout", "120", "-m", "not slow"]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *mutant.tests],
-            cwd=repository, env=os.environ | {"PYTHONPATH": str(repository)}, capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=repository,
+            env=os.environ | {"PYTHONPATH": str(repository)},
+            capture_output=True,
+            text=True,
+        )
     finally:
         path.write_text(source)
     if done.returncode == 1 and "FAILED" in done.stdout:

@@ -152,7 +152,8 @@ class Pretend(Tensor):
     def __new__(cls, host: Tensor) -> Pretend:
         if host.dtype == torch.float64 and device.refuses_float64:
             raise TypeError(
-                "Cannot convert a pretend tensor to float64 dtype: the device does not support float64"
+                "Cannot convert a pretend tensor to float64 dtype: "
+                "the device does not support float64"
             )
         layout = {"strides": host.stride(), "storage_offset": host.storage_offset()}
         # Otherwise it could not be a view of a tensor from outside (torch 2.13).
@@ -204,7 +205,8 @@ def computed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     def on_host(tensor: Pretend) -> Tensor:
         if device.stream not in tensor.streams:
             raise RuntimeError(
-                f"{func}: memory of another stream, which may be in use again: record_stream is missing"
+                f"{func}: memory of another stream, which may be in use again: "
+                "record_stream is missing"
             )
         inputs[id(tensor.host)] = tensor
         return tensor.host

@@ -28,9 +28,13 @@ def run(command: Sequence[str], *, columns: int, environment: dict[str, str] | N
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     own = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     child = subprocess.Popen(
-        command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=Path(__file__).parents[1],
+        command,
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        cwd=Path(__file__).parents[1],
         env=own | (environment or {}),
-    )  # fmt: skip
+    )
     os.close(terminal)
     text = b""
     with suppress(OSError):  # how a terminal without a process ends

@@ -292,8 +292,16 @@ class Rule:
 
 RULES = {
     "trains": Rule(
-        calls(".backward", ".zero_grad", ".no_sync", ".clip_grad_norm_", ".optimizer.step", "optimizer.step",
-              "self._effective_optimizer.step", ".scaler.step"),
+        calls(
+            ".backward",
+            ".zero_grad",
+            ".no_sync",
+            ".clip_grad_norm_",
+            ".optimizer.step",
+            "optimizer.step",
+            "self._effective_optimizer.step",
+            ".scaler.step",
+        ),
         {
             "training.step",
             "training.strategy.plain",  # a backward that trains nothing
@@ -303,14 +311,18 @@ RULES = {
     "reads a tensor on the host": Rule(
         calls(".item", ".tolist", ".cpu"),
         {
-            "callbacks.metric_logger", "training.evaluator",
+            "callbacks.metric_logger",
+            "training.evaluator",
             "training.unseen_state",  # in the first two steps
             "training.metrics",  # computes from merged sums, which are on the host
             "distributed.collectives",  # sizes and messages, never in a step
             "fault_tolerance.nonfinite_guard",  # once it has found one
             "distributed.fsdp",  # the copy that a checkpoint is written from
-            "data", "vision",  # index lists and images, which are on the host
-            "cli", "recipes",
+            # Index lists and images, which are on the host.
+            "data",
+            "vision",
+            "cli",
+            "recipes",
         },
         "loss.item()",
     ),
@@ -325,17 +337,44 @@ RULES = {
     ),
     "changes files": Rule(
         any_of(
-            calls("os.rename", "os.replace", "os.unlink", "os.remove", "os.rmdir", "os.mkdir", "os.makedirs",
-                  ".write_text", ".write_bytes", ".unlink", ".rename", ".rmdir", ".mkdir", ".touch"),
-            calls("shutil.copy", "shutil.copyfile", "shutil.copytree", "shutil.move", "shutil.rmtree",
-                  "shutil.unpack_archive", ".extract", ".extractall"),
+            calls(
+                "os.rename",
+                "os.replace",
+                "os.unlink",
+                "os.remove",
+                "os.rmdir",
+                "os.mkdir",
+                "os.makedirs",
+                ".write_text",
+                ".write_bytes",
+                ".unlink",
+                ".rename",
+                ".rmdir",
+                ".mkdir",
+                ".touch",
+            ),
+            calls(
+                "shutil.copy",
+                "shutil.copyfile",
+                "shutil.copytree",
+                "shutil.move",
+                "shutil.rmtree",
+                "shutil.unpack_archive",
+                ".extract",
+                ".extractall",
+            ),
             imports("tempfile"),
         ),
         {
             "core.filesystem",
-            "cli.recipe.dry_run", "cli.lr_find", "cli.runs.replay",  # work in a temporary folder
             "vision.data.cache",  # makes the folder that users name
-            "cli.share.best_so_far", "cli.share.export", "cli.share.verify",  # scratch folders
+            # These work in a temporary folder.
+            "cli.recipe.dry_run",
+            "cli.lr_find",
+            "cli.runs.replay",
+            "cli.share.best_so_far",
+            "cli.share.export",
+            "cli.share.verify",
             "cli.new",  # a project is its user's: the modes are those of the umask
         },
         "Path('x').write_text('')",
@@ -350,7 +389,8 @@ RULES = {
             "core.platform",  # directories, to sync them
             "run.agreement",  # the sources, to hash them
             "run.folder",  # the config, to restore it
-            "cli.report.card", "cli.report.report",  # their templates
+            "cli.report.card",  # its template
+            "cli.report.report",  # its template
             "cli.share.plain_evaluation",  # a script without this package
             "cli.sweep.sweep",  # logs of its own
             "vision",  # datasets
@@ -368,9 +408,14 @@ RULES = {
     "reads the environment": Rule(
         mentions("os.environ", "os.getenv", "os.putenv"),
         {
-            "distributed", "cli.recipe.main", "cli.recipe.exit", "run.preflight",
+            "distributed",
+            "cli.recipe.main",
+            "cli.recipe.exit",
+            "run.preflight",
             "run.provenance",  # records it
-            "cli.launch", "cli.sweep.processes", "cli.doctor.findings",
+            "cli.launch",
+            "cli.sweep.processes",
+            "cli.doctor.findings",
             "cli.recipe.dry_run",  # hands it to the processes that it starts
             "callbacks.trackers",  # theirs say where they store
         },
@@ -388,9 +433,12 @@ RULES = {
     "prints": Rule(
         mentions("print", "sys.stdout.write", "sys.stderr.write"),
         {
-            "cli.recipe.main", "cli.recipe.exit", "core.console",
-            # The last one escapes what names tell a terminal to do.
-            "cli.main", "cli.launch", "cli.runs.tables",
+            "cli.recipe.main",
+            "cli.recipe.exit",
+            "core.console",
+            "cli.main",
+            "cli.launch",
+            "cli.runs.tables",  # escapes what names tell a terminal to do
             "cli.share.plain_evaluation",  # a script without this package
         },
         "print('hello')",
@@ -398,8 +446,19 @@ RULES = {
     "runs data as code": Rule(
         any_of(
             imports("pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"),
-            calls("eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load",
-                  "torch.save", "yaml.load", "yaml.unsafe_load", "yaml.full_load"),
+            calls(
+                "eval",
+                "exec",
+                "compile",
+                "__import__",
+                "os.system",
+                "os.popen",
+                "torch.load",
+                "torch.save",
+                "yaml.load",
+                "yaml.unsafe_load",
+                "yaml.full_load",
+            ),
             is_object_collective,
             passes("allow_pickle"),
             passes("shell"),
@@ -407,7 +466,7 @@ RULES = {
         (),
         "eval('1')",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", RULES)
@@ -518,12 +577,20 @@ def test_the_engine_can_be_read_in_an_afternoon() -> None:
 
 def modules_after(statement: str) -> set[str]:
     """Return the package's modules loaded after `statement`, without those its own import loads."""
-    probe = f"{statement}\nimport sys\nprint([name for name in sys.modules if name.startswith('{PACKAGE}.')])"
+    probe = (
+        f"{statement}\n"
+        "import sys\n"
+        f"print([name for name in sys.modules if name.startswith('{PACKAGE}.')])"
+    )
     # The package itself imports all that it exports.
-    bare = f"import sys, types\nhere = types.ModuleType('{PACKAGE}')\nhere.__path__ = ['{ROOT / PACKAGE}']\n"
-    code = f"{bare}sys.modules['{PACKAGE}'] = here\n{probe}"
+    bare = (
+        "import sys, types\n"
+        f"here = types.ModuleType('{PACKAGE}')\n"
+        f"here.__path__ = ['{ROOT / PACKAGE}']\n"
+        f"sys.modules['{PACKAGE}'] = here\n"
+    )
     run = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", bare + probe], cwd=ROOT, capture_output=True, text=True, check=True
     )
     return {name.partition(".")[2] for name in ast.literal_eval(run.stdout.splitlines()[-1])}
 
@@ -581,7 +648,8 @@ def test_a_trainer_has_few_public_names() -> None:
 def test_importing_the_package_is_light() -> None:
     probe = (
         "import sys, accel_trainer, torch\n"
-        "heavy = 'datasets evaluate matplotlib onnx onnxscript sklearn PIL tensorboard wandb transformers'.split()\n"
+        "heavy = 'datasets evaluate matplotlib onnx onnxscript sklearn PIL"
+        " tensorboard wandb transformers'.split()\n"
         "print([name for name in heavy if name in sys.modules], torch.cuda.is_initialized())"
     )
     run = subprocess.run(

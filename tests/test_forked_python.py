@@ -11,7 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-LOOK = "import os, sys; print(sys.argv, os.getcwd(), os.environ['COLOUR'], sys.stdin.read()); sys.exit(3)"
+LOOK = (
+    "import os, sys; print(sys.argv, os.getcwd(), os.environ['COLOUR'], sys.stdin.read());"
+    " sys.exit(3)"
+)
 FIND = "import importlib.util; print(importlib.util.find_spec('script'))"
 WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
@@ -34,8 +37,13 @@ def test_forked_python_has_the_arguments_streams_and_exit_code_of_python(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     (tmp_path / "script.py").write_text(LOOK)
-    commands = [("-c", LOOK, "a", "b c"), ("script.py", "a"), ("-u", "-m", "script"), ("-W", "error", "-c", LOOK),
-                ("-I", "-c", FIND)]  # fmt: skip
+    commands = [
+        ("-c", LOOK, "a", "b c"),
+        ("script.py", "a"),
+        ("-u", "-m", "script"),
+        ("-W", "error", "-c", LOOK),
+        ("-I", "-c", FIND),
+    ]
     started = [look(sys.executable, *command, folder=tmp_path) for command in commands]
     request.getfixturevalue("python_is_forked")
     forked = [look(sys.executable, *command, folder=tmp_path) for command in commands]

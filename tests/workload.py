@@ -101,10 +101,17 @@ class SmallNet(nn.Module):
             return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(2, channels)
 
         self.layers = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1, bias=False), normed(8), nn.ReLU(),
-            nn.Conv2d(8, 8, 3, padding=1, bias=False), normed(8), nn.ReLU(),
-            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(dropout), nn.Linear(32, NUM_CLASSES),
-        )  # fmt: skip
+            nn.Conv2d(3, 8, 3, padding=1, bias=False),
+            normed(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1, bias=False),
+            normed(8),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(dropout),
+            nn.Linear(32, NUM_CLASSES),
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         return self.layers(images)

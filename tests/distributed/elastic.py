@@ -138,9 +138,13 @@ def command_line() -> None:
     config = workload.make_config(options.folder, batch=batch)
     config = replace(config, runtime=replace(config.runtime, timeout_s=options.timeout_s))
     main(
-        lambda _: workload.train(config, task=task, callbacks=tuple(callbacks), dtype=torch.float64),
-        RecipeConfig, description="", argv=[],
-    )  # fmt: skip
+        lambda _: workload.train(
+            config, task=task, callbacks=tuple(callbacks), dtype=torch.float64
+        ),
+        RecipeConfig,
+        description="",
+        argv=[],
+    )
 
 
 if __name__ == "__main__":

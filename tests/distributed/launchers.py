@@ -29,8 +29,9 @@ ROOT = Path(__file__).parents[2]
 ONE = "python RECIPE"  # what all others are compared with
 # One step in float32 with group norm: sums in another order are all that may differ, and rounding
 # does not grow.
-FLAGS = "--dataset digits --model resnet8 --model.norm group --augment.crop-padding 1 --mixed-precision no"
-FLAGS += " --global-batch-size 32 --max-steps 1 --lr 0.01 --runtime.num-threads 1"
+FLAGS = "--dataset digits --model resnet8 --model.norm group --augment.crop-padding 1"
+FLAGS += " --mixed-precision no --global-batch-size 32 --max-steps 1 --lr 0.01"
+FLAGS += " --runtime.num-threads 1"
 
 
 def preset(name: str, options: str = "", *, launcher: str = "accelerate") -> str:
@@ -39,8 +40,8 @@ def preset(name: str, options: str = "", *, launcher: str = "accelerate") -> str
 
 
 def node(name: str, rank: int) -> str:
-    options = f"--num_processes 2 --main_process_ip 127.0.0.1 --main_process_port PORT --machine_rank {rank}"
-    return preset(name, options)
+    address = "--main_process_ip 127.0.0.1 --main_process_port PORT"
+    return preset(name, f"--num_processes 2 {address} --machine_rank {rank}")
 
 
 def task(rank: int) -> str:
@@ -140,10 +141,10 @@ def main() -> None:
         print(f"{'launcher':22}  processes  largest weight difference  metrics of one process")
         for name, commands in LAUNCHERS.items():
             outcome = run(commands, Path(folder) / name.replace(" ", "-"))
-            difference, is_equal = outcome.largest_difference(one), outcome.has_metrics_of(one)
+            difference = outcome.largest_difference(one)
+            is_equal = "yes" if outcome.has_metrics_of(one) else "NO"
             print(
-                f"{name:22}  {outcome.num_processes:9}  {difference:25.1e}  {'yes' if is_equal else 'NO'}",
-                flush=True,
+                f"{name:22}  {outcome.num_processes:9}  {difference:25.1e}  {is_equal}", flush=True
             )
 
 

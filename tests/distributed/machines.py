@@ -42,16 +42,16 @@ class Machines:
     ) -> Launch:
         """Start a machine's share of a run with the command that its user would type there."""
         options = {
-            "accelerate": [
-                "accelerate.commands.launch", "--config_file", "accelerate_configs/multi_node_cpu.yaml",
-                "--num_processes", str(2 * processes_each), "--machine_rank", str(machine),
-                "--main_process_ip", self.address, "--main_process_port", str(self.port),
-            ],
-            "torchrun": [
-                "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", str(processes_each),
-                "--node_rank", str(machine), "--master_addr", self.address, "--master_port", str(self.port),
-            ],
-        }[launcher]  # fmt: skip
+            "accelerate": (
+                "accelerate.commands.launch --config_file accelerate_configs/multi_node_cpu.yaml"
+                f" --num_processes {2 * processes_each} --machine_rank {machine}"
+                f" --main_process_ip {self.address} --main_process_port {self.port}"
+            ),
+            "torchrun": (
+                f"torch.distributed.run --nnodes 2 --nproc_per_node {processes_each}"
+                f" --node_rank {machine} --master_addr {self.address} --master_port {self.port}"
+            ),
+        }[launcher].split()
         recipe = ["-m", "tests.distributed.elastic", str(self.run), *arguments]
         command = [*self._inside(machine), sys.executable, "-m", *options, *recipe]
         log = self.folder / f"machine-{machine}.log"

@@ -22,26 +22,71 @@ from ..joined import FSDP
 ROOT = Path(__file__).parents[2]
 
 REFUSED = {
-    "DeepSpeed": ({"ACCELERATE_USE_DEEPSPEED": "true"}, "accelerate rejects .*DeepSpeed is not installed"),
-    "Megatron": ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "accelerate rejects .*Megatron is not installed"),
+    "DeepSpeed": (
+        {"ACCELERATE_USE_DEEPSPEED": "true"},
+        "accelerate rejects .*DeepSpeed is not installed",
+    ),
+    "Megatron": (
+        {"ACCELERATE_USE_MEGATRON_LM": "true"},
+        "accelerate rejects .*Megatron is not installed",
+    ),
     "SageMaker": ({"ACCELERATE_USE_SAGEMAKER": "true"}, "accelerate rejects .*smdistributed"),
     "fp8": ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "accelerate rejects .*`fp8` precision requires"),
     "no precision": ({"ACCELERATE_MIXED_PRECISION": "tf32"}, "accelerate rejects .*mode: tf32"),
     "dynamo eager": ({"ACCELERATE_DYNAMO_BACKEND": "EAGER"}, "dynamo_backend: EAGER .*--compile"),
-    "dynamo inductor": ({"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}, "dynamo_backend: INDUCTOR .*--compile"),
-    "no dynamo": ({"ACCELERATE_DYNAMO_BACKEND": "warp"}, "accelerate rejects its settings .*preset"),
-    "accumulation": ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"}, "gradient_accumulation_steps: 4 .*--accumulate"),
-    "no number": ({"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "four"}, "accelerate rejects its settings .*preset"),
-    "no truth": ({"ACCELERATE_USE_CPU": "maybe"}, "ACCELERATE_USE_CPU is maybe: set it to true or false"),
-    "tensor parallel": ({"PARALLELISM_CONFIG_TP_SIZE": "2"}, "accelerate rejects its settings .*preset"),
-    "context parallel": ({"PARALLELISM_CONFIG_CP_SIZE": "2", **FSDP}, "accelerate rejects .*ParallelismConfig"),
-    "HSDP": ({"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2", **FSDP}, "accelerate rejects .*ParallelismConfig"),
-    "FSDP 1": ({**FSDP, "FSDP_VERSION": "1", "FSDP_RESHARD_AFTER_FORWARD": "FULL_SHARD"}, "fsdp_version: 1 .*to 2"),
-    "recomputation": ({**FSDP, "FSDP_ACTIVATION_CHECKPOINTING": "true"}, "fsdp_activation_check.*utils.checkpoint"),
-    "offload": ({**FSDP, "FSDP_OFFLOAD_PARAMS": "true"}, "fsdp_offload_params .*: set it to false and shard over more"),
-    "ignored": ({**FSDP, "FSDP_IGNORED_MODULES": "layers.0"}, "fsdp_ignored_modules .*: leave it out"),
-    "local state": ({**FSDP, "FSDP_STATE_DICT_TYPE": "LOCAL_STATE_DICT"}, "accelerate rejects its settings .*preset"),
-}  # fmt: skip
+    "dynamo inductor": (
+        {"ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"},
+        "dynamo_backend: INDUCTOR .*--compile",
+    ),
+    "no dynamo": (
+        {"ACCELERATE_DYNAMO_BACKEND": "warp"},
+        "accelerate rejects its settings .*preset",
+    ),
+    "accumulation": (
+        {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4"},
+        "gradient_accumulation_steps: 4 .*--accumulate",
+    ),
+    "no number": (
+        {"ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "four"},
+        "accelerate rejects its settings .*preset",
+    ),
+    "no truth": (
+        {"ACCELERATE_USE_CPU": "maybe"},
+        "ACCELERATE_USE_CPU is maybe: set it to true or false",
+    ),
+    "tensor parallel": (
+        {"PARALLELISM_CONFIG_TP_SIZE": "2"},
+        "accelerate rejects its settings .*preset",
+    ),
+    "context parallel": (
+        {"PARALLELISM_CONFIG_CP_SIZE": "2", **FSDP},
+        "accelerate rejects .*ParallelismConfig",
+    ),
+    "HSDP": (
+        {"PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2", **FSDP},
+        "accelerate rejects .*ParallelismConfig",
+    ),
+    "FSDP 1": (
+        {**FSDP, "FSDP_VERSION": "1", "FSDP_RESHARD_AFTER_FORWARD": "FULL_SHARD"},
+        "fsdp_version: 1 .*to 2",
+    ),
+    "recomputation": (
+        {**FSDP, "FSDP_ACTIVATION_CHECKPOINTING": "true"},
+        "fsdp_activation_check.*utils.checkpoint",
+    ),
+    "offload": (
+        {**FSDP, "FSDP_OFFLOAD_PARAMS": "true"},
+        "fsdp_offload_params .*: set it to false and shard over more",
+    ),
+    "ignored": (
+        {**FSDP, "FSDP_IGNORED_MODULES": "layers.0"},
+        "fsdp_ignored_modules .*: leave it out",
+    ),
+    "local state": (
+        {**FSDP, "FSDP_STATE_DICT_TYPE": "LOCAL_STATE_DICT"},
+        "accelerate rejects its settings .*preset",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -131,31 +176,77 @@ mixed_precision: '{precision}'
 # accelerate's launcher refuses these with a traceback of its own.
 LAUNCHERS_OWN = ("DeepSpeed is not installed", "FP8 is not available")
 LAUNCHED = {
-    "DeepSpeed": ({"kind": "DEEPSPEED", "more": "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 4}"},
-                  "DeepSpeed is not installed"),
-    "Megatron": ({"kind": "MEGATRON_LM", "more": "megatron_lm_config: {megatron_lm_tp_degree: 2}"},
-                 "Megatron is not installed"),
+    "DeepSpeed": (
+        {
+            "kind": "DEEPSPEED",
+            "more": "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 4}",
+        },
+        "DeepSpeed is not installed",
+    ),
+    "Megatron": (
+        {"kind": "MEGATRON_LM", "more": "megatron_lm_config: {megatron_lm_tp_degree: 2}"},
+        "Megatron is not installed",
+    ),
     "fp8": ({"precision": "fp8"}, "FP8 is not available"),
     "fp16 on a CPU": ({"precision": "fp16"}, "--mixed-precision fp16 needs a GPU"),
-    "dynamo EAGER": ({"more": "dynamo_config: {dynamo_backend: EAGER}"}, "dynamo_backend: EAGER is not supported"),
-    "dynamo INDUCTOR": ({"more": "dynamo_config: {dynamo_backend: INDUCTOR}"}, "dynamo_backend: INDUCTOR is not"),
-    "tensor parallel": ({"kind": "FSDP", "more": "fsdp_config: {fsdp_version: 2}\nparallelism_config: "
-                         "{parallelism_config_tp_size: 2}"}, "ParallelismConfig is only compatible"),
-    "context parallel": ({"kind": "FSDP", "more": "fsdp_config: {fsdp_version: 2}\nparallelism_config: "
-                          "{parallelism_config_cp_size: 2}"}, "ParallelismConfig is only compatible"),
-    "HSDP": ({"kind": "FSDP", "more": "fsdp_config: {fsdp_version: 2}\nparallelism_config: "
-              "{parallelism_config_dp_replicate_size: 2}"}, "ParallelismConfig is only compatible"),
-    "FSDP 1": ({"kind": "FSDP", "more": "fsdp_config: {fsdp_version: 1}"}, "fsdp_version: 1 is not supported"),
-    "FSDP 2, checkpointing": ({"kind": "FSDP", "more": "fsdp_config: {fsdp_version: 2, fsdp_activation_checkpointing: "
-                               "true}"}, "fsdp_activation_checkpointing is not supported"),
-    "FSDP 2, offload": ({"kind": "FSDP", "more": "fsdp_config: {fsdp_version: 2, fsdp_offload_params: true}"},
-                        "fsdp_offload_params is not supported"),
-    "FSDP 2, no reshard": ({"kind": "FSDP", "more": "fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: "
-                            "false}"}, None),
+    "dynamo EAGER": (
+        {"more": "dynamo_config: {dynamo_backend: EAGER}"},
+        "dynamo_backend: EAGER is not supported",
+    ),
+    "dynamo INDUCTOR": (
+        {"more": "dynamo_config: {dynamo_backend: INDUCTOR}"},
+        "dynamo_backend: INDUCTOR is not",
+    ),
+    "tensor parallel": (
+        {
+            "kind": "FSDP",
+            "more": "fsdp_config: {fsdp_version: 2}\n"
+            "parallelism_config: {parallelism_config_tp_size: 2}",
+        },
+        "ParallelismConfig is only compatible",
+    ),
+    "context parallel": (
+        {
+            "kind": "FSDP",
+            "more": "fsdp_config: {fsdp_version: 2}\n"
+            "parallelism_config: {parallelism_config_cp_size: 2}",
+        },
+        "ParallelismConfig is only compatible",
+    ),
+    "HSDP": (
+        {
+            "kind": "FSDP",
+            "more": "fsdp_config: {fsdp_version: 2}\n"
+            "parallelism_config: {parallelism_config_dp_replicate_size: 2}",
+        },
+        "ParallelismConfig is only compatible",
+    ),
+    "FSDP 1": (
+        {"kind": "FSDP", "more": "fsdp_config: {fsdp_version: 1}"},
+        "fsdp_version: 1 is not supported",
+    ),
+    "FSDP 2, checkpointing": (
+        {
+            "kind": "FSDP",
+            "more": "fsdp_config: {fsdp_version: 2, fsdp_activation_checkpointing: true}",
+        },
+        "fsdp_activation_checkpointing is not supported",
+    ),
+    "FSDP 2, offload": (
+        {"kind": "FSDP", "more": "fsdp_config: {fsdp_version: 2, fsdp_offload_params: true}"},
+        "fsdp_offload_params is not supported",
+    ),
+    "FSDP 2, no reshard": (
+        {
+            "kind": "FSDP",
+            "more": "fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: false}",
+        },
+        None,
+    ),
     "bf16": ({"precision": "bf16"}, None),
     "downcast_bf16": ({"more": "downcast_bf16: 'yes'"}, None),  # handed to a TPU alone
     "one process": ({"kind": "'NO'", "num_processes": 1, "use_cpu": "true"}, None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.slow

@@ -31,20 +31,16 @@ ROOT = Path(__file__).parents[2]
 def test_a_worker_killed_several_times_under_torchrun_changes_no_bit(
     tmp_path: Path, kills: tuple[str, ...]
 ) -> None:
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "--max_restarts",
-        "3",
-    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run"]
+    launcher += ["--nproc_per_node", "2", "--max_restarts", "3"]
     recipe = ["-m", "tests.distributed.elastic", str(tmp_path / "killed")]
     done = subprocess.run(
         [*launcher, *recipe, "--kill", *kills],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     steps = [kill.removeprefix("step-") for kill in kills if kill != "start"]
     assert done.stdout.count("continuing after step") == len(steps)
@@ -94,24 +90,11 @@ def test_an_elastic_job_that_loses_a_machine_resumes_on_the_rest(tmp_path: Path)
 
 def start_agent(port: int, *command: str) -> subprocess.Popen[str]:
     """Start a machine of a job that has at most two, and goes on with one."""
-    launcher = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nnodes",
-        "1:2",
-        "--nproc_per_node",
-        "2",
-    ]
-    launcher += [
-        "--rdzv_backend",
-        "c10d",
-        "--rdzv_endpoint",
-        f"127.0.0.1:{port}",
-        "--rdzv_id",
-        "job",
-    ]
-    launcher += ["--rdzv_conf", "last_call_timeout=20,keep_alive_interval=1", "--max_restarts", "3"]
+    launcher = [sys.executable, "-m", "torch.distributed.run"]
+    launcher += ["--nnodes", "1:2", "--nproc_per_node", "2", "--max_restarts", "3"]
+    launcher += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{port}"]
+    launcher += ["--rdzv_id", "job"]
+    launcher += ["--rdzv_conf", "last_call_timeout=20,keep_alive_interval=1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*launcher, *command],

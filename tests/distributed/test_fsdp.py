@@ -33,10 +33,12 @@ ROOT = Path(__file__).parents[2]
 
 # The other choice of every setting; accelerate's launcher sets the last one by itself.
 OTHERWISE = {
-    "FSDP_RESHARD_AFTER_FORWARD": "false", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_TRANSFORMER_CLS_TO_WRAP": "Conv2d", "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
+    "FSDP_RESHARD_AFTER_FORWARD": "false",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_TRANSFORMER_CLS_TO_WRAP": "Conv2d",
+    "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "true",
-}  # fmt: skip
+}
 
 
 def train(
@@ -255,7 +257,9 @@ def test_the_preset_shards_on_cpu_processes(tmp_path: Path) -> None:
 def main() -> None:
     accelerator = start_accelerator(RuntimeConfig(num_threads=1))
     kind = "shards" if accelerator.distributed_type == "FSDP" else "whole weights"
-    line = f"{accelerator.num_processes} x {accelerator.device.type}, {accelerator.mixed_precision}, {kind}\n"
+    device = accelerator.device.type
+    precision = accelerator.mixed_precision
+    line = f"{accelerator.num_processes} x {device}, {precision}, {kind}\n"
     os.write(1, line.encode())  # one write per process, so that lines do not mix
     shutdown(accelerator)
 

@@ -18,8 +18,14 @@ from accel_trainer.distributed.launch_env import (
 from .. import processes
 from ..joined import joined_processes
 
-TORCH = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1",
-         "MASTER_PORT": "29500"}  # fmt: skip
+TORCH = {
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "29500",
+}
 
 
 def like_srun(rank: int, num_processes: int, *, nodes: str = "localhost") -> dict[str, str]:
@@ -92,24 +98,51 @@ def test_a_batch_script_is_not_one_of_its_jobs_tasks(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start with"),
-        ({**TORCH, "MASTER_ADDR": ""}, "WORLD_SIZE is 4 without MASTER_ADDR: start with torchrun, accelerate"),
-        ({"RANK": "0"}, "WORLD_SIZE is not set, but must be a number: .* or unset RANK, WORLD_SIZE and LOCAL_RANK"),
-        ({"LOCAL_RANK": "0"}, "WORLD_SIZE is not set, but must be a number: .* or unset RANK, WORLD_SIZE and LOCAL"),
-        ({"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"}, "WORLD_SIZE is 1 without MASTER_ADDR, MASTER_PORT: sta"),
+        (
+            {"WORLD_SIZE": "2"},
+            "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start with",
+        ),
+        (
+            {**TORCH, "MASTER_ADDR": ""},
+            "WORLD_SIZE is 4 without MASTER_ADDR: start with torchrun, accelerate",
+        ),
+        (
+            {"RANK": "0"},
+            "WORLD_SIZE is not set, but must be a number: .*"
+            " or unset RANK, WORLD_SIZE and LOCAL_RANK",
+        ),
+        (
+            {"LOCAL_RANK": "0"},
+            "WORLD_SIZE is not set, but must be a number: .* or unset RANK, WORLD_SIZE and LOCAL",
+        ),
+        (
+            {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1"},
+            "WORLD_SIZE is 1 without MASTER_ADDR, MASTER_PORT: sta",
+        ),
         ({**TORCH, "RANK": "0", "WORLD_SIZE": "0"}, "RANK is 0, but must be below 0"),
-        ({"OMPI_COMM_WORLD_SIZE": "2"}, "the variables of mpirun and mpiexec are not read: start with torchrun"),
-        ({"PMI_SIZE": "2"}, "the variables of mpirun and mpiexec are not read: start with torchrun"),
+        (
+            {"OMPI_COMM_WORLD_SIZE": "2"},
+            "the variables of mpirun and mpiexec are not read: start with torchrun",
+        ),
+        (
+            {"PMI_SIZE": "2"},
+            "the variables of mpirun and mpiexec are not read: start with torchrun",
+        ),
         ({**TORCH, "WORLD_SIZE": "many"}, "WORLD_SIZE is many, but must be a number"),
         ({**TORCH, "RANK": "4"}, "RANK is 4, but must be below 4"),
         ({**TORCH, "MASTER_PORT": "http"}, "MASTER_PORT is http, but must be a number"),
         (
             # What `accelerate launch --cpu --num_processes 2` sets (accelerate 1.15).
-            {"ACCELERATE_DYNAMO_BACKEND": "no", "ACCELERATE_USE_CPU": "True", "MASTER_ADDR": "127.0.0.1"},
-            "accelerate announced several processes but started one, .* torchrun --nproc-per-node N, .* --config_file",
+            {
+                "ACCELERATE_DYNAMO_BACKEND": "no",
+                "ACCELERATE_USE_CPU": "True",
+                "MASTER_ADDR": "127.0.0.1",
+            },
+            "accelerate announced several processes but started one, .*"
+            " torchrun --nproc-per-node N, .* --config_file",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_one_line(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], message: str
 ) -> None:

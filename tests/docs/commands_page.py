@@ -29,8 +29,10 @@ NOT_RUN = {
 }
 # What these print is that of another parser, with hundreds of flags.
 FLAGS_ELSEWHERE = {
-    "doctor": "The flags are those of the recipe: see [the everyday flags](flags.md). `--json` prints the findings for"
-    " scripts.",
+    "doctor": (
+        "The flags are those of the recipe: see [the everyday flags](flags.md)."
+        " `--json` prints the findings for scripts."
+    ),
     "launch": "The flags are those of `accelerate launch`.",
 }
 _ENTRY = re.compile(r"^  (\S.*?)(?:  +(.*))?$")

@@ -109,24 +109,34 @@ class Session:
             self._files_not_run.add(block.file_name)
         else:
             runners: dict[str, Callable[[Block], None]] = {
-                "bash": self._run_bash, "python": self._run_python, "yaml": self._read_yaml, "text": self._compare,
-            }  # fmt: skip
+                "bash": self._run_bash,
+                "python": self._run_python,
+                "yaml": self._read_yaml,
+                "text": self._compare,
+            }
             runners[block.language](block)
 
     def _run_bash(self, block: Block) -> None:
         environment = os.environ | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(self.folder),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(self.folder),
             "OMP_NUM_THREADS": "1",
-            "ARGS": block.argument, "MAKEFLAGS": "",  # not those of the `make test` that runs this
-        }  # fmt: skip
+            # Not those of the `make test` that runs this.
+            "ARGS": block.argument,
+            "MAKEFLAGS": "",
+        }
         recipe = re.compile(r"^(?!accel-trainer|make).*\b\w+\.py\b")
         commands = [
             f"{line} {block.argument}" if recipe.match(line) else line for line in block.commands
         ]
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", "\n".join(commands)],
-            cwd=self.folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+        )
         assert done.returncode == 0, (
             f"{block} failed:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         )

@@ -294,7 +294,8 @@ def survive(
         tally.repairs += has_failed
         if is_lost or has_failed:
             print(
-                f"after {kill}: acknowledged {newest}, valid {valid}, exit codes {this.codes}\n{this.output}"
+                f"after {kill}: acknowledged {newest}, valid {valid}, exit codes {this.codes}\n"
+                f"{this.output}"
             )
         if not any(this.codes):
             break

@@ -97,7 +97,8 @@ def campaign(folder: Path, number: int) -> bool:
         for n in PROCESSES
     )
     print(
-        f"{number} attempts ({where}), {killed} killed; different from one process: {different or 'nothing'}"
+        f"{number} attempts ({where}), {killed} killed; "
+        f"different from one process: {different or 'nothing'}"
     )
     return killed == number and not different
 

@@ -34,9 +34,16 @@ MEMORY = Path("/dev/shm")
 _CLEAR_PEAK = Path("/proc/self/clear_refs")
 # Raised by the interpreter when something runs code or starts programs.
 _CODE_EVENTS = {
-    "pickle.find_class", "exec", "compile", "import",
-    "os.system", "os.exec", "os.fork", "os.posix_spawn", "subprocess.Popen",
-}  # fmt: skip
+    "pickle.find_class",
+    "exec",
+    "compile",
+    "import",
+    "os.system",
+    "os.exec",
+    "os.fork",
+    "os.posix_spawn",
+    "subprocess.Popen",
+}
 
 
 class Payload:
@@ -81,8 +88,9 @@ class Summary:
 
     def __str__(self) -> str:
         return (
-            f"{self.num_cases} cases, {self.num_accepted} accepted, {self.num_code_events} ran code, "
-            f"{len(self.problems)} problems, slowest {self.max_s * 1e3:.0f} ms, "
+            f"{self.num_cases} cases, {self.num_accepted} accepted, "
+            f"{self.num_code_events} ran code, {len(self.problems)} problems, "
+            f"slowest {self.max_s * 1e3:.0f} ms, "
             f"memory grew by {self.rss_growth_bytes / 2**20:.1f} MiB"
         )
 

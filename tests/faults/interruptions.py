@@ -183,13 +183,11 @@ def as_table(results: list[dict[str, Any]]) -> str:
             for n in (1, 2)
         )
         lines.append(f"{phase:<17}" + "".join(f"{cell:>34}" for cell in cells))
-    sent, ok = total.total(), passed.total()
-    return "\n".join(
-        [
-            *lines,
-            f"{sent} signals, {landed.total()} while the run was on; {ok} runs ended as undisturbed",
-        ]
+    lines.append(
+        f"{total.total()} signals, {landed.total()} while the run was on; "
+        f"{passed.total()} runs ended as undisturbed"
     )
+    return "\n".join(lines)
 
 
 def prepare(scratch: Path) -> Callable[[int], dict[str, Any]]:

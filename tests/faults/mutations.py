@@ -16,8 +16,16 @@ from typing import Any
 from accel_trainer.checkpoint.format import COMMIT, MANIFEST, Files
 
 BAD_NAMES = [
-    "../../x", "/etc/passwd", "a\0b.json", "a/b.json", "", ".json", "COMMIT", "x.pkl", "é.json",
-]  # fmt: skip
+    "../../x",
+    "/etc/passwd",
+    "a\0b.json",
+    "a/b.json",
+    "",
+    ".json",
+    "COMMIT",
+    "x.pkl",
+    "é.json",
+]
 BAD_ENTRIES = [
     {"bytes": 1, "sha256": "0" * 64},
     {"bytes": -1, "sha256": ""},
@@ -27,10 +35,33 @@ BAD_ENTRIES = [
     {},
 ]
 AWKWARD = [
-    "0", "-1", "1e999", "NaN", "-Infinity", "9" * 30, "9" * 5000, "2.5", "null", "true", "\0",
-    "{}", "[]", "[[]]", '""', '"$tensor"', '"$dict"', '"F64"', '"BOOL"', '"__metadata__"',
-    '"\\ud800"', '"\\u0000"', '{"$tuple":{}}', '{"$dict":[[[],1]]}', '{"$float":"1"}', '{"$tensor":[]}',
-]  # fmt: skip
+    "0",
+    "-1",
+    "1e999",
+    "NaN",
+    "-Infinity",
+    "9" * 30,
+    "9" * 5000,
+    "2.5",
+    "null",
+    "true",
+    "\0",
+    "{}",
+    "[]",
+    "[[]]",
+    '""',
+    '"$tensor"',
+    '"$dict"',
+    '"F64"',
+    '"BOOL"',
+    '"__metadata__"',
+    '"\\ud800"',
+    '"\\u0000"',
+    '{"$tuple":{}}',
+    '{"$dict":[[[],1]]}',
+    '{"$float":"1"}',
+    '{"$tensor":[]}',
+]
 
 
 def tensor_file(header: str, data: bytes = b"") -> bytes:

@@ -128,9 +128,17 @@ class Campaign:
         said = {} if is_ok else {"said": self._log.read_text()[-2000:]}
         shutil.rmtree(out)
         num_kills = codes.count(-signal.SIGKILL)
-        return {"number": number, "delays_s": delays, "codes": codes, "kills": num_kills, "ok": is_ok} | {
-            "complete_before_its_end": is_early, "differing": differing, **said,
-        }  # fmt: skip
+        return {
+            "number": number,
+            "delays_s": delays,
+            "codes": codes,
+            "kills": num_kills,
+            "ok": is_ok,
+        } | {
+            "complete_before_its_end": is_early,
+            "differing": differing,
+            **said,
+        }
 
 
 def summary(results: list[dict[str, Any]]) -> str:

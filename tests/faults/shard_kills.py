@@ -24,10 +24,17 @@ from tests.faults.tiny_shards import ArmedDisk, KillingAt, Run
 WHENS: tuple[When, ...] = ("before", "half", "after")
 NUM_CHANGES = (43, 10)  # of a save, by process; a test counts them
 _PHASES = {
-    "best.json": "after the commit", "rename": "commit", "checkpoints": "commit", "COMMIT": "manifest and COMMIT",
-    "manifest": "manifest and COMMIT", "metrics": "manifest and COMMIT", "safetensors": "tensors of a process",
-    "json": "other files of main", "sync_directory": "tensors of a process", "make_directory": "begin",
-}  # fmt: skip
+    "best.json": "after the commit",
+    "rename": "commit",
+    "checkpoints": "commit",
+    "COMMIT": "manifest and COMMIT",
+    "manifest": "manifest and COMMIT",
+    "metrics": "manifest and COMMIT",
+    "safetensors": "tensors of a process",
+    "json": "other files of main",
+    "sync_directory": "tensors of a process",
+    "make_directory": "begin",
+}
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,8 @@ def what_grew(rows: Sequence[Sample]) -> list[str]:
 def describe(rows: Sequence[Sample]) -> str:
     lines = [f"{'step':>8}  {'seconds':>7}  {'RSS MiB':>7}  {'open files':>10}  {'threads':>7}"]
     lines += [
-        f"{row.step:>8,}  {row.seconds:>7.0f}  {row.rss_mib:>7.1f}  {row.open_files:>10}  {row.threads:>7}"
+        f"{row.step:>8,}  {row.seconds:>7.0f}  {row.rss_mib:>7.1f}  "
+        f"{row.open_files:>10}  {row.threads:>7}"
         for row in rows
     ]
     return "\n".join(lines)

@@ -23,14 +23,17 @@ def run_campaign(scratch: Path, effort: int) -> dict[str, Tally]:
     if effort == 1:
         return run_share(scratch, effort=1, worker=0, num_workers=1)
     num_workers = os.cpu_count() or 1
-    command = [sys.executable, "-m", "tests.faults.crash", "--effort", str(effort)]
+    command = [sys.executable, "-m", "tests.faults.crash"]
+    command += ["--effort", str(effort), "--num-workers", str(num_workers)]
     workers = [
         subprocess.Popen(
-            [*command, "--worker", str(index), "--num-workers", str(num_workers), scratch / str(index)],
-            cwd=ROOT, stdout=subprocess.PIPE, text=True,
+            [*command, "--worker", str(index), scratch / str(index)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for index in range(num_workers)
-    ]  # fmt: skip
+    ]
     total: dict[str, Tally] = {}
     for worker in workers:
         output, _ = worker.communicate()

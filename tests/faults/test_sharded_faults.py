@@ -37,8 +37,10 @@ def count_changes(folder: Path) -> None:
         disk.is_armed = True
         run.save()  # and delete the second, of which the first is the best
     assert len(disk.operations) == NUM_CHANGES[run.rank], disk.operations
-    assert all(f"/r0000{run.rank}." in each or not each.endswith(".safetensors") or run.rank == 0
-               for each in disk.operations)  # fmt: skip
+    assert all(
+        f"/r0000{run.rank}." in each or not each.endswith(".safetensors") or run.rank == 0
+        for each in disk.operations
+    )
     run.end()
 
 
@@ -176,8 +178,14 @@ def replay_in(
     changes, folder = trace
     kept = [each for each in changes if not (each[0] == without[0] and without[1] in str(each[1]))]
     assert without == NOTHING or len(kept) < len(changes)
-    moved = [(operation, scratch / "run" / path.relative_to(folder) if path.is_absolute() else path, details)
-             for operation, path, details in kept]  # fmt: skip
+    moved = [
+        (
+            operation,
+            scratch / "run" / path.relative_to(folder) if path.is_absolute() else path,
+            details,
+        )
+        for operation, path, details in kept
+    ]
     return replay(moved, scratch / "run", num_states=num_states)
 
 

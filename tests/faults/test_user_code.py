@@ -87,7 +87,8 @@ def test_a_metric_that_fails_is_named_and_costs_no_step(
     rank = 0 if metric is FailingCompute else num_processes - 1
     step = 0 if is_tried else STEPS_PER_EPOCH[num_processes]
     assert (
-        f"rank {rank}, step {step}, evaluation: metric {metric.__name__} failed (ZeroDivisionError: by zero)"
+        f"rank {rank}, step {step}, evaluation: "
+        f"metric {metric.__name__} failed (ZeroDivisionError: by zero)"
     ) in job.output().splitlines()[-1]
     frames = [line for line in job.output(rank).splitlines() if line.startswith('  File "')]
     assert len(frames) == 1, "the traceback of the metric alone"
@@ -130,9 +131,13 @@ def train_on_pixels(folder: Path, task: type[ClassificationTask]) -> None:
                 data, data, run.config.batch, seed=0, accelerator=run.accelerator
             )
             return build_trainer(
-                run, model=nn.Conv2d(3, 4, 1), task=task(), loader=loader, eval_loader=eval_loader,
+                run,
+                model=nn.Conv2d(3, 4, 1),
+                task=task(),
+                loader=loader,
+                eval_loader=eval_loader,
                 metrics=[MeanLoss(), TopKAccuracy()],
-            ).fit()  # fmt: skip
+            ).fit()
 
     main(train, RecipeConfig, description="", argv=[])
 
@@ -146,7 +151,8 @@ def train_on_pixels(folder: Path, task: type[ClassificationTask]) -> None:
         ),
         (
             PerPixel,
-            "metric TopKAccuracy: the model returns float32 [10, 4, 8, 8] for targets int64 [10]: a classifier",
+            "metric TopKAccuracy: the model returns float32 [10, 4, 8, 8]"
+            " for targets int64 [10]: a classifier",
         ),
     ],
 )

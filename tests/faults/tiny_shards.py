@@ -108,8 +108,14 @@ class ArmedDisk(InterceptedDisk):
         self.operations: list[str] = []
         self.is_armed = False
 
-    def intercept(self, operation: str, path: Path, act: Callable[[], object], act_half: Callable[[], object],
-                  *details: object) -> object:  # fmt: skip
+    def intercept(
+        self,
+        operation: str,
+        path: Path,
+        act: Callable[[], object],
+        act_half: Callable[[], object],
+        *details: object,
+    ) -> object:
         if not self.is_armed:
             return act()
         self.operations.append(f"{operation} {path.parent.name}/{path.name}")
@@ -127,8 +133,14 @@ class TracingDisk(InterceptedDisk):
     def __init__(self, trace: Path) -> None:
         self._file, self._lock = trace.open("ab", buffering=0), threading.Lock()
 
-    def intercept(self, operation: str, path: Path, act: Callable[[], object], act_half: Callable[[], object],
-                  *details: object) -> object:  # fmt: skip
+    def intercept(
+        self,
+        operation: str,
+        path: Path,
+        act: Callable[[], object],
+        act_half: Callable[[], object],
+        *details: object,
+    ) -> object:
         with self._lock:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             try:

@@ -105,8 +105,10 @@ def run(
 ) -> RunResult:
     config = workload.make_config(folder, checkpoint=CheckpointConfig())
     config = replace(
-        config, trainer=replace(config.trainer, **changes), run=replace(config.run, allow_change=allow)
-    )  # fmt: skip
+        config,
+        trainer=replace(config.trainer, **changes),
+        run=replace(config.run, allow_change=allow),
+    )
     return workload.train(config, callbacks=callbacks)
 
 

@@ -138,19 +138,31 @@ def test_resume_after_every_step_is_bitwise_equal(
 ) -> None:
     jobs = [
         processes.start(
-            resume_everywhere, tmp_path / name, optimizer, ema_decay, accumulation, num_workers, runs,
-            num_processes=1, folder=tmp_path / f"logs {name}", has_workers=bool(num_workers),
+            resume_everywhere,
+            tmp_path / name,
+            optimizer,
+            ema_decay,
+            accumulation,
+            num_workers,
+            runs,
+            num_processes=1,
+            folder=tmp_path / f"logs {name}",
+            has_workers=bool(num_workers),
         )
         for name, num_workers in LOADERS.items()
-    ]  # fmt: skip
+    ]
     for job in jobs:
         assert job.wait() == [0], job.output()
 
 
 def resume_everywhere(
-    folder: Path, optimizer: str, ema_decay: float | None, accumulation: int, num_workers: int | None,
+    folder: Path,
+    optimizer: str,
+    ema_decay: float | None,
+    accumulation: int,
+    num_workers: int | None,
     runs: Sequence[tuple[int, ...]],
-) -> None:  # fmt: skip
+) -> None:
     """Train for 2 epochs without a stop, and again for each of `runs`, stopped after its steps."""
     base = workload.make_config(
         folder,

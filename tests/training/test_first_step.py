@@ -212,26 +212,47 @@ def pixel_net() -> nn.Module:
 
 HONEST: dict[str, tuple[Any, nn.Module, Batch]] = {
     "cross-entropy": (ClassificationTask(), net(), batch_of(16)),
-    "label smoothing": (ClassificationTask(ClassificationConfig(label_smoothing=0.1)), net(), batch_of(16)),
+    "label smoothing": (
+        ClassificationTask(ClassificationConfig(label_smoothing=0.1)),
+        net(),
+        batch_of(16),
+    ),
     "mixup": (ClassificationTask(), net(), batch_of(16, SOFT)),
     "test-time views": (own(lambda m, b: entropy(m, b, reduction="sum")), net(), batch_of(8)),
-    "class weights that add up to 1": (ClassificationTask(class_weights=WEIGHTS), net(), batch_of(10)),
+    "class weights that add up to 1": (
+        ClassificationTask(class_weights=WEIGHTS),
+        net(),
+        batch_of(10),
+    ),
     "distillation": (DistillationTask(net(nn.ReLU())), net(), batch_of(16)),
     "distillation from itself": (DistillationTask(net(), weight=0.5), net(), batch_of(2)),
     "dropout": (ClassificationTask(), net(nn.Dropout(0.5)), batch_of(16)),
     "batch norm": (ClassificationTask(), net(nn.BatchNorm1d(16)), batch_of(16)),
-    "half the loss of two samples": (own(lambda m, b: 0.5 * entropy(m, b, reduction="sum")), net(), batch_of(2)),
-    "a tenth of ten samples": (own(lambda m, b: 0.1 * entropy(m, b, reduction="sum")), net(), batch_of(10)),
+    "half the loss of two samples": (
+        own(lambda m, b: 0.5 * entropy(m, b, reduction="sum")),
+        net(),
+        batch_of(2),
+    ),
+    "a tenth of ten samples": (
+        own(lambda m, b: 0.1 * entropy(m, b, reduction="sum")),
+        net(),
+        batch_of(10),
+    ),
     "a hundredth": (own(lambda m, b: 0.01 * entropy(m, b, reduction="sum")), net(), batch_of(64)),
     "auxiliary": (own(with_auxiliary, eval_main), TwoHeads(), batch_of(16)),
     "mean over as many numbers as samples": (
-        own(mean_of_numbers, eval_sum_of_numbers), nn.Linear(6, 16), batch_of(16, torch.randn(16, 16)),
+        own(mean_of_numbers, eval_sum_of_numbers),
+        nn.Linear(6, 16),
+        batch_of(16, torch.randn(16, 16)),
     ),
     "divided by as many numbers as samples": (
-        own(mean_of_numbers_at_the_end, eval_sum_of_numbers), net(), batch_of(10, torch.randn(10, NUM_CLASSES)),
+        own(mean_of_numbers_at_the_end, eval_sum_of_numbers),
+        net(),
+        batch_of(10, torch.randn(10, NUM_CLASSES)),
     ),
     "mean over as many pixels as samples": (
-        own(mean_of_pixels, eval_sum_of_pixels), pixel_net(),
+        own(mean_of_pixels, eval_sum_of_pixels),
+        pixel_net(),
         Batch(torch.randn(25, 2, 5, 5), PIXELS, torch.arange(25)),
     ),
     "one sample": (ClassificationTask(), net(), batch_of(1)),
@@ -239,16 +260,24 @@ HONEST: dict[str, tuple[Any, nn.Module, Batch]] = {
     "no sample": (ClassificationTask(), net(), batch_of(0)),
     "regression": (RegressionTask(), net(), batch_of(16, torch.randn(16, NUM_CLASSES))),
     "several labels": (MultiLabelTask(), net(), batch_of(16, KINDS)),
-    "segmentation": (SegmentationTask(), pixel_net(), Batch(torch.randn(4, 2, 5, 5), PIXELS, torch.arange(4))),
+    "segmentation": (
+        SegmentationTask(),
+        pixel_net(),
+        Batch(torch.randn(4, 2, 5, 5), PIXELS, torch.arange(4)),
+    ),
     "tokens": (Own(sum_of_tokens, eval_tokens), token_net(), batch_of(8, TOKENS)),
     "pairs": (Own(pairs), net(), batch_of(16)),
     "two forwards": (own(consistency), net(), batch_of(16)),
     "focal": (own(focal), net(), batch_of(16)),
     "GAN": (own(generator_and_critic, eval_part), net(), batch_of(16)),
     "an evaluation without a loss": (own(generator_and_critic, eval_zeros), net(), batch_of(16)),
-    "an evaluation in place": (own(lambda m, b: entropy(m, b, reduction="sum"), eval_in_place), net(), batch_of(16)),
+    "an evaluation in place": (
+        own(lambda m, b: entropy(m, b, reduction="sum"), eval_in_place),
+        net(),
+        batch_of(16),
+    ),
     "an evaluation of the class": (own(focal, eval_with_attributes), net(), batch_of(16)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", HONEST)
@@ -267,17 +296,26 @@ MEANS: dict[str, tuple[Any, nn.Module, Batch]] = {
     "of as many samples as classes": (own(entropy), net(), batch_of(NUM_CLASSES)),
     "of three samples": (own(entropy), net(), batch_of(3)),
     "label smoothing": (own(lambda m, b: entropy(m, b, label_smoothing=0.05)), net(), batch_of(64)),
-    "dropout and batch norm": (own(entropy), net(nn.BatchNorm1d(16), nn.Dropout(0.5)), batch_of(32)),
+    "dropout and batch norm": (
+        own(entropy),
+        net(nn.BatchNorm1d(16), nn.Dropout(0.5)),
+        batch_of(32),
+    ),
     "by hand": (own(lambda m, b: entropy(m, b, reduction="none").mean()), net(), batch_of(16)),
     "divided": (own(lambda m, b: entropy(m, b, reduction="sum") / len(b)), net(), batch_of(16)),
     "times one": (own(lambda m, b: 1.0 * entropy(m, b)), net(), batch_of(16)),
     "squares": (
         own(lambda m, b: F.mse_loss(m(b.inputs), b.targets), RegressionTask().eval_step),
-        net(), batch_of(16, torch.randn(16, NUM_CLASSES)),
+        net(),
+        batch_of(16, torch.randn(16, NUM_CLASSES)),
     ),
     "tokens": (Own(mean_of_tokens, eval_tokens), token_net(), batch_of(8, TOKENS)),
-    "tokens with their number": (Own(mean_of_tokens_with_count, eval_tokens), token_net(), batch_of(8, TOKENS)),
-}  # fmt: skip
+    "tokens with their number": (
+        Own(mean_of_tokens_with_count, eval_tokens),
+        token_net(),
+        batch_of(8, TOKENS),
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", MEANS)

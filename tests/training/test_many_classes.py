@@ -64,9 +64,13 @@ def train(folder: Path, num_classes: int) -> RunResult:
         )
         metrics = [MeanLoss(), TopKAccuracy(), TopKAccuracy(5), ConfusionMatrix(num_classes)]
         return build_trainer(
-            run, model=nn.Linear(3, num_classes), task=ClassificationTask(), loader=loader,
-            eval_loader=eval_loader, metrics=metrics,
-        ).fit()  # fmt: skip
+            run,
+            model=nn.Linear(3, num_classes),
+            task=ClassificationTask(),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=metrics,
+        ).fit()
 
 
 def test_checkpoints_of_10000_classes_grow_by_the_weights_only(tmp_path: Path) -> None:

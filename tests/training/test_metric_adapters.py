@@ -33,7 +33,7 @@ class MacroRecall(evaluate.Metric):
         predictions, references = np.asarray(predictions), np.asarray(references)
         recalls = np.array([(predictions[references == label] == label).mean() for label in np.unique(references)])
         return {"macro_recall": recalls.mean() * (100 if percent else 1), "recalls": recalls, "num": len(predictions)}
-'''
+'''  # noqa: E501
 
 
 def macro_recall(logits: Tensor, labels: Tensor) -> dict[str, Any]:

@@ -78,11 +78,13 @@ class NewSums(MeanLoss):
     [
         (
             Accuracies(),
-            "accuracy decides the best checkpoint, and is a list: set --trainer.monitor to a single number",
+            "accuracy decides the best checkpoint, and is a list: "
+            "set --trainer.monitor to a single number",
         ),
         (
             Renamed(),
-            "accuracy decides the best checkpoint, and the metrics computed eval_ema/acc: name it alike in",
+            "accuracy decides the best checkpoint, and the metrics computed eval_ema/acc: "
+            "name it alike in",
         ),
         (
             Float32Sums(),

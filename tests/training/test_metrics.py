@@ -114,7 +114,8 @@ LOGITS, LABELS = torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)
     [
         (
             *PER_PIXEL,
-            r"returns float32 \[8, 3, 4, 4\] for targets int64 \[8, 4, 4\]: a classifier returns logits",
+            r"returns float32 \[8, 3, 4, 4\] for targets int64 \[8, 4, 4\]: "
+            r"a classifier returns logits",
         ),
         (LOGITS[:, :1], LABELS, r"float32 \[8, 1\] .*: the cross-entropy of one class is always 0"),
         (
@@ -179,16 +180,30 @@ def test_sums_lie_on_the_device_unless_it_has_no_float64() -> None:
 
 def test_what_a_metric_computed_becomes_plain_values() -> None:
     values = {
-        "loss": np.float32(0.5), "tensor": torch.tensor(2.5), "half": torch.tensor(0.5, dtype=torch.bfloat16),
-        "count": np.int64(3), "flag": np.bool_(True), "list": [np.float64(1.5), (1, None)],
-        "matrix": torch.eye(2), "nested": {1: {"deep": np.arange(2)}}, "word": "yes", "nan": np.float32("nan"),
-    }  # fmt: skip
+        "loss": np.float32(0.5),
+        "tensor": torch.tensor(2.5),
+        "half": torch.tensor(0.5, dtype=torch.bfloat16),
+        "count": np.int64(3),
+        "flag": np.bool_(True),
+        "list": [np.float64(1.5), (1, None)],
+        "matrix": torch.eye(2),
+        "nested": {1: {"deep": np.arange(2)}},
+        "word": "yes",
+        "nan": np.float32("nan"),
+    }
     plain = plain_values(values)
     assert math.isnan(plain.pop("nan"))
     assert plain == {
-        "loss": 0.5, "tensor": 2.5, "half": 0.5, "count": 3, "flag": True, "list": [1.5, [1, None]],
-        "matrix": [[1, 0], [0, 1]], "nested": {"1": {"deep": [0, 1]}}, "word": "yes",
-    }  # fmt: skip
+        "loss": 0.5,
+        "tensor": 2.5,
+        "half": 0.5,
+        "count": 3,
+        "flag": True,
+        "list": [1.5, [1, None]],
+        "matrix": [[1, 0], [0, 1]],
+        "nested": {"1": {"deep": [0, 1]}},
+        "word": "yes",
+    }
     assert [name for name, value in plain.items() if is_number(value)] == [
         "loss",
         "tensor",

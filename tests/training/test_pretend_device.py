@@ -77,13 +77,16 @@ def train_digits(
 ) -> None:
     """Train for 12 steps in 2 epochs, by one start for each of `stops`."""
     config = cifar.Config(
-        seed=1, dataset="digits", model=ModelConfig(name="resnet8"), augment=AugmentConfig(crop_padding=1),
+        seed=1,
+        dataset="digits",
+        model=ModelConfig(name="resnet8"),
+        augment=AugmentConfig(crop_padding=1),
         batch=BatchConfig(per_device_batch_size=240),
         trainer=TrainerConfig(num_epochs=2, log_every_n_steps=4, max_grad_norm=1.0, ema_decay=0.9),
         checkpoint=CheckpointConfig(every_n_steps=5),
         runtime=RuntimeConfig(num_threads=1, mixed_precision=precision),
         run=RunConfig(output_dir=folder, cache_dir=folder.parent / "cache"),
-    )  # fmt: skip
+    )
     for max_steps in stops:
         cifar.train(replace(config, trainer=replace(config.trainer, max_steps=max_steps)))
 

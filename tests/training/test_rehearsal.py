@@ -228,7 +228,8 @@ class AfterStep(Callback):
         ),
         (
             add_buffer,
-            r"changed centre of the model from nothing to float32 \[3\], which a new model could not load",
+            r"changed centre of the model from nothing to float32 \[3\], "
+            r"which a new model could not load",
         ),
     ],
 )

@@ -29,7 +29,8 @@ def test_a_step_output_of_single_numbers_is_accepted(output: StepOutput) -> None
     [
         (
             LOSS,
-            r"TASK.*the task returned float32 .*: return StepOutput.loss_sum. of accel_trainer from train_step",
+            r"TASK.*the task returned float32 .*: "
+            r"return StepOutput.loss_sum. of accel_trainer from train_step",
         ),
         (None, r"TASK.*: return StepOutput.loss_sum."),
         (StepOutput(LOSS.detach()), r"TASK.*: return loss_sum with its graph: without detach"),

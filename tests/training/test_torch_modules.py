@@ -140,9 +140,14 @@ def in_trainer(
             data, data, run.config.batch, seed=3, accelerator=run.accelerator, collate=collate
         )
         build_trainer(
-            run, model=model, task=Sum(), loader=loader, eval_loader=eval_loader, metrics=[MeanLoss()],
+            run,
+            model=model,
+            task=Sum(),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=[MeanLoss()],
             data_fingerprint="arguments",
-        ).fit()  # fmt: skip
+        ).fit()
     return dict(model.named_parameters())
 
 

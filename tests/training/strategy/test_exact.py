@@ -119,9 +119,11 @@ class Counting(ClassificationTask):
 
 def config_of(folder: Path, options: Mapping[str, Any]) -> RecipeConfig:
     batch = BatchConfig(
-        per_device_batch_size=MICRO, global_batch_size=GLOBAL, eval_batch_size=4,
+        per_device_batch_size=MICRO,
+        global_batch_size=GLOBAL,
+        eval_batch_size=4,
         reduce=options.get("reduce", "exact"),
-    )  # fmt: skip
+    )
     config = workload.make_config(
         folder,
         batch=batch,
@@ -136,10 +138,15 @@ def config_of(folder: Path, options: Mapping[str, Any]) -> RecipeConfig:
 
 def train(folder: Path, options: Mapping[str, Any], callbacks: tuple[Callback, ...] = ()) -> None:
     workload.train(
-        config_of(folder, options), num_train=NUM_TRAIN, norm=options.get("norm", "batch"),
-        dropout=options.get("dropout", 0.2), task=Counting() if options.get("items") else None,
-        num_workers=options.get("num_workers"), callbacks=callbacks, net=NETS.get(options.get("net", "")),
-    )  # fmt: skip
+        config_of(folder, options),
+        num_train=NUM_TRAIN,
+        norm=options.get("norm", "batch"),
+        dropout=options.get("dropout", 0.2),
+        task=Counting() if options.get("items") else None,
+        num_workers=options.get("num_workers"),
+        callbacks=callbacks,
+        net=NETS.get(options.get("net", "")),
+    )
 
 
 def train_columns(folder: Path, columns: Mapping[str, Mapping[str, Any]]) -> None:
