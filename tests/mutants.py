@@ -484,8 +484,8 @@ MUTANTS = [
     Mutant(
         "what gloo raises is taken for an error of this process",
         "accel_trainer/core/user_code.py",
-        'is_gloos = isinstance(error, RuntimeError) and "gloo" in str(error)',
-        "is_gloos = False",
+        'is_from_gloo = isinstance(error, RuntimeError) and "gloo" in str(error)',
+        "is_from_gloo = False",
         ("tests/fault_tolerance/test_failure_report.py",),
     ),
     Mutant(

@@ -1,1 +1,1 @@
-"""What everything else speaks: types, errors, the plan of batches, randomness, files."""
+"""What all other packages share: types, errors, batch arithmetic, randomness, files."""

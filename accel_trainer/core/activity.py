@@ -1,4 +1,4 @@
-"""What a process is doing: its phase, the position of its run, and how far it has come."""
+"""What a process is doing: its phase, the position of its run, and its number of forwards."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from .train_state import TrainState
 
 
 class Activity:
-    """What a process is doing, for those who watch it: a thread, and the reports of errors.
+    """What a process is doing, as read by the watchdog's thread and by error reports.
 
-    The trainer sets `position` once, and counts `num_forwards`. `phase_s` are the seconds spent in
-    each phase that has ended, and `compilation` counts those of compiling the model.
+    The trainer sets `position` once, and counts `num_forwards`. `phase_s` holds the seconds spent
+    in each phase so far, without the current stay in `phase`. `compilation` counts the seconds of
+    compiling the model.
     """
 
     def __init__(self) -> None:
@@ -27,7 +28,10 @@ class Activity:
 
     @property
     def phase(self) -> str:
-        """`start`, `training`, `evaluation`, `save`, `disk`, or how the run ended."""
+        """The current phase; assigning one adds the time since the last assignment to `phase_s`.
+
+        One of `start`, `training`, `evaluation`, `save` and `disk`, or how the run ended.
+        """
         return self._phase
 
     @phase.setter
@@ -41,7 +45,7 @@ class Activity:
     def during(self, phase: str) -> Iterator[None]:
         """Set the phase for the block.
 
-        After an error it stays: that is where the error happened.
+        An error keeps the phase, so that its report tells where it happened.
         """
         before = self._phase
         self.phase = phase

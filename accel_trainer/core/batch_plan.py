@@ -1,6 +1,6 @@
 """Batch arithmetic: how an epoch is split into step batches, processes and micro-batches.
 
-Pure integers.
+All values are plain integers.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ Reduce = Literal["float", "exact"]
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """Splits an epoch of `num_samples` into step batches of `global_batch_size`, the same on any hardware.
+    """Splits an epoch of `num_samples` into step batches, the same ones on any hardware.
 
-    A step batch is the samples of one optimizer step. Each process takes a contiguous slice of it,
-    split into micro-batches of at most `per_device_batch_size`. The last step batch of an epoch may
-    be short: it is trained, every sample once, or left out with `drop_last`.
+    A step batch has the `global_batch_size` samples of one optimizer step. Each process takes a
+    contiguous slice of it, split into micro-batches of at most `per_device_batch_size`. The last
+    step batch of an epoch may be short: it is trained, every sample once, or left out with
+    `drop_last`.
     """
 
     num_samples: int
@@ -36,11 +37,9 @@ class BatchPlan:
     reduce: Reduce = "float"
 
     def __post_init__(self) -> None:
-        num_samples, batch_size, num_processes = (
-            self.num_samples,
-            self.global_batch_size,
-            self.num_processes,
-        )
+        num_samples = self.num_samples
+        batch_size = self.global_batch_size
+        num_processes = self.num_processes
         if num_samples < max(1, num_processes):
             fact = f"{num_samples} training samples are too few for {num_processes} processes"
             raise DataError("DATA_TOO_SMALL", f"{fact}: add data, or launch fewer processes")
@@ -49,15 +48,12 @@ class BatchPlan:
         )
         if batch_size > num_samples:
             fact = f"global batch {batch_size} is larger than the {num_samples} training samples"
-            raise ConfigError(
-                "BATCH_SIZE",
-                f"{fact}: set it to at most {num_samples - num_samples % num_processes}",
-            )
+            largest = num_samples - num_samples % num_processes
+            raise ConfigError("BATCH_SIZE", f"{fact}: set it to at most {largest}")
         if batch_size % num_processes:
             fact = f"global batch {batch_size} is not divisible by {num_processes} processes"
-            raise ConfigError(
-                "BATCH_SIZE", f"{fact}: set --global-batch-size to a multiple of {num_processes}"
-            )
+            fix = f"set --global-batch-size to a multiple of {num_processes}"
+            raise ConfigError("BATCH_SIZE", f"{fact}: {fix}")
         check_reducible(self.reduce, batch_size, self.per_device_batch_size, num_processes)
 
     @cached_property
@@ -73,25 +69,33 @@ class BatchPlan:
 
     @property
     def num_parts(self) -> int:
-        """Contiguous parts of the samples, each as many on every process: one a process, or with `exact` any number."""
-        return (
-            self.num_processes
-            if self.reduce == "float"
-            else self.global_batch_size // self.per_device_batch_size
-        )
+        """The number of contiguous parts that the samples are split into.
+
+        Every process holds the same number of them: one, or with `exact` any number.
+        """
+        if self.reduce == "float":
+            return self.num_processes
+        return self.global_batch_size // self.per_device_batch_size
 
     def step_batch_size(self, step_in_epoch: int) -> int:
-        """Samples of step `step_in_epoch` over all processes: the global batch, or fewer in a short last step."""
-        return min(
-            self.global_batch_size, self.num_samples - step_in_epoch * self.global_batch_size
-        )
+        """Return the samples of a step over all processes: fewer in a short last step."""
+        samples_before = step_in_epoch * self.global_batch_size
+        return min(self.global_batch_size, self.num_samples - samples_before)
 
     def micro_batches(self, step_in_epoch: int, process_index: int) -> list[range]:
-        """Return the positions in the epoch's order of each micro-batch of one process; as many on every process."""
+        """Return the positions in the epoch's order of each micro-batch of one process.
+
+        Every process has the same number of micro-batches.
+        """
         first = step_in_epoch * self.global_batch_size
         positions = range(first, first + self.step_batch_size(step_in_epoch))
-        size, parts = self.per_device_batch_size, self.num_parts
-        return split_evenly(positions, size, self.num_processes, process_index, num_parts=parts)
+        return split_evenly(
+            positions,
+            self.per_device_batch_size,
+            self.num_processes,
+            process_index,
+            num_parts=self.num_parts,
+        )
 
     def describe(self) -> str:
         """Return the arithmetic in one line."""
@@ -110,14 +114,14 @@ def split_evenly(
     *,
     num_parts: int | None = None,
 ) -> list[range]:
-    """Return one process's contiguous slice of `positions`, split into batches of at most `batch_size`.
+    """Return one process's slice of `positions`, split into batches of at most `batch_size`.
 
-    The slice is one of `num_parts` (None: `num_processes`), or several in a row, none of which
-    shares a batch: with a fixed number of parts, the batches are the same on any number of
-    processes that divides it.
+    `positions` is cut into `num_parts` (None: `num_processes`), and the slice is one or more
+    consecutive parts. No batch spans two parts: with a fixed number of parts, the batches are the
+    same on any number of processes that divides it.
 
-    Every process has as many batches, the last of a part perhaps empty: a forward is a collective
-    where batch norms span all processes, or where weights are sharded.
+    Every process has the same number of batches, of which the last one of a part may be empty: a
+    forward is a collective if batch norms span all processes or weights are sharded.
     """
     num_parts = num_parts or num_processes
     cuts = range(0, math.ceil(len(positions) / num_parts), batch_size)
@@ -128,7 +132,10 @@ def split_evenly(
 def parts_of_process(
     positions: range, num_parts: int, num_processes: int, process_index: int
 ) -> list[range]:
-    """Return one process's parts of `positions`, cut into `num_parts`; lengths differ by at most 1."""
+    """Return one process's parts of `positions`, which is cut into `num_parts`.
+
+    The lengths of all parts differ by at most 1.
+    """
     first = process_index * num_parts // num_processes
     end = (process_index + 1) * num_parts // num_processes
     cuts = [math.ceil(len(positions) * part / num_parts) for part in range(first, end + 1)]
@@ -138,7 +145,7 @@ def parts_of_process(
 def check_reducible(
     reduce: Reduce, global_batch_size: int, per_device_batch_size: int, num_processes: int
 ) -> None:
-    """Raise ConfigError if micro-batches or processes cannot be added up in pairs, which `exact` does."""
+    """For `exact`, raise ConfigError unless micro-batches and processes can be added in pairs."""
     if reduce == "float":
         return
     num_parts, rest = divmod(global_batch_size, per_device_batch_size)
@@ -146,12 +153,13 @@ def check_reducible(
     if rest or num_parts & (num_parts - 1):
         fact = f"--reduce exact needs 1, 2, 4, 8, ... micro-batches per step, and {split} is"
         value = global_batch_size / per_device_batch_size
-        raise ConfigError(
-            "REDUCE",
-            f"{fact} {value:g}: set --global-batch-size to a power of two times --batch-size",
-        )
+        fix = "set --global-batch-size to a power of two times --batch-size"
+        raise ConfigError("REDUCE", f"{fact} {value:g}: {fix}")
     if num_processes & (num_processes - 1) or num_processes > num_parts:
-        fact = f"--reduce exact needs 1, 2, 4, 8, ... processes, and at most {num_parts}, the micro-batches per step"
+        fact = (
+            "--reduce exact needs 1, 2, 4, 8, ... processes, "
+            f"and at most {num_parts}, the micro-batches per step"
+        )
         fewer = min(num_parts, 1 << num_processes.bit_length() - 1)
         raise ConfigError("REDUCE", f"{fact}, but there are {num_processes}: launch {fewer}")
 
@@ -178,7 +186,8 @@ class BatchConfig:
     each process count; `exact` sums in a fixed order: the same bits on 1, 2, 4, ... processes. Both
     are float32."""
     eval_batch_size: int = 500
-    """Samples per forward pass on one process in evaluation. It never changes a metric."""
+    """Samples per forward pass on one process in evaluation. It changes metrics only by rounding,
+    unless evaluation is random; with `--reduce exact`, a resume cannot change it."""
     num_workers: int = 0
     """Data workers per training process, for data that is not already decoded in memory."""
 
@@ -193,9 +202,8 @@ class BatchConfig:
         NOT_NEGATIVE.check(self, "batch", "num_workers")
         if self.reduce == "exact" and self.accumulation_steps > 1:
             fact = "--reduce exact does not work with --accumulate, which changes the micro-batches"
-            raise ConfigError(
-                "REDUCE", f"{fact}: leave it out, and choose --batch-size and --global-batch-size"
-            )
+            fix = "leave it out, and choose --batch-size and --global-batch-size"
+            raise ConfigError("REDUCE", f"{fact}: {fix}")
 
     def resolved_global_batch_size(self, num_processes: int) -> int:
         """Return the samples of one optimizer step on `num_processes`."""
@@ -214,11 +222,10 @@ class BatchConfig:
         return min(self.per_device_batch_size, per_process)
 
     def check_reducible(self, num_processes: int) -> None:
-        """Raise ConfigError if `reduce` does not fit the micro-batches of a step on `num_processes`."""
-        batch_size = self.resolved_global_batch_size(num_processes)
+        """Raise ConfigError if `reduce` does not work with the micro-batches on `num_processes`."""
         check_reducible(
             self.reduce,
-            batch_size,
+            self.resolved_global_batch_size(num_processes),
             self.resolved_per_device_batch_size(num_processes),
             num_processes,
         )

@@ -1,4 +1,7 @@
-"""A model's buffers, looked up by name at each use: a forward may assign one, as in `self.mean = ...`."""
+"""A model's buffers, looked up by name at each use.
+
+A forward may replace one by assignment, as in `self.mean = ...`.
+"""
 
 from __future__ import annotations
 
@@ -13,26 +16,28 @@ Place = tuple[nn.Module, str]
 """The module that has a buffer, and its name there."""
 
 NOTHING = torch.empty(0)
-"""What a buffer counts as while it is None."""
+"""Stands for a buffer that is None."""
 
 
 def buffer_places(model: nn.Module) -> dict[str, Place]:
     """Return the places of all buffers by full name."""
-    paths = [(name, *name.rpartition(".")) for name, _ in model.named_buffers()]
-    return {name: (model.get_submodule(path), short) for name, path, _, short in paths}
+    places: dict[str, Place] = {}
+    for name, _ in model.named_buffers():
+        path, _, short_name = name.rpartition(".")
+        places[name] = (model.get_submodule(path), short_name)
+    return places
 
 
 def buffers_at(places: Sequence[Place]) -> list[Tensor]:
     """Return the tensors that are at `places` now."""
-    # torch's public ways (getattr, get_buffer, named_buffers) take 15 to 45 times as long: 0.2 ms a
-    # step with 20 norms.
-    return [
-        NOTHING if (buffer := owner._buffers[name]) is None else buffer for owner, name in places
-    ]
+    # torch's public ways (getattr, get_buffer, named_buffers) take 15 to 45 times as long: 0.2 ms
+    # per step for 20 norms.
+    buffers = [owner._buffers[name] for owner, name in places]
+    return [NOTHING if buffer is None else buffer for buffer in buffers]
 
 
 def are_same(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether two lists have the same objects."""
+    """Return whether two lists of equal length hold the same objects."""
     return all(map(is_, tensors, others))
 
 
@@ -45,7 +50,7 @@ class BufferCopy:
         self.take()
 
     def take(self) -> None:
-        """Copy the buffers of now."""
+        """Copy the current buffers."""
         if not self._places:
             return
         buffers = buffers_at(self._places)
@@ -55,19 +60,22 @@ class BufferCopy:
             torch._foreach_copy_(copies, live)
 
     def put_back(self) -> None:
-        """Let the buffers be as they were at the last `take`; one that was assigned since is replaced by a copy."""
-        now = buffers_at(self._places)
-        for (owner, name), buffer, before, copied in zip(
-            self._places, now, self._buffers, self.tensors, strict=True
-        ):
+        """Restore the buffers' values at the last `take`.
+
+        A buffer that was assigned since then is replaced by a copy.
+        """
+        current = buffers_at(self._places)
+        rows = zip(self._places, current, self._buffers, self.tensors, strict=True)
+        for (owner, name), buffer, before, copied in rows:
             if buffer is before:
                 buffer.detach().copy_(copied)
             else:
                 setattr(owner, name, None if before is NOTHING else copied.clone())
 
     def _allocate(self, buffers: list[Tensor]) -> None:
-        self._buffers, self.tensors = buffers, [torch.empty_like(buffer) for buffer in buffers]
-        # By dtype: on CUDA, one kernel copies all tensors of one.
+        self._buffers = buffers
+        self.tensors = [torch.empty_like(buffer) for buffer in buffers]
+        # On CUDA, one kernel copies all tensors of the same dtype.
         self._by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for buffer, copied in zip(buffers, self.tensors, strict=True):
             live, copies = self._by_dtype.setdefault(buffer.dtype, ([], []))
@@ -76,15 +84,18 @@ class BufferCopy:
 
 
 class BufferHistory:
-    """Copies of the buffers of `model` from before this step and the one before, which may yet turn out to be bad."""
+    """Copies of a model's buffers from before the current step and from before the previous one.
+
+    Either step may still turn out to be bad.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         places = list(buffer_places(model).values())
-        self._copies = deque([BufferCopy(places), BufferCopy(places)])  # the newer first
+        self._copies = deque([BufferCopy(places), BufferCopy(places)])  # The newer one is first.
 
     @property
     def saved(self) -> list[Tensor]:
-        """The copies from before this step."""
+        """The copies from before the current step."""
         return self._copies[0].tensors
 
     def save(self) -> None:
@@ -93,5 +104,8 @@ class BufferHistory:
         self._copies[0].take()
 
     def restore(self, *, steps_ago: int = 0) -> None:
-        """Let the buffers be as before this step, or before the one before: a skipped step leaves no trace."""
+        """Restore the buffers from before the current step, or (`steps_ago=1`) the previous one.
+
+        A skipped step then leaves no trace.
+        """
         self._copies[steps_ago].put_back()

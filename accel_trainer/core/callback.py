@@ -1,4 +1,4 @@
-"""The hooks of a callback, and what it may read of the trainer."""
+"""The hooks of a callback, and what it may read from the trainer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .types import Loader, StepReport
 class RunResult:
     """How a run ended.
 
-    `metrics` are those of the last evaluation; `state` is `done`, `stopped` or `preempted`.
+    `metrics` are the results of the last evaluation.
     """
 
     state: Literal["done", "stopped", "preempted"]
@@ -27,7 +27,7 @@ class RunResult:
 
 
 class TrainerView(Protocol):
-    """What a callback may read of a trainer, and the one request it may make."""
+    """What a callback may read from a trainer, and the only request it may make."""
 
     @property
     def accelerator(self) -> Accelerator:
@@ -43,7 +43,7 @@ class TrainerView(Protocol):
 
     @property
     def learning_rate_at(self) -> Callable[[int], float]:
-        """The learning rate of a step, counted from 0."""
+        """Maps a step, counted from 0, to its learning rate."""
 
     @property
     def best(self) -> BestCheckpoint | None:
@@ -51,7 +51,7 @@ class TrainerView(Protocol):
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing is left to train."""
+        """Whether all steps have been trained."""
 
     @property
     def data_wait_s(self) -> float:
@@ -62,40 +62,48 @@ class TrainerView(Protocol):
 
 
 class Callback:
-    """Observes a run, on every process.
+    """Observes a run; its hooks are called on every process.
 
-    It may call `trainer.request_stop`; it assigns nothing to the trainer.
+    A callback may call `trainer.request_stop`, but must not assign to the trainer's attributes.
 
-    The order of a run: on_fit_start, then per step on_step_end, per evaluation on_evaluate_end, per
-    epoch on_epoch_end, per checkpoint on_checkpoint; at the end on_fit_end, or on_error.
+    `on_fit_start` is called first. Then `on_step_end` follows every step, `on_evaluate_end` every
+    evaluation, `on_epoch_end` every epoch, and `on_checkpoint` every checkpoint. The last call is
+    `on_fit_end`, or `on_error` after an exception.
 
-    What `state_dict` returns is stored in every checkpoint under the class's name, and the number
-    of the callback among those of its class. An exception ends the run, with the callback's name.
+    Every checkpoint stores what `state_dict` returns, under the name of the class and the
+    callback's number among the callbacks of that class. An exception in a hook ends the run with an
+    error that names the callback.
     """
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Before the first step; `trainer.state` is where the run starts or continues."""
+        """Called before the first step; `trainer.state` is where the run starts or resumes."""
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """After optimizer step `report.optimizer_step`.
+        """Called after optimizer step `report.optimizer_step`.
 
-        Reading one of its tensors is a host sync.
+        Reading a tensor of `report` is a host sync.
         """
 
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
-        """After an evaluation; the metrics are the same on every process."""
+        """Called after an evaluation; the metrics are the same on every process."""
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """After the evaluation of an epoch, if it had one; `trainer.state.epoch` counts it as finished."""
+        """Called after an epoch and its evaluation, if any.
+
+        `trainer.state.epoch` already counts the epoch as finished.
+        """
 
     def on_checkpoint(self, trainer: TrainerView, name: str) -> None:
-        """After the state was copied for the background save, which logs when the checkpoint is durable."""
+        """Called once the state of checkpoint `name` was copied for the background save.
+
+        The save logs when the checkpoint is durable.
+        """
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
-        """After the last checkpoint is durable."""
+        """Called once the last checkpoint is durable."""
 
     def on_error(self, trainer: TrainerView, error: BaseException) -> None:
-        """When an exception ends the run; it is raised again afterwards."""
+        """Called when an exception ends the run; the exception is raised again afterwards."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs: plain values and tensors. May be **Collective**."""

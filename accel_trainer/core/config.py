@@ -1,4 +1,4 @@
-"""Configs: the ranges of their numbers, their hash, and the differences of two."""
+"""Configs: ranges and patterns of their values, plain dicts, and the differences between two."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .errors import ConfigError
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers that are allowed; `words` follow "set it" in the error."""
+    """A range of allowed numbers; `words` follow "set it" in the error message."""
 
     words: str
     has: Callable[[float], bool]
 
     def check(self, config: object, group: str, *names: str) -> None:
-        """Raise ConfigError if a named value of `config`, or an item of one, is out of range.
+        """Raise ConfigError if a named value of `config`, or an item of a tuple, is out of range.
 
         None is allowed.
         """
@@ -41,7 +41,7 @@ INSIDE_ONE = Range("above 0 and below 1", lambda number: 0 < number < 1)
 
 
 def check_pattern(config: object, group: str, name: str) -> None:
-    """Raise ConfigError if a named value of `config` is no regular expression. None is allowed."""
+    """Raise ConfigError if a value of `config` is not a regular expression. None is allowed."""
     value = getattr(config, name)
     try:
         re.compile(value or "")
@@ -52,20 +52,21 @@ def check_pattern(config: object, group: str, name: str) -> None:
 
 def config_to_dict(config: Any) -> dict[str, Any]:
     """Return the config as nested dicts of plain YAML and JSON values."""
-    # a Path becomes text
+    # `default` turns paths into text.
     plain: dict[str, Any] = json.loads(json.dumps(asdict(config), default=str))
     return plain
 
 
 def diff_config(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return `(dotted name, old, new)` of the values that differ; an absent one is None."""
-    before, after = dict(flatten_config(old)), dict(flatten_config(new))
-    pairs = {name: (before.get(name), after.get(name)) for name in before | after}
-    return [(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
+    """Return `(dotted name, old, new)` for each value that differs; a missing value is None."""
+    before = dict(flatten_config(old))
+    after = dict(flatten_config(new))
+    rows = [(name, before.get(name), after.get(name)) for name in before | after]
+    return [row for row in rows if row[1] != row[2]]
 
 
 def flatten_config(mapping: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield `(dotted name, value)` of nested dicts."""
+    """Yield `(dotted name, value)` for each value of nested dicts."""
     for key, value in mapping.items():
         if isinstance(value, Mapping):
             yield from flatten_config(value, f"{prefix}{key}.")

@@ -10,7 +10,7 @@ import re
 from enum import IntEnum
 from typing import Any
 
-# a terminal would obey them
+# Control characters, which a terminal would obey.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 
 
@@ -25,22 +25,21 @@ class ExitCode(IntEnum):
     CHECKPOINT = 74  # checkpoints cannot be written, or none is valid: do not retry
     PREEMPTED = 75  # stopped by a signal, resumable: run the same command again
     DIVERGED = 79  # a loss or weight became NaN or inf: do not retry
-    # the user's own code, such as a model or a callback, raised an error: do not retry
-    USER_CODE = 80
+    USER_CODE = 80  # an error in the user's own code, such as a model or a callback: do not retry
 
 
 class UserError(Exception):
-    """What happened, the value, and the fix, in one line.
+    """An error whose message says in one line what happened, with which value, and how to fix it.
 
-    Shown without a traceback unless `--debug`.
-
-    `code` is a short stable name (`CKPT_NONE_VALID`) to search for.
+    It is shown without a traceback unless `--debug` is set. `code` is a short, stable name to
+    search for, such as `CKPT_NONE_VALID`.
     """
 
     exit_code = ExitCode.INTERNAL
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(_CONTROL.sub(" ", message))  # one line, even with a newline in a name
+        # One line, even if a name contains a newline.
+        super().__init__(_CONTROL.sub(" ", message))
         self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -85,17 +84,18 @@ class DivergedError(UserError):
 
 
 class Preempted(UserError):
-    """The run ended early, such as at a signal before its first save: the same command continues it."""
+    """The run ended early, for example at a signal; the same command continues it."""
 
     exit_code = ExitCode.PREEMPTED
 
 
 class ProcessError(UserError):
-    """Process `rank` of the run failed, was killed or is stuck; `exit_code` is that of the process."""
+    """Process `rank` failed, was killed or is stuck; `exit_code` is that process's exit code."""
 
     def __init__(self, code: str, message: str, rank: int, exit_code: int) -> None:
         super().__init__(code, message)
-        self.rank, self.exit_code = rank, ExitCode(exit_code)
+        self.rank = rank
+        self.exit_code = ExitCode(exit_code)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.code, self.args[0], self.rank, self.exit_code)

@@ -1,4 +1,8 @@
-"""All writes to disk go through this module. What it reports as written survives a power loss."""
+"""Atomic and durable file operations: what they report as written survives a power loss.
+
+The run's files are written through this module. Exceptions are the run lock, and what torch's
+profiler and the trackers write.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +26,18 @@ _logger = logging.getLogger(__name__)
 
 Chunk = bytes | memoryview
 
-# A temporary's name has the final (or former) name, the process and the time.
+# The name of a temporary contains the final (or former) name, the process id and the time.
 TEMPORARY_NAME = re.compile(r"\.(tmp|del)-.+-\d+-\d{19}")
-_COPIED_BYTES = _MAX_LINE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
+_MAX_LINE_BYTES = 1 << 20
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | platform.SAFELY
 
 
 class Disk:
     """The changes to a disk, one method each.
 
-    Everything below goes through `disk`: tests replace it to count the changes, to crash or fail at
-    one of them, or to record them and replay what a power loss may leave.
+    All functions below call `disk`: tests replace it to count the changes, to crash or fail at one
+    of them, or to record them and replay what a power loss may leave.
     """
 
     def make_directory(self, path: Path) -> None:
@@ -46,7 +51,7 @@ class Disk:
         return os.open(path, _NEW_FILE, 0o600)
 
     def write(self, path: Path, descriptor: int, data: Chunk) -> None:
-        """Write all of `data` at the end."""
+        """Append all of `data`."""
         check_not_moved(path)
         view = memoryview(data)
         while view:
@@ -76,12 +81,12 @@ class Disk:
         os.unlink(path)
 
     def remove_empty(self, path: Path) -> None:
-        """Delete a directory in which there is nothing. Raises OSError if there is something."""
+        """Delete an empty directory. Raises OSError if it is not empty."""
         check_not_moved(path)
         os.rmdir(path)
 
     def remove_tree(self, path: Path) -> None:
-        """Delete a directory and all in it. Symlinks are removed, not followed."""
+        """Delete a directory and its content. Symlinks are removed, not followed."""
         check_not_moved(path)
         shutil.rmtree(path)
 
@@ -96,10 +101,10 @@ def temporary_path(path: Path, kind: str) -> Path:
 
 def make_directory(path: Path) -> None:
     """Create a directory durably. Its parent must exist; the directory itself may."""
-    # a link is an error: it may lead to another's folder
+    # A symlink raises an error: it may lead to a folder of someone else.
     if path.is_symlink() or not path.is_dir():
         disk.make_directory(path)
-    # Also if it exists: the process that created it may have died before this.
+    # Even if it existed: the process that created it may have died before its sync.
     disk.sync_directory(path.parent)
 
 
@@ -118,18 +123,18 @@ def create_file(path: Path, chunks: Iterable[Chunk]) -> None:
 
 
 def write_file_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` by a file of `data`: a reader finds the old bytes or the new, even after a crash."""
+    """Replace `path` by a file of `data`; even after a crash, it has the old bytes or the new."""
     replace_file(path, [data])
 
 
 def copy_file_atomic(source: Path, target: Path) -> None:
     """Replace `target` by a copy of a regular file of any size."""
     with open_file(source) as file:
-        replace_file(target, iter(lambda: file.read(_COPIED_BYTES), b""))
+        replace_file(target, iter(lambda: file.read(_CHUNK_BYTES), b""))
 
 
 def replace_file(path: Path, chunks: Iterable[Chunk]) -> None:
-    """Replace `path` by a file of `chunks`, which are taken as they are written."""
+    """Replace `path` by a file of `chunks`, which are consumed while the file is written."""
     temporary = temporary_path(path, "tmp")
     try:
         create_file(temporary, chunks)
@@ -142,9 +147,9 @@ def replace_file(path: Path, chunks: Iterable[Chunk]) -> None:
 
 @contextmanager
 def new_directory(final: Path) -> Iterator[Path]:
-    """Yield a temporary directory, to fill by `create_file` and to `publish` as `final`.
+    """Yield a temporary directory, to be filled by `create_file` and renamed by `publish`.
 
-    On an error nothing is left of it.
+    An error in the block leaves nothing behind.
     """
     temporary = temporary_path(final, "tmp")
     try:
@@ -156,9 +161,9 @@ def new_directory(final: Path) -> Iterator[Path]:
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """Rename a filled directory to `final`: complete and durable on return.
+    """Rename a filled directory to `final`, which is complete and durable on return.
 
-    A `final` that another process has created meanwhile is an OSError.
+    Raises OSError if another process has created `final` in the meantime.
     """
     disk.sync_directory(temporary)
     rename(temporary, final)
@@ -173,7 +178,7 @@ def rename(source: Path, target: Path) -> None:
 def remove_directories(paths: Iterable[Path]) -> None:
     """Delete directories.
 
-    A crash leaves each complete under its name, or under a name that `sweep` deletes.
+    After a crash, each one is complete under its name, or has a name that `sweep` deletes.
     """
     renamed = []
     for path in paths:
@@ -192,8 +197,9 @@ def sweep(directory: Path) -> None:
     Call it before writing, and only under the run lock, which proves that the writers are dead:
     process ids do not, since containers reuse them.
     """
-    for path in [path for path in directory.iterdir() if TEMPORARY_NAME.fullmatch(path.name)]:
-        _discard(path)
+    for path in list(directory.iterdir()):
+        if TEMPORARY_NAME.fullmatch(path.name):
+            _discard(path)
 
 
 def _discard(path: Path) -> None:
@@ -208,7 +214,7 @@ def _discard(path: Path) -> None:
             _logger.warning("cannot remove the temporary %s: %s", path, error)
 
 
-# --- reading: a folder may come from anybody, and its files are opened only here ---
+# --- reading: a folder may come from a stranger, so its files are opened with care ---
 
 
 def open_regular(path: Path, flags: int) -> int:
@@ -238,7 +244,7 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a regular file of any size. Raises OSError."""
     digest = hashlib.sha256()
     with open_file(path) as file:
-        while data := file.read(_COPIED_BYTES):
+        while data := file.read(_CHUNK_BYTES):
             digest.update(data)
     return digest.hexdigest()
 
@@ -257,17 +263,17 @@ def read_lines(path: Path) -> Iterator[bytes]:
 
 @contextmanager
 def probe_file(directory: Path) -> Iterator[Path]:
-    """Create an empty file in `directory` for the block. Raises OSError if that cannot be done."""
+    """Create an empty file in `directory` for the block. Raises OSError if that fails."""
     probe = temporary_path(directory / "probe", "tmp")
     os.close(disk.create(probe))
     try:
         yield probe
     finally:
-        _discard(probe)  # unless the run that holds the folder has swept it
+        _discard(probe)  # The run that holds the folder may have swept it.
 
 
 class AppendFile:
-    """A file that grows line by line: an append that fails leaves no part of its line."""
+    """A file that grows line by line; an append that fails leaves no partial line."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -282,15 +288,15 @@ class AppendFile:
         return os.fstat(self._descriptor).st_size
 
     def append(self, line: bytes) -> None:
-        """Write `line` at the end.
+        """Append `line`.
 
-        It survives a crash of the process immediately, a power loss after `sync`.
+        It survives a crash of the process at once, and a power loss after `sync`.
         """
         size = self.size
         try:
             disk.write(self.path, self._descriptor, line)
         except OSError:
-            # A full disk may have taken part of the line; the next append must not continue it.
+            # A full disk may hold a part of the line; the next append must not continue it.
             self.truncate(size)
             raise
 
@@ -303,7 +309,7 @@ class AppendFile:
         disk.truncate(self.path, self._descriptor, size)
 
     def drop_half_line(self) -> None:
-        """Cut the file after its last whole line, if it ends within one of at most a MiB."""
+        """Cut off an unfinished last line of at most a MiB."""
         with open_file(self.path) as file:
             file.seek(max(0, self.size - _MAX_LINE_BYTES))
             _, _, half = file.read().rpartition(b"\n")

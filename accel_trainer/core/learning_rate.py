@@ -1,4 +1,4 @@
-"""The learning rate of a step, and how an optimizer gets it."""
+"""Learning rate schedules, and setting an optimizer's learning rate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Schedule = Callable[[int], float]
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of every group, times its `learning_rate_scale` if it has one.
+    """Set the learning rate of every group, times the group's `learning_rate_scale` if it has one.
 
-    A tensor is set in place.
+    A learning rate that is a tensor is set in place.
     """
     for group in optimizer.param_groups:
         value = learning_rate * group.get("learning_rate_scale", 1.0)

@@ -1,4 +1,4 @@
-"""Sums in a fixed order: neighbours in pairs, then the sums of pairs, and so on."""
+"""Sums in a fixed order: neighbours are added in pairs, then the sums of pairs, and so on."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 
 class PairwiseSum:
-    """Adds up lists of tensors, whose number is a power of two, in pairs.
+    """Adds up lists of tensors in pairs; the number of lists is a power of two.
 
-    It keeps one partial sum for each level of this tree.
+    At most one partial sum is kept for each level of the binary tree.
     """
 
     def __init__(self) -> None:
         self._partial: list[tuple[int, list[Tensor]]] = []
 
     def add(self, tensors: list[Tensor]) -> None:
-        """Add the next list, which may be changed from now on."""
+        """Add the next list. Its tensors belong to the sum from now on, and may be overwritten."""
         level = 0
         while self._partial and self._partial[-1][0] == level:
             _, before = self._partial.pop()
@@ -26,7 +26,7 @@ class PairwiseSum:
         self._partial.append((level, tensors))
 
     def total(self) -> list[Tensor]:
-        """Return the sum of all."""
+        """Return the sum of all lists."""
         ((_, tensors),) = self._partial
         return tensors
 

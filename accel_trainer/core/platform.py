@@ -13,26 +13,30 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]  # Windows
 
-# For every `os.open`: follow no link, close in child programs, translate no newline.
+# For every `os.open`: follow no symlink, close in child programs, translate no newline.
 SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0)
 
 _SIGNAL_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP", "SIGBREAK")
 STOP_SIGNALS = tuple(signal.Signals[name] for name in _SIGNAL_NAMES if hasattr(signal, name))
-"""The signals that ask a run to stop. Windows has the first two, and Ctrl-Break."""
+"""The signals that ask a run to stop. Windows has SIGTERM, SIGINT and SIGBREAK (Ctrl-Break)."""
 
-_LOCKED_BYTE = 2**30  # on Windows nobody else can read the byte that is locked
+# On Windows, no other process can read the locked byte, so it lies beyond the content.
+_LOCKED_BYTE = 2**30
 
 
 def open_directory(path: Path) -> int | None:
-    """Open a directory, and return its descriptor; None on Windows, which has no such call."""
+    """Open a directory and return its descriptor; None on Windows, which has no such call."""
     if not hasattr(os, "O_DIRECTORY"):
         return None
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def sync_directory(path: Path) -> None:
-    """Return once the names in a directory survive a power loss; without effect on Windows, which has no such call."""
+    """Return once the names in a directory survive a power loss.
+
+    Does nothing on Windows, which has no such call.
+    """
     if (descriptor := open_directory(path)) is None:
         return
     try:
@@ -44,8 +48,8 @@ def sync_directory(path: Path) -> None:
 def take_lock(descriptor: int) -> None:
     """Lock an open file until it is closed or this process ends. Raises OSError if it is locked.
 
-    A POSIX record lock: no child process keeps it. It is lost when this process closes any
-    descriptor of the file.
+    On POSIX, this is a record lock: child processes do not inherit it, and it is lost when this
+    process closes any descriptor of the file.
     """
     if fcntl is not None:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,7 +58,10 @@ def take_lock(descriptor: int) -> None:
 
 
 def is_locked(descriptor: int) -> bool:
-    """Whether another process has locked an open file; takes no lock, except on Windows."""
+    """Return whether another process has locked an open file.
+
+    On Windows, this takes the lock if it is free.
+    """
     if fcntl is None:
         try:
             _lock_on_windows(descriptor, waits=False)
@@ -62,16 +69,17 @@ def is_locked(descriptor: int) -> bool:
             return True
         return False
     # In fcntl.h, the type is the first field of `struct flock` on Linux, and the fourth elsewhere.
-    layout, place = ("hhlli4x", 0) if sys.platform.startswith("linux") else ("llihh", 3)
-    request = struct.pack(layout, *(fcntl.F_WRLCK if number == place else 0 for number in range(5)))
-    reply = struct.unpack(layout, fcntl.fcntl(descriptor, fcntl.F_GETLK, request))
-    return bool(reply[place] != fcntl.F_UNLCK)
+    layout, type_index = ("hhlli4x", 0) if sys.platform.startswith("linux") else ("llihh", 3)
+    fields = [0] * 5
+    fields[type_index] = fcntl.F_WRLCK
+    reply = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(layout, *fields))
+    return bool(struct.unpack(layout, reply)[type_index] != fcntl.F_UNLCK)
 
 
 def wait_for_lock(descriptor: int) -> None:
-    """Wait until nobody else has locked an open file, and lock it until it is closed.
+    """Wait until no other process has locked an open file, and lock it until it is closed.
 
-    Raises OSError without locks.
+    Raises OSError if the file system has no locks.
     """
     if fcntl is not None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

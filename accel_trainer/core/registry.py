@@ -11,23 +11,28 @@ from .errors import CheckpointError
 class Part:
     """A part of a run with state, such as the model.
 
-    Each is checked before any of them is restored.
+    All parts are checked with `fit` before the first one is restored.
     """
 
     is_optional = False
-    """Whether a checkpoint may lack it: it then stays as it is."""
+    """Whether a checkpoint may lack this part, which then stays as it is."""
     starts_fresh = False
-    """Whether it may begin at a checkpoint that lacks it, if settings were changed on purpose."""
+    """Whether this part may start anew from a checkpoint that lacks it.
+
+    That is allowed only if settings were changed on purpose."""
 
     def fit(self, stored: Any) -> Any:
-        """Return what `load_state_dict` takes.
+        """Return `stored` in the form that `load_state_dict` takes.
 
-        Raises CheckpointError if `stored` is not of such a part.
+        Raises CheckpointError if it does not fit this part.
         """
         return stored
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what a resumed run needs, as references to live tensors; nothing: it is not stored."""
+        """Return what a resumed run needs, as references to live tensors.
+
+        An empty state is not stored.
+        """
         raise NotImplementedError
 
     def load_state_dict(self, state: Any) -> None:
@@ -35,7 +40,7 @@ class Part:
         raise NotImplementedError
 
     def start_fresh(self) -> None:
-        """Begin here, once the other parts are restored."""
+        """Start anew; called after the other parts were restored."""
 
 
 class Registry:
@@ -45,7 +50,7 @@ class Registry:
         self._parts = parts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states by name, with the shards of this process, as references to live tensors."""
+        """Return the states by name, as references to live tensors and to this process's shards."""
         states = {name: part.state_dict() for name, part in self._parts.items()}
         return {name: state for name, state in states.items() if state}
 
@@ -53,21 +58,16 @@ class Registry:
         """Restore all parts; `changes` are the settings that were changed on purpose.
 
         Raises:
-            CheckpointError: one is missing or does not fit; nothing is changed then.
+            CheckpointError: a part is missing or does not fit; no part was changed.
         """
-        missing = [
-            name
-            for name, part in self._parts.items()
-            if name not in stored and not part.is_optional
-        ]
+        parts = self._parts
+        missing = [name for name in parts if name not in stored and not parts[name].is_optional]
         for name in missing:
-            if not (changes and self._parts[name].starts_fresh):
+            if not (changes and parts[name].starts_fresh):
                 fix = "start with the options that it was made with"
                 raise CheckpointError("CKPT_MISSING", f"the checkpoint has no {name}: {fix}")
-        fitted = {
-            name: part.fit(stored[name]) for name, part in self._parts.items() if name in stored
-        }
+        fitted = {name: part.fit(stored[name]) for name, part in parts.items() if name in stored}
         for name, state in fitted.items():
-            self._parts[name].load_state_dict(state)
+            parts[name].load_state_dict(state)
         for name in missing:
-            self._parts[name].start_fresh()
+            parts[name].start_fresh()

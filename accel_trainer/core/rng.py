@@ -1,6 +1,6 @@
 """All randomness.
 
-Each draw is a pure function of named integers: no generator state to save or to advance.
+Each draw is a pure function of named integers: there is no generator state to save or to advance.
 """
 
 from __future__ import annotations
@@ -19,13 +19,18 @@ N = TypeVar("N", int, Tensor)
 
 # The golden-ratio increment and the two multipliers of "lowbias32" (C. Wellons, "Prospecting for
 # hash functions", 2018: bias 0.17, no 32-bit multiply-xorshift of this length known to be better).
-_INCREMENT, _MULTIPLIER_1, _MULTIPLIER_2 = 0x9E3779B9, 0x7FEB352D, 0x846CA68B
+_INCREMENT = 0x9E3779B9
+_MULTIPLIER_1 = 0x7FEB352D
+_MULTIPLIER_2 = 0x846CA68B
 _MASK = 0xFFFFFFFF
-_EVALUATION = 0x6576616C  # a key that is no process's
+_EVALUATION = 0x6576616C  # Larger than any process index, which is the key of training.
 
 
 def _mix(x: N) -> N:
-    """Hash 32-bit values, Python's or held in int64 [*]; products of the latter wrap, the low 32 bits stay right."""
+    """Hash 32-bit values: Python integers, or int64 [*].
+
+    Products of tensors overflow, but their low 32 bits are right.
+    """
     x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & _MASK
     x = ((x ^ (x >> 15)) * _MULTIPLIER_2) & _MASK
     return x ^ (x >> 16)
@@ -34,11 +39,11 @@ def _mix(x: N) -> N:
 def fold_in(*keys: int, start: int = _INCREMENT) -> int:
     """Hash any integers into one key in [0, 2**32).
 
-    `start` is the key of integers that come before them.
+    `start` is the key of preceding integers: `fold_in(b, start=fold_in(a)) == fold_in(a, b)`.
     """
     key = start
     for value in keys:
-        while True:  # 32 bits at a time, so that large seeds do not alias
+        while True:  # 32 bits at a time, so that large seeds do not collide
             key = _mix((key ^ (value & _MASK)) + _INCREMENT & _MASK)
             value >>= 32
             if value in (0, -1):
@@ -49,8 +54,8 @@ def fold_in(*keys: int, start: int = _INCREMENT) -> int:
 def random_bits(key: int, sample_ids: Tensor, draw: int) -> Tensor:
     """Draw 32 random bits per sample: int64 [B] in [0, 2**32), on the device of `sample_ids`.
 
-    Integer arithmetic only: equal on every device. `draw` numbers the draws for one sample (0 for
-    the crop's row, 1 for its column, and so on).
+    Integer arithmetic only, so that the bits are the same on every device. `draw` numbers the draws
+    for one sample (0 for the crop's row, 1 for its column, and so on).
     """
     return _mix((_mix((sample_ids & _MASK) ^ key) + fold_in(key, draw)) & _MASK)
 
@@ -61,7 +66,7 @@ def random_uniform(key: int, sample_ids: Tensor, draw: int) -> Tensor:
 
 
 def random_int(key: int, sample_ids: Tensor, draw: int, *, high: int) -> Tensor:
-    """Draw int64 [B] in [0, high) per sample; the bias of the multiply-shift is below high / 2**32."""
+    """Draw int64 [B] in [0, high) per sample, by multiply-shift: its bias is below high / 2**32."""
     return (random_bits(key, sample_ids, draw) * high) >> 32
 
 
@@ -74,15 +79,15 @@ def epoch_permutation(num_samples: int, *, seed: int, epoch: int) -> Tensor:
 def seed_forward(
     process_key: int, *, optimizer_step: int, micro_batch: int, device: torch.device
 ) -> None:
-    """Seed torch's generators of the CPU and of `device` for one forward: dropout needs no stored generator state.
+    """Seed torch's generators of the CPU and of `device` for one forward.
 
-    `process_key` is `fold_in(seed, process_index)`.
+    Dropout thus needs no stored generator state. `process_key` is `fold_in(seed, process_index)`.
     """
     _seed_torch(fold_in(optimizer_step, micro_batch, start=process_key), device)
 
 
 def seed_evaluation(seed: int, *, position: int, device: torch.device) -> None:
-    """Seed Python, numpy and torch for the evaluation batch that begins with sample `position` of the set."""
+    """Seed Python, numpy and torch for the evaluation batch that begins with sample `position`."""
     key = fold_in(seed, _EVALUATION, position)
     random.seed(key)
     np.random.seed(key)
@@ -90,7 +95,10 @@ def seed_evaluation(seed: int, *, position: int, device: torch.device) -> None:
 
 
 def _seed_torch(key: int, device: torch.device) -> None:
-    """Seed the generators of the CPU and of `device`: `torch.manual_seed` seeds every device, which takes 90 us."""
+    """Seed the generators of the CPU and of `device`.
+
+    `torch.manual_seed` would seed every device, which takes 90 us.
+    """
     torch.default_generator.manual_seed(key)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(key)
@@ -99,7 +107,9 @@ def _seed_torch(key: int, device: torch.device) -> None:
 @contextmanager
 def preserved_generators(device: torch.device) -> Iterator[None]:
     """Restore the generators of Python, numpy, torch and `device` after the block."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python = random.getstate()
+    numpy = np.random.get_state()
+    cpu = torch.get_rng_state()
     module = None if device.type == "cpu" else torch.get_device_module(device)
     state = None if module is None else module.get_rng_state(device)
     try:
@@ -113,5 +123,5 @@ def preserved_generators(device: torch.device) -> Iterator[None]:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python, numpy and torch for what happens before the first step, such as weight initialisation."""
+    """Seed Python, numpy and torch for the time before the first step: weight initialisation."""
     set_seed(seed % 2**32)  # numpy accepts 32 bits

@@ -1,4 +1,4 @@
-"""The folder of a run: whether it can be written, its free space, and the lock that only one run can hold."""
+"""The folder of a run: whether it can be written, its free space, and its exclusive lock."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import filesystem, platform
 from .errors import ConfigError, OutputError
 from .guards import guarded
 
-# What a run writes into its folder.
+# The files and folders that a run writes into its folder.
 _FILES = (
     "attempts.jsonl",
     "config.yaml",
@@ -35,19 +35,16 @@ _FOLDERS = ("checkpoints", "export", "logs", "profile", "trackers")
 def prepare_directory(path: Path) -> Path:
     """Create `path` with its parents, check that it can be written, and return it resolved.
 
-    Raises OutputError: an impossible name, a file in the way, or no permission.
+    Raises OutputError for an impossible name, a file in the way, or a missing permission.
     """
     if re.search(r"[\x00-\x1f\x7f]", str(path)):
-        raise OutputError(
-            "OUT_DIR_NAME",
-            f"the output folder {str(path)!r} contains a control character: rename it",
-        )
+        fact = f"the output folder {str(path)!r} contains a control character"
+        raise OutputError("OUT_DIR_NAME", f"{fact}: rename it")
     with writes_to(path):
         path = path.resolve()
-        for missing in reversed(
-            [folder for folder in (path, *path.parents) if not folder.exists()]
-        ):
-            filesystem.make_directory(missing)
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            filesystem.make_directory(folder)
         with filesystem.probe_file(path):
             pass
     return path
@@ -58,14 +55,13 @@ def expand_home(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:
-        raise ConfigError(
-            "HOME", f"the home folder in {path} is unknown: set HOME, or give an absolute path"
-        ) from None
+        fact = f"the home folder in {path} is unknown"
+        raise ConfigError("HOME", f"{fact}: set HOME, or give an absolute path") from None
 
 
 @contextmanager
 def writes_to(folder: Path) -> Iterator[None]:
-    """Raise an OSError of the block, such as of a full disk, as an OutputError that names `folder`."""
+    """Turn an OSError of the block, such as a full disk, into an OutputError naming `folder`."""
     try:
         yield
     except OSError as error:
@@ -76,37 +72,35 @@ def writes_to(folder: Path) -> Iterator[None]:
 
 
 def free_bytes(path: Path) -> int:
-    """Return how much this user can still write to the file system of `path`."""
+    """Return how many bytes this user can still write to the file system of `path`."""
     return shutil.disk_usage(path).free
 
 
 def refuse_strange_entries(folder: Path) -> None:
-    """Raise OutputError for something in `folder` that a run would overwrite, and that no run has written.
+    """Raise OutputError if a run would overwrite an entry of `folder` that no run has written.
 
-    That is a link, a pipe or the like with the name of a run's file or folder; and any of these
-    files where there is neither the lock nor a checkpoint of a run.
+    Such an entry is a symlink, a pipe or the like with the name of a run's file or folder. In a
+    folder without a run's lock or checkpoint, any file with the name of a run's file is one.
     """
-    for names, kind, is_one in ((_FILES, "file", stat.S_ISREG), (_FOLDERS, "folder", stat.S_ISDIR)):
+    fix = "move it away, or choose another folder"
+    for names, kind, is_kind in (
+        (_FILES, "file", stat.S_ISREG),
+        (_FOLDERS, "folder", stat.S_ISDIR),
+    ):
         for path in filter(os.path.lexists, (folder / name for name in names)):
-            if not is_one(path.lstat().st_mode):
-                raise OutputError(
-                    "OUT_DIR_ENTRY",
-                    f"{path} is not a {kind}: move it away, or choose another folder",
-                )
+            if not is_kind(path.lstat().st_mode):
+                raise OutputError("OUT_DIR_ENTRY", f"{path} is not a {kind}: {fix}")
     if (folder / "run.lock").exists() or any((folder / "checkpoints").glob("*step-*")):
         return
-    overwritten = [
-        folder / name for name in (*_FILES, "export/config.json", "export/model.safetensors")
-    ]
-    if found := next((path for path in overwritten if path.exists()), None):
-        fact = (
-            f"{found} would be overwritten, and the folder has no run.lock or checkpoint of a run"
-        )
-        raise OutputError("OUT_DIR_ENTRY", f"{fact}: move it away, or choose another folder")
+    for name in (*_FILES, "export/config.json", "export/model.safetensors"):
+        if (folder / name).exists():
+            fact = f"{folder / name} would be overwritten"
+            no_run = "the folder has no run.lock or checkpoint of a run"
+            raise OutputError("OUT_DIR_ENTRY", f"{fact}, and {no_run}: {fix}")
 
 
 def remove_new_folder(folder: Path) -> None:
-    """Remove what a start has written to a new folder, and the folder if nothing else is in it.
+    """Remove what a run's start has written to a new folder, and the folder if it is then empty.
 
     Raises OSError.
     """
@@ -120,11 +114,10 @@ def remove_new_folder(folder: Path) -> None:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether another process has the lock of a run's folder; takes no lock.
+    """Return whether another process holds the lock of a run's folder, without taking it.
 
-    Unknown counts as in use.
-
-    Not for the process that has the lock: it would lose it.
+    If that cannot be found out, the folder counts as in use. Do not call this in the process that
+    holds the lock: it would lose it.
     """
     try:
         with filesystem.open_file(folder / "run.lock") as file:
@@ -136,8 +129,8 @@ def is_in_use(folder: Path) -> bool:
 class RunLock:
     """An exclusive lock on a run's folder, held until the end of the block or of the process.
 
-    The kernel frees it when the process dies, and a forked data worker does not keep it: it needs
-    no age, timeout or takeover. The content of the file only tells people who holds it.
+    The kernel frees it when the process dies, and a forked data worker does not inherit it: there
+    is no age, timeout or takeover. The content of the file only tells people who holds the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -146,8 +139,7 @@ class RunLock:
         Raises OutputError if another run has it, or if the file system has no locks.
         """
         self._path = path
-        # The lock is lost when the process closes any descriptor of the file: there is only this
-        # one.
+        # Closing any descriptor of the file would free the lock, so this is the only one.
         with writes_to(path.parent):
             self._descriptor = filesystem.open_regular(path, os.O_RDWR | os.O_CREAT)
         try:
@@ -177,10 +169,8 @@ class RunLock:
 
 def _not_locked(folder: Path, error: OSError, owner: bytes) -> OutputError:
     if error.errno not in (errno.EACCES, errno.EAGAIN):
-        return OutputError(
-            "NO_LOCKS", f"{folder} cannot be locked ({error.strerror}): choose another --output-dir"
-        )
+        fact = f"{folder} cannot be locked ({error.strerror})"
+        return OutputError("NO_LOCKS", f"{fact}: choose another --output-dir")
     who = owner.decode(errors="replace")[:200] or "another process"
-    return OutputError(
-        "LOCKED", f"{folder} is locked by {who}: wait for that run or choose another --output-dir"
-    )
+    fix = "wait for that run or choose another --output-dir"
+    return OutputError("LOCKED", f"{folder} is locked by {who}: {fix}")

@@ -1,4 +1,4 @@
-"""Tensors that may be shards of a whole (torch's DTensor)."""
+"""Tensors that may be shards of a whole tensor (torch's DTensor)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
 
 
 def is_shard(tensor: object) -> TypeGuard[DTensor]:
-    """Whether `tensor` is a part of a whole."""
-    return hasattr(tensor, "full_tensor")  # importing DTensor takes 0.5 s
+    """Return whether `tensor` is a DTensor."""
+    return hasattr(tensor, "full_tensor")  # Importing DTensor takes 0.5 s.
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return the part of `tensor` on this process."""
+    """Return this process's part of `tensor`, or `tensor` itself if it is not a DTensor."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def place_in_whole(shard: DTensor) -> tuple[list[int], list[int]]:
-    """Return where this process's shard begins in the whole, and its shape."""
+    """Return the offsets of this process's shard in the whole tensor, and its shape."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offsets = compute_local_shape_and_global_offset(
@@ -30,11 +30,15 @@ def place_in_whole(shard: DTensor) -> tuple[list[int], list[int]]:
     return list(offsets), list(shape)
 
 
-def as_shard(mine: DTensor, local: Tensor) -> Tensor:
-    """Return `local`, this process's part of a whole, as a shard placed as `mine`."""
+def as_shard(template: DTensor, local: Tensor) -> Tensor:
+    """Return a DTensor with the placement of `template` and `local` as this process's part."""
     from torch.distributed.tensor import DTensor
 
-    mesh, placements, local = mine.device_mesh, mine.placements, local.to(mine.device)
     return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=mine.shape, stride=mine.stride()
+        local.to(template.device),
+        template.device_mesh,
+        template.placements,
+        run_check=False,
+        shape=template.shape,
+        stride=template.stride(),
     )

@@ -1,4 +1,4 @@
-"""The memory of a model's tensors: what updates in place, and fused kernels, rely on."""
+"""The memory layout of a model's tensors, on which in-place updates and fused kernels rely."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether the elements of `tensor` fill a range of memory, each element once, in whatever order."""
+    """Return whether the elements of `tensor` fill a range of memory, each once, in any order."""
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
 
 
 def make_dense(model: nn.Module) -> None:
-    """Give parameters that are slices or expanded, and buffers that are expanded, dense memory of their own.
+    """Move sliced or expanded parameters, and expanded buffers, to new dense memory.
 
     Fused kernels would write between the elements of a slice, and elements that share memory cannot
     be loaded. Buffers that are slices stay: they may be a part of another buffer on purpose.
@@ -26,7 +26,7 @@ def make_dense(model: nn.Module) -> None:
 
 
 def tied_by_memory(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Return the parameters that are another one's memory (`b.data = a.data`), each with that other one."""
+    """Return pairs of a parameter and an earlier one with the same memory (`b.data = a.data`)."""
     first: dict[object, nn.Parameter] = {}
     pairs = []
     for parameter in model.parameters():
@@ -40,13 +40,13 @@ def tied_by_memory(model: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
 def copy_model(model: nn.Module) -> nn.Module:
     """Return a deep copy of `model`.
 
-    Of tensors that its modules have computed, such as the weight of torch's older `weight_norm`,
-    the copy has the values: torch refuses to copy their graph.
+    Tensors that its modules have computed, such as the weight of torch's older `weight_norm`, are
+    copied without their graph, which torch refuses to copy.
     """
-    computed = [
-        v
-        for module in model.modules()
-        for v in vars(module).values()
-        if isinstance(v, Tensor) and v.grad_fn
-    ]
-    return copy.deepcopy(model, {id(tensor): tensor.detach().clone() for tensor in computed})
+    values = (value for module in model.modules() for value in vars(module).values())
+    computed = {
+        id(value): value.detach().clone()
+        for value in values
+        if isinstance(value, Tensor) and value.grad_fn
+    }
+    return copy.deepcopy(model, computed)

@@ -1,4 +1,4 @@
-"""How long things take: waiting for items, and one-time work."""
+"""Clocks for the time spent waiting for items, and for one-time work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WaitClock:
 
 
 class Stopwatch:
-    """Counts `seconds` of one-time work, which the throughput leaves out."""
+    """Counts the `seconds` of one-time work, which the throughput does not include."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

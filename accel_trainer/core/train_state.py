@@ -1,4 +1,4 @@
-"""The position of a run. All else that changes over time is a pure function of it, or a tensor."""
+"""The position of a run. All other changing state is a pure function of it, or tensors."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Literal
 class TrainState:
     """The position of a run, the same on every process and for any number of processes.
 
-    `optimizer_step` counts completed updates (skipped fp16 steps included: their data was
-    consumed). `epoch` is the epoch in progress and `step_in_epoch` the step batches consumed of it,
-    one per optimizer step. `samples_seen` counts samples over all processes and epochs.
+    `optimizer_step` counts completed steps, including skipped fp16 steps, whose data was consumed.
+    `epoch` is the epoch in progress, and `step_in_epoch` the number of its step batches that were
+    consumed, one per optimizer step. `samples_seen` counts samples over all processes and epochs.
 
     Step batches, unlike micro-batches, are the same for any number of processes and any
-    accumulation: a run can continue on other hardware.
+    accumulation, so that a run can continue on other hardware.
     """
 
     optimizer_step: int = 0
@@ -39,7 +39,7 @@ class TrainState:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take the position in `state`; a missing field is a KeyError."""
+        """Restore the position from `state`. Raises KeyError if a field is missing."""
         for field in fields(self):
             setattr(self, field.name, int(state[field.name]))
 
@@ -54,7 +54,7 @@ def checkpoint_name(position: TrainState) -> str:
 
 @dataclass(frozen=True)
 class BestCheckpoint:
-    """The checkpoint with the best value of a metric; it is kept while it is the best."""
+    """The checkpoint with the best value of a metric, which is kept until there is a better one."""
 
     name: str
     metric: str

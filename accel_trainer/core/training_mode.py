@@ -1,4 +1,4 @@
-"""Training mode, in which the norms of a frozen part keep their statistics."""
+"""Training mode, with norms in frozen parts that keep their statistics."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from torch import nn
 
 
 def set_training_mode(model: nn.Module) -> None:
-    """Put `model` into training mode, except for norms in a frozen part: they keep their statistics.
+    """Put `model` into training mode, except norms in frozen parts, which keep their statistics.
 
-    These are norms whose parameters are all frozen, or, of those without parameters, the ones of
-    the module before.
+    A norm counts as frozen if all its parameters are frozen; if it has none, the last module before
+    it that has parameters decides.
     """
     model.train()
     is_frozen = False

@@ -1,6 +1,6 @@
-"""What flows through the engine: batches, step batches, step reports, and the protocols people implement.
+"""The types that flow through the engine, and the protocols that users implement.
 
-Knows torch, accelerate's helpers for nested tensors, and nothing else of this package.
+At runtime, this module imports no other module of this package.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Batch:
 
     `inputs` [B, ...] and `targets` [B] int64 class ids or [B, K] float class weights lie on the
     device of the run; each may be a tensor or a dict, list or tuple of tensors, to any depth.
-    `sample_ids` int64 [B] are the samples' positions in their dataset: they seed what is random per
-    sample, and errors name them. B may be 0: a process with no samples of a short step batch still
-    joins its collectives.
+    `sample_ids` int64 [B] are the samples' positions in their dataset: they seed the randomness of
+    each sample, and errors name them. B may be 0: a process without samples in a short step batch
+    still takes part in its collectives.
     """
 
     inputs: Any
@@ -37,7 +37,7 @@ class Batch:
         return self.sample_ids.shape[0]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with every tensor changed."""
+        """Return the batch with `change` applied to every tensor."""
         return Batch(*recursively_apply(change, (self.inputs, self.targets, self.sample_ids)))
 
     def to(self, device: torch.device) -> Batch:
@@ -45,15 +45,22 @@ class Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """Return the batch in page-locked memory. torch's DataLoader calls this in its pinning thread."""
+        """Return the batch in page-locked memory.
+
+        torch's DataLoader calls this in its pinning thread.
+        """
         return self.map(Tensor.pin_memory)
 
 
 class LazyBatches(Sequence[Batch]):
-    """`length` micro-batches that `make(index)` gives when they are indexed, so that one at a time is in memory."""
+    """`length` micro-batches, each made by `make(index)` when it is indexed.
+
+    So only one at a time needs to be in memory.
+    """
 
     def __init__(self, make: Callable[[int], Batch], length: int) -> None:
-        self._make, self._indices = make, range(length)
+        self._make = make
+        self._indices = range(length)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -68,10 +75,10 @@ class LazyBatches(Sequence[Batch]):
 
 
 class StepBatch(NamedTuple):
-    """What one optimizer step consumes: this process's micro-batches, and the samples of all processes.
+    """This process's micro-batches of one optimizer step.
 
     `micro_batches` is never empty: every process runs the backward that synchronises gradients.
-    `num_samples` comes from the plan, without a collective.
+    `num_samples` counts the samples of all processes; it comes from the plan, without a collective.
     """
 
     micro_batches: Sequence[Batch]
@@ -85,13 +92,13 @@ class StepOutput(NamedTuple):
     """What a Task returns for a micro-batch.
 
     `loss_sum` [] is the loss summed over the micro-batch, with its graph; the engine divides it by
-    the samples of the whole step batch. `sums` are further sums ([] each, detached) to report next
-    to the loss, such as correct predictions.
+    the number of samples in the whole step batch. `sums` are further sums ([] each, detached) to
+    report next to the loss, such as correct predictions.
 
-    `num_items` [] (detached) replaces the samples as the divisor of the loss and of `sums`: the
-    tokens that are not padding, say, or the labelled pixels. The engine adds it up over all
-    micro-batches and processes, which takes one collective a step. A Task returns it for every
-    micro-batch or for none.
+    `num_items` [] (detached) replaces the number of samples as the divisor of the loss and of
+    `sums`: for example, the number of tokens without padding, or of labelled pixels. The engine
+    adds it up over all micro-batches and processes, with one collective per step. A Task returns it
+    for every micro-batch or for none.
     """
 
     loss_sum: Tensor
@@ -102,7 +109,7 @@ class StepOutput(NamedTuple):
 class EvalOutput(NamedTuple):
     """Per-sample results of a micro-batch in evaluation: `losses` [B] and `outputs` [B, ...].
 
-    `num_items` [B] are the items of each sample where the loss is a mean over items, such as
+    `num_items` [B] is the number of items in each sample if the loss is a mean over items, such as
     tokens; None: 1 each.
     """
 
@@ -115,11 +122,11 @@ class StepReport(NamedTuple):
     """The report of one optimizer step. Tensors stay on the device: reading one is a host sync.
 
     `optimizer_step` is the step just finished (the first is 1). `loss_sum` [] and `sums` cover this
-    process's samples (with `--reduce exact`, those of the step on the main process, none on the
-    others); `num_samples` all processes'. `grad_norm` [] is the global norm before clipping, None
-    if nothing asked for it. `was_skipped`: the weights did not change, because of an fp16 overflow,
-    NaN or inf. `num_items` [] is what this process's `loss_sum` and `sums` are divided by, if not
-    by samples.
+    process's samples; with `--reduce exact`, they cover the whole step on the main process, and are
+    zero on the others. `num_samples` counts the samples of all processes. `grad_norm` [] is the
+    global norm before clipping, or None if nothing asked for it. `was_skipped`: the weights did not
+    change, because of an fp16 overflow, NaN or inf. `num_items` [] is the divisor of this process's
+    `loss_sum` and `sums`, or None if they are divided by the number of samples.
     """
 
     optimizer_step: int
@@ -147,25 +154,28 @@ class Task(Protocol):
 
 
 class Loader(Protocol):
-    """A seekable source of step batches: the same samples for any number of processes."""
+    """A source of step batches from any step on: the same samples for any number of processes."""
 
     plan: BatchPlan
-    """The arithmetic that splits an epoch into step batches. It may be replaced: the next
-    `step_batches` follows it."""
+    """The arithmetic that splits an epoch into step batches. The engine may replace it; the next
+    `step_batches` then uses the new plan."""
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch` from its step `first_step` on.
 
-        Seeking is O(1).
+        Earlier samples need not be read, except from a stream, which starts from its beginning.
         """
 
 
 class EvalLoader(Protocol):
-    """A source of evaluation batches: each sample exactly once over all processes, with ids from 0 on."""
+    """A source of evaluation batches: each sample exactly once over all processes.
+
+    The sample ids are 0 to `num_samples - 1`.
+    """
 
     @property
     def num_samples(self) -> int:
-        """The samples of an evaluation, over all processes."""
+        """The number of samples in an evaluation, over all processes."""
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's part of the samples, which may be empty."""
@@ -180,7 +190,10 @@ class Metric(Protocol):
 
     @property
     def higher_is_better(self) -> Mapping[str, bool]:
-        """The numbers of `compute` that can decide the best checkpoint, preferred first; False: lower is better."""
+        """The numbers of `compute` that can select the best checkpoint, the preferred one first.
+
+        False: lower is better.
+        """
 
     def empty(self, device: torch.device) -> Tensor:
         """Return zeroed sums, float64 of any fixed shape, on `device`."""
@@ -192,4 +205,7 @@ class Metric(Protocol):
         """
 
     def compute(self, sums: Tensor) -> Mapping[str, Any]:
-        """Return named numbers from the merged sums, on the CPU; also texts, lists and dicts, which are not logged."""
+        """Return named numbers from the merged sums, which are on the CPU.
+
+        Values may also be texts, lists and dicts, which are not logged.
+        """
