@@ -1,1 +1,1 @@
-"""From samples to the batches of a step."""
+"""Loaders: from samples to the batches of a step."""

@@ -1,4 +1,4 @@
-"""Any map-style dataset as a seekable loader, with the same samples and augmentation on any hardware."""
+"""Seekable loaders over map-style datasets: the same samples and augmentation on any hardware."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ class DatasetLoader:
         self, reader: SampleReader, plan: BatchPlan, *, seed: int, process_index: int = 0
     ) -> None:
         if plan.num_samples != len(reader):
-            raise ValueError(
-                f"the plan is for {plan.num_samples} samples, the dataset has {len(reader)}"
-            )
+            fact = f"the plan is for {plan.num_samples} samples, the dataset has {len(reader)}"
+            raise ValueError(fact)
         self.plan = plan
-        self._reader, self._seed, self._process_index = reader, seed, process_index
+        self._reader = reader
+        self._seed = seed
+        self._process_index = process_index
 
     def fingerprint(self) -> str:
         """Return a hash of some samples."""
@@ -52,7 +53,10 @@ class DatasetLoader:
 
 
 class DatasetEvalLoader:
-    """Evaluation batches of the samples of `reader`: a contiguous slice for each process, without padding."""
+    """Evaluation batches of the samples of `reader`.
+
+    Each process has a contiguous slice of the samples, without padding.
+    """
 
     def __init__(
         self,
@@ -63,10 +67,10 @@ class DatasetEvalLoader:
         process_index: int = 0,
         num_parts: int | None = None,
     ) -> None:
-        self._reader, self.num_samples = reader, len(reader)
-        samples = range(self.num_samples)
+        self.num_samples = len(reader)
+        self._reader = reader
         self._batches = split_evenly(
-            samples, batch_size, num_processes, process_index, num_parts=num_parts
+            range(self.num_samples), batch_size, num_processes, process_index, num_parts=num_parts
         )
 
     def fingerprint(self) -> str:
@@ -93,9 +97,9 @@ def build_dataset_loaders(
 ) -> tuple[DatasetLoader, DatasetEvalLoader]:
     """Return this process's training and evaluation loader over map-style datasets.
 
-    Samples are `(input, target)` pairs, or what `collate` makes a batch of; of a table, such as a
-    `datasets.Dataset`, `columns` names the column of the inputs and that of the targets. The other
-    options are those of `SampleReader`.
+    Samples are `(input, target)` pairs, or what `collate` accepts. For a table, such as a
+    `datasets.Dataset`, `columns` names the column of the inputs and the column of the targets.
+    `SampleReader` documents the other options.
 
     Raises:
         ConfigError: the batch does not fit the data or the processes, or a dataset has no `len()`
@@ -118,7 +122,8 @@ def build_dataset_loaders(
         )
         for dataset in (train, test)
     ]
-    num_processes, index = accelerator.num_processes, accelerator.process_index
+    num_processes = accelerator.num_processes
+    index = accelerator.process_index
     plan = batch.plan(len(train), num_processes=num_processes)
     loader = DatasetLoader(readers[0], plan, seed=seed, process_index=index)
     return loader, DatasetEvalLoader(
@@ -139,9 +144,10 @@ def read_steps(
     read: Callable[[Sequence[Tensor]], Iterator[Batch]],
     to_device: Callable[[Batch], Batch],
 ) -> Iterator[StepBatch]:
-    """Yield a process's step batches of an epoch from `first_step` on, its samples in `order` [num_samples].
+    """Yield a process's step batches of an epoch from `first_step` on.
 
-    `read` gets the sample ids of all micro-batches and yields a batch on the host for each.
+    `order` [num_samples] holds the sample ids in the epoch's order. `read` takes the sample ids of
+    all micro-batches, and yields a batch in host memory for each of them.
     """
     steps = range(first_step, plan.steps_per_epoch)
     positions = [plan.micro_batches(step, process_index) for step in steps]
@@ -151,27 +157,30 @@ def read_steps(
         host: list[Batch] = []
         micro_batches = LazyBatches(partial(_read_up_to, batches, host, to_device), len(step_batch))
         yield StepBatch(micro_batches, num_samples=plan.step_batch_size(step))
-        # not indexed: the next step begins after this one
+        # Also read micro-batches that nobody has indexed: the next step begins after them.
         host += islice(batches, len(step_batch) - len(host))
 
 
 def _read_up_to(
     batches: Iterator[Batch], host: list[Batch], to_device: Callable[[Batch], Batch], index: int
 ) -> Batch:
-    """Return batch `index` of a step on the device; `host` has those of the step that were read."""
+    """Return micro-batch `index` of a step on the device.
+
+    `host` collects the step's micro-batches that were read, in host memory.
+    """
     host += islice(batches, max(0, index + 1 - len(host)))
     return to_device(host[index])
 
 
 class DeviceCopy:
-    """Copies batches to the device on a separate stream, while the step before computes."""
+    """Copies batches to the device on a separate stream, while the previous step computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.Stream(device) if has_streams(device) else None
 
     def __call__(self, batch: Batch) -> Batch:
-        """Return the batch on the device, for work of the current stream."""
+        """Return the batch on the device, ready for use on the current stream."""
         if self._stream is None:
             return batch if self._device.type == "cpu" else batch.to(self._device)
         training = torch.accelerator.current_stream(self._device)
@@ -180,7 +189,7 @@ class DeviceCopy:
         training.wait_stream(self._stream)
 
         def keep(tensor: Tensor) -> Tensor:
-            """Keep the memory until training has read it: otherwise the next copy may overwrite it."""
+            """Keep the memory until training has read it, so that the next copy cannot reuse it."""
             tensor.record_stream(training)
             return tensor
 

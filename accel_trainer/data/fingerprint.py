@@ -1,4 +1,4 @@
-"""Whether the data of a run has changed: a hash of some samples, whose cost does not grow with their number."""
+"""Detects changed data by a hash of some samples, at a cost that does not grow with the data."""
 
 from __future__ import annotations
 
@@ -16,31 +16,29 @@ _logger = logging.getLogger(__name__)
 NUM_HASHED = 32
 SAMPLED = "sampled:"
 SAMPLED_OBJECTS = "sampled-objects:"
-"""Of samples with objects, whose content version 0.2.0 did not hash."""
+"""The prefix for samples with objects, whose content version 0.2.0 did not hash."""
 
 
 def fingerprint_samples(read: Callable[[int], Any], num_samples: int) -> str:
-    """Return a prefix and the SHA-256 of the number of samples and of `NUM_HASHED` evenly spaced ones.
+    """Return a prefix and the SHA-256 of the number of samples and `NUM_HASHED` evenly spaced ones.
 
-    `read(index)` returns a sample: what `hash_value` takes. Returns an empty string, after a
-    warning, for a sample that cannot be hashed, or if the first one differs when it is read again.
+    `read(index)` returns a sample that `hash_value` accepts. Returns an empty string, after a
+    warning, if a sample cannot be hashed, or if sample 0 differs when it is read again.
     """
     kinds = set[type]()
     num_hashed = min(NUM_HASHED, num_samples)
     hashes: list[bytes] = []
-    for index in (
-        0,
-        0,
-        *(position * num_samples // num_hashed for position in range(1, num_hashed)),
-    ):
+    others = [position * num_samples // num_hashed for position in range(1, num_hashed)]
+    for index in (0, 0, *others):
         sample = read(index)
         try:
             hashes.append(hash_value(sample, kinds))
-        except Exception as error:  # whatever the pickling of an object raises
+        except Exception as error:  # Pickling an object may raise anything.
             return _without_hash(f"a sample cannot be hashed ({type(error).__name__}: {error})")
     if hashes[0] != hashes[1]:
         return _without_hash(
-            "sample 0 of the data differs each time it is read, also with the same seed and in a resume"
+            "sample 0 of the data differs each time it is read, "
+            "also with the same seed and in a resume"
         )
     digest = hashlib.sha256(str(num_samples).encode() + b"".join(hashes[1:]))
     return f"{SAMPLED_OBJECTS if kinds else SAMPLED}{digest.hexdigest()}"
@@ -52,7 +50,7 @@ def _without_hash(reason: str) -> str:
 
 
 def join_fingerprints(parts: Sequence[str]) -> str:
-    """Return the fingerprint of several sets of samples; an empty one if one of them has none."""
+    """Return the fingerprint of several sets of samples, empty if that of any set is empty."""
     if not all(parts):
         return ""
     prefix = SAMPLED_OBJECTS if any(part.startswith(SAMPLED_OBJECTS) for part in parts) else SAMPLED
@@ -60,31 +58,33 @@ def join_fingerprints(parts: Sequence[str]) -> str:
 
 
 def is_same_data(stored: str, now: str) -> bool:
-    """Whether nothing speaks against it: one of the fingerprints may be missing, or of an earlier version."""
+    """Return whether the data may be the same.
+
+    That includes fingerprints that cannot be compared: one is missing, or of an earlier version.
+    """
     is_earlier = stored.startswith(SAMPLED) and now.startswith(SAMPLED_OBJECTS)
     if is_earlier:
         _logger.warning(
-            "the checkpoint has no hash of the objects in the samples: only their number is compared"
+            "the checkpoint has no hash of the objects in the samples: "
+            "only their number is compared"
         )
     return is_earlier or stored == now or "" in (stored, now)
 
 
 def describe_fingerprint(fingerprint: str) -> str:
-    """Return a description of what is compared when a run is resumed."""
+    """Return a description of what a resume compares."""
     if not fingerprint:
         return "only their number"
-    return (
-        "a hash of some samples"
-        if fingerprint.startswith((SAMPLED, SAMPLED_OBJECTS))
-        else "a hash of all samples"
-    )
+    if fingerprint.startswith((SAMPLED, SAMPLED_OBJECTS)):
+        return "a hash of some samples"
+    return "a hash of all samples"
 
 
 def hash_value(value: Any, kinds: set[type] | None = None) -> bytes:
-    """Return the SHA-256 of the content of tensors, arrays, pictures, text, numbers and objects, nested.
+    """Return the SHA-256 of nested tensors, arrays, pictures, text, numbers and objects.
 
-    An object is what pickle would keep of it; the classes of objects are added to `kinds`. Raises
-    any error of an object that cannot be pickled.
+    Of an object, what pickle would store is hashed, and its class is added to `kinds`. Raises any
+    error of an object that cannot be pickled.
     """
     kinds = set() if kinds is None else kinds
     digest = hashlib.sha256(type(value).__name__.encode())
@@ -98,7 +98,7 @@ def hash_value(value: Any, kinds: set[type] | None = None) -> bytes:
     elif isinstance(value, list | tuple):
         for item in value:
             digest.update(hash_value(item, kinds))
-    elif hasattr(value, "tobytes") and not _holds_objects(value):  # an array or a picture
+    elif hasattr(value, "tobytes") and not _holds_objects(value):  # An array or a picture.
         shape = getattr(value, "shape", None) or getattr(value, "size", None)
         digest.update(f"{shape} {getattr(value, 'dtype', None)}".encode() + value.tobytes())
     elif isinstance(value, str | bytes | int | float | None):
@@ -110,14 +110,14 @@ def hash_value(value: Any, kinds: set[type] | None = None) -> bytes:
 
 
 def _holds_objects(value: Any) -> bool:
-    """Whether an array has the addresses of objects as its bytes."""
+    """Return whether the bytes of an array are the addresses of objects."""
     return bool(getattr(getattr(value, "dtype", None), "hasobject", False))
 
 
 def _hash_object(value: Any, kinds: set[type]) -> bytes:
     if isinstance(value, type | FunctionType | BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}".encode()
-    if isinstance(value, set | frozenset):  # their order differs between processes
+    if isinstance(value, set | frozenset):  # The order differs between processes.
         return b"".join(sorted(hash_value(item, kinds) for item in value))
     if _holds_objects(value):
         return hash_value([value.shape, value.tolist()], kinds)

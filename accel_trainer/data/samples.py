@@ -1,4 +1,4 @@
-"""What can be a dataset of samples by index: any object with `len()` and `[index]`, or columns of a table."""
+"""Map-style datasets: any object with `len()` and `[index]`, or two columns of a table."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ..core.errors import ConfigError
 
 
 def check_dataset(dataset: Any, name: str) -> None:
-    """Raise ConfigError unless samples can be read from `dataset` by their index."""
+    """Raise ConfigError unless `dataset` can be read by index."""
     is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
     if isinstance(dataset, type):
         fix = "give an instance of it"
     elif isinstance(dataset, DataLoader):
-        fix = f"give its dataset, {name}.dataset: the batches, their order and the workers follow the flags"
+        why = "the batches, their order and the workers follow the flags"
+        fix = f"give its dataset, {name}.dataset: {why}"
     elif isinstance(dataset, Mapping) and 0 not in dataset:
         fix = f"give one of its parts, {', '.join(map(repr, dataset))}"
     elif is_stream and hasattr(dataset, "__iter__"):
@@ -32,19 +33,18 @@ def check_dataset(dataset: Any, name: str) -> None:
 
 
 class Columns:
-    """The samples `(input, target)` of a table whose rows are mappings, such as a `datasets.Dataset`.
+    """The `(input, target)` samples of a table with mappings as rows, such as a `datasets.Dataset`.
 
-    A picture becomes float32 [C, H, W] from 0 to 1, of 1 or 3 channels; any other value stays as it
-    is.
+    A picture becomes float32 [C, H, W] in [0, 1] with 1 or 3 channels; other values stay as they
+    are.
     """
 
     def __init__(self, table: Any, columns: tuple[str, str]) -> None:
         if isinstance(columns, str) or len(columns) != 2:
-            raise ConfigError(
-                "DATASET",
-                f'columns={columns!r}: give two names, such as columns=("image", "label")',
-            )
-        self._table, self._columns = table, columns
+            fix = 'give two names, such as columns=("image", "label")'
+            raise ConfigError("DATASET", f"columns={columns!r}: {fix}")
+        self._table = table
+        self._columns = columns
 
     def __len__(self) -> int:
         return len(self._table)
@@ -53,16 +53,15 @@ class Columns:
         row = self._table[index]
         if unknown := [name for name in self._columns if name not in row]:
             raise KeyError(f"no column {unknown[0]}, only {', '.join(row)}")
-        source, target = (_tensor_of_picture(row[name]) for name in self._columns)
+        source, target = (_picture_to_tensor(row[name]) for name in self._columns)
         return source, target
 
 
-def _tensor_of_picture(value: Any) -> Any:
-    if not hasattr(value, "getbands"):  # only pictures of Pillow have it
+def _picture_to_tensor(value: Any) -> Any:
+    if not hasattr(value, "getbands"):  # Only pictures of Pillow have it.
         return value
     if value.mode not in ("L", "RGB"):
-        raise ValueError(
-            f'a picture has mode {value.mode}: convert it to "RGB" or "L", such as in with_transform'
-        )
+        fix = 'convert it to "RGB" or "L", such as in with_transform'
+        raise ValueError(f"a picture has mode {value.mode}: {fix}")
     pixels = torch.from_numpy(np.array(value)).float() / 255
     return pixels[None] if value.mode == "L" else pixels.permute(2, 0, 1).contiguous()

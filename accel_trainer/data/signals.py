@@ -1,4 +1,4 @@
-"""Signals in data workers, in processes that have finished, and from workers that die."""
+"""Signals to data workers and to finished processes, and the signal of a worker that died."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from types import FrameType
 
 from ..core.platform import STOP_SIGNALS
 
-_CHILD_DIED = getattr(signal, "SIGCHLD", None)  # None: Windows
+_CHILD_DIED = getattr(signal, "SIGCHLD", None)  # None on Windows
 
 
 class WorkerDeaths:
     """Reports the death of a data worker only while this process waits for data.
 
-    torch's handler of SIGCHLD raises anywhere: in a forward, a save, or a callback that takes the
-    error for its own.
+    torch's handler of SIGCHLD raises wherever the process is: in a forward, in a save, or in a
+    callback, which then seems to have failed.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class WorkerDeaths:
             and callable(handler)
             and getattr(handler, "__module__", "").startswith("torch.")
         ):
-            with suppress(ValueError):  # outside the main thread
+            with suppress(ValueError):  # Outside the main thread.
                 signal.signal(
                     _CHILD_DIED, lambda *event: self._is_waiting and self._raise_if_dead(*event)
                 )
@@ -55,6 +55,9 @@ worker_deaths = WorkerDeaths()
 
 
 def ignore_signals() -> None:
-    """Let a process survive a signal to its group: a data worker, which main ends, or a process that has finished."""
+    """Ignore stop signals to the process group.
+
+    For data workers, which the main process ends, and for processes that have finished.
+    """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

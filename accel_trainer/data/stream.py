@@ -1,4 +1,7 @@
-"""Data that can only be read from its beginning, such as a torch `IterableDataset`, as exact as it is itself."""
+"""Loaders over data that is read from its beginning, such as a torch `IterableDataset`.
+
+A run is resumed exactly if the stream itself is deterministic.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +21,15 @@ from ..core.errors import ConfigError, DataError
 from ..core.types import Batch, StepBatch
 from ..core.user_code import describe_error
 from .dataloader import DeviceCopy, read_steps
-from .workers import Collate, inputs_and_targets, unusable_samples
+from .workers import Collate, inputs_and_targets, name_samples, unusable_samples
 
 
 class StreamLoader:
     """Training batches of the samples that `stream(epoch)` yields, in their order.
 
-    Every process reads the whole stream and keeps its part; a resume reads up to its position
-    again. So a run is exact if `stream(epoch)` yields the same samples each time it is called, in
-    any process, and shuffles by the epoch itself.
+    Every process reads the whole stream and keeps its part; a resume reads the stream again up to
+    its position. A run is exact if `stream(epoch)` yields the same samples in every process and at
+    every call. The stream itself must shuffle, depending on the epoch.
     """
 
     def __init__(
@@ -39,20 +42,18 @@ class StreamLoader:
         process_index: int = 0,
     ) -> None:
         self.plan = plan
-        self._stream, self._device, self._collate, self._process_index = (
-            stream,
-            device,
-            collate,
-            process_index,
-        )
+        self._stream = stream
+        self._device = device
+        self._collate = collate
+        self._process_index = process_index
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
-        """Yield the step batches of `epoch` from `first_step` on.
+        """Yield this process's step batches of `epoch` from `first_step` on.
 
         Raises DataError if the stream ends early.
         """
         order = torch.arange(self.plan.num_samples)
-        read = partial(_read, self._stream(epoch), collate=self._collate)
+        read = partial(_read_batches, self._stream(epoch), collate=self._collate)
         to_device = DeviceCopy(self._device)
         yield from read_steps(
             self.plan, order, first_step, self._process_index, read=read, to_device=to_device
@@ -60,7 +61,10 @@ class StreamLoader:
 
 
 class StreamEvalLoader:
-    """Evaluation batches of the first `num_samples` of `stream()`: a contiguous slice for each process."""
+    """Evaluation batches of the first `num_samples` of `stream()`.
+
+    Each process has a contiguous slice of the samples.
+    """
 
     def __init__(
         self,
@@ -75,16 +79,18 @@ class StreamEvalLoader:
         num_parts: int | None = None,
     ) -> None:
         self.num_samples = num_samples
-        self._stream, self._device, self._collate = stream, device, collate
-        samples = range(num_samples)
+        self._stream = stream
+        self._device = device
+        self._collate = collate
         self._batches = split_evenly(
-            samples, batch_size, num_processes, process_index, num_parts=num_parts
+            range(num_samples), batch_size, num_processes, process_index, num_parts=num_parts
         )
 
     def batches(self) -> Iterator[Batch]:
-        """Yield this process's samples, in order. Raises DataError if the stream is short."""
-        ids = [torch.arange(batch.start, batch.stop) for batch in self._batches]
-        yield from map(DeviceCopy(self._device), _read(self._stream(), ids, collate=self._collate))
+        """Yield this process's samples, in order. Raises DataError if the stream ends early."""
+        positions = [torch.arange(batch.start, batch.stop) for batch in self._batches]
+        batches = _read_batches(self._stream(), positions, collate=self._collate)
+        yield from map(DeviceCopy(self._device), batches)
 
 
 def build_stream_loaders(
@@ -97,26 +103,25 @@ def build_stream_loaders(
     accelerator: Accelerator,
     collate: Collate = default_collate,
 ) -> tuple[StreamLoader, StreamEvalLoader]:
-    """Return this process's loaders over the `num_train` samples of each `train(epoch)` and the `num_test` of `test()`.
+    """Return this process's training and evaluation loader over streams.
 
-    Samples are `(input, target)` pairs, or what `collate` makes a batch of.
+    They read `num_train` samples of each `train(epoch)`, and `num_test` samples of `test()`.
+    Samples are `(input, target)` pairs, or what `collate` accepts.
 
     Raises:
-        ConfigError: `train` or `test` cannot be called like that.
+        ConfigError: `train` or `test` cannot be called with these arguments.
     """
     for name, stream, arguments in (("train", train, (0,)), ("test", test, ())):
         try:
-            with suppress(ValueError):  # some functions written in C have no signature
+            with suppress(ValueError):  # Some functions written in C have no signature.
                 inspect.signature(stream).bind(*arguments)
         except TypeError as error:
-            fact, call = (
-                f"{name} cannot start a stream ({error})",
-                f"{name}({'epoch' if arguments else ''})",
-            )
-            raise ConfigError(
-                "DATA_STREAM", f"{fact}: pass a function for which {call} yields samples"
-            ) from error
-    num_processes, index = accelerator.num_processes, accelerator.process_index
+            fact = f"{name} cannot start a stream ({error})"
+            call = f"{name}({'epoch' if arguments else ''})"
+            fix = f"pass a function for which {call} yields samples"
+            raise ConfigError("DATA_STREAM", f"{fact}: {fix}") from error
+    num_processes = accelerator.num_processes
+    index = accelerator.process_index
     plan = batch.plan(num_train, num_processes=num_processes)
     loader = StreamLoader(
         train, plan, device=accelerator.device, collate=collate, process_index=index
@@ -133,28 +138,30 @@ def build_stream_loaders(
     )
 
 
-def _read(stream: Iterable[Any], ids: Sequence[Tensor], *, collate: Collate) -> Iterator[Batch]:
-    """Yield a batch for each tensor of positions, which rise; without positions, a batch of no rows."""
+def _read_batches(
+    stream: Iterable[Any], positions: Sequence[Tensor], *, collate: Collate
+) -> Iterator[Batch]:
+    """Yield a batch for each tensor of increasing positions; an empty tensor yields an empty batch.
+
+    An empty batch is cut from a batch of one sample: sample 0, or the last one that was read.
+    """
     samples = enumerate(stream)
     latest: Any = None
-    for batch_ids in ids:
+    for batch_positions in positions:
         rows = []
-        for wanted in batch_ids.tolist() or [0]:
+        for wanted in batch_positions.tolist() or [0]:
             if latest is None or latest[0] < wanted:
                 latest = next((sample for sample in samples if sample[0] == wanted), None)
             if latest is None:
                 fact = f"the stream ended before sample {wanted}, counted from 0"
-                raise DataError(
-                    "DATA_STREAM", f"{fact}: lower num_train or num_test, or yield more samples"
-                )
+                fix = "lower num_train or num_test, or yield more samples"
+                raise DataError("DATA_STREAM", f"{fact}: {fix}")
             rows.append(latest[1])
-        positions = batch_ids if len(batch_ids) else torch.arange(len(rows))
+        sample_ids = batch_positions if len(batch_positions) else torch.arange(len(rows))
         try:
             inputs, targets = inputs_and_targets(collate(rows))
         except Exception as error:
-            what = (
-                f"samples {', '.join(map(str, positions.tolist()))} cannot be collated into a batch"
-            )
-            raise unusable_samples(f"{what} ({describe_error(error)})") from error
-        batch = Batch(inputs, targets, positions)
-        yield batch if len(batch_ids) else batch.map(lambda tensor: tensor[:0])
+            fact = f"{name_samples(sample_ids.tolist())} cannot be collated into a batch"
+            raise unusable_samples(f"{fact} ({describe_error(error)})") from error
+        batch = Batch(inputs, targets, sample_ids)
+        yield batch if len(batch_positions) else batch.map(lambda tensor: tensor[:0])

@@ -1,4 +1,4 @@
-"""Batches of a user's dataset, read in this process or in data workers; errors name the sample."""
+"""Batches of a user's dataset, read in-process or by data workers; errors name the sample."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from .fingerprint import fingerprint_samples
 from .signals import ignore_signals, worker_deaths
 
 Collate = Callable[[list[Any]], Any]
-"""Makes `(inputs, targets)` of a list of samples, or a mapping, as the data collators of
-transformers do: its `labels` are the targets, the rest is the inputs."""
+"""Turns a list of samples into `(inputs, targets)`, or into a mapping, as the data collators of
+transformers do: the value of `labels` is the targets, and the rest is the inputs."""
 
 WORKER_TIMEOUT_S = 300.0
 _WORKER_CHECK_S = 0.5
 
 
 class SampleReader:
-    """Batches of a map-style dataset, read in this process or in `num_workers` others.
+    """Batches of a map-style dataset, read in-process or by `num_workers` worker processes.
 
-    Samples are whatever `collate` takes: `(input, target)` pairs for the default one. Random
-    transforms inside the dataset may use Python's, numpy's or torch's global generators: they are
+    Samples are whatever `collate` accepts: `(input, target)` pairs for the default one. Random
+    transforms inside the dataset may use Python's, numpy's or torch's global generators, which are
     seeded before each sample. The workers live as long as the reader. Batches are in host memory,
-    pinned if `device` is an accelerator.
+    which is pinned if `device` is an accelerator.
 
     A `DataError` names a sample that cannot be read, whose label is not below `num_classes` (None:
     not checked), or whose data worker dies or takes more than `timeout_s` for a batch.
@@ -55,42 +55,46 @@ class SampleReader:
         num_classes: int | None = None,
         timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        self.dataset, self.device = dataset, device
+        self.dataset = dataset
+        self.device = device
         self._samples = _SeededSamples(dataset, num_workers=num_workers)
         self._order = _Order()
         self._make_batch = partial(_make_batch, collate=collate, num_classes=num_classes)
         self._loader: DataLoader[Batch] = DataLoader(
-            self._samples,  # type: ignore[arg-type]  # only __getitem__ is needed: the batch sampler has the ids
+            # The batch sampler has the ids, so only __getitem__ is needed.
+            self._samples,  # type: ignore[arg-type]
             batch_sampler=self._order,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             collate_fn=self._make_batch,
             pin_memory=has_streams(device),
             timeout=timeout_s if num_workers else 0,
-            # or creating the iterator would draw from the global generator
+            # Without a generator, creating the iterator would draw from the global one.
             generator=torch.Generator(),
             worker_init_fn=self._samples.start_worker if num_workers else None,
         )
-        # Workers ignore the SIGTERM that Python sends them at exit, and then waits for them.
+        # At exit, Python sends workers a SIGTERM, which they ignore, and then waits for them.
         Finalize(self, setattr, (self._samples.is_closed, "value", 1), exitpriority=0)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def read(self, ids: Sequence[Tensor], *, key: int) -> Iterator[Batch]:
-        """Yield a batch for each tensor of ids; without ids, a batch of no rows with the shape of sample 0.
+        """Yield a batch for each tensor of sample ids; an empty tensor yields an empty batch.
 
-        `key` seeds the samples. The next `read` ends one that has not been read to its end.
+        An empty batch has the shapes of sample 0. `key` seeds the samples. A call ends an earlier
+        `read` that was not exhausted.
         """
-        self._order.key, self._order.ids = key, [batch for batch in ids if len(batch)]
+        self._order.key = key
+        self._order.ids = [batch for batch in ids if len(batch)]
         filled = self._start_workers()
         worker_deaths.defer()
         for batch_ids in ids:
             try:
                 with worker_deaths.raised():
-                    batch = next(filled) if len(batch_ids) else self._no_rows(key)
+                    batch = next(filled) if len(batch_ids) else self._empty_batch(key)
             except (_SampleError, RuntimeError, EOFError, ConnectionError) as error:
-                # Otherwise torch waits for its workers, forever for one that is stuck.
+                # Otherwise torch would wait for its workers, and forever for one that is stuck.
                 self._samples.is_closed.value = 1
                 if (explained := _explain(error, self._samples)) is None:
                     raise
@@ -98,33 +102,40 @@ class SampleReader:
             yield batch
 
     def _start_workers(self) -> Iterator[Batch]:
-        """Begin to read; raises ConfigError if the workers are processes that cannot be given the dataset."""
+        """Begin to read. Raises ConfigError if the dataset cannot be sent to worker processes."""
         try:
             return iter(self._loader)
         except Exception as error:  # pickle raises many kinds
             if "pickle" not in str(error):
                 raise
-            fix = "define it at the top level of a file, without lambdas and open files, or use --batch.num-workers 0"
-            raise ConfigError(
-                "DATASET", f"data workers cannot be given the dataset ({error}): {fix}"
-            ) from error
+            fact = f"data workers cannot be given the dataset ({error})"
+            fix = (
+                "define it at the top level of a file, without lambdas and open files, "
+                "or use --batch.num-workers 0"
+            )
+            raise ConfigError("DATASET", f"{fact}: {fix}") from error
 
     def fingerprint(self) -> str:
         """Return a hash of some samples."""
         try:
             return fingerprint_samples(lambda index: self._samples[0, index], len(self))
         except _SampleError as error:
-            raise _explain(error, self._samples) from error  # type: ignore[misc]  # never None for this kind
+            # This kind is always explained.
+            raise _explain(error, self._samples) from error  # type: ignore[misc]
 
-    def _no_rows(self, key: int) -> Batch:
+    def _empty_batch(self, key: int) -> Batch:
         return self._make_batch([self._samples[key, 0]]).map(lambda tensor: tensor[:0])
 
 
 class _Order:
-    """The keys and ids of the batches to read next, for workers that stay for all epochs."""
+    """The batch sampler: the keys and ids of the batches to read next.
+
+    The workers stay for all epochs, so each `read` changes it.
+    """
 
     def __init__(self) -> None:
-        self.key, self.ids = 0, list[Tensor]()
+        self.key = 0
+        self.ids: list[Tensor] = []
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         return ([(self.key, sample_id) for sample_id in batch.tolist()] for batch in self.ids)
@@ -134,29 +145,31 @@ class _SampleError(Exception):
     """The dataset or the collate function failed: one line says for which samples and why."""
 
 
-def _failed(what: str, error: Exception) -> _SampleError:
-    return _SampleError(f"{what} ({describe_error(error)})")
+def _sample_error(fact: str, error: Exception) -> _SampleError:
+    return _SampleError(f"{fact} ({describe_error(error)})")
 
 
 class _SeededSamples:
-    """The dataset as a worker reads it: each sample under its own seed, with its id.
+    """The dataset as a worker reads it: each sample with its id, after seeding the generators.
 
-    Shared with the main process: `last_begun`, the sample that each worker began last, and
-    `is_closed`, which ends the workers.
+    Two values are shared with the main process: `last_begun`, the last sample that each worker
+    began to read, and `is_closed`, which ends the workers.
     """
 
     def __init__(self, dataset: Any, *, num_workers: int) -> None:
         self._dataset = dataset
-        self.last_begun, self.is_closed = RawArray("q", [-1] * num_workers), RawValue("b", 0)
+        self.last_begun = RawArray("q", [-1] * num_workers)
+        self.is_closed = RawValue("b", 0)
 
     def start_worker(self, worker_id: int) -> None:
-        """Let this worker survive a signal to its group, and end with main even if it is stuck."""
+        """Ignore signals to the process group, and exit with the main process even if stuck."""
         ignore_signals()
         threading.Thread(target=self._exit_with_main, args=(os.getppid(),), daemon=True).start()
 
     def _exit_with_main(self, main_pid: int) -> None:
         while os.getppid() == main_pid and not self.is_closed.value:
-            time.sleep(_WORKER_CHECK_S)  # nothing reports the end of a parent on every platform
+            # Nothing reports the end of the parent process on every platform.
+            time.sleep(_WORKER_CHECK_S)
         os._exit(0)
 
     def __getitem__(self, key_and_id: tuple[int, int]) -> tuple[int, Any]:
@@ -170,24 +183,25 @@ class _SeededSamples:
         try:
             return sample_id, self._dataset[sample_id]
         except Exception as error:
-            raise _failed(f"sample {sample_id} cannot be read", error) from error
+            raise _sample_error(f"sample {sample_id} cannot be read", error) from error
 
 
 def _make_batch(
     samples: list[tuple[int, Any]], *, collate: Collate, num_classes: int | None
 ) -> Batch:
-    """Return the `Batch` of samples with their ids. Labels are checked here, on the host."""
+    """Return the `Batch` of `(id, sample)` pairs. Labels are checked here, on the host."""
     ids = [sample_id for sample_id, _ in samples]
     try:
         inputs, targets = inputs_and_targets(collate([sample for _, sample in samples]))
     except Exception as error:
-        raise _failed(
-            f"samples {', '.join(map(str, ids))} cannot be collated into a batch", error
-        ) from error
+        fact = f"{name_samples(ids)} cannot be collated into a batch"
+        raise _sample_error(fact, error) from error
     if num_classes is not None:
         if not isinstance(targets, Tensor):
-            fact = f"samples {', '.join(map(str, ids))} have labels that are a {type(targets).__name__}, not a tensor"
-            raise _SampleError(f"{fact}: number the classes from 0")
+            raise _SampleError(
+                f"{name_samples(ids)} have labels that are a {type(targets).__name__}, "
+                "not a tensor: number the classes from 0"
+            )
         for sample_id, label in zip(ids, targets.tolist(), strict=True):
             if not 0 <= label < num_classes:
                 raise _SampleError(
@@ -197,18 +211,22 @@ def _make_batch(
 
 
 def inputs_and_targets(collated: Any) -> tuple[Any, Any]:
-    """Return what a collate function returned as inputs and targets; those of a mapping are its `labels`."""
-    if not isinstance(collated, Mapping):
-        try:
-            inputs, targets = collated
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"the batch is a {type(collated).__name__}, not of (input, target) pairs"
-            ) from None
-        return inputs, targets
-    return {name: value for name, value in collated.items() if name != "labels"}, collated.get(
-        "labels"
-    )
+    """Split the result of a collate function into inputs and targets (`labels` of a mapping)."""
+    if isinstance(collated, Mapping):
+        inputs = {name: value for name, value in collated.items() if name != "labels"}
+        return inputs, collated.get("labels")
+    try:
+        inputs, targets = collated
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"the batch is a {type(collated).__name__}, not of (input, target) pairs"
+        ) from None
+    return inputs, targets
+
+
+def name_samples(ids: Sequence[int]) -> str:
+    """Return the subject of an error message about the samples `ids`."""
+    return f"samples {', '.join(map(str, ids))}"
 
 
 def unusable_samples(fact: str) -> DataError:
@@ -217,23 +235,23 @@ def unusable_samples(fact: str) -> DataError:
 
 
 def _explain(error: Exception, samples: _SeededSamples) -> DataError | None:
-    """Return the DataError for an error in place of a batch; None if the data is not the cause."""
+    """Return the DataError that explains a missing batch; None if the data is not the cause."""
     if isinstance(error, _SampleError):
-        # from a worker: a whole traceback
+        # An error from a worker contains a whole traceback.
         fact = str(error).rstrip().rpartition("_SampleError: ")[2]
         return unusable_samples(fact)
-    said = [text for text in (str(error.__cause__), str(error)) if text.startswith("DataLoader")]
+    texts = (str(error.__cause__), str(error))
+    reasons = [text for text in texts if text.startswith("DataLoader")]
     try:
-        # The signal of a worker's death may come after a timeout, or after the reset of its
-        # connection.
+        # Wait for the signal of a worker's death: it may come after a timeout, or after the reset
+        # of the worker's connection.
         with worker_deaths.raised():
-            time.sleep(_WORKER_CHECK_S)  # for that signal
+            time.sleep(_WORKER_CHECK_S)
     except RuntimeError as death:
-        said = [str(death)]
-    if not said:
+        reasons = [str(death)]
+    if not reasons:
         return None
     last = ", ".join(str(sample_id) for sample_id in samples.last_begun if sample_id >= 0) or "none"
     fix = "look at these, or read them with --batch.num-workers 0 to see the error itself"
-    return DataError(
-        "DATA_WORKER", f"{said[0].partition('. ')[0]} (the last samples begun: {last}): {fix}"
-    )
+    fact = f"{reasons[0].partition('. ')[0]} (the last samples begun: {last})"
+    return DataError("DATA_WORKER", f"{fact}: {fix}")
