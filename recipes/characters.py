@@ -1,4 +1,6 @@
-"""Train a character language model on Python's own documentation: the loss is a mean over characters, not samples.
+"""Train a character language model on Python's own documentation.
+
+The loss is a mean over characters, not over samples.
 
 python recipes/characters.py --epochs 3
 """
@@ -23,7 +25,8 @@ from accel_trainer import (
     start_run,
 )
 
-PADDING, MAX_LENGTH = 0, 200
+PADDING = 0
+MAX_LENGTH = 200
 
 
 class CharacterModel(nn.Module):
@@ -31,19 +34,18 @@ class CharacterModel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.gru, self.head = (
-            nn.Embedding(128, 32),
-            nn.GRU(32, 128, batch_first=True),
-            nn.Linear(128, 128),
-        )
+        self.embedding = nn.Embedding(128, 32)
+        self.gru = nn.GRU(32, 128, batch_first=True)
+        self.head = nn.Linear(128, 128)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the logits of the character after each one."""
-        return self.head(self.gru(self.embedding(characters))[0])
+        """Return the logits of the character that follows each one."""
+        hidden, _ = self.gru(self.embedding(characters))
+        return self.head(hidden)
 
 
 class NextCharacter:
-    """Cross-entropy per character that is no padding; B paragraphs of at most T characters."""
+    """Cross-entropy per character, without padding: B paragraphs of at most T characters."""
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the loss summed over the characters, and their number."""
@@ -54,9 +56,19 @@ class NextCharacter:
         """Return the loss and the number of characters of each paragraph [B]."""
         logits = model(batch.inputs)
         losses = F.cross_entropy(
-            logits.transpose(1, 2), batch.targets, ignore_index=PADDING, reduction="none"
+            logits.transpose(1, 2),
+            batch.targets,
+            ignore_index=PADDING,
+            reduction="none",
         )
         return EvalOutput(losses.sum(1), losses, num_items=(batch.targets != PADDING).sum(1))
+
+
+def read_paragraphs() -> list[Tensor]:
+    """Return the longer paragraphs of Python's help pages, int64 [T], T <= MAX_LENGTH."""
+    paragraphs = [part.strip() for page in topics.values() for part in page.split("\n\n")]
+    encoded = [text.encode("ascii", "ignore") for text in paragraphs if len(text) > 20]
+    return [torch.tensor(list(text)[:MAX_LENGTH]) for text in encoded]
 
 
 def collate(paragraphs: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -67,25 +79,25 @@ def collate(paragraphs: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def train(config: RecipeConfig) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
-    texts = [part.strip() for text in topics.values() for part in text.split("\n\n")]
-    encoded = [
-        torch.tensor(list(text.encode("ascii", "ignore"))[:MAX_LENGTH])
-        for text in texts
-        if len(text) > 20
-    ]
+    paragraphs = read_paragraphs()
     with start_run(config, recipe="characters") as run:
         loader, eval_loader = build_dataset_loaders(
-            encoded[500:],
-            encoded[:500],
+            paragraphs[500:],
+            paragraphs[:500],
             run.config.batch,
             seed=config.seed,
             accelerator=run.accelerator,
             collate=collate,
         )
-        model, task, metrics = CharacterModel(), NextCharacter(), [MeanLoss()]
-        return build_trainer(
-            run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics
-        ).fit()
+        trainer = build_trainer(
+            run,
+            model=CharacterModel(),
+            task=NextCharacter(),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=[MeanLoss()],
+        )
+        return trainer.fit()
 
 
 if __name__ == "__main__":

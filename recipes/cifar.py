@@ -50,7 +50,9 @@ def train(config: Config) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     with start_run(config, recipe="cifar") as run:
         images = load_images(
-            config.dataset, cache_dir=config.run.cache_dir, bad_images=config.bad_images
+            config.dataset,
+            cache_dir=config.run.cache_dir,
+            bad_images=config.bad_images,
         )
         loader, eval_loader = build_image_loaders(
             images,

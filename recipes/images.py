@@ -1,8 +1,9 @@
-"""Train a ResNet, or any timm model, on photos of any size: a folder, parquet, tars, or a dataset on the hub.
+"""Train a ResNet, or any timm model, on photos of any size.
 
-accelerate launch recipes/images.py --dataset photos/ --image-size 128 --val-fraction 0.1 --epochs
-20 accelerate launch recipes/images.py --dataset photos/ --model timm/resnet50.a1_in1k
---optimizer.layer-decay 0.75
+The photos are in a folder, parquet files, tars, or a dataset on the hub.
+
+accelerate launch recipes/images.py --dataset photos/ --image-size 128 --val-fraction 0.1
+accelerate launch recipes/images.py --dataset photos/ --model timm/resnet50.a1_in1k
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def train(config: Config) -> RunResult:
             accelerator=run.accelerator,
         )
         mistakes = WorstMistakes(run.folder, eval_loader, photos.class_names)
-        return build_trainer(
+        trainer = build_trainer(
             run,
             model=model,
             task=ImageClassificationTask(config.task),
@@ -95,7 +96,8 @@ def train(config: Config) -> RunResult:
                 "normalization": {"mean": transform.mean, "std": transform.std},
                 "eval_transform": transform.to_dict(),
             },
-        ).fit()
+        )
+        return trainer.fit()
 
 
 if __name__ == "__main__":

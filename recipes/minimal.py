@@ -23,8 +23,7 @@ def train(config: RecipeConfig) -> RunResult:
     with start_run(config, recipe="minimal") as run:
         inputs, targets = (torch.tensor(column) for column in load_breast_cancer(return_X_y=True))
         inputs = ((inputs - inputs.mean(0)) / inputs.std(0)).float()
-        # yours: anything with len() and [index] -> (input, target)
-        dataset = TensorDataset(inputs, targets)
+        dataset = TensorDataset(inputs, targets)  # yours: has len() and [index] -> (input, target)
         train_set, test_set = random_split(dataset, [469, 100], torch.Generator().manual_seed(0))
         model = nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 2))  # yours: any module
         metrics = [MeanLoss(), TopKAccuracy()]  # yours: any metrics

@@ -6,6 +6,7 @@ python recipes/segmentation.py --optimizer.name adamw --lr 0.005 --batch-size 16
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import random_split
 from torchmetrics.classification import MulticlassJaccardIndex
 
@@ -21,43 +22,46 @@ from accel_trainer import (
 )
 from accel_trainer.vision import SegmentationTask
 
-NUM_CLASSES, BACKGROUND, UNLABELLED = 11, 10, 255
+NUM_CLASSES = 11
+BACKGROUND = 10
+UNLABELLED = 255
 
 
 class Scenes:
     """Three digits at random heights: images float32 [1, 32, 32], labels int64 [32, 32].
 
-    The edges have no label.
+    The first and the last row have no labels.
     """
 
     def __init__(self) -> None:
         digits = load_digits()
-        self._images, self._labels = (
-            torch.tensor(digits.images).float() / 16,
-            digits.target.tolist(),
-        )
+        self._images = torch.tensor(digits.images).float() / 16
+        self._labels = digits.target.tolist()
 
     def __len__(self) -> int:
         return 1200
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(index)
-        image, labels = torch.zeros(1, 32, 32), torch.full((32, 32), BACKGROUND)
-        for column in (2, 12, 22):
-            digit, row = (
-                int(torch.randint(high, (), generator=generator))
-                for high in (len(self._images), 24)
-            )
-            area = slice(row, row + 8), slice(column, column + 8)
-            image[0][area], labels[area] = self._images[digit], self._labels[digit]
+        image = torch.zeros(1, 32, 32)
+        labels = torch.full((32, 32), BACKGROUND)
+        for left in (2, 12, 22):
+            digit = int(torch.randint(len(self._images), (), generator=generator))
+            top = int(torch.randint(24, (), generator=generator))
+            image[0, top : top + 8, left : left + 8] = self._images[digit]
+            labels[top : top + 8, left : left + 8] = self._labels[digit]
         labels[[0, -1]] = UNLABELLED
         return image, labels
 
 
-def _block(channels: int, out: int) -> nn.Module:
-    first, second = (nn.Conv2d(size, out, 3, padding=1, bias=False) for size in (channels, out))
+def _block(in_channels: int, out_channels: int) -> nn.Module:
     return nn.Sequential(
-        first, nn.BatchNorm2d(out), nn.ReLU(), second, nn.BatchNorm2d(out), nn.ReLU()
+        nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False),
+        nn.BatchNorm2d(out_channels),
+        nn.ReLU(),
+        nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False),
+        nn.BatchNorm2d(out_channels),
+        nn.ReLU(),
     )
 
 
@@ -66,31 +70,40 @@ class UNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.down, self.bottom, self.up = _block(1, 24), _block(24, 96), _block(120, 48)
+        self.down = _block(1, 24)
+        self.bottom = _block(24, 96)
+        self.up = _block(120, 48)
         self.head = nn.Conv2d(48, NUM_CLASSES, 1)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits of every pixel."""
         fine = self.down(images)
-        coarse = nn.functional.interpolate(
-            self.bottom(nn.functional.max_pool2d(fine, 4)), scale_factor=4
-        )
-        return self.head(self.up(torch.cat([fine, coarse], 1)))
+        coarse = self.bottom(F.max_pool2d(fine, 4))
+        enlarged = F.interpolate(coarse, scale_factor=4)
+        return self.head(self.up(torch.cat([fine, enlarged], 1)))
 
 
 def train(config: RecipeConfig) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
     train_set, test_set = random_split(Scenes(), [1000, 200], torch.Generator().manual_seed(0))
     with start_run(config, recipe="segmentation") as run:
-        options = {"seed": config.seed, "accelerator": run.accelerator}
-        data = build_dataset_loaders(train_set, test_set, run.config.batch, **options)
-        mean_iou = TorchMetric(
-            "mean_iou", MulticlassJaccardIndex(NUM_CLASSES, ignore_index=UNLABELLED)
+        loader, eval_loader = build_dataset_loaders(
+            train_set,
+            test_set,
+            run.config.batch,
+            seed=config.seed,
+            accelerator=run.accelerator,
         )
-        task, metrics = SegmentationTask(ignored=UNLABELLED), [mean_iou, MeanLoss()]
-        return build_trainer(
-            run, model=UNet(), task=task, loader=data[0], eval_loader=data[1], metrics=metrics
-        ).fit()
+        mean_iou = MulticlassJaccardIndex(NUM_CLASSES, ignore_index=UNLABELLED)
+        trainer = build_trainer(
+            run,
+            model=UNet(),
+            task=SegmentationTask(ignored=UNLABELLED),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=[TorchMetric("mean_iou", mean_iou), MeanLoss()],
+        )
+        return trainer.fit()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Classify documentation as numpy's, torch's or scikit-learn's: a small transformer on texts of any length.
+"""Classify documentation as numpy's, torch's or scikit-learn's with a small transformer.
+
+The texts are of any length; a batch is padded to its longest.
 
 python recipes/text.py --optimizer.name adamw --epochs 10    # needs transformers; downloads nothing
 """
@@ -31,11 +33,13 @@ try:
 except ImportError as missing:
     raise SystemExit(f"recipes/text.py needs {missing.name}: pip install transformers") from None
 
-LIBRARIES, VOCABULARY, MAX_TOKENS = (np, torch, sklearn.metrics), 2000, 64
+LIBRARIES = (np, torch, sklearn.metrics)
+VOCABULARY = 2000
+MAX_TOKENS = 64
 
 
 class TextTask(ClassificationTask):
-    """Classification by a model of transformers, which takes a dict and returns an object with `logits`."""
+    """Classification by a model of `transformers`: it takes a dict, its output has `logits`."""
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return the cross-entropy summed over the batch."""
@@ -44,9 +48,18 @@ class TextTask(ClassificationTask):
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
         """Return the cross-entropies [B] and the logits [B, K]."""
         logits = model(**batch.inputs).logits
-        return EvalOutput(
-            nn.functional.cross_entropy(logits, batch.targets, reduction="none"), logits
-        )
+        losses = nn.functional.cross_entropy(logits, batch.targets, reduction="none")
+        return EvalOutput(losses, logits)
+
+
+def read_documentation() -> list[tuple[str, int]]:
+    """Return the different texts that document the libraries, each with its library's number."""
+    found = set()
+    for label, library in enumerate(LIBRARIES):
+        for member in list(vars(library).values()):
+            if callable(member) and (text := inspect.getdoc(member)):
+                found.add((text, label))
+    return sorted(found)
 
 
 def make_tokenizer(texts: list[str]) -> hf.PreTrainedTokenizerFast:
@@ -56,29 +69,33 @@ def make_tokenizer(texts: list[str]) -> hf.PreTrainedTokenizerFast:
     trainer = trainers.WordLevelTrainer(vocab_size=VOCABULARY, special_tokens=["[PAD]", "[UNK]"])
     tokenizer.train_from_iterator(texts, trainer)
     return hf.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", model_max_length=MAX_TOKENS
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        model_max_length=MAX_TOKENS,
     )
+
+
+def make_model() -> nn.Module:
+    """Return a DistilBERT of two small layers with random weights."""
+    size = hf.DistilBertConfig(
+        vocab_size=VOCABULARY,
+        dim=64,
+        hidden_dim=128,
+        n_layers=2,
+        n_heads=4,
+        dropout=0.0,
+        attention_dropout=0.0,
+        seq_classif_dropout=0.0,
+        num_labels=len(LIBRARIES),
+    )
+    return hf.DistilBertForSequenceClassification(size)
 
 
 def train(config: RecipeConfig) -> RunResult:
     """Train, evaluate and export. Runs in every process."""
-    members = [
-        (label, value)
-        for label, library in enumerate(LIBRARIES)
-        for value in vars(library).values()
-    ]
-    texts = sorted(
-        {
-            (text, label)
-            for label, value in members
-            if callable(value) and (text := inspect.getdoc(value))
-        }
-    )
+    texts = read_documentation()
     tokenizer = make_tokenizer([text for text, _ in texts[::2]])
     samples = [{**tokenizer(text, truncation=True), "labels": label} for text, label in texts]
-    no_dropout = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
-    small = {"vocab_size": VOCABULARY, "dim": 64, "hidden_dim": 128, "n_layers": 2, "n_heads": 4}
-    size = hf.DistilBertConfig(**small, **no_dropout, num_labels=len(LIBRARIES))
     with start_run(config, recipe="text") as run:
         loader, eval_loader = build_dataset_loaders(
             samples[::2],
@@ -88,14 +105,15 @@ def train(config: RecipeConfig) -> RunResult:
             accelerator=run.accelerator,
             collate=hf.DataCollatorWithPadding(tokenizer),
         )
-        model, task, metrics = (
-            hf.DistilBertForSequenceClassification(size),
-            TextTask(),
-            [TopKAccuracy(), MeanLoss()],
+        trainer = build_trainer(
+            run,
+            model=make_model(),
+            task=TextTask(),
+            loader=loader,
+            eval_loader=eval_loader,
+            metrics=[TopKAccuracy(), MeanLoss()],
         )
-        return build_trainer(
-            run, model=model, task=task, loader=loader, eval_loader=eval_loader, metrics=metrics
-        ).fit()
+        return trainer.fit()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Draws augmentations.jpg, each augmentation of a photo in six epochs: `python docs/images/augmentations.py`."""
+"""Draws augmentations.jpg: a photo in six epochs under each augmentation.
+
+python docs/images/augmentations.py
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from sklearn.datasets import load_sample_images
 from accel_trainer import BatchPlan
 from accel_trainer.vision import EvalTransform, PhotoAugmentConfig, PhotoLoader, PhotoSplit
 
-SIZE, NUM_EPOCHS, LABEL_WIDTH = 112, 6, 150
+SIZE = 112
+NUM_EPOCHS = 6
+LABEL_WIDTH = 150
+STEP = SIZE + 4  # from one picture to the next, in pixels
 PLAIN: dict[str, Any] = {"crop": "none", "flip": "none"}
 ROWS = {
     "crop random-resized": {"flip": "none"},
@@ -30,7 +36,7 @@ ROWS = {
 
 
 def jpeg(pixels: Any) -> bytes:
-    """Return scikit-learn's photo as a file."""
+    """Return the photo, uint8 [H, W, 3], as a JPEG file."""
     data = BytesIO()
     Image.fromarray(pixels).save(data, "jpeg", quality=95)
     return data.getvalue()
@@ -40,7 +46,9 @@ def first_photo(photos: PhotoSplit, augment: PhotoAugmentConfig, epoch: int) -> 
     """Return sample 0 as the model sees it in `epoch`."""
     transform = EvalTransform(size=SIZE)
     plan = BatchPlan(
-        num_samples=len(photos), global_batch_size=len(photos), per_device_batch_size=len(photos)
+        num_samples=len(photos),
+        global_batch_size=len(photos),
+        per_device_batch_size=len(photos),
     )
     loader = PhotoLoader(
         photos,
@@ -52,24 +60,23 @@ def first_photo(photos: PhotoSplit, augment: PhotoAugmentConfig, epoch: int) -> 
         device=torch.device("cpu"),
     )
     batch = next(loader.step_batches(epoch, 0)).micro_batches[0]
-    image = batch.inputs[batch.sample_ids.tolist().index(0)].permute(1, 2, 0)
+    row = batch.sample_ids.tolist().index(0)
+    image = batch.inputs[row].permute(1, 2, 0)
     pixels = (image * torch.tensor(transform.std) + torch.tensor(transform.mean)) * 255
     return Image.fromarray(pixels.round().clamp(0, 255).byte().numpy())
 
 
 def main() -> None:
-    """Draw a row for each augmentation."""
+    """Draw a row of pictures for each augmentation."""
     temple, flower = (jpeg(pixels) for pixels in load_sample_images().images)
     files = [temple, *[flower] * 9]
     photos = PhotoSplit(labels=np.zeros(10, np.int64), encoded_at=files.__getitem__, name_of=str)
-    sheet = Image.new(
-        "RGB", (LABEL_WIDTH + NUM_EPOCHS * (SIZE + 4), len(ROWS) * (SIZE + 4)), "white"
-    )
+    sheet = Image.new("RGB", (LABEL_WIDTH + NUM_EPOCHS * STEP, len(ROWS) * STEP), "white")
     for row, (name, options) in enumerate(ROWS.items()):
-        ImageDraw.Draw(sheet).text((4, row * (SIZE + 4) + SIZE // 2 - 6), name, fill="black")
+        ImageDraw.Draw(sheet).text((4, row * STEP + SIZE // 2 - 6), name, fill="black")
         for epoch in range(NUM_EPOCHS):
             image = first_photo(photos, PhotoAugmentConfig(**options), epoch)
-            sheet.paste(image, (LABEL_WIDTH + epoch * (SIZE + 4), row * (SIZE + 4)))
+            sheet.paste(image, (LABEL_WIDTH + epoch * STEP, row * STEP))
     sheet.save(Path(__file__).with_name("augmentations.jpg"), quality=75)
 
 

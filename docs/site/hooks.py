@@ -1,6 +1,7 @@
-"""Builds the site from the repository's files: README is the first page, and files that pages link to are copied.
+"""Builds the site from the repository's files.
 
-Links are written for the repository; this converts them to links of the site.
+README.md is the first page, and files that pages link to are copied. Links are written for the
+repository; this module converts them to links of the site.
 """
 
 from __future__ import annotations
@@ -28,18 +29,16 @@ def on_files(files: Files, config: Any) -> Files:
     for path, page in _PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text()))
     for name in ("extra.css", "iframe-worker.js"):
-        files.append(
-            File.generated(config, f"assets/{name}", abs_src_path=str(ROOT / "docs/site" / name))
-        )
+        source = str(ROOT / "docs/site" / name)
+        files.append(File.generated(config, f"assets/{name}", abs_src_path=source))
     for page in files.documentation_pages():
         for target in _LINK.findall(page.content_string):
             path = _in_repository(target, page.src_uri)
-            if (
-                path
-                and not _on_site(path).endswith(".md")
-                and not files.get_file_from_path(_on_site(path))
-            ):
-                files.append(File.generated(config, _on_site(path), abs_src_path=str(ROOT / path)))
+            if not path:
+                continue
+            on_site = _on_site(path)
+            if not on_site.endswith(".md") and not files.get_file_from_path(on_site):
+                files.append(File.generated(config, on_site, abs_src_path=str(ROOT / path)))
     return files
 
 
@@ -51,13 +50,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         if not path:
             return match[0]
         on_site = posixpath.relpath(_on_site(path), posixpath.dirname(page.file.src_uri) or ".")
-        return on_site + match[0][len(match[0].partition("#")[0]) :]
+        _, hash_sign, anchor = match[0].partition("#")
+        return on_site + hash_sign + anchor
 
     return _LINK.sub(linked, markdown)
 
 
 def _in_repository(target: str, page: str) -> str | None:
-    """Return the path, from the root of the repository, that `target` means on a page of the site."""
+    """Return the path in the repository of a link's target on `page`; None for other links."""
     name = target.partition("#")[0]
     if not name or re.match(r"\w+:", name):
         return None
@@ -66,7 +66,10 @@ def _in_repository(target: str, page: str) -> str | None:
 
 
 def _on_site(path: str) -> str:
-    """Return the path of a repository's file on the site. Sources get the suffix .txt, so that browsers show them."""
+    """Return the path on the site of a file of the repository.
+
+    Sources get the suffix .txt, so that browsers show them.
+    """
     if path in _PAGES:
         return _PAGES[path]
     inside = path.removeprefix("docs/")
