@@ -590,15 +590,15 @@ MUTANTS = [
     Mutant(
         "photos are augmented the same in all epochs",
         "accel_trainer/vision/augment/photo.py",
-        "config, key = self._config, fold_in(self._seed, self._epoch)",
-        "config, key = self._config, fold_in(self._seed, 0)",
+        "key = fold_in(self._seed, self._epoch)",
+        "key = fold_in(self._seed, 0)",
         ("tests/vision/test_photo_augment.py::test_draws_for_a_sample_do_not_depend_on_its_batch",),
     ),
     Mutant(
         "a batch of photos is used before its threads are done",
         "accel_trainer/vision/data/photo_loader.py",
-        "    for part in parts:",
-        "    for part in parts[:1]:",
+        "    for task in tasks:",
+        "    for task in tasks[:1]:",
         (
             "tests/vision/test_photo_loader.py::test_a_photo_that_cannot_be_decoded_is_named_and_the_threads_end",
         ),

@@ -17,7 +17,7 @@ from ..run.config import RecipeConfig
 from ..run.optimization import plan_learning_rate
 from ..run.parser import parse_config
 from ..vision import BadImageConfig, PhotoConfig, load_photos
-from ..vision.sources.find import find_source
+from ..vision.sources.find import find_image_source
 from .parser import CommandParser
 from .runs.tables import show
 
@@ -120,7 +120,7 @@ def _count_samples(config: Any) -> int:
         fact = "only a recipe with the settings of load_images or load_photos (BadImageConfig, PhotoConfig) is counted"
         raise ConfigError("PLAN", f"{fact}: add --num-samples")
     # decodes and caches nothing
-    return _KNOWN_SAMPLES.get(dataset) or len(find_source(dataset).read().train.labels)
+    return _KNOWN_SAMPLES.get(dataset) or len(find_image_source(dataset).read().train.labels)
 
 
 def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> RunPlan:

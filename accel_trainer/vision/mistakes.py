@@ -1,6 +1,6 @@
-"""The worst mistakes of a run's last evaluation, with small pictures, in `mistakes.json`; and its calibration.
+"""The worst mistakes of a run's last evaluation, with small pictures, and its calibration.
 
-Legend: N samples of the evaluation, B batch, K classes, H height, W width, C channels.
+Shapes: N samples of the evaluation, B batch, K classes, H height, W width, C channels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..training.metrics import check_logits
 MISTAKES_FILE = "mistakes.json"
 _NUM_KEPT = 24
 _MAX_SIDE = 96  # pixels of a stored picture
-_NUM_BINS = 10  # equal ranges of confidence
+_NUM_BINS = 10  # of confidence, equally wide
 
 
 class PictureLoader(Protocol):
@@ -36,21 +36,24 @@ class PictureLoader(Protocol):
         """Return what the model sees of a sample before it is normalised, uint8 [H, W, C]."""
 
     def name_of(self, sample_id: int) -> str:
-        """Return where the sample comes from."""
+        """Describe where the sample comes from."""
 
 
 class WorstMistakes(Callback):
-    """Finds the mistakes that a classifier is most sure of, among all samples, and stores those of the last evaluation.
+    """Finds the mistakes that a classifier is most sure of, among all samples of an evaluation.
 
-    It is a metric and a callback: give it to a trainer as both. As a metric it is `worst_mistakes`,
-    the id, label, prediction and probability of each, and `calibration`, which compares confidence
-    with accuracy.
+    It is a metric and a callback: give it to a trainer as both. As a metric it returns
+    `worst_mistakes`, the id, label, prediction and probability of each, and `calibration`, which
+    compares confidence with accuracy. As a callback it writes the mistakes of the last evaluation
+    to `mistakes.json`.
     """
 
     higher_is_better: ClassVar[Mapping[str, bool]] = {}
 
     def __init__(self, run_folder: Path, loader: PictureLoader, class_names: Sequence[str]) -> None:
-        self._folder, self._loader, self._class_names = run_folder, loader, class_names
+        self._folder = run_folder
+        self._loader = loader
+        self._class_names = class_names
 
     def empty(self, device: torch.device) -> Tensor:
         """Return [3, N]: probability of the prediction, prediction, label."""
@@ -64,9 +67,9 @@ class WorstMistakes(Callback):
             sums[row].index_add_(0, batch.sample_ids, values.double())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return the worst, the surest first; of equally sure ones that with the lower id.
+        """Return the worst mistakes and the calibration.
 
-        And the calibration.
+        The surest mistake comes first; of two that are equally sure, the one with the lower id.
         """
         confidence = sums[0].nan_to_num()
         is_right = sums[1] == sums[2]
@@ -76,23 +79,22 @@ class WorstMistakes(Callback):
         return {
             "worst_mistakes": [
                 {
-                    "id": at,
+                    "id": sample_id,
                     "label": int(label),
                     "prediction": int(prediction),
                     "probability": probability,
                 }
-                for at, probability, prediction, label in rows
+                for sample_id, probability, prediction, label in rows
                 if probability > 0
             ],
             "calibration": _calibration(confidence, is_right),
         }
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
-        """Write the mistakes of the last evaluation, of the averaged weights if there are any."""
-        groups = [
-            group for group in ("eval_ema", "eval") if f"{group}/worst_mistakes" in result.metrics
-        ]
-        if not groups or not trainer.accelerator.is_main_process:
+        """Write the mistakes of the last evaluation, with the averaged weights if there are any."""
+        groups = ("eval_ema", "eval")
+        group = next((g for g in groups if f"{g}/worst_mistakes" in result.metrics), None)
+        if group is None or not trainer.accelerator.is_main_process:
             return
         mistakes = [
             {
@@ -103,29 +105,29 @@ class WorstMistakes(Callback):
                 "probability": mistake["probability"],
                 "picture": encode_png(self._loader.picture_of(mistake["id"]), max_side=_MAX_SIDE),
             }
-            for mistake in result.metrics[f"{groups[0]}/worst_mistakes"]
+            for mistake in result.metrics[f"{group}/worst_mistakes"]
         ]
         content = {
             "optimizer_step": result.position.optimizer_step,
-            "weights": groups[0],
+            "weights": group,
             "mistakes": mistakes,
         }
+        encoded = json.dumps(content, indent=1).encode()
         with writes_to(self._folder):
-            filesystem.write_file_atomic(
-                self._folder / MISTAKES_FILE, json.dumps(content, indent=1).encode()
-            )
+            filesystem.write_file_atomic(self._folder / MISTAKES_FILE, encoded)
 
 
 def _calibration(confidence: Tensor, is_right: Tensor) -> list[dict[str, float]]:
-    """Return the samples, mean confidence and accuracy of each range of confidence that has samples."""
+    """Return number of samples, mean confidence and accuracy of each bin that has samples."""
     bins = (confidence * _NUM_BINS).long().clamp(max=_NUM_BINS - 1)
+    in_bins = [bins == number for number in bins.unique().tolist()]
     return [
         {
-            "samples": int((bins == number).sum()),
-            "confidence": confidence[bins == number].mean().item(),
-            "accuracy": is_right[bins == number].double().mean().item(),
+            "samples": int(in_bin.sum()),
+            "confidence": confidence[in_bin].mean().item(),
+            "accuracy": is_right[in_bin].double().mean().item(),
         }
-        for number in bins.unique().tolist()
+        for in_bin in in_bins
     ]
 
 

@@ -1,4 +1,4 @@
-"""Loads an exported model and its expected input. Runs no code from the export."""
+"""Loads an exported model and its expected input. It runs no code from the export."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from .data.images import Normalization
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_WEIGHTS_BYTES = 2**36
-# A forged config.json may ask for more memory than there is.
-_MAX_CHANNELS, _MAX_WIDTH, _MAX_SIDE = 2**12, 2**16, 2**14
+# A forged config.json could ask for more memory than there is.
+_MAX_CHANNELS = 2**12
+_MAX_WIDTH = 2**16
+_MAX_SIDE = 2**14
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,19 @@ class ExportConfig:
     """The contents of an export's `config.json`."""
 
     model: ModelConfig | None
-    """None: a model of one's own, which only its ONNX file describes."""
+    """None: a user's own model, which only its ONNX file describes."""
     in_channels: int
     class_names: tuple[str, ...]
     normalization: Normalization
     image_size: tuple[int, int] | None
-    """Height and width of the images it was trained on; None: not recorded, any size works."""
+    """Height and width of the training images; None: not recorded, any size works."""
     transform: EvalTransform | None = None
-    """How a photo of any size becomes its input; None: it was trained on images of one size."""
+    """How a photo of any size becomes an input; None: the training images were of one size."""
 
     def check_fits(self, weights: Mapping[str, Tensor]) -> None:
-        """Raise CheckpointError if the model does not have such `weights`.
+        """Raise CheckpointError if the names, shapes or dtypes of `weights` do not fit the model.
 
-        Asks for no memory, whatever its size.
+        It allocates no memory for weights.
         """
         with torch.device("meta"):
             model = self.build_model()
@@ -55,7 +57,7 @@ class ExportConfig:
     def build_model(self) -> nn.Module:
         """Build the model with random weights.
 
-        Raises CheckpointError if it is none of accel_trainer.vision.
+        Raises CheckpointError if it is not a model of accel_trainer.vision.
         """
         if self.model is None:
             fact = "the exported model is not one of accel_trainer.vision"
@@ -96,7 +98,7 @@ def from_pretrained(folder: Path | str) -> nn.Module:
 
 
 def _described_tensors(path: Path) -> dict[str, Tensor]:
-    """Return the tensors that the header of a file of weights describes, without data."""
+    """Return the tensors that the header of a safetensors file describes, without their data."""
     with filesystem.open_file(path) as file:
         (size,) = struct.unpack("<Q", file.read(8).ljust(8))
         if size > MAX_BYTES:
@@ -110,7 +112,10 @@ def _described_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def find_export(folder: Path | str) -> Path:
-    """Return the folder with the exported weights: the given one, `export` in a run, or a download from the hub."""
+    """Return the folder with the exported weights.
+
+    It is `folder` itself, `export` in a run's folder, or a download from the hub.
+    """
     for place in (Path(folder), Path(folder) / "export"):
         is_link = place.is_symlink() and place != Path(folder)
         if not is_link and (place / "model.safetensors").is_file():
@@ -123,10 +128,7 @@ def find_export(folder: Path | str) -> Path:
 
 
 def file_in(folder: Path, name: str) -> Path:
-    """Return the path of an export's file.
-
-    Downloads from the hub are links to `blobs`, which are followed.
-    """
+    """Return the path of a file of an export. The links of a download from the hub are followed."""
     path = folder / name
     is_download = path.resolve().parent == (folder.parent.parent / "blobs").resolve()
     return path.resolve() if is_download else path
@@ -135,48 +137,43 @@ def file_in(folder: Path, name: str) -> Path:
 def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
+    files = ["config.json", "model.onnx", "model.safetensors"]
     try:
-        return Path(
-            snapshot_download(
-                name, allow_patterns=["config.json", "model.onnx", "model.safetensors"]
-            )
-        )
+        return Path(snapshot_download(name, allow_patterns=files))
     except Exception as error:  # network errors depend on the version of the hub's HTTP library
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        message = f"{name} is not a folder and cannot be downloaded from the hub ({reason}): check the name"
-        raise CheckpointError("EXPORT", message) from error
+        fact = f"{name} is not a folder and cannot be downloaded from the hub ({reason})"
+        raise CheckpointError("EXPORT", f"{fact}: check the name") from error
 
 
 def read_export_content(folder: Path) -> dict[str, Any]:
-    """Return what `config.json` in an export holds. Raises CheckpointError if it is damaged."""
+    """Return the content of an export's `config.json`. Raises CheckpointError if it is damaged."""
     path = file_in(folder, "config.json")
+    kinds = {"evaluation": dict, "weights": str, "onnx_sha256": str, "sha256": str}
     try:
         content = read_json_object(path)
-        for name, kind in (
-            ("evaluation", dict),
-            ("weights", str),
-            ("onnx_sha256", str),
-            ("sha256", str),
-        ):
+        for name, kind in kinds.items():
             if not isinstance(content.get(name), kind | None):
                 raise ValueError(f"{name} is {str(content[name])[:40]!r}")
-        content["class_names"] = _names(content["class_names"]) if "class_names" in content else []
+        if "class_names" in content and not _checked_names(content["class_names"]):
+            del content["class_names"]
     except (OSError, ValueError) as error:
         raise CheckpointError(
             "EXPORT", f"{path} cannot be read ({error}): export the run again"
         ) from error
-    return (
-        content
-        if content["class_names"]
-        else {k: v for k, v in content.items() if k != "class_names"}
-    )
+    return content
 
 
 def read_export_config(folder: Path) -> ExportConfig:
-    """Read `config.json` in an export."""
-    content, path = read_export_content(folder), file_in(folder, "config.json")
+    """Read `config.json` in an export.
+
+    Raises CheckpointError if it is damaged, or describes no model of accel_trainer.vision.
+    """
+    content = read_export_content(folder)
+    path = file_in(folder, "config.json")
     try:
-        normalization, channels = content["normalization"].items(), int(content["in_channels"])
+        normalization = content["normalization"].items()
+        channels = int(content["in_channels"])
         mean_and_std = {name: _numbers(values, channels) for name, values in normalization}
         if min(mean_and_std["std"]) <= 0:
             raise ValueError("std is not above 0")
@@ -187,19 +184,16 @@ def read_export_config(folder: Path) -> ExportConfig:
         size = content.get("image_size")
         if size is not None:
             height, width = size
-            size = (
-                _bounded("image_size", height, _MAX_SIDE),
-                _bounded("image_size", width, _MAX_SIDE),
-            )
+            height = _bounded("image_size", height, _MAX_SIDE)
+            width = _bounded("image_size", width, _MAX_SIDE)
+            size = (height, width)
         return ExportConfig(
             model=model,
             in_channels=_bounded("in_channels", channels, _MAX_CHANNELS),
             class_names=tuple(content["class_names"]),
             normalization=Normalization(**mean_and_std),
             image_size=size,
-            transform=EvalTransform.from_dict(content["eval_transform"])
-            if "eval_transform" in content
-            else None,
+            transform=_transform_in(content),
         )
     except (
         OSError,
@@ -215,7 +209,13 @@ def read_export_config(folder: Path) -> ExportConfig:
         raise CheckpointError("EXPORT", message) from error
 
 
-def _names(values: Any) -> list[str]:
+def _transform_in(content: Mapping[str, Any]) -> EvalTransform | None:
+    if "eval_transform" not in content:
+        return None
+    return EvalTransform.from_dict(content["eval_transform"])
+
+
+def _checked_names(values: Any) -> list[str]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise ValueError("class_names is not a list of names")
     return values

@@ -1,6 +1,6 @@
-"""Tasks of images: views that an evaluation averages, and a class for each pixel.
+"""Tasks for images: classification with test-time augmentation, and segmentation.
 
-Legend: B batch, C channels, H, W size of an image, K classes.
+Shapes: B batch, C channels, H height, W width, K classes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class ImageClassificationConfig(ClassificationConfig):
 
 
 class ImageClassificationTask(ClassificationTask):
-    """Classification of images [B, C, H, W], whose logits an evaluation averages over the views of `tta`."""
+    """Classification of images [B, C, H, W].
+
+    An evaluation averages the logits over the views of `tta`.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class ImageClassificationTask(ClassificationTask):
 
 
 def _average_over_views(model: Callable[[Tensor], Any], images: Tensor, *, tta: Views) -> Any:
-    """Return the mean logits [B, K]; what is no tensor as it is, for the check that names it."""
+    """Return the mean logits [B, K]; an output that is not a tensor is returned unchanged."""
     outputs = [model(view) for view in _views(images, tta)]
     if not isinstance(outputs[0], Tensor):
         return outputs[0]
@@ -83,15 +86,15 @@ def _views(images: Tensor, tta: Views) -> list[Tensor]:
 class SegmentationTask:
     """Cross-entropy per labelled pixel of logits [B, K, H, W] against class ids int64 [B, H, W].
 
-    Pixels of the class `ignored` have no label; the loss is the mean over all others of the whole
-    step.
+    Pixels of the class `ignored` have no label. The loss is the mean over all labelled pixels of
+    the whole step.
     """
 
     def __init__(self, *, ignored: int = 255) -> None:
         self._ignored = ignored
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the losses and the labelled pixels, summed over the batch.
+        """Return the loss and the number of labelled pixels, summed over the batch.
 
         Raises ConfigError for other shapes.
         """
@@ -100,17 +103,21 @@ class SegmentationTask:
         return StepOutput(losses.sum(), num_items=num_items.sum())
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
-        """Return the loss sums and the labelled pixels of each sample [B], and the logits.
+        """Return each sample's loss and number of labelled pixels [B], and the logits.
 
         Raises ConfigError for other shapes.
         """
         logits = call_model(model, batch)
         if logits.ndim != 4 or logits[:, 0].shape != batch.targets.shape:
-            fact = f"the model returns {describe_tensor(logits)} for targets {describe_tensor(batch.targets)}"
-            raise ConfigError(
-                "SHAPES", f"{fact}: segmentation needs logits [B, K, H, W] and class ids [B, H, W]"
-            )
+            found = describe_tensor(logits)
+            fact = f"the model returns {found} for targets {describe_tensor(batch.targets)}"
+            fix = "segmentation needs logits [B, K, H, W] and class ids [B, H, W]"
+            raise ConfigError("SHAPES", f"{fact}: {fix}")
         losses = F.cross_entropy(
-            logits, batch.targets, ignore_index=self._ignored, reduction="none"
+            logits,
+            batch.targets,
+            ignore_index=self._ignored,
+            reduction="none",
         )
-        return EvalOutput(losses.sum((1, 2)), logits, (batch.targets != self._ignored).sum((1, 2)))
+        num_labelled = (batch.targets != self._ignored).sum((1, 2))
+        return EvalOutput(losses.sum((1, 2)), logits, num_labelled)

@@ -18,7 +18,7 @@ from accel_trainer.vision import (
     build_image_loaders,
     load_images,
 )
-from accel_trainer.vision.sources.find import find_source
+from accel_trainer.vision.sources.find import find_image_source
 from accel_trainer.vision.sources.image_folder import list_images
 from tests import processes
 from tests.joined import joined_processes
@@ -81,7 +81,7 @@ def test_a_file_that_vanishes_while_it_is_read_is_named_or_left_out(tmp_path: Pa
             path = tmp_path / "images" / split / "ant" / f"{index:02}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(image)
-    source = find_source(str(tmp_path / "images"))
+    source = find_image_source(str(tmp_path / "images"))
     list_images(tmp_path / "images" / "train")[7].unlink()
     raw = source.read()
     left_out: list[object] = []

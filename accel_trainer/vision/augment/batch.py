@@ -1,6 +1,7 @@
-"""Random augmentation as a pure function of (seed, epoch, sample id), so that it has no state to save.
+"""Random augmentation of images as a pure function of (seed, epoch, sample id).
 
-The augmentation of a sample depends neither on its batch nor on its process.
+It has no state to save, and a sample's augmentation depends neither on its batch nor on its
+process.
 
 Shapes: B batch, C channels, H height, W width.
 """
@@ -24,7 +25,7 @@ _MAX_SIMD_ELEMENTS = 32  # two AVX-512 vectors, which torch processes at once
 
 @dataclass(frozen=True, kw_only=True)
 class BasicAugmentConfig:
-    """What small images and photos have in common."""
+    """The augmentation settings that small images and photos share."""
 
     crop_padding: int = 4
     """Pixels added on each side before a random crop of the original size; 0: no crop."""
@@ -82,17 +83,16 @@ class _Draw(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Positions of crops, [B] each: first row and column in the padded image, and whether to flip."""
+    """Crops and flips, [B] each: first row and column in the padded image, and whether to flip."""
 
     rows: Tensor
     columns: Tensor
     flips: Tensor | None
 
-    def of(self, ids: Tensor) -> Placement:
+    def at(self, ids: Tensor) -> Placement:
         """Return the placements at `ids` [B]."""
-        return Placement(
-            self.rows[ids], self.columns[ids], None if self.flips is None else self.flips[ids]
-        )
+        flips = None if self.flips is None else self.flips[ids]
+        return Placement(self.rows[ids], self.columns[ids], flips)
 
     def between(self, start: int, stop: int) -> Placement:
         """Return the placements from `start` up to `stop`, as views."""
@@ -103,7 +103,7 @@ class Placement:
 def draw_placement(
     config: BasicAugmentConfig, sample_ids: Tensor, *, seed: int, epoch: int
 ) -> Placement:
-    """Draw crop and flip for samples [B], on their device."""
+    """Draw the crop and the flip of samples [B], on the device of `sample_ids`."""
     key = fold_in(seed, epoch)
     positions = 2 * config.crop_padding + 1
     return Placement(
@@ -120,20 +120,21 @@ def _draw_flips(
         return None
     if config.flip == "random":
         return random_bits(fold_in(seed, epoch), sample_ids, _Draw.FLIP) & 1 != 0
-    # The hash does not include the epoch: the start is random per image, then the sides alternate.
+    # The key does not include the epoch: the first side is random per image, then they alternate.
     return (random_bits(fold_in(seed), sample_ids, _Draw.FLIP) + epoch) & 1 != 0
 
 
 def cut_out(
     config: AugmentConfig, images: Tensor, sample_ids: Tensor, *, seed: int, epoch: int
 ) -> Tensor:
-    """Set a square in normalised images [B, C, H, W] to 0 (the mean), in place.
+    """Set a square in each normalised image [B, C, H, W] to 0 (the mean), in place.
 
-    It may cross a border.
+    The square may cross the border of the image.
     """
     if config.cutout == 0:
         return images
-    key, (height, width) = fold_in(seed, epoch), images.shape[2:]
+    key = fold_in(seed, epoch)
+    height, width = images.shape[2:]
     mask = _box_mask(
         random_int(key, sample_ids, _Draw.CUTOUT_ROW, high=height) - config.cutout // 2,
         random_int(key, sample_ids, _Draw.CUTOUT_COLUMN, high=width) - config.cutout // 2,
@@ -169,7 +170,8 @@ def draw_mix(
             return blend, weight
     weight = _draw_beta(key, sample_ids, alpha=config.cutmix)
     side = (1 - weight).sqrt()
-    heights, widths = (side * height).round().long(), (side * width).round().long()
+    heights = (side * height).round().long()
+    widths = (side * width).round().long()
     box = _box_mask(
         random_int(key, sample_ids, _Draw.BOX_ROW, high=height) - heights // 2,
         random_int(key, sample_ids, _Draw.BOX_COLUMN, high=width) - widths // 2,
@@ -182,14 +184,14 @@ def draw_mix(
     if config.mixup > 0:
         is_blend = random_bits(key, sample_ids, _Draw.MIX_KIND) & 1 != 0
         weights = torch.where(is_blend[:, None, None, None], blend, weights)
-    # The target weight is that of the pixels: a box that crosses the border pastes less.
+    # The target's weight is counted in pixels: a box that crosses the border pastes fewer.
     return weights, weights.mean((1, 2, 3))
 
 
 def _box_mask(
     rows: Tensor, columns: Tensor, heights: Tensor, widths: Tensor, *, height: int, width: int
 ) -> Tensor:
-    """Return bool [B, 1, H, W], true inside boxes given by first row and column, height and width [B]."""
+    """Return bool [B, 1, H, W], true inside boxes: their first row, first column and size, [B]."""
     row = torch.arange(height, device=rows.device)
     column = torch.arange(width, device=rows.device)
     in_rows = (row >= rows[:, None]) & (row < (rows + heights)[:, None])
@@ -198,22 +200,22 @@ def _box_mask(
 
 
 def _draw_beta(key: int, sample_ids: Tensor, *, alpha: float) -> Tensor:
-    """Draw float32 [B] in [0, 1] from Beta(alpha, alpha), for any alpha > 0, exactly and without rejection.
+    """Draw float32 [B] in [0, 1] from Beta(alpha, alpha), for any alpha > 0, without rejection.
 
-    Bailey's polar method (Math. Comp. 62, 1994) computes a Student t with 2 * alpha degrees of
-    freedom from two uniforms; t / sqrt(2 * alpha + t**2) is then a symmetric Beta on (-1, 1).
-    Multiplied out, so that small alphas do not overflow.
+    Bailey's polar method (Math. Comp. 62, 1994) computes an exact Student t with 2 * alpha degrees
+    of freedom from two uniforms; t / sqrt(2 * alpha + t**2) is then a symmetric Beta on (-1, 1).
+    The formula is multiplied out, so that small alphas do not overflow.
     """
-    # never 0 ** 0
+    # The base is above 0, so this is never 0 ** 0.
     radius = _power(1 - random_uniform(key, sample_ids, _Draw.BETA_RADIUS), 1 / alpha)
     cosine = torch.cos(2 * math.pi * random_uniform(key, sample_ids, _Draw.BETA_ANGLE))
     root = cosine * (1 - radius).sqrt()
-    # MKL's square root is not correctly rounded on some CPUs, which can exceed the ends by 6e-8.
+    # MKL's square root is not correctly rounded on some CPUs: the result can leave [0, 1] by 6e-8.
     return ((1 + root / (radius + root**2).sqrt()) / 2).clamp(0, 1)
 
 
 def _power(base: Tensor, exponent: float) -> Tensor:
     """Return base ** exponent [B], rounded the same at every position in a batch."""
-    # On a CPU torch computes elements that do not fill a SIMD vector with another routine, which
-    # rounds differently (torch 2.13), so padding is added for them.
+    # On a CPU, torch computes the last elements, which do not fill a SIMD vector, with a routine
+    # that rounds differently (torch 2.13). The padding keeps the elements of `base` away from it.
     return F.pad(base, (0, _MAX_SIMD_ELEMENTS)).pow(exponent)[: len(base)]

@@ -1,4 +1,4 @@
-"""Random augmentation of photos as a pure function of (seed, epoch, sample id): each photo gets its own numbers.
+"""Random augmentation of photos as a pure function of (seed, epoch, sample id).
 
 Shapes: B batch, H height, W width, S size of a model's input.
 """
@@ -26,7 +26,8 @@ from .photo_ops import MAX_MAGNITUDE, OPERATIONS, jitter_colors, operate
 _CROP_TRIES = 10
 _MAX_OPERATIONS = 10
 _NUM_OPERATIONS = Range(
-    "to 1 .. 10, or augment.policy to none", lambda number: 1 <= number <= _MAX_OPERATIONS
+    "to 1 .. 10, or augment.policy to none",
+    lambda number: 1 <= number <= _MAX_OPERATIONS,
 )
 _MAGNITUDE = Range(f"to 0 .. {MAX_MAGNITUDE}", lambda number: 0 <= number <= MAX_MAGNITUDE)
 
@@ -76,16 +77,16 @@ class PhotoAugmentConfig(BasicAugmentConfig):
 
 
 class Draw(IntEnum):
-    """The number of the first random draw of each kind, beside those of `batch`.
+    """The number of the first random draw of each kind; `batch` uses the numbers below 32.
 
-    Changing one changes every result.
+    Changing a number changes every result.
     """
 
     CROP_AREA = 32
     CROP_SHAPE = CROP_AREA + _CROP_TRIES
     CROP_TOP = CROP_SHAPE + _CROP_TRIES
     CROP_LEFT = CROP_TOP + 1
-    JITTER = CROP_LEFT + 1  # the order, then one number for each of the four
+    JITTER = CROP_LEFT + 1  # the order, then the amount of each of the four changes
     OPERATION = JITTER + 5
     STRENGTH = OPERATION + _MAX_OPERATIONS  # of trivialaugment
     SIGN = STRENGTH + 1
@@ -94,53 +95,79 @@ class Draw(IntEnum):
 
 
 class PhotoAugment:
-    """The augmentation of an epoch, to photos of S x S pixels.
+    """The augmentation of one epoch: it turns encoded photos into S x S pixels.
 
-    `mean` is the colour of erased boxes, 0..1 each.
+    `size` is S, and `mean` (0..1 for each channel) is the colour of erased boxes.
     """
 
     def __init__(
-        self, config: PhotoAugmentConfig, *, size: int, mean: Sequence[float], seed: int, epoch: int
+        self,
+        config: PhotoAugmentConfig,
+        *,
+        size: int,
+        mean: Sequence[float],
+        seed: int,
+        epoch: int,
     ) -> None:
-        self._config, self._size, self._seed, self._epoch = config, size, seed, epoch
+        self._config = config
+        self._size = size
+        self._seed = seed
+        self._epoch = epoch
         self._color = tuple(round(255 * value) for value in mean)
 
     def draw(self, ids: Tensor) -> list[PhotoDraws]:
         """Draw the random numbers of the samples `ids` [B]."""
-        config, key = self._config, fold_in(self._seed, self._epoch)
-        needed = [*range(Draw.CROP_AREA, Draw.JITTER)] if config.crop == "random-resized" else []
-        needed += [*range(Draw.JITTER, Draw.OPERATION)] if any(config.color_jitter) else []
-        needed += [*range(Draw.OPERATION, Draw.ERASE)] if config.policy != "none" else []
-        needed += [*range(Draw.ERASE, Draw.END)] if config.erase else []
+        config = self._config
+        key = fold_in(self._seed, self._epoch)
+        needed: list[int] = []
+        if config.crop == "random-resized":
+            needed += range(Draw.CROP_AREA, Draw.JITTER)
+        if any(config.color_jitter):
+            needed += range(Draw.JITTER, Draw.OPERATION)
+        if config.policy != "none":
+            needed += range(Draw.OPERATION, Draw.ERASE)
+        if config.erase:
+            needed += range(Draw.ERASE, Draw.END)
         numbers = np.zeros((len(ids), Draw.END - Draw.CROP_AREA))
         for draw in needed:
             numbers[:, draw - Draw.CROP_AREA] = random_uniform(key, ids, draw).numpy()
         place = draw_placement(config, ids, seed=self._seed, epoch=self._epoch)
         flips = [False] * len(ids) if place.flips is None else place.flips.tolist()
-        rows = zip(
-            numbers.tolist(), place.rows.tolist(), place.columns.tolist(), flips, strict=True
+        samples = zip(
+            numbers.tolist(),
+            place.rows.tolist(),
+            place.columns.tolist(),
+            flips,
+            strict=True,
         )
         return [
-            PhotoDraws(uniform=row, row=top, column=left, is_flipped=flip)
-            for row, top, left, flip in rows
+            PhotoDraws(uniform=uniform, row=row, column=column, is_flipped=flip)
+            for uniform, row, column, flip in samples
         ]
 
     def __call__(self, data: bytes, name: str, draws: PhotoDraws) -> Tensor:
-        """Return an encoded photo augmented, uint8 [S, S, 3]. Raises DataError that says `name`."""
+        """Return an encoded photo augmented, uint8 [S, S, 3]. Raises DataError with `name`."""
         config = self._config
         pixels = crop_photo(
-            data, name, lambda height, width: self._box(height, width, draws), size=self._size
+            data,
+            name,
+            lambda height, width: self._box(height, width, draws),
+            size=self._size,
         )
         if config.crop == "padded":
             pixels = _shifted(pixels, config, draws)
         if draws.is_flipped:
-            pixels = pixels.flip(1)  # numpy's takes twenty times as long
+            pixels = pixels.flip(1)  # numpy's flip takes twenty times as long
         array: NDArray[np.uint8] = pixels.numpy()
         if any(config.color_jitter):
             array = jitter_colors(array, config.color_jitter, draws.of(Draw.JITTER, 5))
         for operation, strength, sign in self._operations(draws):
             array = operate(
-                array, OPERATIONS[operation], strength=strength, is_negative=sign, fill=self._color
+                array,
+                OPERATIONS[operation],
+                strength=strength,
+                is_negative=sign,
+                fill=self._color,
             )
         if config.erase and draws.of(Draw.ERASE, 1)[0] < config.erase:
             array = self._erased(array, draws)
@@ -150,21 +177,28 @@ class PhotoAugment:
         config = self._config
         if config.crop == "random-resized":
             return random_resized_box(
-                height, width, scale=config.crop_scale, shape=config.crop_shape, draws=draws
+                height,
+                width,
+                scale=config.crop_scale,
+                shape=config.crop_shape,
+                draws=draws,
             )
         side = min(height, width)
         return Box((height - side) // 2, (width - side) // 2, side, side)
 
     def _operations(self, draws: PhotoDraws) -> list[tuple[int, float, bool]]:
-        """Return index, strength (0..1) and sign of each operation."""
+        """Return each operation's index, strength (0..1), and whether its sign is negative."""
         config = self._config
-        number = {"none": 0, "randaugment": config.num_operations, "trivialaugment": 1}[
-            config.policy
-        ]
-        strength = config.magnitude / MAX_MAGNITUDE
-        if config.policy == "trivialaugment":
+        if config.policy == "none":
+            return []
+        if config.policy == "randaugment":
+            number = config.num_operations
+            strength = config.magnitude / MAX_MAGNITUDE
+        else:
+            number = 1
             strength = int(draws.of(Draw.STRENGTH, 1)[0] * (MAX_MAGNITUDE + 1)) / MAX_MAGNITUDE
-        chosen, signs = draws.of(Draw.OPERATION, number), draws.of(Draw.SIGN, number)
+        chosen = draws.of(Draw.OPERATION, number)
+        signs = draws.of(Draw.SIGN, number)
         return [
             (int(which * len(OPERATIONS)), strength, sign < 0.5)
             for which, sign in zip(chosen, signs, strict=True)
@@ -178,7 +212,8 @@ class PhotoAugment:
         ratio = math.exp(_between(math.log(0.3), math.log(3.3), shape))
         height = min(size, max(1, round(math.sqrt(pixels * ratio))))
         width = min(size, max(1, round(math.sqrt(pixels / ratio))))
-        row, column = int(top * (size - height + 1)), int(left * (size - width + 1))
+        row = int(top * (size - height + 1))
+        column = int(left * (size - width + 1))
         array = array.copy()
         array[row : row + height, column : column + width] = self._color
         return array
@@ -186,7 +221,10 @@ class PhotoAugment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhotoDraws:
-    """The random numbers of one sample: uniform in 0..1 by `Draw`, the position of a padded crop, and the flip."""
+    """The random numbers of one sample.
+
+    `uniform` are in 0..1, in the order of `Draw`; `row` and `column` place a padded crop.
+    """
 
     uniform: list[float]
     row: int
@@ -194,7 +232,7 @@ class PhotoDraws:
     is_flipped: bool
 
     def of(self, draw: int, count: int) -> list[float]:
-        """Return `count` numbers from `draw` on."""
+        """Return `count` uniform numbers, from number `draw` on."""
         first = draw - Draw.CROP_AREA
         return self.uniform[first : first + count]
 
@@ -207,24 +245,26 @@ def random_resized_box(
     shape: tuple[float, float],
     draws: PhotoDraws,
 ) -> Box:
-    """Return a box of random area and shape in an H x W photo: the first of ten that fits, else the largest central."""
-    tries = zip(
-        draws.of(Draw.CROP_AREA, _CROP_TRIES), draws.of(Draw.CROP_SHAPE, _CROP_TRIES), strict=True
-    )
+    """Return a box of random area and shape in an H x W photo.
+
+    Ten boxes are drawn, and the first that fits is returned. If none fits, the box is the largest
+    one in the centre with a permitted shape.
+    """
+    areas = draws.of(Draw.CROP_AREA, _CROP_TRIES)
+    ratios = draws.of(Draw.CROP_SHAPE, _CROP_TRIES)
     top, left = draws.of(Draw.CROP_TOP, 2)
-    for area, ratio in tries:
+    for area, ratio in zip(areas, ratios, strict=True):
         pixels = _between(*scale, area) * height * width
         aspect = math.exp(_between(math.log(shape[0]), math.log(shape[1]), ratio))
-        rows, columns = round(math.sqrt(pixels / aspect)), round(math.sqrt(pixels * aspect))
+        rows = round(math.sqrt(pixels / aspect))
+        columns = round(math.sqrt(pixels * aspect))
         if 0 < rows <= height and 0 < columns <= width:
-            return Box(
-                int(top * (height - rows + 1)), int(left * (width - columns + 1)), rows, columns
-            )
+            row = int(top * (height - rows + 1))
+            column = int(left * (width - columns + 1))
+            return Box(row, column, rows, columns)
     aspect = min(max(width / height, shape[0]), shape[1])
-    rows, columns = (
-        min(height, max(1, round(width / aspect))),
-        min(width, max(1, round(height * aspect))),
-    )
+    rows = min(height, max(1, round(width / aspect)))
+    columns = min(width, max(1, round(height * aspect)))
     return Box((height - rows) // 2, (width - columns) // 2, rows, columns)
 
 
@@ -233,10 +273,10 @@ def _between(least: float, most: float, number: float) -> float:
 
 
 def _shifted(pixels: Tensor, config: PhotoAugmentConfig, draws: PhotoDraws) -> Tensor:
-    """Pad the S x S photo on each side and cut S x S out of it."""
-    size, pad = len(pixels), config.crop_padding
-    around = ((pad, pad), (pad, pad), (0, 0))
-    padded = np.pad(pixels, around, mode="reflect" if config.crop_mode == "reflect" else "constant")
-    return torch.from_numpy(padded)[
-        draws.row : draws.row + size, draws.column : draws.column + size
-    ]
+    """Pad the S x S photo on each side and cut S x S pixels out of it."""
+    size = len(pixels)
+    pad = config.crop_padding
+    border = ((pad, pad), (pad, pad), (0, 0))
+    padded = np.pad(pixels, border, mode="reflect" if config.crop_mode == "reflect" else "constant")
+    window = slice(draws.row, draws.row + size), slice(draws.column, draws.column + size)
+    return torch.from_numpy(padded)[window]

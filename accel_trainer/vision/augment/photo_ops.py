@@ -1,4 +1,4 @@
-"""Changes of colour and geometry with Pillow: colour jitter, and the operations of RandAugment and TrivialAugment.
+"""Changes colours and geometry with Pillow: colour jitter, RandAugment and TrivialAugment.
 
 Shapes: H height, W width.
 """
@@ -33,7 +33,9 @@ OPERATIONS = (
 MAX_MAGNITUDE = 30
 
 _JITTER_ORDERS = tuple(permutations(range(4)))
-_MAX_SHEAR, _MAX_DEGREES, _MAX_ENHANCE = 0.3, 30.0, 0.9
+_MAX_SHEAR = 0.3
+_MAX_DEGREES = 30.0
+_MAX_ENHANCE = 0.9
 _MAX_TRANSLATE = 150 / 331  # fraction of the width or height
 _MAX_BITS_LOST = 4
 
@@ -41,9 +43,10 @@ _MAX_BITS_LOST = 4
 def jitter_colors(
     pixels: NDArray[np.uint8], most: Sequence[float], uniform: Sequence[float]
 ) -> NDArray[np.uint8]:
-    """Change brightness, contrast, saturation and hue of uint8 [H, W, 3] by up to `most`, in random order.
+    """Change brightness, contrast, saturation and hue of uint8 [H, W, 3], in random order.
 
-    `uniform` are five numbers in 0..1: the order, and how much of each.
+    `most` are the four largest changes. `uniform` are five numbers in 0..1: for the order of the
+    changes, and for the amount of each.
     """
     from PIL import Image, ImageEnhance
 
@@ -64,9 +67,8 @@ def _turned_hue(image: Any, change: float) -> Any:
 
     hue, saturation, value = image.convert("HSV").split()
     turned = (np.array(hue).astype(np.int64) + round(change * 255)) % 256
-    return Image.merge(
-        "HSV", (Image.fromarray(turned.astype(np.uint8)), saturation, value)
-    ).convert("RGB")
+    turned_image = Image.fromarray(turned.astype(np.uint8))
+    return Image.merge("HSV", (turned_image, saturation, value)).convert("RGB")
 
 
 def operate(
@@ -77,9 +79,10 @@ def operate(
     is_negative: bool,
     fill: tuple[int, ...],
 ) -> NDArray[np.uint8]:
-    """Apply one of `OPERATIONS` to uint8 [H, W, 3]; `fill` is the colour of what comes from outside.
+    """Apply one of `OPERATIONS` to uint8 [H, W, 3].
 
-    `strength` is 0..1; `is_negative` turns the direction of those that have one.
+    `strength` is 0..1. `is_negative` reverses an operation that has a direction. `fill` is the
+    colour of pixels that come from outside the image.
     """
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""Handles images that cannot be used: stop at the first, or leave a few out and list them."""
+"""Handles images that cannot be used: stops at the first, or leaves a few out and lists them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BadImage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BadImageConfig:
-    """What to do if an image cannot be decoded, is missing, or differs from the first in size or mode."""
+    """What to do about images that cannot be decoded, are missing, or differ in size or mode."""
 
     policy: Annotated[Literal["error", "skip"], tyro.conf.arg(aliases=["--on-bad-image"])] = "error"
     """`error` stops and names the first such image; `skip` leaves them out, on all processes."""
@@ -36,27 +36,30 @@ class BadImageConfig:
         BELOW_ONE.check(self, "bad_images", "max_fraction")
 
     def check(self, left_out: Sequence[BadImage], *, num_images: int) -> None:
-        """Raise DataError if `left_out` are too many of the `num_images` of a split."""
+        """Raise DataError if too many of a split's `num_images` are in `left_out`."""
         if left_out and self.policy == "error":
             first = left_out[0]
             raise DataError(
                 first.code, f"{first.message}, or leave such images out with --on-bad-image skip"
             )
         if len(left_out) > self.max_fraction * num_images:
+            fact = (
+                f"{len(left_out)} of {num_images} images cannot be used, the last because "
+                f"{left_out[-1].message}; at most {self.max_fraction:.4g} of them may be left out"
+            )
             raise DataError(
-                "DATA_BAD_IMAGES",
-                f"{len(left_out)} of {num_images} images cannot be used, the last because {left_out[-1].message}; "
-                f"at most {self.max_fraction:.4g} of them may be left out: fix the data, or raise "
-                "--bad-images.max-fraction",
+                "DATA_BAD_IMAGES", f"{fact}: fix the data, or raise --bad-images.max-fraction"
             )
 
     def usable(
         self, split: RawSplit, left_out: list[BadImage], *, start: int = 0
     ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yield index and pixels [H, W, C] of the usable images from `start` on; add the others to `left_out`.
+        """Yield index and pixels [H, W, C] of the usable images from `start` on.
+
+        The other images are appended to `left_out`.
 
         Raises:
-            DataError: too many are left out.
+            DataError: too many images are left out.
         """
         for index in range(start, len(split.labels)):
             try:
@@ -69,4 +72,4 @@ class BadImageConfig:
 
 
 WHATEVER_WAS_KEPT = BadImageConfig(policy="skip", max_fraction=0.999)
-"""For commands that read the data of a run that was allowed to leave images out."""
+"""For commands that read the data of a run, which may have left images out."""

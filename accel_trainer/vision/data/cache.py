@@ -1,4 +1,6 @@
-"""Loads small images: decodes a dataset once into files of uint8, and maps them into memory after verifying hashes.
+"""Loads small images: decodes a dataset once into files, and maps these into memory.
+
+The files hold uint8 pixels; their hashes are verified whenever they are opened.
 
 Shapes: N samples, C channels, H height, W width.
 """
@@ -26,25 +28,31 @@ from ...core import filesystem, platform
 from ...core.errors import DataError, OutputError
 from ...core.filesystem import AppendFile
 from ...core.run_dir import expand_home, free_bytes
-from ..sources.find import find_source
-from ..sources.raw import RawImages, RawSplit, Source, checked_class_names
+from ..sources.find import find_image_source
+from ..sources.raw import ImageSource, RawImages, RawSplit, checked_class_names
 from .bad_images import BadImage, BadImageConfig
 from .images import ImageDataset, ImageSplit, MappedFile, Normalization
 
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
-_MANIFEST, _IMAGES, _LABELS, _JOURNAL = "images.json", "_images.u8", "_labels.i64", "_chunks.jsonl"
-_LEFT_OUT, _SHA256 = "left_out", "sha256"
+_MANIFEST = "images.json"
 _MAX_MANIFEST_BYTES = 1 << 24
+# Keys of the manifest.
+_LEFT_OUT = "left_out"
+_SHA256 = "sha256"
+# Endings of the files of a split.
+_IMAGES = "_images.u8"
+_LABELS = "_labels.i64"
+_JOURNAL = "_chunks.jsonl"
 _CHUNK_IMAGES = 256
 _MIN_STD = 1 / 255  # avoids a division by zero for an all-black channel
 
 Shape = Sequence[int]
 """H, W, C of one image."""
 Row = dict[str, Any]
-"""What the journal says of a chunk: `start` and `stop` of its samples, `left_out`, `sha256` of its
-pixels."""
+"""A chunk's line in the journal: `start` and `stop` of its samples, `left_out`, and the `sha256`
+of its pixels."""
 
 
 def load_images(
@@ -59,28 +67,28 @@ def load_images(
 
     Raises:
         ConfigError: an unknown name.
-        DataError: missing, damaged or inconsistent data, more than `bad_images` allows (default:
-            none).
+        DataError: the data is missing, damaged or inconsistent, or more images cannot be used than
+            `bad_images` allows (default: none).
         OutputError: the cache cannot be written.
     """
-    cache_dir, bad_images = expand_home(cache_dir), bad_images or BadImageConfig()
-    source = find_source(name_or_path)
+    cache_dir = expand_home(cache_dir)
+    bad_images = bad_images or BadImageConfig()
+    source = find_image_source(name_or_path)
     folder = cache_folder(source, cache_dir)
     try:
         dataset = _open(folder) or _build_once(folder, source, bad_images)
     except OSError as error:
+        fact = f"cannot write the image cache {folder} ({error.strerror or error})"
         raise OutputError(
-            "CACHE_NOT_WRITABLE",
-            f"cannot write the image cache {folder} ({error.strerror or error}): free some space, or choose "
-            "another cache folder",
+            "CACHE_NOT_WRITABLE", f"{fact}: free some space, or choose another cache folder"
         ) from error
     for split in (dataset.train, dataset.test):
         bad_images.check(split.left_out, num_images=len(split) + len(split.left_out))
     return dataset
 
 
-def _build_once(folder: Path, source: Source, bad_images: BadImageConfig) -> ImageDataset:
-    """Build the cache, unless another process does or did so meanwhile, and open it."""
+def _build_once(folder: Path, source: ImageSource, bad_images: BadImageConfig) -> ImageDataset:
+    """Build the cache unless another process builds it at the same time, and open it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _writer_lock(folder.parent) as is_sole_writer:
         dataset = _open(folder)
@@ -94,7 +102,7 @@ def _build_once(folder: Path, source: Source, bad_images: BadImageConfig) -> Ima
             try:
                 _build(folder, source.read(), bad_images, is_sole_writer=is_sole_writer)
             except OSError:
-                # On a file system without locks another process may have written it meanwhile
+                # On a file system without locks, another process may have written it meanwhile.
                 if _open(folder) is None:
                     raise
             dataset = _open(folder)
@@ -105,7 +113,7 @@ def _build_once(folder: Path, source: Source, bad_images: BadImageConfig) -> Ima
     return dataset
 
 
-def cache_folder(source: Source, cache_dir: Path) -> Path:
+def cache_folder(source: ImageSource, cache_dir: Path) -> Path:
     """Return the folder for the decoded images of `source`."""
     digest = hashlib.sha256(f"{_FORMAT}:{source.key}".encode()).hexdigest()
     return cache_dir / f"{source.name}-{digest[:16]}"
@@ -113,9 +121,9 @@ def cache_folder(source: Source, cache_dir: Path) -> Path:
 
 @contextmanager
 def _writer_lock(cache_dir: Path) -> Iterator[bool]:
-    """Wait until no other process writes; yield whether files can be locked.
+    """Wait until no other process writes, and yield true.
 
-    If not, several may write.
+    Where files cannot be locked, yield false: several processes may write.
     """
     descriptor = os.open(cache_dir / ".lock", os.O_RDWR | os.O_CREAT | platform.SAFELY, 0o600)
     try:
@@ -138,20 +146,20 @@ def _build(
 ) -> None:
     """Write the cache under another name and rename it.
 
-    Killed, a sole writer leaves what the next one continues.
+    If a sole writer is killed, the next one continues its work.
     """
     class_names = checked_class_names(raw)
     _, first = next(bad_images.usable(raw.train, []))
     shape = first.shape
-    partial = (
-        folder.with_name(f"{folder.name}.partial")
-        if is_sole_writer
-        else filesystem.temporary_path(folder, "tmp")
-    )
+    if is_sole_writer:
+        partial = folder.with_name(f"{folder.name}.partial")
+    else:
+        partial = filesystem.temporary_path(folder, "tmp")
     filesystem.make_directory(partial)
     filesystem.sweep(partial)
     try:
-        _check_room(partial, int(np.prod(shape)) * (len(raw.train.labels) + len(raw.test.labels)))
+        num_images = len(raw.train.labels) + len(raw.test.labels)
+        _check_free_space(partial, int(np.prod(shape)) * num_images)
         left_out: dict[str, list[BadImage]] = {"train": [], "test": []}
         train = _write_split(partial, "train", raw.train, shape, bad_images, left_out["train"])
         test = _write_split(partial, "test", raw.test, shape, bad_images, left_out["test"])
@@ -171,7 +179,8 @@ def _build(
         raise
 
 
-def _check_room(partial: Path, needed: int) -> None:
+def _check_free_space(partial: Path, needed: int) -> None:
+    """Raise OutputError if `needed` bytes do not fit on the disk beside what is already written."""
     free = free_bytes(partial.parent) + sum(path.stat().st_size for path in partial.iterdir())
     if needed > free:
         raise OutputError(
@@ -193,12 +202,14 @@ def _write_split(
     digest = hashlib.sha256()
     kept: list[int] = []
     counts = np.zeros((shape[-1], 256), dtype=np.int64)  # [C, values]: exact as integers
-    images, journal = (
-        AppendFile(folder / f"{name}{_IMAGES}"),
-        AppendFile(folder / f"{name}{_JOURNAL}"),
-    )
+    images = AppendFile(folder / f"{name}{_IMAGES}")
+    journal = AppendFile(folder / f"{name}{_JOURNAL}")
     bar = tqdm(
-        desc=f"decoding {name}", total=len(split.labels), unit="image", leave=False, disable=None
+        desc=f"decoding {name}",
+        total=len(split.labels),
+        unit="image",
+        leave=False,
+        disable=None,
     )
     with closing(images), closing(journal), bar:
         for row, chunk in _chunks(split, shape, images, journal, bad_images, left_out):
@@ -228,48 +239,54 @@ def _chunks(
     bad_images: BadImageConfig,
     left_out: list[BadImage],
 ) -> Iterator[tuple[Row, NDArray[np.uint8]]]:
-    """Yield the usable images [n, H, W, C] of a split, in order, once they and their journal row are written."""
+    """Yield chunks of a split's usable images [n, H, W, C], in order, each with its journal row.
+
+    A chunk is yielded once its pixels and its row are written.
+    """
     start = 0
-    for row, chunk in _whole_chunks(images, journal, shape):
+    for row, chunk in _written_chunks(images, journal, shape):
         left_out += [BadImage(code, message) for _, code, message in row["left_out"]]
         yield row, chunk
         start = row["stop"]
-    usable, num_known = bad_images.usable(split, left_out, start=start), len(left_out)
+    usable = bad_images.usable(split, left_out, start=start)
+    num_known = len(left_out)
     while some := list(islice(usable, _CHUNK_IMAGES)):
         stop = some[-1][0] + 1 if len(some) == _CHUNK_IMAGES else len(split.labels)
         dropped = sorted({*range(start, stop)} - {index for index, _ in some})
+        bad = zip(dropped, left_out[num_known:], strict=True)
         chunk = np.ascontiguousarray(np.stack([image for _, image in some]))
-        row = {"start": start, "stop": stop, "sha256": hashlib.sha256(chunk.data).hexdigest()}
-        row["left_out"] = [
-            [index, *bad] for index, bad in zip(dropped, left_out[num_known:], strict=True)
-        ]
+        row = {
+            "start": start,
+            "stop": stop,
+            "sha256": hashlib.sha256(chunk.data).hexdigest(),
+            "left_out": [[index, *reason] for index, reason in bad],
+        }
         images.append(chunk.tobytes())
         journal.append(json.dumps(row).encode() + b"\n")
         yield row, chunk
-        start, num_known = stop, len(left_out)
+        start = stop
+        num_known = len(left_out)
 
 
-def _whole_chunks(
+def _written_chunks(
     images: AppendFile, journal: AppendFile, shape: Shape
 ) -> Iterator[tuple[Row, NDArray[np.uint8]]]:
-    """Yield what a writer that was killed has left, and cut off what does not have its hash."""
-    num_image_bytes, num_journal_bytes = 0, 0
+    """Yield the chunks that a killed writer left, up to the first wrong hash; cut off the rest."""
+    num_image_bytes = 0
+    num_journal_bytes = 0
     with filesystem.open_file(images.path) as file:
         for line in filesystem.read_lines(journal.path):
             try:
                 row = json.loads(line)
-                data = file.read(
-                    (row["stop"] - row["start"] - len(row["left_out"])) * math.prod(shape)
-                )
+                num_images = row["stop"] - row["start"] - len(row["left_out"])
+                data = file.read(num_images * math.prod(shape))
             except (ValueError, KeyError, TypeError):
-                break  # a power loss leaves anything
+                break  # after a power loss the file can hold anything
             if hashlib.sha256(data).hexdigest() != row["sha256"]:
                 break
             yield row, np.frombuffer(data, np.uint8).reshape(-1, *shape)
-            num_image_bytes, num_journal_bytes = (
-                num_image_bytes + len(data),
-                num_journal_bytes + len(line),
-            )
+            num_image_bytes += len(data)
+            num_journal_bytes += len(line)
     images.truncate(num_image_bytes)
     journal.truncate(num_journal_bytes)
 
@@ -315,7 +332,10 @@ def _open_split(
     num_samples = int(entry["num_samples"])
     files = [MappedFile.at(folder / f"{name}{kind}") for kind in (_IMAGES, _LABELS)]
     images = _mapped(
-        files[0], [num_samples, *shape], dtype=torch.uint8, sha256=entry["images_sha256"]
+        files[0],
+        [num_samples, *shape],
+        dtype=torch.uint8,
+        sha256=entry["images_sha256"],
     )
     labels = _mapped(files[1], [num_samples], dtype=torch.int64, sha256=entry["labels_sha256"])
     return ImageSplit(

@@ -1,4 +1,4 @@
-"""Decodes images. A damaged or inconsistent image is an error that names it.
+"""Decodes small images. A damaged or inconsistent image is an error that names it.
 
 Shapes: N samples, C channels, H height, W width.
 """
@@ -35,10 +35,10 @@ class EncodedSplit:
     name_of: Callable[[int], str]
 
 
-def decoded(
+def decode_on_demand(
     train: EncodedSplit, test: EncodedSplit, *, class_names: tuple[str, ...] | None
 ) -> RawImages:
-    """Decode both splits on demand.
+    """Return both splits, whose images are decoded when they are read.
 
     All images must have the size and mode of the first readable training image.
     """
@@ -55,14 +55,14 @@ def decoded(
 
 
 def _decoder_for(split: EncodedSplit) -> Decoder:
-    refused: DataError | None = None
+    first_error: DataError | None = None
     for index in range(len(split.labels)):
         try:
-            return Decoder.like(split.encoded_at(index), name=split.name_of(index))
+            return Decoder.for_first_image(split.encoded_at(index), name=split.name_of(index))
         except DataError as error:
-            refused = refused or error
-    assert refused is not None
-    raise refused
+            first_error = first_error or error
+    assert first_error is not None
+    raise first_error
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,12 @@ class Decoder:
     size: tuple[int, int]
 
     @classmethod
-    def like(cls, encoded: bytes | Path, *, name: str) -> Decoder:
+    def for_first_image(cls, encoded: bytes | Path, *, name: str) -> Decoder:
         """Return the decoder for a dataset whose first image is `encoded`."""
         with opened_image(_bytes_of(encoded, name), name) as image:
             if image.width * image.height > _MAX_PIXELS:
-                fact = f"{name} is {image.width}x{image.height} pixels, more than {_MAX_PIXELS:,} in all"
+                size = f"{image.width}x{image.height} pixels"
+                fact = f"{name} is {size}, more than {_MAX_PIXELS:,} in all"
                 raise DataError("DATA_IMAGE_LARGE", f"{fact}: make the images smaller")
             return cls(_grey_or_rgb(image), image.size)
 
@@ -92,10 +93,8 @@ class Decoder:
                     f"{self.size[0]}x{self.size[1]}: give all images the same size",
                 )
             if self.mode == "L" and _grey_or_rgb(image) != "L":
-                raise DataError(
-                    "DATA_IMAGE_MODE",
-                    f"{name} is a colour image ({image.mode}), but the first is greyscale: give all the same mode",
-                )
+                fact = f"{name} is a colour image ({image.mode}), but the first is greyscale"
+                raise DataError("DATA_IMAGE_MODE", f"{fact}: give all the same mode")
             pixels = np.asarray(image.convert(self.mode))
         return pixels.reshape(*pixels.shape[:2], -1)
 

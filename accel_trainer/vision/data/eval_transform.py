@@ -1,4 +1,4 @@
-"""From an encoded photo to the pixels of a model: the crop for evaluation, and the resize of every crop.
+"""From an encoded photo to the input of a model: the crop for evaluation, and the resize.
 
 Shapes: B batch, H height, W width, S size of a model's input.
 """
@@ -23,12 +23,13 @@ from .pixels import Normalizer
 Interpolation = Literal["bilinear", "bicubic"]
 
 _MAX_SIZE = 2**14
-_MAX_SHRINK = 8  # of JPEG's blocks of 8 x 8
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MAX_SHRINK = 8  # a JPEG is stored in blocks of 8 x 8 pixels
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class Box(NamedTuple):
-    """A part of a photo in whole pixels, inside it and not empty."""
+    """A part of a photo, in whole pixels: inside the photo and not empty."""
 
     top: int
     left: int
@@ -79,20 +80,24 @@ class EvalTransform:
     def __call__(self, data: bytes, name: str) -> Tensor:
         """Return the pixels of an encoded photo, uint8 [S, S, 3].
 
-        Raises DataError that says `name`.
+        Raises DataError with `name`.
         """
         return crop_photo(data, name, self.box, size=self.size, interpolation=self.interpolation)
 
     def box(self, height: int, width: int) -> Box:
-        """Return the part of an H x W photo that is seen."""
+        """Return the part of an H x W photo that the model sees."""
         side = max(1, round(min(height, width) * self.crop_ratio))
         return Box((height - side) // 2, (width - side) // 2, side, side)
 
     def normalize(self, pixels: Tensor) -> Tensor:
         """Convert uint8 [B, S, S, 3] to float32 [B, 3, S, S], channels last in memory."""
-        return Normalizer(self.mean, self.std, num_pixels=self.size**2, device=pixels.device)(
-            pixels
+        normalizer = Normalizer(
+            self.mean,
+            self.std,
+            num_pixels=self.size**2,
+            device=pixels.device,
         )
+        return normalizer(pixels)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain JSON values."""
@@ -103,10 +108,7 @@ class EvalTransform:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EvalTransform:
-        """Return the transform of `to_dict`.
-
-        Raises ConfigError for values that it does not know.
-        """
+        """Return the transform that `to_dict` described. Raises ConfigError for other values."""
         try:
             return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
         except (TypeError, KeyError) as error:
@@ -123,10 +125,10 @@ def crop_photo(
     size: int,
     interpolation: Interpolation = "bilinear",
 ) -> Tensor:
-    """Decode a photo and resize the box `box_of(height, width)` of it to uint8 [S, S, 3], S = `size`.
+    """Decode a photo and resize its box `box_of(height, width)` to uint8 [S, S, 3], S = `size`.
 
-    A JPEG with more than twice the pixels per side that are needed is decoded at 1/2, 1/4 or 1/8 of
-    its size.
+    If the sides of the box are at least twice as long as needed, a JPEG is decoded at 1/2, 1/4 or
+    1/8 of its size.
     """
     header = read_header(data, name)
     box = box_of(header.height, header.width)
@@ -134,19 +136,20 @@ def crop_photo(
     while shrink < _MAX_SHRINK and min(box.height, box.width) >= 2 * shrink * size:
         shrink *= 2
     pixels = decode_photo(data, name, header=header, shrink=shrink)
-    return resize_box(
-        pixels, _scaled(box, header.height, header.width, pixels), size, interpolation
-    )
+    box = _scaled(box, header.height, header.width, pixels)
+    return resize_box(pixels, box, size, interpolation)
 
 
 def resize_box(
     pixels: NDArray[Any], box: Box, size: int, interpolation: Interpolation = "bilinear"
 ) -> Tensor:
-    """Resize a box of uint8 [H, W, 3] to uint8 [S, S, 3], with antialiasing; only pixels in the box count."""
+    """Resize a box of uint8 [H, W, 3] to uint8 [S, S, 3], with antialiasing.
+
+    Pixels outside the box have no influence.
+    """
+    part = pixels[box.top : box.top + box.height, box.left : box.left + box.width]
     # torch resizes contiguous channels-last pixels almost twice as fast as a view.
-    part = np.ascontiguousarray(
-        pixels[box.top : box.top + box.height, box.left : box.left + box.width]
-    )
+    part = np.ascontiguousarray(part)
     images = torch.from_numpy(part).permute(2, 0, 1)[None]
     resized = F.interpolate(
         images, size=(size, size), mode=interpolation, antialias=True, align_corners=False
@@ -155,11 +158,11 @@ def resize_box(
 
 
 def _scaled(box: Box, height: int, width: int, pixels: NDArray[Any]) -> Box:
-    """Return the box of an H x W photo in `pixels`, which may be smaller."""
+    """Convert a box of an H x W photo to a box of `pixels`, the photo at that size or smaller."""
     if pixels.shape[:2] == (height, width):
         return box
-    top, bottom = (round(row * pixels.shape[0] / height) for row in (box.top, box.top + box.height))
-    left, right = (
-        round(column * pixels.shape[1] / width) for column in (box.left, box.left + box.width)
-    )
+    top = round(box.top * pixels.shape[0] / height)
+    bottom = round((box.top + box.height) * pixels.shape[0] / height)
+    left = round(box.left * pixels.shape[1] / width)
+    right = round((box.left + box.width) * pixels.shape[1] / width)
     return Box(top, left, bottom - top, right - left)

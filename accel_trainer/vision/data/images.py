@@ -30,26 +30,30 @@ class MappedFile(NamedTuple):
         return cls(path, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def check(self) -> None:
-        """Raise DataError if the file has been modified since."""
+        """Raise DataError if the file has been modified since its hash was verified."""
         try:
             now = MappedFile.at(self.path)
         except OSError:
-            return  # a mapping keeps the content of a deleted or replaced file
+            return  # the mapping keeps the content of a deleted or replaced file
         if now.inode == self.inode and now != self:
-            raise DataError(
-                "CACHE_CHANGED",
-                f"{self.path} was changed while the run read it ({self.size_bytes} -> {now.size_bytes} bytes), so "
-                "the last epoch may have seen other images: stop the program that writes there, delete the checkpoints "
-                "of that epoch and run the same command again, which rebuilds the cache",
+            fact = (
+                f"{self.path} was changed while the run read it ({self.size_bytes} -> "
+                f"{now.size_bytes} bytes), so the last epoch may have seen other images"
             )
+            fix = (
+                "stop the program that writes there, delete the checkpoints of that epoch and run "
+                "the same command again, which rebuilds the cache"
+            )
+            raise DataError("CACHE_CHANGED", f"{fact}: {fix}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSplit:
-    """`images` uint8 [N, C, H, W], channels last in memory, and their `labels` int64 [N] below `num_classes`.
+    """`images` uint8 [N, C, H, W], channels last in memory, and their `labels` int64 [N].
 
-    The images are memory-mapped, so the processes of a machine share them. `left_out` are the
-    images of the source that could not be used; `files` are the mapped files.
+    Labels are below `num_classes`. The images are memory-mapped, so the processes of a machine
+    share them. `left_out` are the images of the source that could not be used; `files` are the
+    mapped files.
     """
 
     images: Tensor
@@ -74,9 +78,8 @@ class Normalization:
 class ImageDataset:
     """Two splits of labelled images.
 
-    `fingerprint` is a SHA-256 of all pixels, labels and class names.
-
-    `normalization` is computed from the training split.
+    `fingerprint` is a SHA-256 of all pixels, labels and class names; `normalization` is computed
+    from the training split.
     """
 
     train: ImageSplit

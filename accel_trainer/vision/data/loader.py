@@ -1,4 +1,4 @@
-"""Loaders over a decoded dataset: seekable training step batches, and evaluation shards without padding.
+"""Loaders of a decoded dataset: seekable training batches, and evaluation without padding.
 
 Shapes: B batch (may be 0), C channels, H height, W width, K classes.
 """
@@ -42,7 +42,10 @@ class _Pixels:
         self._files = split.files if device.type == "cpu" else ()
         num_pixels = self.images.shape[1] * self.images.shape[2]
         self.normalize = Normalizer(
-            normalization.mean, normalization.std, num_pixels=num_pixels, device=device
+            normalization.mean,
+            normalization.std,
+            num_pixels=num_pixels,
+            device=device,
         )
 
     def check_files(self) -> None:
@@ -52,10 +55,11 @@ class _Pixels:
 
 
 class ImageLoader:
-    """Training step batches of one process: inputs [B, C, H, W], targets [B] or, when images are mixed, [B, K].
+    """Training step batches of one process: inputs [B, C, H, W], targets [B].
 
-    The images stay uint8. On a CPU they stay in the dataset's memory map; to any other device they
-    are copied once. They are cropped where they are.
+    Targets are weights per class [B, K] when images are mixed. The images stay uint8 until they are
+    normalised: in the dataset's memory map on a CPU; on any other device in a copy that is made
+    once.
     """
 
     def __init__(
@@ -76,10 +80,13 @@ class ImageLoader:
         smallest = min(split.images.shape[2:])
         most = smallest - 1 if augment.crop_mode == "reflect" else smallest
         if augment.crop_padding > most:
-            fact = f"--augment.crop-padding {augment.crop_padding} is too much for images of {smallest} pixels"
+            flag = f"--augment.crop-padding {augment.crop_padding}"
+            fact = f"{flag} is too much for images of {smallest} pixels"
             raise ConfigError("AUGMENT", f"{fact}: set it to {most} or less")
         self.plan = plan
-        self._process_index, self._seed, self._augment = process_index, seed, augment
+        self._process_index = process_index
+        self._seed = seed
+        self._augment = augment
         self._num_classes = split.num_classes
         self._pixels = _Pixels(split, normalization, device)
 
@@ -96,7 +103,8 @@ class ImageLoader:
         # Drawn for the whole epoch at once: batch by batch this takes 20% of a CPU loader's time.
         all_ids = torch.arange(self.plan.num_samples, device=order.device)
         placements = draw_placement(self._augment, all_ids, seed=self._seed, epoch=epoch)
-        in_order, labels = placements.of(order), self._pixels.labels[order]  # a batch takes slices
+        in_order = placements.at(order)  # a batch takes a slice
+        labels = self._pixels.labels[order]
 
         def make(ranges: Sequence[range], index: int) -> Batch:
             part = ranges[index]
@@ -107,6 +115,8 @@ class ImageLoader:
                 images, targets = self._mixed(images, targets, ids, placements, epoch)
             return Batch(images, targets, ids)
 
+        # Not `read_steps`: it reads all micro-batches of a step and keeps them until the step ends.
+        # Here a micro-batch is made when it is indexed, so one at a time is in memory.
         for step in range(first_step, self.plan.steps_per_epoch):
             ranges = self.plan.micro_batches(step, self._process_index)
             micro_batches = LazyBatches(partial(make, ranges), len(ranges))
@@ -129,15 +139,23 @@ class ImageLoader:
     def _mixed(
         self, images: Tensor, labels: Tensor, ids: Tensor, placements: Placement, epoch: int
     ) -> tuple[Tensor, Tensor]:
-        """Mix each image with a random training image, which has its own augmentation of this epoch."""
+        """Mix each image with another training image, augmented as that image is in this epoch."""
         height, width = images.shape[2:]
         partners = draw_partners(
-            ids, num_samples=self.plan.num_samples, seed=self._seed, epoch=epoch
+            ids,
+            num_samples=self.plan.num_samples,
+            seed=self._seed,
+            epoch=epoch,
         )
         pixel_weights, weights = draw_mix(
-            self._augment, ids, height=height, width=width, seed=self._seed, epoch=epoch
+            self._augment,
+            ids,
+            height=height,
+            width=width,
+            seed=self._seed,
+            epoch=epoch,
         )
-        others = self._augmented(partners, placements.of(partners), epoch)
+        others = self._augmented(partners, placements.at(partners), epoch)
         images = torch.lerp(others, images, pixel_weights)
         targets = weights.new_zeros((len(ids), self._num_classes))
         targets.scatter_add_(1, labels[:, None], weights[:, None])
@@ -146,7 +164,10 @@ class ImageLoader:
 
 
 class ImageEvalLoader:
-    """One process's contiguous part of a split, only normalised; it may be empty."""
+    """Evaluation batches of one process: a contiguous part of a split, which may be empty.
+
+    The images are normalised and not augmented.
+    """
 
     def __init__(
         self,
@@ -160,9 +181,12 @@ class ImageEvalLoader:
         num_parts: int | None = None,
     ) -> None:
         self.num_samples = len(split)
-        samples = range(len(split))
         self._ranges = split_evenly(
-            samples, batch_size, num_processes, process_index, num_parts=num_parts
+            range(len(split)),
+            batch_size,
+            num_processes,
+            process_index,
+            num_parts=num_parts,
         )
         self._pixels = _Pixels(split, normalization, device)
 
@@ -174,10 +198,8 @@ class ImageEvalLoader:
         pixels = self._pixels
         for part in self._ranges:
             ids = torch.arange(part.start, part.stop, device=pixels.images.device)
-            images, labels = (
-                pixels.images[part.start : part.stop],
-                pixels.labels[part.start : part.stop],
-            )
+            images = pixels.images[part.start : part.stop]
+            labels = pixels.labels[part.start : part.stop]
             yield Batch(pixels.normalize(images), labels, ids)
         pixels.check_files()
 
@@ -186,7 +208,7 @@ class ImageEvalLoader:
         return self._pixels.images[sample_id].cpu()
 
     def name_of(self, sample_id: int) -> str:
-        """Return the place of an image: the cache keeps no names."""
+        """Describe an image by its number, because the cache keeps no names."""
         return f"test image {sample_id}"
 
 
@@ -198,7 +220,15 @@ def build_image_loaders(
     seed: int,
     accelerator: Accelerator,
 ) -> tuple[ImageLoader, ImageEvalLoader]:
-    """Return the training and the evaluation loader of this process, with the images on its device."""
+    """Return the training and the evaluation loader of this process.
+
+    The main process logs the images that are left out.
+
+    Raises:
+        ConfigError: the batch does not fit the data or the processes, or the augmentation does not
+            fit the images.
+        DataError: there are fewer images than processes.
+    """
     if accelerator.is_main_process:
         for name, split in (("train", images.train), ("test", images.test)):
             _warn_of_left_out(name, split)
@@ -228,5 +258,9 @@ def _warn_of_left_out(name: str, split: ImageSplit) -> None:
         total = len(split) + len(split.left_out)
         listed = "; ".join(bad.message for bad in split.left_out)
         _logger.warning(
-            "%d of %d %s images are left out: %s", len(split.left_out), total, name, listed
+            "%d of %d %s images are left out: %s",
+            len(split.left_out),
+            total,
+            name,
+            listed,
         )

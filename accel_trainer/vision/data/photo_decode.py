@@ -26,18 +26,24 @@ MAX_PIXELS = 2**27
 """The largest H * W that is decoded: a few bytes can claim to be gigabytes of pixels."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "GIF", "BMP", "PPM")
-"""What is decoded, by Pillow's names: Pillow hands PostScript to Ghostscript, which runs it as a
-program."""
+"""The formats that are decoded, by Pillow's names. Others are refused: Pillow hands PostScript to
+Ghostscript, which runs it as a program."""
 
 _LISTED = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]} format"
-# of a photo with the most pixels, and a sparse file may claim more than there is memory
+# Enough for a photo with the most pixels; a sparse file may claim to be larger than the memory.
 _MAX_FILE_BYTES = 2**31
-_ORIENTATION = 0x0112
-_START_OF_SCAN, _APP1, _EXIF = 0xDA, 0xE1, b"Exif\0\0"
+_ORIENTATION = 0x0112  # a tag of EXIF
+_START_OF_SCAN = 0xDA  # markers of JPEG's segments
+_APP1 = 0xE1
+_EXIF = b"Exif\0\0"
 
 
 class PhotoHeader(NamedTuple):
-    """What is known before decoding: the upright size, the EXIF orientation (1..8), and whether simplejpeg is used."""
+    """What is known before decoding.
+
+    `height` and `width` are of the upright photo, `orientation` is EXIF's (1..8), and a plain JPEG
+    is decoded by simplejpeg.
+    """
 
     height: int
     width: int
@@ -46,7 +52,7 @@ class PhotoHeader(NamedTuple):
 
 
 def decoder_version() -> str:
-    """Return the decoders and their versions: another version may decode the same file to other pixels."""
+    """Return the decoders and their versions, on which the pixels of a file may depend."""
     import PIL
 
     fast = _simplejpeg()
@@ -54,20 +60,17 @@ def decoder_version() -> str:
 
 
 def photo_suffixes() -> set[str]:
-    """Return the suffixes of files in `FORMATS`, in small letters with their dot."""
+    """Return the file suffixes of `FORMATS`, in small letters and with the dot."""
     from PIL import Image
 
     return {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
 
 
 def read_photo(path: Path, name: str) -> bytes:
-    """Return the content of a file, or of the one that it links to.
-
-    Raises DataError that says `name`.
-    """
+    """Return the content of a file, or of what it links to. Raises DataError with `name`."""
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe would never end
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe may never end
             raise OSError(errno.EINVAL, "not a regular file")
         if status.st_size > _MAX_FILE_BYTES:
             raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than {_MAX_FILE_BYTES:,}")
@@ -92,14 +95,12 @@ def decode_photo(
 ) -> NDArray[np.uint8]:
     """Return the upright pixels, uint8 [H, W, 3], contiguous and writable.
 
-    `name` is used in errors.
-
     Grey becomes RGB, 16 bits become 8, transparent pixels become white. With `shrink` 2, 4 or 8 a
-    JPEG is decoded at that fraction of its size, which is cheaper; other formats are not shrunk.
+    JPEG is decoded at 1/2, 1/4 or 1/8 of its size, which is cheaper; other formats are not shrunk.
     `header` saves reading it again.
 
     Raises:
-        DataError: the photo is damaged, not an image, or too large.
+        DataError: the photo `name` is damaged, not an image, or too large.
     """
     header = header or read_header(data, name)
     pixels = _decode_plain_jpeg(data, header, shrink) if header.is_plain_jpeg else None
@@ -132,7 +133,7 @@ def _jpeg_header(data: bytes) -> PhotoHeader | None:
 
 
 def _jpeg_orientation(data: bytes) -> int:
-    """Find the EXIF orientation among the segments before the pixels; opening it with Pillow takes longer."""
+    """Find the EXIF orientation in the segments before the pixels: Pillow would take longer."""
     place = 2
     while place + 4 <= len(data) and data[place] == 0xFF and data[place + 1] != _START_OF_SCAN:
         (length,) = struct.unpack_from(">H", data, place + 2)
@@ -151,7 +152,7 @@ def _loaded_exif(data: bytes) -> Any:
 
 
 def _orientation_of(load: Callable[[], Any]) -> int:
-    """Return the orientation in the EXIF data that `load` reads; 1 if there is none, or it is damaged."""
+    """Return the orientation in the EXIF data that `load` reads; 1 if it is missing or damaged."""
     try:
         value = load().get(_ORIENTATION, 1)
     except Exception:  # Pillow's parser raises errors of any type; the pixels may be fine
@@ -160,15 +161,15 @@ def _orientation_of(load: Callable[[], Any]) -> int:
 
 
 def _decode_plain_jpeg(data: bytes, header: PhotoHeader, shrink: int) -> NDArray[np.uint8] | None:
-    """Return the pixels; None if there is anything wrong with the file, which Pillow may tolerate or explain."""
+    """Return the pixels; None for a faulty file, as Pillow may tolerate or explain the fault."""
     height, width = header.height, header.width
     if header.orientation >= 5:
         height, width = width, height
-    least = (
-        {"min_height": -(-height // shrink), "min_width": -(-width // shrink)} if shrink > 1 else {}
-    )
+    smallest = {}
+    if shrink > 1:
+        smallest = {"min_height": -(-height // shrink), "min_width": -(-width // shrink)}
     try:
-        pixels = _simplejpeg().decode_jpeg(data, "RGB", **least)
+        pixels = _simplejpeg().decode_jpeg(data, "RGB", **smallest)
     except ValueError:
         return None
     return _upright(pixels, header.orientation)
@@ -189,7 +190,7 @@ def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
 def _other_header(data: bytes, name: str) -> PhotoHeader:
     with opened_image(data, name) as image:
         width, height = image.size
-        # Pillow turns TIFF itself
+        # Pillow turns a TIFF upright itself.
         orientation = 1 if image.format == "TIFF" else _orientation_of(image.getexif)
     if orientation >= 5:
         width, height = height, width
@@ -206,7 +207,7 @@ def _decode_with_pillow(data: bytes, name: str) -> NDArray[np.uint8]:
 def _rgb(image: Any) -> NDArray[np.uint8]:
     from PIL import Image
 
-    if image.mode.startswith("I"):  # greyscale of 16 bits, perhaps in a container of 32
+    if image.mode.startswith("I"):  # 16-bit greyscale, perhaps stored in 32 bits
         grey = (np.clip(np.array(image), 0, 2**16 - 1) >> 8).astype(np.uint8)
         return np.repeat(grey[:, :, None], 3, axis=2)
     if image.mode == "F":
@@ -219,11 +220,9 @@ def _rgb(image: Any) -> NDArray[np.uint8]:
 
 @contextmanager
 def opened_image(encoded: bytes, name: str) -> Iterator[Any]:
-    """Open an image in one of `FORMATS`.
+    """Open an image in one of `FORMATS`; all images are opened here.
 
-    What Pillow raises in the block becomes a DataError that says `name`.
-
-    No other line of the package opens one.
+    Errors that Pillow raises in the block become a DataError with `name`.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -237,10 +236,9 @@ def opened_image(encoded: bytes, name: str) -> Iterator[Any]:
             "DATA_IMAGE_LARGE", f"{name} has too many pixels ({error}): make it smaller"
         ) from error
     except Exception as error:  # Pillow's decoders raise errors of any type for damaged files
-        unknown = isinstance(error, UnidentifiedImageError)  # its message has an address in memory
-        reason = (
-            f"it is not an image in {_LISTED}" if unknown else str(error) or type(error).__name__
-        )
+        reason = str(error) or type(error).__name__
+        if isinstance(error, UnidentifiedImageError):  # its message has an address in memory
+            reason = f"it is not an image in {_LISTED}"
         raise DataError(
             "DATA_IMAGE", f"{name} cannot be decoded ({reason}): replace or remove it"
         ) from error

@@ -1,4 +1,6 @@
-"""Loaders of photos: decoded and augmented in threads, in order, a bounded number of micro-batches ahead.
+"""Loaders of photos, which decode and augment in threads.
+
+Batches come in order; a bounded number of them is made ahead.
 
 Shapes: B batch (may be 0), S size of a model's input, K classes.
 """
@@ -43,42 +45,49 @@ MakeRow = Callable[[int], Tensor]
 class PhotoReader:
     """Batches of photos as uint8 [B, S, S, 3] in host memory, pinned if `device` is an accelerator.
 
-    `num_workers` threads decode; 0: the calling thread. They end with the iterator of `read`,
-    however it ends.
+    `num_workers` threads decode; 0: the calling thread. The threads end with the iterator of
+    `read`, however it ends.
     """
 
     def __init__(
         self, split: PhotoSplit, *, size: int, device: torch.device, num_workers: int
     ) -> None:
-        self.split, self.size, self.device, self.num_workers = split, size, device, num_workers
+        self.split = split
+        self.size = size
+        self.device = device
+        self.num_workers = num_workers
         self._labels = torch.from_numpy(split.labels)
 
     def read(self, ids: Iterable[Tensor], rows_of: Callable[[Tensor], MakeRow]) -> Iterator[Batch]:
-        """Yield a batch for each tensor of ids [B], with its labels; `rows_of(ids)` makes the pixels of each row.
+        """Yield a batch with labels for each tensor of `ids` [B].
+
+        `rows_of(batch_ids)` returns a function that makes the pixels of one row.
 
         Raises:
             DataError: a photo cannot be read or decoded.
         """
         if self.num_workers == 0:
             for batch_ids in ids:
-                batch, make_row = self._new_batch(batch_ids), rows_of(batch_ids)
+                batch = self._new_batch(batch_ids)
+                make_row = rows_of(batch_ids)
                 _fill(batch.inputs.numpy(), make_row, range(len(batch_ids)))
                 yield batch
             return
-        # a thread that never asked takes over what another sets (torch 2.13)
+        # A thread that has never asked for the number of its threads takes over the number that
+        # another thread sets (torch 2.13): the calling thread asks before the workers set theirs.
         torch.get_num_threads()
         pool = ThreadPoolExecutor(self.num_workers, "photos", torch.set_num_threads, (1,))
         ahead: deque[tuple[Batch, list[Future[None]]]] = deque()
         try:
             for batch_ids in ids:
-                batch, make_row = self._new_batch(batch_ids), rows_of(batch_ids)
-                rows = range(len(batch_ids))
-                # a tensor made in inference mode can only be written there
+                batch = self._new_batch(batch_ids)
+                make_row = rows_of(batch_ids)
+                # An array, because other threads may not write to a tensor of inference mode.
                 pixels = batch.inputs.numpy()
+                rows = range(len(batch_ids))
                 parts = [rows[start : start + _ROWS_PER_TASK] for start in rows[::_ROWS_PER_TASK]]
-                ahead.append(
-                    (batch, [pool.submit(_fill, pixels, make_row, part) for part in parts])
-                )
+                tasks = [pool.submit(_fill, pixels, make_row, part) for part in parts]
+                ahead.append((batch, tasks))
                 if len(ahead) > _BATCHES_AHEAD:
                     yield _finished(ahead)
             while ahead:
@@ -89,7 +98,9 @@ class PhotoReader:
     def _new_batch(self, ids: Tensor) -> Batch:
         is_pinned = has_streams(self.device)
         pixels = torch.empty(
-            (len(ids), self.size, self.size, 3), dtype=torch.uint8, pin_memory=is_pinned
+            (len(ids), self.size, self.size, 3),
+            dtype=torch.uint8,
+            pin_memory=is_pinned,
         )
         batch = Batch(pixels, self._labels[ids], ids)
         return batch.pin_memory() if is_pinned else batch
@@ -101,14 +112,18 @@ def _fill(pixels: NDArray[np.uint8], make_row: MakeRow, rows: range) -> None:
 
 
 def _finished(ahead: deque[tuple[Batch, list[Future[None]]]]) -> Batch:
-    batch, parts = ahead.popleft()
-    for part in parts:
-        part.result()
+    """Return the oldest batch once its tasks are done."""
+    batch, tasks = ahead.popleft()
+    for task in tasks:
+        task.result()
     return batch
 
 
 class PhotoLoader:
-    """Training step batches of one process: inputs [B, 3, S, S], targets [B] or, when photos are mixed, [B, K]."""
+    """Training step batches of one process: inputs [B, 3, S, S], targets [B].
+
+    Targets are weights per class [B, K] when photos are mixed or have several labels.
+    """
 
     def __init__(
         self,
@@ -128,15 +143,23 @@ class PhotoLoader:
                 f"the plan is for {plan.num_samples} samples, the split has {len(photos)}"
             )
         if augment.crop == "padded" and augment.crop_padding >= transform.size:
-            fact = f"--augment.crop-padding {augment.crop_padding} is too much for {transform.size} pixels"
+            flag = f"--augment.crop-padding {augment.crop_padding}"
+            fact = f"{flag} is too much for {transform.size} pixels"
             raise ConfigError("AUGMENT", f"{fact}: set it below {transform.size}")
         self.plan = plan
-        self._augment, self._transform, self._num_classes = augment, transform, num_classes
-        self._seed, self._process_index = seed, process_index
+        self._augment = augment
+        self._transform = transform
+        self._num_classes = num_classes
+        self._seed = seed
+        self._process_index = process_index
         self._reader = PhotoReader(
-            photos, size=transform.size, device=device, num_workers=num_workers
+            photos,
+            size=transform.size,
+            device=device,
+            num_workers=num_workers,
         )
-        self._copy, self._normalize = DeviceCopy(device), _normalizer(transform, device)
+        self._copy = DeviceCopy(device)
+        self._normalize = _normalizer(transform, device)
 
     def step_batches(self, epoch: int, first_step: int) -> Iterator[StepBatch]:
         """Yield this process's step batches of `epoch`, starting at step `first_step`.
@@ -146,16 +169,24 @@ class PhotoLoader:
         Raises:
             DataError: a photo cannot be read or decoded.
         """
-        transform, split = self._transform, self._reader.split
+        split = self._reader.split
         augment = PhotoAugment(
-            self._augment, size=transform.size, mean=transform.mean, seed=self._seed, epoch=epoch
+            self._augment,
+            size=self._transform.size,
+            mean=self._transform.mean,
+            seed=self._seed,
+            epoch=epoch,
         )
 
         def rows_of(ids: Tensor) -> MakeRow:
-            draws, numbers = augment.draw(ids), ids.tolist()
-            return lambda row: augment(
-                split.encoded_at(numbers[row]), split.name_of(numbers[row]), draws[row]
-            )
+            draws = augment.draw(ids)
+            numbers = ids.tolist()
+
+            def make_row(row: int) -> Tensor:
+                number = numbers[row]
+                return augment(split.encoded_at(number), split.name_of(number), draws[row])
+
+            return make_row
 
         def read(ids: Sequence[Tensor]) -> Iterator[Batch]:
             return self._reader.read((self._with_partners(each, epoch) for each in ids), rows_of)
@@ -170,26 +201,32 @@ class PhotoLoader:
         )
 
     def _with_partners(self, ids: Tensor, epoch: int) -> Tensor:
-        """Return the ids, then those that they are mixed with."""
+        """Return the ids, followed by the ids of the photos that they are mixed with, if any."""
         if not self._augment.mixes:
             return ids
-        return torch.cat(
-            [
-                ids,
-                draw_partners(ids, num_samples=self.plan.num_samples, seed=self._seed, epoch=epoch),
-            ]
+        partners = draw_partners(
+            ids,
+            num_samples=self.plan.num_samples,
+            seed=self._seed,
+            epoch=epoch,
         )
+        return torch.cat([ids, partners])
 
     def _finish(self, batch: Batch, epoch: int) -> Batch:
-        """Normalise, and mix, on the device."""
+        """Normalise the photos, and mix them with their partners, on the device."""
         images = self._normalize(batch.inputs)
         if not self._augment.mixes:
             return Batch(images, batch.targets, batch.sample_ids)
-        (ids, _), (images, others) = batch.sample_ids.chunk(2), images.chunk(2)
+        ids, _ = batch.sample_ids.chunk(2)
+        images, others = images.chunk(2)
         labels, other_labels = (self._weights_of(part) for part in batch.targets.chunk(2))
-        size = self._transform.size
         pixel_weights, weights = draw_mix(
-            self._augment, ids, height=size, width=size, seed=self._seed, epoch=epoch
+            self._augment,
+            ids,
+            height=self._transform.size,
+            width=self._transform.size,
+            seed=self._seed,
+            epoch=epoch,
         )
         targets = weights[:, None] * labels + (1 - weights[:, None]) * other_labels
         return Batch(torch.lerp(others, images, pixel_weights), targets, ids)
@@ -200,7 +237,7 @@ class PhotoLoader:
 
 
 class PhotoEvalLoader:
-    """One process's contiguous part of a split, seen through `transform`; it may be empty."""
+    """Evaluation batches of one process: a contiguous part of a split, which may be empty."""
 
     def __init__(
         self,
@@ -216,32 +253,41 @@ class PhotoEvalLoader:
     ) -> None:
         self.num_samples = len(photos)
         self._transform = transform
-        samples = range(len(photos))
         self._ranges = split_evenly(
-            samples, batch_size, num_processes, process_index, num_parts=num_parts
+            range(len(photos)),
+            batch_size,
+            num_processes,
+            process_index,
+            num_parts=num_parts,
         )
         self._reader = PhotoReader(
-            photos, size=transform.size, device=device, num_workers=num_workers
+            photos,
+            size=transform.size,
+            device=device,
+            num_workers=num_workers,
         )
-        self._copy, self._normalize = DeviceCopy(device), _normalizer(transform, device)
+        self._copy = DeviceCopy(device)
+        self._normalize = _normalizer(transform, device)
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches in order.
 
         Raises DataError for a photo that cannot be read or decoded.
         """
-        split, transform = self._reader.split, self._transform
+        split = self._reader.split
 
         def rows_of(ids: Tensor) -> MakeRow:
             numbers = ids.tolist()
-            return lambda row: transform(
-                split.encoded_at(numbers[row]), split.name_of(numbers[row])
-            )
 
-        for read in self._reader.read(
-            [torch.arange(part.start, part.stop) for part in self._ranges], rows_of
-        ):
-            batch = self._copy(read)
+            def make_row(row: int) -> Tensor:
+                number = numbers[row]
+                return self._transform(split.encoded_at(number), split.name_of(number))
+
+            return make_row
+
+        ids = [torch.arange(part.start, part.stop) for part in self._ranges]
+        for host_batch in self._reader.read(ids, rows_of):
+            batch = self._copy(host_batch)
             yield Batch(self._normalize(batch.inputs), batch.targets, batch.sample_ids)
 
     def picture_of(self, sample_id: int) -> Tensor:
@@ -249,19 +295,20 @@ class PhotoEvalLoader:
         return self._transform(self._reader.split.encoded_at(sample_id), self.name_of(sample_id))
 
     def name_of(self, sample_id: int) -> str:
-        """Return where a photo is."""
+        """Describe where a photo is stored."""
         return self._reader.split.name_of(sample_id)
 
 
 class PhotoDataset:
-    """A split as a map-style dataset of `(transform(photo), label)`, for `build_dataset_loaders` and any DataLoader.
+    """A split as a map-style dataset of `(transform(photo), label)`.
 
-    `transform` gets a `PIL.Image` in RGB, upright, and may draw from the global generators of
-    Python, numpy and torch.
+    It is for `build_dataset_loaders` and any DataLoader. `transform` gets a `PIL.Image` in RGB,
+    upright, and may draw from the global generators of Python, numpy and torch.
     """
 
     def __init__(self, photos: PhotoSplit, transform: Callable[[Any], Any]) -> None:
-        self._photos, self._transform = photos, transform
+        self._photos = photos
+        self._transform = transform
 
     def __len__(self) -> int:
         return len(self._photos)
@@ -287,22 +334,22 @@ def build_photo_loaders(
     The main process logs the photos' notes.
 
     Raises:
-        ConfigError: the batch does not fit the data or the processes, or the augmentation the size.
+        ConfigError: the batch does not fit the data or the processes, or the augmentation does not
+            fit the size of the input.
         DataError: there are fewer photos than processes.
     """
     if accelerator.is_main_process:
         for note in photos.notes:
             _logger.warning(note)
-    num_processes, process_index = accelerator.num_processes, accelerator.process_index
     train = PhotoLoader(
         photos.train,
-        plan=batch.plan(len(photos.train), num_processes=num_processes),
+        plan=batch.plan(len(photos.train), num_processes=accelerator.num_processes),
         augment=augment,
         transform=transform,
         num_classes=photos.num_classes,
         seed=seed,
         device=accelerator.device,
-        process_index=process_index,
+        process_index=accelerator.process_index,
         num_workers=batch.num_workers,
     )
     evaluation = PhotoEvalLoader(
@@ -310,8 +357,8 @@ def build_photo_loaders(
         transform=transform,
         batch_size=batch.eval_batch_size,
         device=accelerator.device,
-        num_processes=num_processes,
-        process_index=process_index,
+        num_processes=accelerator.num_processes,
+        process_index=accelerator.process_index,
         num_workers=batch.num_workers,
         num_parts=train.plan.num_parts,
     )

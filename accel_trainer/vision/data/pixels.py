@@ -1,4 +1,6 @@
-"""Crops, flips and normalises batches of uint8 images: one function for CPUs, one for accelerators, same result.
+"""Crops, flips and normalises batches of uint8 images.
+
+One function crops on CPUs and another one on accelerators, with the same result.
 
 Shapes: N samples of the dataset, B batch (may be 0), C channels, H height, W width, P padding.
 """
@@ -42,13 +44,14 @@ def crop_by_gather(
         _inside(columns, width, mode)[:, None, :],
     ]
     if mode == "zero" and padding:
-        row_ok, column_ok = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
-        pixels = pixels * (row_ok[:, :, None, None] & column_ok[:, None, :, None])
+        row_is_inside = (rows >= 0) & (rows < height)
+        column_is_inside = (columns >= 0) & (columns < width)
+        pixels = pixels * (row_is_inside[:, :, None, None] & column_is_inside[:, None, :, None])
     return pixels
 
 
 def _inside(positions: Tensor, size: int, mode: CropMode) -> Tensor:
-    """Mirror positions outside [0, size); for "zero" clamp them, they are set to 0 later."""
+    """Mirror positions outside [0, size); for "zero" clamp them: their pixels become 0 later."""
     if mode == "zero":
         return positions.clamp(0, size - 1)
     last = size - 1
@@ -58,17 +61,19 @@ def _inside(positions: Tensor, size: int, mode: CropMode) -> Tensor:
 def crop_by_copy(
     images: Tensor, ids: Tensor, placement: Placement, *, padding: int, mode: CropMode
 ) -> Tensor:
-    """Crop by copying images into a padded batch and then a window of each, which is fast on a CPU.
+    """Crop by copying the images into a padded batch, then a window of each: fast on a CPU.
 
     The dataset itself stays a memory-mapped file.
     """
-    batch, height, width, channels = len(ids), *images.shape[1:]
+    batch = len(ids)
+    height, width, channels = images.shape[1:]
     # numpy, because its calls have less overhead than torch's.
     flips = np.zeros(batch, np.bool_) if placement.flips is None else placement.flips.numpy()
-    # Sorted with flipped images first, so that they are one slice.
-    turns, num_flipped = np.argsort(~flips, kind="stable"), int(np.count_nonzero(flips))
+    # The flipped images come first, so that they are one slice.
+    by_flip = np.argsort(~flips, kind="stable")
+    num_flipped = int(np.count_nonzero(flips))
     # `take` is three times as fast as torch's `index_select` (numpy 2.4, torch 2.13).
-    flat = images.view(len(images), -1).numpy().take(ids.numpy()[turns], axis=0, mode="clip")
+    flat = images.view(len(images), -1).numpy().take(ids.numpy()[by_flip], axis=0, mode="clip")
     whole = flat.reshape(batch, height, width, channels)
 
     allocate = np.zeros if mode == "zero" else np.empty
@@ -88,15 +93,17 @@ def crop_by_copy(
         padded,
         strides=(image_bytes, row_bytes, pixel_bytes, row_bytes, 1),
     )
-    rows, columns = placement.rows.numpy(), placement.columns.numpy()
-    crops = windows[np.argsort(turns), rows, np.where(flips, 2 * padding - columns, columns)]
+    rows = placement.rows.numpy()
+    columns = placement.columns.numpy()
+    crops = windows[np.argsort(by_flip), rows, np.where(flips, 2 * padding - columns, columns)]
     return torch.from_numpy(crops).view(batch, height, width, channels)
 
 
 def _mirror_edges(padded: NDArray[np.uint8], padding: int) -> None:
     """Fill the P border pixels of images [B, H + 2P, W + 2P, C] by mirroring the inside."""
-    last_row, last_column = padded.shape[1] - 1 - padding, padded.shape[2] - 1 - padding
-    # Whole pixels column by column are faster than a reversed slice.
+    last_row = padded.shape[1] - 1 - padding
+    last_column = padded.shape[2] - 1 - padding
+    # Copying whole pixels column by column is faster than a reversed slice.
     channels = padded.shape[3]
     pixels = (
         padded.reshape(-1, channels)
@@ -112,9 +119,10 @@ def _mirror_edges(padded: NDArray[np.uint8], padding: int) -> None:
 
 
 class Normalizer:
-    """Converts uint8 [B, H, W, C] on `device` to normalised float32 [B, C, H, W], channels last in memory.
+    """Converts uint8 [B, H, W, C] on `device` to normalised float32 [B, C, H, W].
 
-    `mean` and `std` are per channel, for pixels in 0 to 1; H * W is `num_pixels`.
+    The result is channels last in memory. `mean` and `std` are per channel, for pixels in 0 to 1;
+    `num_pixels` is H * W.
     """
 
     def __init__(
@@ -130,6 +138,6 @@ class Normalizer:
 
 
 def normalize(pixels: Tensor, scale: Tensor, offset: Tensor) -> Tensor:
-    """Return float32 `pixels * scale + offset` [B, H, W, C]; `scale` and `offset` are [H * W * C]."""
+    """Return float32 `pixels * scale + offset` [B, H, W, C], with scale and offset [H * W * C]."""
     images = pixels.flatten(1).to(torch.float32)
     return torch.addcmul(offset, images, scale, out=images).view(pixels.shape)

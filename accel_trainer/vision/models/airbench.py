@@ -19,7 +19,8 @@ def _norm(kind: Norm, channels: int, momentum: float) -> nn.Module:
     """Build a norm whose scale stays 1: only its bias is trained."""
     norm = make_norm(kind, channels)
     if isinstance(norm, nn.BatchNorm2d):
-        norm.momentum, norm.eps = momentum, 1e-12
+        norm.momentum = momentum
+        norm.eps = 1e-12
     assert isinstance(norm.weight, nn.Parameter)
     norm.weight.requires_grad_(False)
     return norm
@@ -28,7 +29,10 @@ def _norm(kind: Norm, channels: int, momentum: float) -> nn.Module:
 def _unit(
     in_channels: int, out_channels: int, *, norm: Norm, momentum: float, pool: bool = False
 ) -> nn.Sequential:
-    """Build a convolution, initialised as the identity on its first channels, with pooling and a norm."""
+    """Build a convolution with pooling, a norm and GELU.
+
+    The filters of its first output channels are the identity.
+    """
     filters = convolution(in_channels, out_channels, kernel=3)
     nn.init.dirac_(filters.weight.data[:in_channels])
     return nn.Sequential(
@@ -40,7 +44,7 @@ def _unit(
 
 
 class ConvGroup(nn.Module):
-    """A convolution with pooling that halves H and W, then one more, or two more with a shortcut."""
+    """A convolution with pooling that halves H and W, then another, or two with a shortcut."""
 
     def __init__(
         self, in_channels: int, out_channels: int, *, is_residual: bool, norm: Norm, momentum: float
@@ -53,7 +57,7 @@ class ConvGroup(nn.Module):
             for _ in range(1 + is_residual)
         ]
         if is_residual:
-            del others[-1][-1]  # the last activation comes after the sum
+            del others[-1][-1]  # `forward` applies the last activation, after the sum
         self.others = nn.Sequential(*others)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,7 +68,7 @@ class ConvGroup(nn.Module):
 
 
 class Airbench(nn.Module):
-    """A frozen 2x2 stem, three groups of convolutions, maximum over H and W, a linear head on scaled logits.
+    """A frozen 2x2 stem, three groups of convolutions, maximum over H and W, a linear head.
 
     `whiten` sets the filters of the stem from training images; otherwise they are random. Images
     must have at least 16 pixels on each side.
@@ -83,7 +87,7 @@ class Airbench(nn.Module):
         num_classes: int,
     ) -> None:
         super().__init__()
-        # each principal direction, and its negative
+        # One channel for each principal direction, and one for its negative.
         stem_channels = 2 * in_channels * _STEM_KERNEL**2
         self.stem = nn.Conv2d(in_channels, stem_channels, _STEM_KERNEL)
         self.stem.weight.requires_grad_(False)

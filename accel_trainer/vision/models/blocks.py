@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 Norm = Literal["batch", "group"]
 
-# two or more channels in each group, down to the 16 channels of the narrowest models
+# A group then has two or more channels, even with the 16 channels of the narrowest models.
 _MAX_GROUPS = 8
 
 
@@ -29,21 +29,29 @@ def make_norm(norm: Norm, channels: int) -> nn.Module:
 
 
 def convolution(in_channels: int, out_channels: int, *, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """Build a convolution that keeps H and W up to the stride. No bias, because a norm follows."""
+    """Build a convolution that divides H and W by the stride. No bias, because a norm follows."""
     return nn.Conv2d(
-        in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, bias=False
+        in_channels,
+        out_channels,
+        kernel,
+        stride=stride,
+        padding=kernel // 2,
+        bias=False,
     )
 
 
 def initialize(model: nn.Module) -> None:
-    """Draw convolution weights from the fan-out normal of He et al. 2015 ("Delving deep into rectifiers")."""
+    """Draw convolution weights from the fan-out normal distribution of He et al. 2015.
+
+    The paper is "Delving deep into rectifiers".
+    """
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 class BlockSequence(nn.Sequential):
-    """A sequence of blocks; with `recompute` each recomputes its activations in backward."""
+    """A sequence of blocks; with `recompute`, backward recomputes the activations of each block."""
 
     def __init__(self, blocks: list[nn.Module], *, recompute: bool) -> None:
         super().__init__(*blocks)
@@ -60,7 +68,7 @@ def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _statistics_kept(block)
 
-    # compiled recomputation never writes buffers and supports no contexts
+    # Compiled recomputation never writes buffers, and supports no contexts.
     if torch.compiler.is_compiling():
         result = checkpoint(block, x, use_reentrant=False)
     else:
@@ -71,15 +79,16 @@ def _recomputed(block: nn.Module, x: Tensor) -> Tensor:
 
 @contextmanager
 def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """Freeze running statistics, which the first pass has already updated."""
+    """Keep the running statistics as they are: the first pass has already updated them."""
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
     kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        # Not `track_running_stats`: recomputation must save the same number of tensors as the first
-        # pass.
-        norm.momentum, norm.num_batches_tracked = 0.0, None
+        # `track_running_stats` stays: recomputation must save as many tensors as the first pass.
+        norm.momentum = 0.0
+        norm.num_batches_tracked = None
     try:
         yield
     finally:
         for norm, (momentum, num_batches_tracked) in zip(norms, kept, strict=True):
-            norm.momentum, norm.num_batches_tracked = momentum, num_batches_tracked
+            norm.momentum = momentum
+            norm.num_batches_tracked = num_batches_tracked

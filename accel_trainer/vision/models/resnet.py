@@ -1,4 +1,6 @@
-"""Residual networks: the CIFAR family of He et al. 2015, and ResNet-18, 34, 50 and 101 with torchvision's names.
+"""Residual networks: the CIFAR family of He et al. 2015, and ResNet-18, 34, 50 and 101.
+
+The names of parameters are torchvision's.
 
 Shapes: B batch (may be 0), C channels, H height, W width, K classes.
 """
@@ -18,11 +20,12 @@ Stem = Literal["cifar", "imagenet"]
 
 
 class PadShortcut(nn.Module):
-    """Option A of He et al. 2015: subsample and pad channels with zeros. It has no parameters."""
+    """Option A of He et al. 2015: subsampling, and channels of zeros. It has no parameters."""
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int) -> None:
         super().__init__()
-        self.extra_channels, self.stride = out_channels - in_channels, stride
+        self.extra_channels = out_channels - in_channels
+        self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, C + extra, ceil(H / stride), ceil(W / stride)]."""
@@ -114,7 +117,10 @@ class ResNet(nn.Module):
         super().__init__()
         is_large = stem == "imagenet"
         self.conv1 = convolution(
-            in_channels, width, kernel=7 if is_large else 3, stride=2 if is_large else 1
+            in_channels,
+            width,
+            kernel=7 if is_large else 3,
+            stride=2 if is_large else 1,
         )
         self.bn1 = make_norm(norm, width)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1) if is_large else nn.Identity()
@@ -122,12 +128,13 @@ class ResNet(nn.Module):
         self._num_stages = len(blocks_per_stage)
         for stage, num_blocks in enumerate(blocks_per_stage):
             blocks: list[nn.Module] = []
+            stage_width = width * 2**stage
             for position in range(num_blocks):
                 stride = 2 if stage > 0 and position == 0 else 1
                 blocks.append(
-                    block(channels, width * 2**stage, stride=stride, norm=norm, shortcut=shortcut)
+                    block(channels, stage_width, stride=stride, norm=norm, shortcut=shortcut)
                 )
-                channels = width * 2**stage * block.expansion
+                channels = stage_width * block.expansion
             self.add_module(f"layer{stage + 1}", BlockSequence(blocks, recompute=recompute))
         self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(channels, num_classes)
@@ -146,19 +153,24 @@ class ResNet(nn.Module):
 
     @property
     def former_names(self) -> dict[str, str]:
-        """The modules' names in version 0.1.0, with those of today: older checkpoints and exports are renamed."""
+        """The modules' names in version 0.1.0, and their present names.
+
+        The weights of older checkpoints and exports are renamed with it.
+        """
         names = {"stem.0": "conv1", "stem.1": "bn1", "head": "fc"}
         parts = {
             "residual.0": "conv1",
             "residual.1": "bn1",
             "residual.3": "conv2",
             "residual.4": "bn2",
+            "residual.6": "conv3",
+            "residual.7": "bn3",
+            "shortcut": "downsample",
         }
-        parts |= {"residual.6": "conv3", "residual.7": "bn3", "shortcut": "downsample"}
         places = [
-            f"layer{number}.{at}"
+            f"layer{number}.{position}"
             for number, stage in enumerate(self._stages(), 1)
-            for at in range(len(stage))
+            for position in range(len(stage))
         ]
         for number, place in enumerate(places):
             names |= {f"blocks.{number}.{old}": f"{place}.{new}" for old, new in parts.items()}

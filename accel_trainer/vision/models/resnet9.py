@@ -32,7 +32,7 @@ class _Residual(nn.Module):
 
 
 class ResNet9(nn.Module):
-    """Eight convolutions, of `width` to 8 times `width` channels, maximum over H and W, a linear head."""
+    """Eight convolutions of `width` to 8 `width` channels, maximum over H and W, a linear head."""
 
     def __init__(
         self,

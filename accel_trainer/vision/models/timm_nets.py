@@ -24,9 +24,10 @@ def build_timm_net(
     recompute: bool,
     pretrained: bool,
 ) -> nn.Module:
-    """Build `timm/NAME` with a new head; with its weights if `pretrained` and NAME has a tag, as in resnet50.a1_in1k.
+    """Build `timm/NAME` with a new head.
 
-    The weights come from the hub, or from its cache if they were downloaded before.
+    It has pretrained weights if `pretrained` and NAME has a tag, as in resnet50.a1_in1k. They come
+    from the hub, or from its cache if they were downloaded before.
 
     Raises:
         ConfigError: timm cannot be imported or does not know the name, or the weights cannot be
@@ -35,16 +36,15 @@ def build_timm_net(
     try:
         import timm
     except (ImportError, RuntimeError) as error:
-        # A torchvision for another torch raises RuntimeError
+        # A torchvision for another version of torch raises RuntimeError.
         fact = f"--model {name} needs timm, which cannot be imported ({str(error).splitlines()[0]})"
         raise ConfigError(
             "TIMM", f"{fact}: pip install timm, with the torchvision for this torch"
         ) from error
     wanted = name.removeprefix(PREFIX)
     if not timm.is_model(wanted):
-        near = get_close_matches(
-            wanted, timm.list_models(pretrained="." in wanted) + timm.list_models(), n=1
-        )
+        known = timm.list_models(pretrained="." in wanted) + timm.list_models()
+        near = get_close_matches(wanted, known, n=1)
         hint = f"did you mean {PREFIX}{near[0]}? " if near else ""
         raise ConfigError(
             "MODEL_NAME", f"timm has no {wanted!r}: {hint}timm.list_models() lists all"
@@ -72,25 +72,21 @@ def build_timm_net(
 
 
 def describe_origin(name: str, model: Any) -> str:
-    """Return where the weights of a net of timm come from, and the SHA-256 of those before its head."""
+    """Return where the weights of a timm model come from, and their SHA-256 without the head."""
     settings = model.pretrained_cfg
     source = settings.get("hf_hub_id") or settings.get("url") or settings.get("file")
-    heads = (
-        settings["classifier"]
-        if isinstance(settings["classifier"], tuple)
-        else (settings["classifier"],)
-    )
-    body = {
-        key: value
-        for key, value in model.state_dict().items()
-        if not key.startswith(tuple(f"{h}." for h in heads))
-    }
+    heads = settings["classifier"]
+    if not isinstance(heads, tuple):
+        heads = (heads,)
+    in_heads = tuple(f"{head}." for head in heads)
+    body = {key: value for key, value in model.state_dict().items() if not key.startswith(in_heads)}
     digest = hashlib.sha256(safetensors.torch.save(body)).hexdigest()
-    return f"{name} from {source} (sha256 {digest} without {', '.join(heads)}): {len(body)} tensors loaded"
+    origin = f"{name} from {source} (sha256 {digest} without {', '.join(heads)})"
+    return f"{origin}: {len(body)} tensors loaded"
 
 
 def input_settings(model: nn.Module) -> Mapping[str, Any]:
-    """Return mean, std, interpolation and crop ratio of the weights of a timm model; nothing for other models."""
+    """Return mean, std, interpolation and crop ratio of a timm model's weights; else nothing."""
     settings = getattr(model, "pretrained_cfg", None)
     if not settings:
         return {}

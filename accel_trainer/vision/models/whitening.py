@@ -13,16 +13,18 @@ from ...core.errors import ConfigError
 from ..data.images import ImageDataset
 from .airbench import Airbench
 
-_NUM_IMAGES, _CHUNK = 5000, 250
+_NUM_IMAGES = 5000
+_CHUNK_IMAGES = 250
 _EPS = 5e-4  # limits the amplification of noise
 _MIN_SIZE = 16
 
 
 def whiten(model: nn.Module, images: ImageDataset) -> nn.Module:
-    """Set the stem of an `Airbench`, in place, to the scaled principal directions of the first training images.
+    """Set the stem of an `Airbench`, in place, to the principal directions of training images.
 
-    Any other model is returned unchanged. The model must be on the CPU: all processes then compute
-    the same filters.
+    The directions are those of patches of the first images, scaled to unit variance. Any other
+    model is returned unchanged. The model must be on the CPU: all processes then compute the same
+    filters.
 
     Raises:
         ConfigError: the images are too small for the network.
@@ -31,21 +33,21 @@ def whiten(model: nn.Module, images: ImageDataset) -> nn.Module:
         return model
     pixels = images.train.images[:_NUM_IMAGES]
     if min(pixels.shape[2:]) < _MIN_SIZE:
-        raise ConfigError(
-            "MODEL_NAME",
-            f"images of {pixels.shape[2]} x {pixels.shape[3]} pixels are too small for an airbench network: "
-            f"it needs {_MIN_SIZE}; set --model to another",
-        )
+        size = f"{pixels.shape[2]} x {pixels.shape[3]} pixels"
+        fact = f"images of {size} are too small for an airbench network"
+        fix = f"it needs {_MIN_SIZE}; set --model to another"
+        raise ConfigError("MODEL_NAME", f"{fact}: {fix}")
     mean, std = (
         torch.tensor(values)[:, None, None]
         for values in (images.normalization.mean, images.normalization.std)
     )
+    kernel = model.stem.kernel_size[0]
     covariance = sum(
-        patch_products((chunk / 255 - mean) / std, kernel=model.stem.kernel_size[0])
-        for chunk in pixels.split(_CHUNK)
+        patch_products((chunk / 255 - mean) / std, kernel=kernel)
+        for chunk in pixels.split(_CHUNK_IMAGES)
     )
     assert isinstance(covariance, Tensor)
-    height, width = (size - model.stem.kernel_size[0] + 1 for size in pixels.shape[2:])
+    height, width = (side - kernel + 1 for side in pixels.shape[2:])
     eigenvalues, directions = torch.linalg.eigh(covariance / (len(pixels) * height * width))
     filters = (directions / (eigenvalues + _EPS).sqrt()).T.reshape(-1, *model.stem.weight.shape[1:])
     model.stem.weight.data.copy_(torch.cat([filters, -filters]))
@@ -53,9 +55,9 @@ def whiten(model: nn.Module, images: ImageDataset) -> nn.Module:
 
 
 def patch_products(images: Tensor, *, kernel: int) -> Tensor:
-    """Sum the products of pixels over all `kernel` x `kernel` patches of images [N, C, H, W]: float64 [D, D].
+    """Sum the products of pixels over all patches of images [N, C, H, W]: float64 [D, D].
 
-    D is C * kernel * kernel.
+    A patch has `kernel` x `kernel` pixels, and D is C * kernel * kernel.
     """
     patches = F.unfold(images.contiguous(), kernel)  # [N, D, patches of an image]
     return (patches @ patches.mT).double().sum(0)

@@ -1,4 +1,6 @@
-"""Wide residual networks (Zagoruyko and Komodakis 2016): few layers, many channels, norm before convolution.
+"""Wide residual networks (Zagoruyko and Komodakis 2016): few layers, many channels.
+
+A norm stands before each convolution.
 
 Shapes: B batch (may be 0), C channels, H height, W width, K classes.
 """
@@ -12,7 +14,10 @@ from .blocks import BlockSequence, Norm, convolution, initialize, make_norm
 
 
 class WideBlock(nn.Module):
-    """Norm, ReLU, convolution, twice, with dropout between; the shortcut starts after the first ReLU."""
+    """Twice norm, ReLU and convolution, with dropout between them.
+
+    The shortcut starts after the first ReLU.
+    """
 
     def __init__(
         self, in_channels: int, out_channels: int, *, stride: int, norm: Norm, dropout: float
@@ -26,11 +31,9 @@ class WideBlock(nn.Module):
             nn.Dropout(dropout),
             convolution(out_channels, out_channels, kernel=3),
         )
-        self.projection = (
-            None
-            if in_channels == out_channels
-            else convolution(in_channels, out_channels, kernel=1, stride=stride)
-        )
+        self.projection: nn.Module | None = None
+        if in_channels != out_channels:
+            self.projection = convolution(in_channels, out_channels, kernel=1, stride=stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, H, W] to [B, out, H / stride, W / stride]."""
@@ -41,7 +44,10 @@ class WideBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WRN-`depth`-`factor`: three stages of `(depth - 4) / 6` blocks, `factor` times wider than a ResNet."""
+    """WRN-`depth`-`factor`: three stages of `(depth - 4) / 6` blocks.
+
+    Its blocks are `factor` times wider than those of a ResNet.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The models by name, their config, and how to build them.
+"""The models: their names, their settings, and how to build them.
 
 Shapes: B batch, C channels, H height, W width, K classes.
 """
@@ -29,13 +29,18 @@ _IMAGENET_STAGES: dict[str, tuple[tuple[int, ...], type[BasicBlock] | type[Bottl
     "resnet50": ((3, 4, 6, 3), BottleneckBlock),
     "resnet101": ((3, 4, 23, 3), BottleneckBlock),
 }
-_LARGE_IMAGES = 64  # pixels of the shorter side from which a net has the stem for large images
+_LARGE_IMAGES = 64  # pixels of the shorter side from which the stem is the one for large images
 _WIDE = {
-    f"wrn{d}_{f}": (d, f)
-    for d, f in ((16, 2), (16, 4), (16, 8), (28, 2), (28, 10), (40, 2), (40, 4))
+    "wrn16_2": (16, 2),
+    "wrn16_4": (16, 4),
+    "wrn16_8": (16, 8),
+    "wrn28_2": (28, 2),
+    "wrn28_10": (28, 10),
+    "wrn40_2": (40, 2),
+    "wrn40_4": (40, 4),
 }
-# Channels of the groups as multiples of the first, default width, whether residual, momentum of the
-# norms.
+# Channels of the groups as multiples of the width, default width, whether the groups are residual,
+# and momentum of the norms.
 _AIRBENCH: dict[str, tuple[tuple[int, ...], int, bool, float]] = {
     "airbench94": ((1, 4, 4), 64, False, 0.4),
     "airbench96": ((1, 3, 4), 128, True, 0.1),
@@ -105,14 +110,14 @@ class ModelConfig:
             "stem": self.stem != "auto",
             "norm": self.norm != "batch",
         }
-        for name in (name for name, is_given in given.items() if is_given):
-            raise ConfigError(
-                "MODEL_NAME", f"--model.{name} has no effect on {self.name}: leave it out"
-            )
+        for name, is_given in given.items():
+            if is_given:
+                fact = f"--model.{name} has no effect on {self.name}"
+                raise ConfigError("MODEL_NAME", f"{fact}: leave it out")
 
 
 class _Shared(TypedDict):
-    """Arguments of every architecture."""
+    """The arguments that every architecture takes."""
 
     norm: Norm
     dropout: float
@@ -129,11 +134,11 @@ def build_model(
     image_size: Sequence[int] | None = None,
     pretrained: bool = True,
 ) -> nn.Module:
-    """Build the model that maps [B, C, H, W], C = `in_channels`, to logits [B, K], K = `num_classes`.
+    """Build a model of images [B, C, H, W] that returns logits [B, K].
 
-    `image_size` is the H and W that the `auto` stem depends on; None: the stem for small images.
-    `pretrained`: whether a timm model gets the weights that its name says; a run that is resumed
-    needs none.
+    C is `in_channels`, and K is `num_classes`. The `auto` stem depends on `image_size`, H and W;
+    None: the stem for small images. With `pretrained`, a timm model gets the weights that its name
+    asks for; a run that is resumed needs none.
 
     Raises:
         ConfigError: a timm model cannot be built, or its weights cannot be downloaded.
@@ -147,16 +152,20 @@ def build_model(
             recompute=config.activation_checkpointing,
             pretrained=pretrained,
         )
-    model: nn.Module = model_call(
-        config, in_channels=in_channels, num_classes=num_classes, image_size=image_size
-    )()
+    build = model_call(
+        config,
+        in_channels=in_channels,
+        num_classes=num_classes,
+        image_size=image_size,
+    )
+    model: nn.Module = build()
     return model
 
 
 def model_call(
     config: ModelConfig, *, in_channels: int, num_classes: int, image_size: Sequence[int] | None
 ) -> partial[Any]:
-    """Return a partial call that builds the model."""
+    """Return a call that builds a model of this package: its class and all arguments."""
     shared: _Shared = {
         "norm": config.norm,
         "dropout": config.dropout,
@@ -170,21 +179,35 @@ def model_call(
         factors, width, is_residual, norm_momentum = _AIRBENCH[config.name]
         widths = tuple(factor * (config.width or width) for factor in factors)
         return partial(
-            Airbench, widths=widths, is_residual=is_residual, norm_momentum=norm_momentum, **shared
+            Airbench,
+            widths=widths,
+            is_residual=is_residual,
+            norm_momentum=norm_momentum,
+            **shared,
         )
     if config.name in _WIDE:
         depth, factor = _WIDE[config.name]
-        return partial(WideResNet, depth=depth, factor=factor, width=config.width or 16, **shared)
-    if config.name in _IMAGENET_STAGES:
-        stages, block = _IMAGENET_STAGES[config.name]
-        stem, width = _choose_stem(config, image_size), config.width or 64
         return partial(
-            ResNet, stages, block=block, width=width, stem=stem, shortcut="projection", **shared
+            WideResNet,
+            depth=depth,
+            factor=factor,
+            width=config.width or 16,
+            **shared,
         )
-    stages = (_CIFAR_BLOCKS[config.name],) * 3
+    if config.name in _IMAGENET_STAGES:
+        blocks_per_stage, block = _IMAGENET_STAGES[config.name]
+        return partial(
+            ResNet,
+            blocks_per_stage,
+            block=block,
+            width=config.width or 64,
+            stem=_choose_stem(config, image_size),
+            shortcut="projection",
+            **shared,
+        )
     return partial(
         ResNet,
-        stages,
+        (_CIFAR_BLOCKS[config.name],) * 3,
         block=BasicBlock,
         width=config.width or 16,
         stem="cifar",

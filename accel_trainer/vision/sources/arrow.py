@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import DataError
-from ..data.decode import EncodedSplit, decoded
+from ..data.decode import EncodedSplit, decode_on_demand
 from .photo_columns import read_columns
 from .photo_files import load_from_hub
 from .photos import refuse_untrained
@@ -18,21 +18,21 @@ def read_hub(repository: str) -> RawImages:
     """Read a dataset from the hub, or from the Hugging Face cache if it was downloaded before."""
     splits = load_from_hub(repository)
     return _raw_images(
-        [splits["train"], splits["test"]], names=(f"{repository} train", f"{repository} test")
+        [splits["train"], splits["test"]],
+        names=(f"{repository} train", f"{repository} test"),
     )
 
 
 def read_parquet(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
-    """Read parquet files, each list in order."""
+    """Read the parquet files of both splits, in the order of the lists."""
     return _raw_images([_table(train), _table(test)], names=(_name(train), _name(test)))
 
 
 def _name(files: Sequence[Path]) -> str:
-    return (
-        str(files[0])
-        if len(files) == 1
-        else f"{files[0].parent}/{{{','.join(path.name for path in files)}}}"
-    )
+    if len(files) == 1:
+        return str(files[0])
+    names = ",".join(path.name for path in files)
+    return f"{files[0].parent}/{{{names}}}"
 
 
 def _table(files: Sequence[Path]) -> Any:
@@ -57,7 +57,7 @@ def _table(files: Sequence[Path]) -> Any:
 
 def _raw_images(splits: Sequence[Any], *, names: Sequence[str]) -> RawImages:
     """Return the images and labels of the training and the test split."""
-    # CIFAR-100 has coarse labels, too
+    # CIFAR-100 has a column of coarse labels, too.
     fine = "fine_label" if "fine_label" in splits[0].features else None
     columns = read_columns(splits, names, image_column=None, label_column=fine, root=None)
     train, test = (
@@ -66,4 +66,4 @@ def _raw_images(splits: Sequence[Any], *, names: Sequence[str]) -> RawImages:
     )
     if len(train.labels):
         refuse_untrained(train.labels, test.labels, columns.class_names, test.name_of)
-    return decoded(train, test, class_names=columns.class_names)
+    return decode_on_demand(train, test, class_names=columns.class_names)

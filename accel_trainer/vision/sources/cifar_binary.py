@@ -23,7 +23,7 @@ _IMAGE_BYTES = 3 * 32 * 32
 class BinaryFiles:
     """The files of one dataset.
 
-    A record is `label_bytes` bytes, of which the last is the label, then an image.
+    A record is `label_bytes` bytes, the last of which is the label, followed by an image.
     """
 
     train: tuple[Path, ...]
@@ -60,11 +60,12 @@ def refuse_pickles(folder: Path) -> None:
     """Raise DataError if `folder` has CIFAR's "python version": opening a pickle can run code."""
     for marker in ("data_batch_1", "batches.meta", "meta"):
         if (folder / marker).is_file():
-            raise DataError(
-                "DATA_PICKLE",
-                f"{folder / marker} is a Python pickle, which can run code when opened, so it is not read: "
-                'download the "binary version" of CIFAR, or parquet from the hub',
+            fact = (
+                f"{folder / marker} is a Python pickle, which can run code when opened, so it is "
+                "not read"
             )
+            fix = 'download the "binary version" of CIFAR, or parquet from the hub'
+            raise DataError("DATA_PICKLE", f"{fact}: {fix}")
 
 
 def _required(path: Path) -> Path:
@@ -96,13 +97,14 @@ def _raw_split(paths: Sequence[Path], label_bytes: int) -> RawSplit:
         return f"record {index - (ends[file] - len(parts[file]))} of {paths[file]}"
 
     def image_at(index: int) -> NDArray[np.uint8]:
-        pixels: NDArray[np.uint8] = (
-            records[index, label_bytes:].reshape(_IMAGE_SHAPE).transpose(1, 2, 0)
-        )
+        image = records[index, label_bytes:].reshape(_IMAGE_SHAPE)
+        pixels: NDArray[np.uint8] = image.transpose(1, 2, 0)
         return pixels
 
     return RawSplit(
-        labels=records[:, label_bytes - 1].astype(np.int64), image_at=image_at, name_of=name_of
+        labels=records[:, label_bytes - 1].astype(np.int64),
+        image_at=image_at,
+        name_of=name_of,
     )
 
 
@@ -110,8 +112,6 @@ def _records(path: Path, label_bytes: int) -> NDArray[np.uint8]:
     data = np.fromfile(path, dtype=np.uint8)
     record_bytes = label_bytes + _IMAGE_BYTES
     if len(data) % record_bytes:
-        raise DataError(
-            "DATA_BINARY",
-            f"{path} has {len(data)} bytes, not a multiple of {record_bytes}: it is truncated, download it again",
-        )
+        fact = f"{path} has {len(data)} bytes, not a multiple of {record_bytes}"
+        raise DataError("DATA_BINARY", f"{fact}: it is truncated, download it again")
     return data.reshape(-1, record_bytes)

@@ -13,13 +13,13 @@ from .raw import RawImages, RawSplit
 
 _SPLIT_SEED = 0
 _TEST_FRACTION = 0.2
-_SCALE = 2  # 8x8 pixels are too few for strided models, so each is repeated: 16x16
+_SCALE = 2  # 8x8 pixels are too few for strided models: pixels are repeated to make 16x16
 
 
 def read_digits() -> RawImages:
-    """Read the digits: 1,438 for training and 359 for testing, a fifth of each class.
+    """Read the digits: 1,438 for training, and 359 for testing, a fifth of each class.
 
-    The split is fixed.
+    The split is always the same.
     """
     try:
         from sklearn.datasets import load_digits
@@ -41,11 +41,8 @@ def read_digits() -> RawImages:
 
 
 def _stratified(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Choose the same fraction of each class as test samples.
-
-    `RandomState` is stable across numpy versions.
-    """
-    random = np.random.RandomState(_SPLIT_SEED)
+    """Choose the same fraction of each class for testing."""
+    random = np.random.RandomState(_SPLIT_SEED)  # its numbers are the same in all numpy versions
     is_test = np.zeros(len(labels), dtype=np.bool_)
     for label in np.unique(labels):
         members = random.permutation(np.flatnonzero(labels == label))

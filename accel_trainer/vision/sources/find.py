@@ -17,7 +17,7 @@ from .arrow import read_hub, read_parquet
 from .cifar_binary import find_binary, read_binary, refuse_pickles
 from .digits import read_digits
 from .image_folder import list_images, read_image_folder
-from .raw import RawImages, Source
+from .raw import ImageSource, RawImages
 
 _HUB = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}
 
@@ -27,20 +27,22 @@ DATASET_NAMES: tuple[str, ...] = (*_HUB, "digits")
 _TEST_NAMES = ("test", "validation", "val")
 
 
-def find_source(name_or_path: str) -> Source:
+def find_image_source(name_or_path: str) -> ImageSource:
     """Return the source of a dataset, without decoding it.
 
     Raises:
-        ConfigError: neither a known name nor a folder.
-        DataError: a folder in which no dataset can be recognised.
+        ConfigError: it is neither a known name nor a folder.
+        DataError: it is a folder in which no dataset can be recognised.
     """
     if name_or_path in _HUB:
         repository = _HUB[name_or_path]
-        return Source(
-            name=name_or_path, key=f"hub:{repository}", read=partial(read_hub, repository)
+        return ImageSource(
+            name=name_or_path,
+            key=f"hub:{repository}",
+            read=partial(read_hub, repository),
         )
     if name_or_path == "digits":
-        return Source(name="digits", key="scikit-learn:digits", read=read_digits)
+        return ImageSource(name="digits", key="scikit-learn:digits", read=read_digits)
     path = expand_home(Path(name_or_path))
     if path.is_dir():
         return _find_in_folder(path)
@@ -64,11 +66,12 @@ def _choices() -> str:
     return f"{', '.join(DATASET_NAMES[:-1])} or {DATASET_NAMES[-1]}"
 
 
-def _find_in_folder(root: Path) -> Source:
+def _find_in_folder(root: Path) -> ImageSource:
     """Recognise parquet files, CIFAR's binary files, or one folder per class."""
     # A hub snapshot keeps its files in `data/` or in a folder named after the configuration.
     for folder in (root, *sorted(path for path in root.iterdir() if path.is_dir())):
-        train, test = sorted(folder.glob("train*.parquet")), _test_parquet(folder)
+        train = sorted(folder.glob("train*.parquet"))
+        test = _test_parquet(folder)
         if train and test:
             return _source(root, _content_key([*train, *test]), partial(read_parquet, train, test))
         if binary := find_binary(folder):
@@ -76,24 +79,27 @@ def _find_in_folder(root: Path) -> Source:
         refuse_pickles(folder)
     test_folder = next((root / name for name in _TEST_NAMES if (root / name).is_dir()), None)
     if (root / "train").is_dir() and test_folder is not None:
-        train, test = list_images(root / "train"), list_images(test_folder)
+        train = list_images(root / "train")
+        test = list_images(test_folder)
         return _source(root, _stat_key([*train, *test]), partial(read_image_folder, train, test))
     raise DataError(
         "DATA_NOT_RECOGNISED",
         f"no dataset in {root}: expected train*.parquet and test*.parquet, CIFAR's binary files "
-        "(data_batch_1.bin ... or train.bin, and a test file), or images in train/<class>/ and test/<class>/",
+        "(data_batch_1.bin ... or train.bin, and a test file), or images in train/<class>/ and "
+        "test/<class>/",
     )
 
 
 def _test_parquet(folder: Path) -> list[Path]:
-    return next(
-        (files for name in _TEST_NAMES if (files := sorted(folder.glob(f"{name}*.parquet")))), []
-    )
+    for name in _TEST_NAMES:
+        if files := sorted(folder.glob(f"{name}*.parquet")):
+            return files
+    return []
 
 
-def _source(root: Path, key: str, read: Callable[[], RawImages]) -> Source:
+def _source(root: Path, key: str, read: Callable[[], RawImages]) -> ImageSource:
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", root.resolve().name)[:40] or "images"
-    return Source(name=name, key=key, read=read)
+    return ImageSource(name=name, key=key, read=read)
 
 
 def _content_key(files: Iterable[Path]) -> str:

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from ...core.errors import DataError
-from ..data.decode import EncodedSplit, decoded
+from ..data.decode import EncodedSplit, decode_on_demand
 from .raw import RawImages
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the files of all class folders, sorted, so that sample ids are the same on every machine."""
+    """Return the files of all class folders, sorted: sample ids are the same on every machine."""
     classes = sorted(
         path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
@@ -26,12 +26,13 @@ def list_images(folder: Path) -> list[Path]:
 
 
 def read_image_folder(train: Sequence[Path], test: Sequence[Path]) -> RawImages:
-    """Read files as `list_images` returns them.
-
-    The training classes, sorted by name, are the labels.
-    """
+    """Read the files that `list_images` returns; the training classes are numbered by name."""
     class_names = tuple(sorted({path.parent.name for path in train}))
-    return decoded(_split(train, class_names), _split(test, class_names), class_names=class_names)
+    return decode_on_demand(
+        _split(train, class_names),
+        _split(test, class_names),
+        class_names=class_names,
+    )
 
 
 def _split(files: Sequence[Path], class_names: tuple[str, ...]) -> EncodedSplit:

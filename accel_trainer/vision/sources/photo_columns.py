@@ -18,12 +18,15 @@ from ...core.errors import ConfigError, DataError
 from ..data.photo_decode import read_photo
 
 CHECKSUM = "image_sha256"
-"""The column that `accel-trainer pack` adds: the hash of each photo's bytes, compared whenever it
-is read."""
+"""The column that `accel-trainer pack` adds: the hash of each photo's bytes, which is compared
+whenever the photo is read."""
 
 
 class ImageColumn:
-    """The encoded images of a column, read from the memory-mapped Arrow file, or from the files whose paths it has."""
+    """The encoded images of a column.
+
+    They are read from the memory-mapped Arrow file, or from the files whose paths it holds.
+    """
 
     def __init__(self, dataset: Any, column: str, *, name: str, root: Path | None) -> None:
         import pyarrow as pa
@@ -31,9 +34,8 @@ class ImageColumn:
 
         try:
             columns = [column, CHECKSUM] if CHECKSUM in dataset.column_names else [column]
-            flat = (
-                dataset.select_columns(columns).cast_column(column, Image(decode=False)).flatten()
-            )
+            selected = dataset.select_columns(columns)
+            flat = selected.cast_column(column, Image(decode=False)).flatten()
         except (pa.ArrowException, ValueError, TypeError) as error:
             reason = next(iter(str(error).splitlines()), "")
             raise DataError(
@@ -42,15 +44,16 @@ class ImageColumn:
         self.__setstate__((flat, name, f"{root}{os.sep}"))
 
     def __getstate__(self) -> tuple[Any, str, str]:
-        # its Arrow tables would be copied with all photos
+        # A copy of its Arrow tables would hold the bytes of all photos.
         return self._dataset, self._name, self._prefix
 
     def __setstate__(self, state: tuple[Any, str, str]) -> None:
         self._dataset, self._name, self._prefix = state
         # Indexing the dataset itself takes 22 us a row, and its slices copy the bytes of all
         # images.
-        self._bytes, self._paths = (self._dataset.data.column(index) for index in (0, 1))
-        indices = self._dataset._indices  # of a selection, a shuffle or a filter
+        self._bytes = self._dataset.data.column(0)
+        self._paths = self._dataset.data.column(1)
+        indices = self._dataset._indices  # set by a selection, a shuffle or a filter
         self._rows = None if indices is None else indices.column(0).to_numpy()
         has_checksums = CHECKSUM in self._dataset.column_names
         self._checksums = self._dataset.data.column(CHECKSUM) if has_checksums else None
@@ -58,7 +61,7 @@ class ImageColumn:
     def encoded_at(self, index: int) -> bytes:
         """Return the bytes of an image file.
 
-        Raises DataError if there are none, or not those that were packed.
+        Raises DataError if they are missing or differ from the packed ones.
         """
         row = self._row(index)
         encoded = self._bytes[row].as_py()
@@ -76,21 +79,21 @@ class ImageColumn:
         return read_photo(Path(path), path)
 
     def name_of(self, index: int) -> str:
-        """Return the path of an image, or its row."""
+        """Return the path of an image, if it has one, and its row."""
         path = self._paths[self._row(index)].as_py()
-        return (
-            f"row {index} of {self._name}"
-            if path is None
-            else f"{path} (row {index} of {self._name})"
-        )
+        row = f"row {index} of {self._name}"
+        return row if path is None else f"{path} ({row})"
 
     def stored_name(self, index: int) -> str | None:
-        """Return the path of an image, below the folder if it lies in one; None: it has none."""
+        """Return the path of an image, relative to the folder if it lies there; None: no path."""
         path = self._paths[self._row(index)].as_py()
         return None if path is None else str(path).removeprefix(self._prefix).replace(os.sep, "/")
 
     def name_hashes(self) -> NDArray[np.float64]:
-        """Return a number in 0..1 for each image, float64 [N]: a hash of its path below the folder, or of its row."""
+        """Return a hash of each image as a number in 0..1, float64 [N].
+
+        It is the hash of the image's path, relative to the folder, or else of its row.
+        """
         import pyarrow.compute as pc
         from pandas.util import hash_array
 
@@ -109,7 +112,7 @@ class ImageColumn:
 
 
 class Columns(NamedTuple):
-    """The images and the labels of each split, the names of the K classes, and those of both columns."""
+    """The images and labels of each split, the names of the K classes, and of both columns."""
 
     images: list[ImageColumn]
     labels: Sequence[NDArray[Any]]
@@ -126,13 +129,13 @@ def read_columns(
     root: Path | None,
     multi_label: bool = False,
 ) -> Columns:
-    """Return the columns of splits, whose `names` are used in errors.
+    """Return the images and labels of `splits`; `names` describe the splits in errors.
 
-    They are found by type unless they are given.
+    The columns are found by type unless they are given.
 
     Raises:
-        ConfigError: a wrong column.
-        DataError: no photos, or no labels.
+        ConfigError: a column does not exist.
+        DataError: there are no photos, or no labels.
     """
     image_column = find_image_column(splits[0], image_column, names[0])
     label_column = find_label_column(splits[0], label_column, names[0], multi_label=multi_label)
@@ -146,7 +149,7 @@ def read_columns(
 
 
 def find_image_column(dataset: Any, wanted: str | None, name: str) -> str:
-    """Return the column with images: `wanted`, or the only one of a type that holds images."""
+    """Return the column with images: `wanted`, or the only one whose type holds images."""
     from datasets import Image, Value
 
     def holds_bytes(feature: Any) -> bool:
@@ -162,9 +165,10 @@ def find_image_column(dataset: Any, wanted: str | None, name: str) -> str:
 def find_label_column(
     dataset: Any, wanted: str | None, name: str, *, multi_label: bool = False
 ) -> str:
-    """Return the column with labels: `wanted`, or the only `ClassLabel`, or the only one of integers or strings.
+    """Return the column with labels.
 
-    With `multi_label`, the columns are lists of these.
+    It is `wanted`, or the only column of `ClassLabel`, or the only one of integers or strings. With
+    `multi_label`, the values of columns are lists of these.
     """
     from datasets import ClassLabel, List, Value
 
@@ -180,18 +184,16 @@ def find_label_column(
             if isinstance(feature, List)
         }
     typed = [column for column, feature in features.items() if isinstance(feature, ClassLabel)]
-    others = [
-        column
-        for column, feature in features.items()
-        if is_label(feature) and not column.startswith("__")
-    ]
+    visible = {name: feature for name, feature in features.items() if not name.startswith("__")}
+    others = [column for column, feature in visible.items() if is_label(feature)]
     return _chosen(typed or others, wanted, kind="label", name=name, columns=list(dataset.features))
 
 
 def _chosen(
     candidates: list[str], wanted: str | None, *, kind: str, name: str, columns: list[str]
 ) -> str:
-    flag, listed = f"--{kind}-column", ", ".join(columns)
+    flag = f"--{kind}-column"
+    listed = ", ".join(columns)
     if wanted is not None:
         if wanted not in columns:
             raise ConfigError(
@@ -200,45 +202,48 @@ def _chosen(
         return wanted
     if kind in candidates:
         return kind
-    if len(candidates) != 1:
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
         fact = f"columns {', '.join(candidates)} of {name} could each be the {kind}"
-        if not candidates:
-            fact = (
-                f"{name} has columns {listed}, and none is of {kind}s"
-                if columns
-                else f"{name} has no columns"
-            )
-        raise DataError("DATA_COLUMNS", f"{fact}: name one with {flag}")
-    return candidates[0]
+    elif columns:
+        fact = f"{name} has columns {listed}, and none is of {kind}s"
+    else:
+        fact = f"{name} has no columns"
+    raise DataError("DATA_COLUMNS", f"{fact}: name one with {flag}")
 
 
 def read_labels(
     splits: Sequence[Any], column: str, names: Sequence[str]
 ) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
-    """Return the names of the K classes, and int64 [N] below K for each split.
+    """Return the names of the K classes, and the labels of each split, int64 [N] below K.
 
-    `names` are the splits' in errors.
+    `names` describe the splits in errors.
 
     Raises:
-        DataError: a label is missing or has no class, or the labels are not of one class each.
+        DataError: a label is missing or has no class, or photos have several labels.
     """
     feature, values = _read_column(splits, column, names)
     if _is_list(feature):
         fact = f"column {column} of {names[0]} has several labels for each photo"
-        fix = "name a column of single labels with --label-column, or read it with load_photos(multi_label=True)"
+        fix = (
+            "name a column of single labels with --label-column, or read it with "
+            "load_photos(multi_label=True)"
+        )
         raise DataError("DATA_LABEL", f"{fact}: {fix}")
-    return _classes_of(
-        feature, values, column, names, rows=[np.arange(len(split)) for split in values]
-    )
+    rows = [np.arange(len(split)) for split in values]
+    return _classes_of(feature, values, column, names, rows=rows)
 
 
 def read_label_lists(
     splits: Sequence[Any], column: str, names: Sequence[str]
 ) -> tuple[tuple[str, ...], list[NDArray[np.float32]]]:
-    """Return the names of the K classes, and float32 [N, K] for each split: 1 for each class of a photo, else 0.
+    """Return the names of the K classes, and the labels of each split, float32 [N, K].
+
+    A label is 1 for each class of a photo, and 0 for the others.
 
     Raises:
-        DataError: a list is missing, has a label without a class, or the column has none.
+        DataError: a list is missing or has a label without a class, or the column has no lists.
     """
     feature, lists = _read_column(splits, column, names)
     if not _is_list(feature):
@@ -246,19 +251,18 @@ def read_label_lists(
         raise DataError("DATA_LABEL", f"{fact}: leave out multi_label")
     lengths = [split.value_lengths().to_numpy(zero_copy_only=False) for split in lists]
     rows = [np.repeat(np.arange(len(each)), each) for each in lengths]
-    class_names, labels = _classes_of(
-        feature.feature, [split.flatten() for split in lists], column, names, rows=rows
-    )
+    values = [split.flatten() for split in lists]
+    class_names, labels = _classes_of(feature.feature, values, column, names, rows=rows)
     targets = [np.zeros((len(each), len(class_names)), np.float32) for each in lengths]
-    for target, places in zip(targets, zip(rows, labels, strict=True), strict=True):
-        target[places] = 1
+    for target, split_rows, split_labels in zip(targets, rows, labels, strict=True):
+        target[split_rows, split_labels] = 1
     return class_names, targets
 
 
 def _read_column(splits: Sequence[Any], column: str, names: Sequence[str]) -> tuple[Any, list[Any]]:
     """Return the type of a column, and its Arrow values in each split.
 
-    Raises DataError if a row has none.
+    Raises DataError if the splits differ in it, or a row has no value.
     """
     for split in splits:
         if column not in split.features or split.features[column] != splits[0].features[column]:
@@ -271,7 +275,8 @@ def _read_column(splits: Sequence[Any], column: str, names: Sequence[str]) -> tu
     for split, name in zip(values, names, strict=True):
         if split.null_count:
             row = int(np.flatnonzero(split.is_null().to_numpy(zero_copy_only=False))[0])
-            fact = f"row {row} of {name} has no label in column {column} ({split.null_count} such rows)"
+            count = f"({split.null_count} such rows)"
+            fact = f"row {row} of {name} has no label in column {column} {count}"
             raise DataError("DATA_LABEL", f"{fact}: label or remove it")
     return splits[0].features[column], values
 
@@ -290,7 +295,10 @@ def _classes_of(
     *,
     rows: Sequence[NDArray[np.int64]],
 ) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
-    """Return the names of the K classes, and int64 below K for each of the `values`, which are those of `rows`."""
+    """Return the names of the K classes, and the class of each value, int64 below K.
+
+    `values` and `rows` hold an array for each split: its labels, and the rows that they are from.
+    """
     import pyarrow.types as types
     from datasets import ClassLabel
 
@@ -305,18 +313,18 @@ def _classes_of(
     for split, row_of, name in zip(labels, rows, names, strict=True):
         wrong = np.flatnonzero((split < 0) | (split >= len(class_names)))
         if len(wrong):
-            fact = f"row {row_of[wrong[0]]} of {name} has label {split[wrong[0]]} ({len(wrong)} such rows)"
-            raise DataError(
-                "DATA_LABEL",
-                f"{fact}: the classes are 0 to {len(class_names) - 1}, fix or remove it",
-            )
+            first = wrong[0]
+            count = f"({len(wrong)} such rows)"
+            fact = f"row {row_of[first]} of {name} has label {split[first]} {count}"
+            fix = f"the classes are 0 to {len(class_names) - 1}, fix or remove it"
+            raise DataError("DATA_LABEL", f"{fact}: {fix}")
     return class_names, labels
 
 
 def _numbered(values: Sequence[Any]) -> tuple[tuple[str, ...], list[NDArray[np.int64]]]:
-    """Number the different integers or strings of all splits in their order.
+    """Number the different integers or strings of all splits in sorted order.
 
-    Below 0, where it occurs, means none.
+    A negative integer means that there is no label, and stays as it is.
     """
     import pyarrow as pa
 
@@ -326,6 +334,5 @@ def _numbered(values: Sequence[Any]) -> tuple[tuple[str, ...], list[NDArray[np.i
     number_of = {value: number for number, value in enumerate(in_order)}
     numbers = np.array([number_of.get(value, value) for value in found], np.int64)
     labels = numbers[encoded.indices.to_numpy()]
-    return tuple(map(str, in_order)), np.split(
-        labels, np.cumsum([len(split) for split in values])[:-1]
-    )
+    ends = np.cumsum([len(split) for split in values])
+    return tuple(map(str, in_order)), np.split(labels, ends[:-1])

@@ -1,4 +1,7 @@
-"""Opens photos on disk or on the hub as a `datasets.Dataset`: folders, parquet, webdataset tars, `save_to_disk`."""
+"""Opens photos on disk or on the hub as a `datasets.Dataset`.
+
+On disk they are in folders, parquet files, webdataset tars, or what `save_to_disk` wrote.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,12 @@ _DECODED_MEMBERS = ("txt", "text", "transcript", "cls", "cls2", "index", "inx", 
 
 
 def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Any:
-    """Return the `Dataset` or `DatasetDict` of a folder, a parquet or tar file, or a name on the hub.
+    """Return the `Dataset` or `DatasetDict` of a folder, a parquet or tar file, or a hub name.
 
-    What `datasets` writes for local files is below `cache_dir`; None: in its own cache.
+    `datasets` writes its files about local data below `cache_dir`; None: in its default cache.
 
     Raises:
-        DataError: nothing there, or nothing that is recognised.
+        DataError: there is nothing, or nothing that is recognised.
     """
     path = expand_home(Path(source))
     if path.is_dir():
@@ -50,7 +53,7 @@ def open_dataset(source: str | Path, *, cache_dir: Path | None) -> Any:
 
 
 def is_hub_name(source: str) -> bool:
-    """Return whether it is OWNER/NAME and no file or folder here."""
+    """Return whether `source` is OWNER/NAME, and no file or folder on this machine."""
     return bool(_HUB_NAME.fullmatch(source)) and not expand_home(Path(source)).exists()
 
 
@@ -58,27 +61,23 @@ def load_from_hub(repository: str) -> Any:
     """Return a dataset of the hub, or from the Hugging Face cache if it was downloaded before.
 
     Raises:
-        DataError: it is in neither.
+        DataError: it is neither on the hub nor in the cache.
     """
     from datasets import load_dataset
     from huggingface_hub import HfApi, constants
 
     try:
         if not constants.HF_HUB_OFFLINE:
-            # `load_dataset` retries for 24 s (datasets 5.2), so check first whether the hub
-            # answers.
+            # `load_dataset` retries for 24 s (datasets 5.2): first see whether the hub answers.
             HfApi().dataset_info(repository, timeout=_PROBE_TIMEOUT_S)
         return load_dataset(repository)
     except Exception as error:  # its errors, and those of its HTTP library, are of any type
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        fact = (
-            f"no folder {repository}, and it cannot be loaded from the Hugging Face hub ({reason})"
-        )
-        fix = (
-            "unset HF_HUB_OFFLINE"
-            if constants.HF_HUB_OFFLINE
-            else "set HF_HUB_OFFLINE=1 if it was downloaded"
-        )
+        where = "it cannot be loaded from the Hugging Face hub"
+        fact = f"no folder {repository}, and {where} ({reason})"
+        fix = "set HF_HUB_OFFLINE=1 if it was downloaded"
+        if constants.HF_HUB_OFFLINE:
+            fix = "unset HF_HUB_OFFLINE"
         raise DataError(
             "DATA_HUB", f"{fact}: check the name, give a local folder, or {fix}"
         ) from error
@@ -100,7 +99,7 @@ def _open_folder(root: Path, cache_dir: str | None) -> Any:
 
 
 def _open_saved(root: Path) -> Any:
-    """Return what `save_to_disk` wrote. Its descriptions may name only what lies beside them."""
+    """Return what `save_to_disk` wrote. Its descriptions may name only files beside them."""
     from datasets import load_from_disk
 
     if "::" in str(root):
@@ -111,9 +110,8 @@ def _open_saved(root: Path) -> Any:
         _refuse_others(splits, _names_in(splits, "splits"))
     for state in (*root.glob("state.json"), *root.glob("*/state.json")):
         files = _names_in(state, "_data_files")
-        _refuse_others(
-            state, [file.get("filename") if isinstance(file, dict) else file for file in files]
-        )
+        names = [file.get("filename") if isinstance(file, dict) else file for file in files]
+        _refuse_others(state, names)
     return _checked(lambda: load_from_disk(str(root)), root)
 
 
@@ -121,7 +119,7 @@ def _names_in(path: Path, key: str) -> list[Any]:
     try:
         names = json.loads(read_file(path.resolve(), max_bytes=_MAX_DESCRIPTION_BYTES))[key]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return []  # `datasets` says what is wrong with it
+        return []  # `datasets` will say what is wrong with the file
     return names if isinstance(names, list) else []
 
 
@@ -148,18 +146,17 @@ def _open_tables(root: Path, cache_dir: str | None) -> Any:
 
 
 def _check_card(card: Path) -> None:
-    """Raise DataError if the card of a dataset sends `datasets` elsewhere, such as to another machine."""
+    """Raise DataError if a dataset's card names data elsewhere, such as on another machine."""
     import yaml
     from huggingface_hub import DatasetCard
 
     try:
         text = read_file(card.resolve(), max_bytes=_MAX_DESCRIPTION_BYTES).decode()
-        content: Any = (
-            (yaml.safe_load(text) or {}) if card.suffix == ".yaml" else DatasetCard(text).data
-        )
+        is_yaml = card.suffix == ".yaml"
+        content: Any = yaml.safe_load(text) or {} if is_yaml else DatasetCard(text).data
         strings = list(_strings_in(content.get("configs")))
     except Exception as error:
-        # Of any type, such as a pipe, or YAML that is damaged or nested too deeply
+        # Errors of any type: it may be a pipe, or YAML that is damaged or nested too deeply.
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise DataError(
             "DATA_CARD", f"{card} cannot be read ({reason}): repair or remove it"
@@ -171,7 +168,9 @@ def _check_card(card: Path) -> None:
 
 
 def _strings_in(value: Any) -> Iterator[str]:
-    waiting, seen = [value], set[int]()  # what a YAML alias repeats is looked at once
+    """Yield all strings in nested lists and values of dicts; what a YAML alias repeats, once."""
+    waiting = [value]
+    seen = set[int]()
     while waiting:
         each = waiting.pop()
         if isinstance(each, str):
@@ -182,10 +181,7 @@ def _strings_in(value: Any) -> Iterator[str]:
 
 
 def _open_metadata(splits: dict[str, Listing], cache_dir: str | None) -> Any:
-    """Return the photos that metadata files name.
-
-    Only these are handed to `datasets`, not the photos.
-    """
+    """Return the photos that metadata files name. `datasets` is given only the metadata files."""
     from datasets import DatasetDict, concatenate_datasets
 
     loaded = {}
@@ -201,7 +197,7 @@ def _open_metadata(splits: dict[str, Listing], cache_dir: str | None) -> Any:
 
 
 def _refuse_special(paths: Iterable[Path]) -> None:
-    """Raise DataError for a name in which `datasets` would replace a variable, or see an archive's address."""
+    """Raise DataError for a path in which `datasets` would expand a variable or see an archive."""
     for path in paths:
         if os.path.expandvars(path) != str(path) or "::" in str(path):
             raise DataError(
@@ -230,12 +226,13 @@ def _checked(load: Callable[[], Any], path: Path) -> Any:
             raise DataError(
                 "DATA_DAMAGED", f"{damaged} is damaged ({reason}): restore it, or write it again"
             ) from error
-        fact = f"{path} cannot be read by datasets ({type(error.__cause__ or error).__name__}: {reason})"
+        kind = type(error.__cause__ or error).__name__
+        fact = f"{path} cannot be read by datasets ({kind}: {reason})"
         raise DataError("DATA_NOT_RECOGNISED", f"{fact}: expected {EXPECTED}") from error
 
 
 def _find_damaged(root: Path) -> Path | None:
-    """Return the first table below a folder, or description of one, that cannot be opened: `datasets` names none."""
+    """Return the first file below a folder that cannot be opened; `datasets` does not name it."""
     import pyarrow.parquet as pq
     from datasets.table import MemoryMappedTable
 
@@ -247,14 +244,17 @@ def _find_damaged(root: Path) -> Path | None:
     for path in sorted(path for path in root.rglob("*") if path.suffix in readers):
         try:
             readers[path.suffix](str(path))
-        except Exception:  # of any type, as above
+        except Exception:  # the readers raise errors of any type
             return path
     return None
 
 
 @contextmanager
 def _plain_members() -> Iterator[None]:
-    """Leave the members of tars that are neither texts nor numbers as bytes: `datasets` gives .pth to `torch.load`."""
+    """Keep members of tars as bytes, except texts and numbers.
+
+    `datasets` would hand a .pth file to `torch.load`.
+    """
     from datasets.packaged_modules.webdataset.webdataset import WebDataset
 
     decoders = WebDataset.DECODERS
@@ -269,7 +269,7 @@ def _plain_members() -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Show no progress bars, of which each process would have several (`Downloading data`, for local files as well)."""
+    """Hide the progress bars of `datasets`: each process would show several."""
     from datasets.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,
@@ -287,8 +287,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _has_tables(root: Path) -> bool:
-    """Return whether parquet or tars lie in the folder or in one below it."""
-    for pattern in ("*.parquet", "*.tar", "*/*.parquet", "*/*.tar"):
-        if any(path.name not in METADATA for path in root.glob(pattern)):
-            return True
-    return False
+    """Return whether there are parquet files or tars in the folder or in one of its folders."""
+    patterns = ("*.parquet", "*.tar", "*/*.parquet", "*/*.tar")
+    return any(path.name not in METADATA for pattern in patterns for path in root.glob(pattern))

@@ -1,7 +1,6 @@
-"""Lists folders of photos, and reads those with one folder per class.
+"""Lists folders of photos, and reads folders of classes.
 
-The name of a file is nothing but a name here: `datasets` would expand variables and split addresses
-in it.
+File names are taken literally here: `datasets` would expand variables in them, and split addresses.
 """
 
 from __future__ import annotations
@@ -19,17 +18,20 @@ from ...core.errors import DataError
 _logger = logging.getLogger(__name__)
 
 VAL_NAMES = ("validation", "val", "valid", "dev", "test", "testing", "eval", "evaluation")
-"""The splits that are evaluated, preferred first."""
+"""The names of splits to evaluate on; the first that exists is used."""
 METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 """Names of the files that describe photos by `file_name`."""
-EXPECTED = "train/<class>/*.jpg with or without val/<class>/*.jpg, <class>/*.jpg, metadata.csv, parquet, or tars"
+EXPECTED = (
+    "train/<class>/*.jpg with or without val/<class>/*.jpg, <class>/*.jpg, metadata.csv, parquet, "
+    "or tars"
+)
 
 _TRAIN_FOLDERS = ("train", "training")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The photos below a folder, in order, and what else matters: its metadata files, if it has any, and archives."""
+    """The photos below a folder, in order, and its metadata files and archives, if any."""
 
     folder: Path
     photos: list[str]
@@ -38,9 +40,9 @@ class Listing:
 
 
 def list_splits(root: Path) -> dict[str, Listing]:
-    """Return what is in the folder of each split.
+    """Return a listing for each split.
 
-    A folder `train` that holds images itself is a class of that name.
+    A folder `train` that holds images itself is a class of that name, and not a split.
 
     Raises DataError if there is no photo in `root`.
     """
@@ -58,7 +60,7 @@ def list_splits(root: Path) -> dict[str, Listing]:
 def read_class_folders(root: Path, splits: Mapping[str, Listing]) -> Any:
     """Return a `DatasetDict` whose labels are the names of the photos' folders.
 
-    It holds paths and reads no photo.
+    It holds the paths of the photos; none is read.
     """
     import pyarrow as pa
     from datasets import ClassLabel, Dataset, DatasetDict, DatasetInfo, Features, Image
@@ -74,12 +76,11 @@ def read_class_folders(root: Path, splits: Mapping[str, Listing]) -> Any:
     loaded = {}
     for split, listing in splits.items():
         paths = pa.array(listing.photos, pa.string())
-        images = pa.StructArray.from_arrays(
-            [pa.nulls(len(paths), pa.binary()), paths], names=["bytes", "path"]
-        )
+        no_bytes = pa.nulls(len(paths), pa.binary())
+        images = pa.StructArray.from_arrays([no_bytes, paths], names=["bytes", "path"])
         labels = pa.array([number_of[_class_of(path)] for path in listing.photos], pa.int64())
         table = InMemoryTable(pa.table({"image": images, "label": labels}))
-        # else it hashes all paths
+        # Without a given fingerprint, `Dataset` hashes all paths.
         loaded[split] = Dataset(table, info=info.copy(), fingerprint=split)
     return DatasetDict(loaded)
 
@@ -114,13 +115,16 @@ def _folders(folder: Path) -> list[Path]:
 def _list(folder: Path) -> Listing:
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    suffixes, described = frozenset(ImageFolder.EXTENSIONS), _has_metadata(folder)
-    photos, metadata, archives = list[str](), list[Path](), list[str]()
+    suffixes = frozenset(ImageFolder.EXTENSIONS)
+    is_described = _has_metadata(folder)
+    photos: list[str] = []
+    metadata: list[Path] = []
+    archives: list[str] = []
     for path in _files_below(folder):
         suffix = os.path.splitext(path)[1].lower()
         if suffix in suffixes:
             photos.append(path)
-        elif described and os.path.basename(path) in METADATA:
+        elif is_described and os.path.basename(path) in METADATA:
             metadata.append(Path(path))
         elif suffix == ".zip":
             archives.append(path)
@@ -128,9 +132,10 @@ def _list(folder: Path) -> Listing:
 
 
 def _files_below(folder: Path) -> Iterator[str]:
-    """Yield the files below a folder, sorted, then those below the links to folders that it holds itself.
+    """Yield the files below a folder, sorted, then the files below each link to a folder in it.
 
-    Hidden files and folders are left out, and so are folders like `__MACOSX`.
+    Links in deeper folders are not followed. Hidden files and folders are left out, and so are
+    folders like `__MACOSX`.
     """
     real = folder.resolve()
     links = [path for path in _folders(folder) if path.is_symlink()]
@@ -139,7 +144,7 @@ def _files_below(folder: Path) -> Iterator[str]:
             fact = f"{link} is a link back to {link.resolve()}, a folder that it lies in"
             raise DataError("DATA_LINK", f"{fact}: remove it")
     for start in (folder, *links):
-        found = list[str]()
+        found: list[str] = []
         for place, folders, names in os.walk(start, onerror=_refuse_unreadable):
             folders[:] = [name for name in folders if not name.startswith((".", "__"))]
             unseen = [path for name in folders if os.path.islink(path := os.path.join(place, name))]
@@ -159,7 +164,7 @@ def _refuse_unreadable(error: OSError) -> None:
 
 
 def _check_archives(root: Path, archives: list[str]) -> None:
-    """Raise DataError for photos in a zip that lies beside the others: a part of them would be missing."""
+    """Raise DataError for a zip of photos beside other photos, because it would not be read."""
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
     for path in archives:
@@ -180,7 +185,7 @@ def _class_of(path: str) -> str:
 def _class_names(root: Path, paths: list[str]) -> list[str]:
     """Return the names of the class folders, sorted.
 
-    Raises DataError if the folders are no classes.
+    Raises DataError if the folders cannot be classes.
     """
     for path in paths:
         if not path.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in path):
@@ -188,8 +193,12 @@ def _class_names(root: Path, paths: list[str]) -> list[str]:
     names = sorted({_class_of(path) for path in paths})
     by_depth = {path.count(os.sep): os.path.relpath(path, root) for path in paths}
     if len(by_depth) > 1:
-        shallow, deep = by_depth[min(by_depth)], by_depth[max(by_depth)]
-        fact = f"the photos in {root} are at different depths ({shallow} and {deep}), so their classes are unclear"
+        shallow = by_depth[min(by_depth)]
+        deep = by_depth[max(by_depth)]
+        fact = (
+            f"the photos in {root} are at different depths ({shallow} and {deep}), so their "
+            "classes are unclear"
+        )
         raise DataError(
             "DATA_DEPTH", f"{fact}: move them all into <class>/ folders of the same depth"
         )

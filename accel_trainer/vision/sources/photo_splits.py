@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoSplits:
-    """The photos of each split, by its name; the one to train on is the first."""
+    """The photos of each split, by the split's name; the split to train on is the first."""
 
     splits: Mapping[str, PhotoSplit]
     images: Mapping[str, ImageColumn]
@@ -30,7 +30,7 @@ class PhotoSplits:
     fingerprint: str
 
     def stored_name(self, split: str, index: int) -> str | None:
-        """Return the path of a photo below the folder, or in the archive, that it comes from; None: it has none."""
+        """Return a photo's path relative to its folder, or in its archive; None: it has no path."""
         return self.images[split].stored_name(index)
 
 
@@ -41,40 +41,49 @@ def load_splits(
     label_column: str | None = None,
     cache_dir: Path | None = None,
 ) -> PhotoSplits:
-    """Return every split of a folder or a name on the hub; the arguments are those of `load_photos`.
+    """Return every split of a folder or a hub name; the arguments are as in `load_photos`.
 
-    A split whose labels cannot be used, such as a test split without any, is left out with a
-    warning, unless it is one that a run uses.
+    A split whose labels cannot be used, such as a test split without labels, is left out with a
+    warning, unless a run would use it.
 
     Raises:
-        ConfigError: a wrong column.
-        DataError: no photos, or no labels.
+        ConfigError: a column does not exist.
+        DataError: there are no photos, or no labels.
     """
     dataset = open_dataset(source, cache_dir=cache_dir)
     train, val = train_and_val(dataset, source)
     found: dict[str, Any] = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
     needed = {name: split for name, split in found.items() if split is train or split is val}
-    chosen, root = needed | found, Path(source).absolute()
-    read = partial(read_columns, image_column=image_column, label_column=label_column, root=root)
+    chosen = needed | found
+    read = partial(
+        read_columns,
+        image_column=image_column,
+        label_column=label_column,
+        root=Path(source).absolute(),
+    )
     try:
         columns = read(list(chosen.values()), [source] * len(chosen))
     except DataError as error:
         if needed.keys() == chosen.keys():
             raise
         columns = read(list(needed.values()), [source] * len(needed))
-        _logger.warning(
-            "left out: %s (%s)", ", ".join(chosen.keys() - needed.keys()), error.args[0]
-        )
+        left_out = ", ".join(chosen.keys() - needed.keys())
+        _logger.warning("left out: %s (%s)", left_out, error.args[0])
         chosen = needed
     images = dict(zip(chosen, columns.images, strict=True))
     splits = {
         name: PhotoSplit(
-            labels=numbers, encoded_at=images[name].encoded_at, name_of=images[name].name_of
+            labels=labels,
+            encoded_at=images[name].encoded_at,
+            name_of=images[name].name_of,
         )
-        for name, numbers in zip(chosen, columns.labels, strict=True)
+        for name, labels in zip(chosen, columns.labels, strict=True)
     }
     used = [split for split in splits.values() if len(split)]
     fingerprint = fingerprint_photos(used, columns.names, columns.class_names)
     return PhotoSplits(
-        splits=splits, images=images, class_names=columns.class_names, fingerprint=fingerprint
+        splits=splits,
+        images=images,
+        class_names=columns.class_names,
+        fingerprint=fingerprint,
     )

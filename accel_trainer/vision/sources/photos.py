@@ -1,4 +1,4 @@
-"""Photos of any size, encoded, from all that HuggingFace `datasets` reads: images, labels, splits, fingerprint.
+"""Photos of any size, encoded, from everything that Hugging Face's `datasets` reads.
 
 Shapes: N samples, K classes.
 """
@@ -51,7 +51,7 @@ class PhotoConfig:
         self.eval_transform()
 
     def eval_transform(self, model: nn.Module | None = None) -> EvalTransform:
-        """Return how photos are evaluated: by a timm model as in its pretraining, but for the size."""
+        """Return how photos are evaluated: with a timm model as in its pretraining, at our size."""
         settings = dict(input_settings(model)) if model is not None else {}
         if self.crop_ratio is not None:
             settings["crop_ratio"] = self.crop_ratio
@@ -60,8 +60,9 @@ class PhotoConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PhotoSplit:
-    """Labels int64 [N] below K, or with several for each photo float32 [N, K] of 0 and 1, and the encoded photos.
+    """The labels and the encoded photos of a split.
 
+    Labels are int64 [N] below K; if photos have several labels, float32 [N, K] of 0 and 1.
     `encoded_at(index)` reads a file as bytes, from any thread; `name_of(index)` describes where it
     is, for messages.
     """
@@ -106,23 +107,21 @@ def load_photos(
 ) -> Photos:
     """Return the photos of a folder, a name on the hub, a `datasets.Dataset` or a `DatasetDict`.
 
-    Decodes none.
-
-    The columns are found by type unless they are named. `val_fraction` (0..1) of the photos are for
-    validation if the source has no such split: which ones is decided by a hash of each photo's
-    name, so that adding photos moves no other. `multi_label`: the column has a list of classes for
-    each photo. What `datasets` writes for local files is below `cache_dir`; None: in its own cache.
+    No photo is decoded. The columns are found by type unless they are named. If the source has no
+    validation split, `val_fraction` (0..1) of the photos are set aside: a hash of a photo's name
+    decides, so that adding photos moves no other. With `multi_label`, the column has a list of
+    classes for each photo. `datasets` writes its files about local data below `cache_dir`; None: in
+    its default cache.
 
     Raises:
-        ConfigError: a wrong column or fraction.
-        DataError: no photos, no labels, or no validation split.
+        ConfigError: a column does not exist, or the fraction cannot be used.
+        DataError: there are no photos, no labels, or no validation split.
     """
     _check_fraction(val_fraction)
     is_path = isinstance(source, str | Path)
     name = str(source) if is_path else "the dataset"
-    train, val = train_and_val(
-        open_dataset(source, cache_dir=cache_dir) if is_path else source, name
-    )
+    dataset = open_dataset(source, cache_dir=cache_dir) if is_path else source
+    train, val = train_and_val(dataset, name)
     if val is None and val_fraction == 0:
         raise DataError(
             "DATA_NO_VAL", f"{name} has no validation split: set one aside with --val-fraction 0.1"
@@ -131,19 +130,20 @@ def load_photos(
         fact = f"{name} has a validation split, so --val-fraction {val_fraction} does not apply"
         raise ConfigError("VAL_FRACTION", f"{fact}: leave it out")
     splits = [train] if val is None else [train, val]
-    root = Path(source).absolute() if is_path else None
     columns = read_columns(
         splits,
         [name] * len(splits),
         image_column=image_column,
         label_column=label_column,
-        root=root,
+        root=Path(source).absolute() if is_path else None,
         multi_label=multi_label,
     )
-    images, labels, class_names = columns.images, columns.labels, columns.class_names
+    images = columns.images
+    labels = columns.labels
+    class_names = columns.class_names
     if val is None:
         is_val = images[0].name_hashes() < val_fraction
-        notes = _one_sided(labels[0], is_val, class_names)
+        notes = _notes_on_missing_classes(labels[0], is_val, class_names)
         parts = [_split(images[0], labels[0], np.flatnonzero(side)) for side in (~is_val, is_val)]
     else:
         notes = ()
@@ -171,7 +171,7 @@ def _check_fraction(val_fraction: float) -> None:
 
 
 def train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
-    """Return the splits of a `Dataset` or `DatasetDict` to train and to evaluate on; None: it has only one."""
+    """Return the splits to train and to evaluate on; the second is None if there is only one."""
     from datasets import Dataset
 
     splits = dict(dataset) if isinstance(dataset, Mapping) else {"train": dataset}
@@ -190,7 +190,7 @@ def train_and_val(dataset: Any, name: str) -> tuple[Any, Any]:
 
 
 def _split(images: ImageColumn, labels: NDArray[Any], rows: NDArray[np.int64] | None) -> PhotoSplit:
-    """Return the photos in `rows`; None: all."""
+    """Return the photos in `rows`; None: all photos."""
     if rows is None:
         return PhotoSplit(labels=labels, encoded_at=images.encoded_at, name_of=images.name_of)
     return PhotoSplit(
@@ -204,15 +204,15 @@ def _at_row(read: Callable[[int], T], rows: NDArray[np.int64], index: int) -> T:
     return read(int(rows[index]))
 
 
-def _one_sided(
+def _notes_on_missing_classes(
     labels: NDArray[Any], is_val: NDArray[np.bool_], class_names: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Return a line for each side on which classes are missing."""
+    """Return a line for each part, training or validation, in which classes are missing."""
     notes = []
-    for side, words in ((is_val, "validation"), (~is_val, "training")):
-        without = np.setdiff1d(np.arange(len(class_names)), _classes_in(labels[side]))
-        if without.size and side.any():
-            fact = f"no {words} photo of {_listed(without, class_names)}"
+    for in_part, kind in ((is_val, "validation"), (~is_val, "training")):
+        missing = np.setdiff1d(np.arange(len(class_names)), _classes_in(labels[in_part]))
+        if missing.size and in_part.any():
+            fact = f"no {kind} photo of {_listed(missing, class_names)}"
             notes.append(f"{fact}: add photos of it, or change --val-fraction")
     return tuple(notes)
 
@@ -223,37 +223,37 @@ def refuse_untrained(
     class_names: Sequence[str],
     name_of: Callable[[int], str],
 ) -> None:
-    """Raise DataError if the photo `name_of(index)` for validation is of a class that none for training has."""
+    """Raise DataError if a validation photo is of a class that no training photo has.
+
+    `name_of(index)` describes the validation photo.
+    """
     missing = np.setdiff1d(_classes_in(val), _classes_in(train))
     if len(missing):
         has_class = val == missing[0] if val.ndim == 1 else val[:, missing[0]] > 0
-        fact = f"{name_of(int(np.flatnonzero(has_class)[0]))} is of class"
+        first = name_of(int(np.flatnonzero(has_class)[0]))
         listed = _listed(missing, class_names)
-        raise DataError(
-            "DATA_LABEL",
-            f"{fact} {listed}, which no training photo has: fix the label, or add photos",
-        )
+        fact = f"{first} is of class {listed}, which no training photo has"
+        raise DataError("DATA_LABEL", f"{fact}: fix the label, or add photos")
 
 
 def _classes_in(labels: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the classes that occur."""
+    """Return the classes that occur in `labels`."""
     return np.unique(labels) if labels.ndim == 1 else np.flatnonzero(labels.any(0))
 
 
 def _listed(labels: NDArray[np.int64], class_names: Sequence[str]) -> str:
-    names = [class_names[label] for label in labels[:5]]
-    return ", ".join(names) + (f" and {len(labels) - 5} other classes" if len(labels) > 5 else "")
+    names = ", ".join(class_names[label] for label in labels[:5])
+    return f"{names} and {len(labels) - 5} other classes" if len(labels) > 5 else names
 
 
 def fingerprint_photos(
     parts: list[PhotoSplit], columns: tuple[str, str], class_names: tuple[str, ...]
 ) -> str:
-    """Return a hash of all labels, the names of the columns and classes, the decoder, and some photos of each part."""
+    """Return a hash of labels, names of columns and classes, decoder, and some photos of a part."""
     digest = hashlib.sha256(repr((decoder_version(), columns, class_names)).encode())
     for part in parts:
         digest.update(f"{len(part)} ".encode() + part.labels.tobytes())
-        for index in (
-            np.linspace(0, len(part) - 1, min(_NUM_HASHED, len(part))).astype(int).tolist()
-        ):
+        indices = np.linspace(0, len(part) - 1, min(_NUM_HASHED, len(part))).astype(int)
+        for index in indices.tolist():
             digest.update(hashlib.sha256(part.encoded_at(index)).digest())
     return f"{SAMPLED}{digest.hexdigest()}"

@@ -36,8 +36,8 @@ class RawImages:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """Where a dataset comes from. `key` changes with its content, and is cheaper than `read`."""
+class ImageSource:
+    """Where a dataset comes from. `key` changes with the data and costs less than `read`."""
 
     name: str
     key: str
