@@ -1,14 +1,15 @@
-"""A checkpoint on disk: its name, its files, the manifest with their hashes, and the mark that it is complete.
+"""A checkpoint on disk: a folder of files, a manifest with their hashes, and a commit mark.
 
-The name is the position, so that the order never depends on a clock:
+A piece is the state of one part of the run, such as the model. The folder's name is the position,
+so the order of checkpoints never depends on a clock:
 
     step-0000001200-epoch-00003/
-        model.safetensors           a piece that is a flat state dict: any program can load it
-        optimizer.json              any other piece: a skeleton ...
-        optimizer.safetensors       ... and the tensors it refers to
-        ema/r00003.safetensors      a piece whose tensors are shards: a file per process (`sharded.py`)
-        manifest.json               the position, what the run was, size and sha256 of every piece's file
-        COMMIT                      sha256 of manifest.json, written last
+        model.safetensors         a piece that is a flat state dict: any program can load it
+        optimizer.json            any other piece: a skeleton ...
+        optimizer.safetensors     ... and the tensors it refers to
+        ema/r00003.safetensors    a piece whose tensors are shards: one file per process
+        manifest.json             position and metadata; size and SHA-256 of each piece's files
+        COMMIT                    the SHA-256 of manifest.json, written last
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ Files = dict[str, bytes]
 
 @dataclass(frozen=True)
 class LoadedCheckpoint:
-    """A verified checkpoint: its name, its manifest and the state of each piece, with tensors on the CPU.
+    """A verified checkpoint: its name, its manifest and its pieces, with tensors on the CPU.
 
-    A piece in shards has a StoredTensor for each tensor; its `slices` are not verified before they
-    are read.
+    A sharded piece has a StoredTensor in place of each tensor. Their `slices` are verified when
+    they are read.
     """
 
     name: str
@@ -60,9 +61,9 @@ class LoadedCheckpoint:
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """Return everything named like a checkpoint, valid or not, in the order of positions.
+    """Return the paths named like checkpoints, valid or not, in the order of their positions.
 
-    Raises CheckpointError if the directory is a link, which may lead to another run's.
+    Raises CheckpointError if the directory is a link, which may lead to another run's checkpoints.
     """
     if directory.is_symlink():
         raise CheckpointError(
@@ -86,17 +87,20 @@ def write_checkpoint(
     before_commit: Callable[[], None],
     peers: Peers = SINGLE_PROCESS,
 ) -> None:
-    """Write a checkpoint: on return it is complete and durable, and until then it does not exist.
+    """Write a checkpoint, which is complete and durable on return, and does not exist until then.
 
-    **Collective** over `peers`: the main process makes it valid once all have written their files.
+    `before_commit` runs on the main process just before the commit mark is written.
+
+    **Collective** over `peers`: the main process commits once all have written their files.
     """
     is_main = peers.process_index == 0
     with ExitStack() as stack:
 
         def begin() -> str:
             temporary = stack.enter_context(filesystem.new_directory(final))
-            for piece in [name for name, encoded in pieces.items() if encoded.wholes is not None]:
-                filesystem.disk.make_directory(temporary / piece)
+            for piece, encoded in pieces.items():
+                if encoded.wholes is not None:
+                    filesystem.disk.make_directory(temporary / piece)
             return temporary.name
 
         temporary = final.with_name(peers.agree(lambda: begin() if is_main else "")[0])
@@ -116,7 +120,7 @@ def write_checkpoint(
 def _write_pieces(
     folder: Path, pieces: Mapping[str, Encoded], process_index: int
 ) -> dict[str, dict[str, object]]:
-    """Write this process's files, and return their entries for the manifest."""
+    """Write this process's files and return their entries for the manifest."""
     files = {}
     for piece, encoded in pieces.items():
         if encoded.skeleton is not None and process_index == 0:
@@ -132,11 +136,12 @@ def _write_pieces(
 
 
 def _write(path: Path, chunks: Sequence[filesystem.Chunk]) -> dict[str, object]:
+    """Write a file and return its entry for the manifest."""
     filesystem.create_file(path, chunks)
     sha256 = hashlib.sha256()
     for chunk in chunks:
         sha256.update(chunk)
-    return {"bytes": sum(len(chunk) for chunk in chunks), "sha256": sha256.hexdigest()}
+    return {"bytes": sum(map(len, chunks)), "sha256": sha256.hexdigest()}
 
 
 def _commit_mark(manifest: bytes) -> bytes:
@@ -144,7 +149,7 @@ def _commit_mark(manifest: bytes) -> bytes:
 
 
 def commit_mark(path: Path) -> bytes | None:
-    """Return what tells the checkpoint at `path` from all others; None: it is not complete."""
+    """Return the bytes of COMMIT, which identify a checkpoint; None if it is not complete."""
     try:
         return filesystem.read_file(path / COMMIT, max_bytes=MAX_BYTES)
     except OSError:
@@ -152,7 +157,7 @@ def commit_mark(path: Path) -> bytes | None:
 
 
 def is_committed(path: Path) -> bool:
-    """Whether the checkpoint at `path` is complete, by its mark; its pieces are not read."""
+    """Whether COMMIT and the manifest at `path` are valid; the pieces are not read."""
     try:
         read_manifest(path)
     except CheckpointError:
@@ -161,25 +166,27 @@ def is_committed(path: Path) -> bool:
 
 
 def read_files(path: Path) -> Files:
-    """Return the verified bytes of all files of a checkpoint, for `decode_files`; of files of slices, the headers.
+    """Return the verified bytes of a checkpoint's files by name, for `decode_files`.
 
-    Raises CheckpointError naming the file that is damaged.
+    Only the headers of files with slices are read. Raises CheckpointError naming a damaged file.
     """
     files, manifest = read_manifest(path)
-    return files | {
-        name: read_listed_file(path / name, entry) for name, entry in manifest["files"].items()
-    }
+    for name, entry in manifest["files"].items():
+        files[name] = read_listed_file(path / name, entry)
+    return files
 
 
 def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a file if they are those of its `entry` in the manifest.
+    """Return the bytes of a file, verified against its `entry` in the manifest.
 
-    Its size is checked first.
+    The size is checked first. Only the header of a file with slices is read. Raises CheckpointError
+    if the file is damaged.
     """
     if "header_bytes" in entry:
         return read_header(path, entry)
     size = entry["bytes"]
-    if size > (free := free_memory_bytes()):
+    free = free_memory_bytes()
+    if size > free:
         raise damaged(
             path, f"the manifest says {size} bytes, but only {free} bytes of memory are free"
         )
@@ -190,31 +197,34 @@ def read_listed_file(path: Path, entry: Mapping[str, Any]) -> bytes:
 
 
 def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
-    """Return the checkpoint in `files`, which `read_files` has read from `folder` on this process or on main.
+    """Return the checkpoint whose `files` this process or the main one read from `folder`.
 
     Raises CheckpointError naming the piece that cannot be parsed.
     """
     manifest = parse_json(files[MANIFEST])
-    name = checkpoint_name(_position(manifest))
+    checkpoint = checkpoint_name(_position(manifest))
     pieces: dict[str, Any] = {}
     slices: list[StoredSlice] = []
     for piece in dict.fromkeys(re.split("[./]", file)[0] for file in manifest["files"]):
         file = f"{piece}.safetensors"
         try:
             tensors = unpack_tensors(files[file]) if file in files else {}
-            names = [name for name in manifest["files"] if name.startswith(f"{piece}/")]
-            own = [each for name in names for each in read_slices(folder / name, files[name])]
-            slices += own
-            pieces[piece] = decode(files.get(f"{piece}.json"), {**tensors, **stored_tensors(own)})
+            found: list[StoredSlice] = []
+            for name in manifest["files"]:
+                if name.startswith(f"{piece}/"):
+                    found += read_slices(folder / name, files[name])
+            pieces[piece] = decode(files.get(f"{piece}.json"), {**tensors, **stored_tensors(found)})
+            slices += found
         except ValueError as error:
-            raise damaged(Path(name, piece), str(error)) from None
-    return LoadedCheckpoint(name, manifest, pieces, slices)
+            raise damaged(Path(checkpoint, piece), str(error)) from None
+    return LoadedCheckpoint(checkpoint, manifest, pieces, slices)
 
 
 def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
-    """Return the bytes of COMMIT and the manifest, and the manifest itself, if COMMIT has its hash.
+    """Return the bytes of COMMIT and manifest.json by name, and the parsed manifest.
 
-    Raises CheckpointError, also for a folder with the name of another position.
+    Raises CheckpointError if COMMIT does not have the manifest's hash, if the format is another, or
+    if the folder has the name of another position.
     """
     if path.is_symlink() or not path.is_dir():
         raise damaged(path, "not a directory")

@@ -1,4 +1,4 @@
-"""Saves checkpoints in the background on the main process, and deletes old ones only after that."""
+"""Saves checkpoints in a background thread, and deletes old ones once a new one is committed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..distributed.collectives import SINGLE_PROCESS, Peers
 from . import retention
 from .format import commit_mark, list_checkpoints, write_checkpoint
 from .serialization import Encoded, encode, first_nonfinite
-from .sharded import own_slices
+from .sharded import local_slices
 from .staging import Snapshot
 
 _logger = logging.getLogger(__name__)
@@ -53,17 +53,15 @@ class CheckpointConfig:
         names = ("every_n_steps", "every_n_epochs", "keep_every_n_steps", "max_failed_saves")
         AT_LEAST_ONE.check(self, "checkpoint", *names)
         if self.keep_last_n < 2:
-            raise ConfigError(
-                "CONFIG", f"checkpoint.keep_last_n is {self.keep_last_n}: set it to 2 or more"
-            )
+            fact = f"checkpoint.keep_last_n is {self.keep_last_n}"
+            raise ConfigError("CONFIG", f"{fact}: set it to 2 or more")
 
     def is_due(self, position: TrainState) -> bool:
         """Whether a checkpoint is due at `position`."""
+        step = position.optimizer_step
         is_epoch_due = position.step_in_epoch == 0 and position.epoch % self.every_n_epochs == 0
-        is_step_due = (
-            self.every_n_steps is not None and position.optimizer_step % self.every_n_steps == 0
-        )
-        return position.optimizer_step > 0 and (is_epoch_due or is_step_due)
+        is_step_due = self.every_n_steps is not None and step % self.every_n_steps == 0
+        return step > 0 and (is_epoch_due or is_step_due)
 
 
 class Checkpointer:
@@ -72,8 +70,8 @@ class Checkpointer:
     `metadata` goes into every manifest: `config_sha256`, `data_fingerprint`, versions and the like.
     `before_commit` runs in the saving thread just before a checkpoint becomes valid, to sync what
     must not be older than the checkpoint, such as the history of metrics. `peers` are the processes
-    that save together, each its shards; each has a Checkpointer, and saves, waits and fails in the
-    same order.
+    that save together, each its own shards; each has a Checkpointer, and all of them save, wait and
+    fail in the same order.
 
     `last_committed` is the name of the newest durable checkpoint; `num_failed_saves` counts
     failures in a row.
@@ -88,15 +86,19 @@ class Checkpointer:
         before_commit: Callable[[], None] = lambda: None,
         peers: Peers = SINGLE_PROCESS,
     ) -> None:
-        self.directory, self.config, self.peers = directory, config, peers
+        self.directory = directory
+        self.config = config
+        self.peers = peers
         self.last_committed: str | None = None
         self.num_failed_saves = 0
-        # marks: somebody may put other checkpoints beside them
+        # The commit marks of the checkpoints that retention may delete: those that the run had at
+        # its start or saved itself, not those that somebody puts beside them. On main only.
         self._own: set[bytes | None] = set()
-        self._metadata, self._before_commit = dict(metadata), before_commit
+        self._metadata = dict(metadata)
+        self._before_commit = before_commit
         self._snapshot = Snapshot()
-        # On one core: a second OpenMP team slows the training thread down for good (to 0.76 of its
-        # speed on two cores).
+        # The thread computes on one core: a second OpenMP team slows the training thread down for
+        # good (to 0.76 of its speed on two cores).
         self._executor = ThreadPoolExecutor(1, "checkpoint", torch.set_num_threads, (1,))
         self._pending: Future[None] | None = None
 
@@ -106,36 +108,38 @@ class Checkpointer:
         return self.directory.parent
 
     def prepare(self, pieces: Mapping[str, object]) -> None:
-        """Create and clean the directory before the first step, under the run lock; `pieces` as for `save`.
+        """Create and clean the directory; `pieces` as for `save`.
 
-        Raises CheckpointError if `pieces` cannot be stored, or have no room.
+        Call it on main before the first step, under the run lock. Raises CheckpointError if the
+        pieces cannot be stored or have no room.
         """
         encoded = [encode(value, name=name) for name, value in pieces.items()]
         with _can_be_used(self.directory):
             filesystem.make_directory(self.directory)
             filesystem.sweep(self.directory)
+            self._own = set(map(commit_mark, list_checkpoints(self.directory)))
         self.check_room(sum(tensor.nbytes for each in encoded for tensor in each.tensors.values()))
 
     def check_room(self, needed: int) -> None:
-        """Raise CheckpointError if two checkpoints of `needed` bytes each do not fit on the disk.
+        """Raise CheckpointError if the disk lacks room for checkpoints of `needed` bytes each.
 
-        The old one is deleted after the new one is written.
+        Two must fit, as an old one is deleted after a new one is written; one more is enough if the
+        directory has one already.
         """
         with _can_be_used(self.directory):
             free = free_bytes(self.directory)
-            found = list_checkpoints(self.directory)
-            self._own = set(map(commit_mark, found))
-        num_missing = 1 if found else 2
+            num_missing = 1 if list_checkpoints(self.directory) else 2
         if free < num_missing * needed:
-            fact = f"{num_missing} more checkpoints must fit, of {needed} bytes each; {self.directory} has {free} free"
+            fact = f"{num_missing} more checkpoints must fit, of {needed} bytes each"
+            fix = "free some space or choose another folder"
             raise CheckpointError(
-                "CKPT_PREFLIGHT", f"{fact}: free some space or choose another folder"
+                "CKPT_PREFLIGHT", f"{fact}; {self.directory} has {free} free: {fix}"
             )
 
     def check_shared_disk(self) -> None:
-        """Raise CheckpointError if some peer does not see the files of the others.
+        """Raise CheckpointError if a peer does not see the files of the others.
 
-        **Collective** over peers.
+        **Collective** over `peers`.
         """
         if self.peers.group is None:
             return
@@ -147,17 +151,16 @@ class Checkpointer:
                 seen = self.peers.agree(
                     lambda: all((self.directory / name).exists() for name in names)
                 )
-                reason = (
-                    None
-                    if all(seen)
-                    else f"process {seen.index(False)} does not see the files of all"
-                )
+                if all(seen):
+                    return
+                reason = f"process {seen.index(False)} does not see the files of all"
             except OSError as error:
                 reason = error.strerror or str(error)
-        if reason is not None:
-            fact = f"each process writes its shards to {self.directory}, which they do not share ({reason})"
-            fix = "choose a folder that they share, or set fsdp_state_dict_type to FULL_STATE_DICT"
-            raise CheckpointError("CKPT_PREFLIGHT", f"{fact}: {fix}")
+        fact = f"each process writes its shards to {self.directory}"
+        fix = "choose a folder that they share, or set fsdp_state_dict_type to FULL_STATE_DICT"
+        raise CheckpointError(
+            "CKPT_PREFLIGHT", f"{fact}, which they do not share ({reason}): {fix}"
+        )
 
     def save(
         self,
@@ -166,17 +169,19 @@ class Checkpointer:
         *,
         best: BestCheckpoint | None = None,
     ) -> None:
-        """Copy `pieces`, name -> state of plain values and tensors, and write them in the background.
+        """Copy `pieces`, states by name, and write the copy in the background.
 
-        Returns once the copy is made: training may continue. `best`, the best checkpoint so far and
-        perhaps this one, is kept, and best.json names it. A valid checkpoint of this run at
-        `position` is not written again. Raises what an earlier save left, as `wait` does, and
-        CheckpointError for a state that cannot be stored.
+        Training may continue once this returns. `best` is the best checkpoint so far, perhaps this
+        one: it is kept, and best.json names it. A valid checkpoint of this run at `position` is not
+        written again.
+
+        Waits for the save before, and raises its errors as `wait` does. Raises CheckpointError for
+        a state that is not made of plain values and tensors.
         """
         self.wait()
-        encoded = {name: encode(value, name=name) for name, value in pieces.items()}
+        index = self.peers.process_index
         encoded = {
-            name: own_slices(each, self.peers.process_index) for name, each in encoded.items()
+            name: local_slices(encode(value, name=name), index) for name, value in pieces.items()
         }
         copies, wait_for_copies = self._snapshot.take(encoded)
         header = {**self._metadata, **asdict(position)}
@@ -185,21 +190,22 @@ class Checkpointer:
         def commit() -> None:
             wait_for_copies()
             self._commit(name, copies, header)
-            if self.peers.process_index == 0:
+            if index == 0:
                 _logger.info("checkpoint %s saved", name)
                 self._tidy_up(name, best)
 
         self._pending = self._executor.submit(commit)
 
     def wait(self, *, must_succeed: bool = False) -> None:
-        """Return when no save is running.
+        """Wait until no save is running.
 
         An OSError of the save is a warning; after `max_failed_saves` in a row, or with
-        `must_succeed`, it is a CheckpointError. Raises DivergedError for a NaN or inf.
+        `must_succeed`, it is a CheckpointError. Raises DivergedError for a state with NaN or inf.
         """
-        pending, self._pending = self._pending, None
+        pending = self._pending
         if pending is None:
             return
+        self._pending = None
         try:
             pending.result()
         except OSError as error:
@@ -213,10 +219,10 @@ class Checkpointer:
         code = "CKPT_NO_SPACE" if error.errno in _NO_SPACE else "CKPT_IO"
         count = f"failure {self.num_failed_saves} of {self.config.max_failed_saves}"
         is_gone = not self.directory.is_dir()
-        if must_succeed or is_gone or self.num_failed_saves >= self.config.max_failed_saves:
-            fix = (
-                "the folder is gone" if is_gone else f"{count}: free or repair the disk and resume"
-            )
+        if is_gone:
+            raise CheckpointError(code, f"{reason}, the folder is gone") from error
+        if must_succeed or self.num_failed_saves >= self.config.max_failed_saves:
+            fix = f"{count}: free or repair the disk and resume"
             raise CheckpointError(code, f"{reason}, {fix}") from error
         if self.peers.process_index == 0:
             fact = f"error[{code}]: {reason}; older checkpoints are intact and training continues"
@@ -228,20 +234,21 @@ class Checkpointer:
         path = self.directory / name
 
         def check() -> bool:
-            """Return whether the checkpoint is there already; main's answer counts."""
+            """Return whether the checkpoint exists already; only main's answer counts."""
             for piece, encoded in pieces.items():
                 if piece == "buffers":
                     continue  # a mask may hold -inf
-                if (key := first_nonfinite(encoded.tensors)) is not None:
+                key = first_nonfinite(encoded.tensors)
+                if key is not None:
                     newest = f"{name} is not saved and {self.last_committed} stays the newest"
                     fact = f"{piece}: {key} is NaN or inf: {newest}"
                     raise DivergedError(
                         "CKPT_NONFINITE", f"{fact}: lower the learning rate and resume from it"
                     )
+            if self.peers.process_index > 0:
+                return False
             is_known = name == self.last_committed
-            return self.peers.process_index == 0 and retention.has_valid(
-                path, self._metadata, trust_slices=is_known
-            )
+            return retention.has_valid(path, self._metadata, trust_slices=is_known)
 
         if not self.peers.agree(check)[0]:
             write_checkpoint(
@@ -250,7 +257,7 @@ class Checkpointer:
         self.last_committed = name
 
     def _tidy_up(self, name: str, best: BestCheckpoint | None) -> None:
-        """Record the best, then delete the old: in this order a crash loses nothing."""
+        """Record the best checkpoint, then delete old ones: in this order a crash loses nothing."""
         config = self.config
         try:
             self._own.add(commit_mark(self.directory / name))
@@ -269,7 +276,7 @@ class Checkpointer:
             )
 
     def record_best(self, best: BestCheckpoint | None) -> None:
-        """Write the best checkpoint so far to best.json, outside a save.
+        """Name the best checkpoint so far in best.json, without a save.
 
         Call it on main, after `wait`.
         """
@@ -281,7 +288,7 @@ class Checkpointer:
             )
 
     def close(self) -> None:
-        """Wait for the last save and stop the thread."""
+        """Wait for the last save and end the thread."""
         try:
             self.wait()
         finally:
@@ -290,7 +297,7 @@ class Checkpointer:
 
 @contextmanager
 def _can_be_used(directory: Path) -> Iterator[None]:
-    """Raise an OSError of the block as a CheckpointError that names `directory`."""
+    """Turn an OSError of the block into a CheckpointError that names `directory`."""
     try:
         yield
     except OSError as error:

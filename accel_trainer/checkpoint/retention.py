@@ -1,4 +1,4 @@
-"""The checkpoints of a run side by side: which one to resume from, which is the best, which are kept."""
+"""The checkpoints of a run: the one to resume from, the best one, and those to delete."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ def find_checkpoint(
     trust_slices: bool = False,
     known_damaged: Mapping[str, CheckpointError] = MappingProxyType({}),
 ) -> tuple[Files, LoadedCheckpoint] | None:
-    """Return the newest valid checkpoint, or the one called `name`, as the bytes of its files and decoded.
+    """Return the newest valid checkpoint, or the one called `name`: its files' bytes, and decoded.
 
-    A damaged newest one is reported and skipped, and quarantined by the next save; a damaged `name`
-    is an error. With `trust_slices` the slices of shards are not read here: whoever reads them
-    verifies them, and passes what it found in `known_damaged`. None if there never was a
-    checkpoint. Raises CheckpointError if there are checkpoints, but no valid one: only the user may
-    decide to start over.
+    Without a `name`, a damaged checkpoint is reported and passed over, and the next save
+    quarantines it. With a `name`, damage is an error. With `trust_slices`, slices of shards are not
+    verified here: they are when they are read, and the caller then passes the checkpoints that
+    proved damaged as `known_damaged`.
+
+    Returns None if there never was a checkpoint. Raises CheckpointError if there are checkpoints
+    but none is valid: only the user may decide to start over.
     """
     candidates = list_checkpoints(directory)
     if name is not None:
@@ -72,9 +74,10 @@ def find_checkpoint(
 
 
 def load_checkpoint(directory: Path, name: str | None = None) -> LoadedCheckpoint | None:
-    """Return what `find_checkpoint` finds, decoded.
+    """Return the newest valid checkpoint, or the one called `name`, as `find_checkpoint` does.
 
-    With a `name`, slices are verified when they are read.
+    Without a `name`, slices are verified here, since another checkpoint can replace a damaged one.
+    With a `name` none can, and slices are verified when they are read.
     """
     found = find_checkpoint(directory, name, trust_slices=name is not None)
     return None if found is None else found[1]
@@ -86,8 +89,9 @@ def _read(
     try:
         files = read_files(path)
         loaded = decode_files(files, path)
-        for stored in () if trust_slices else loaded.slices:
-            stored.read()
+        if not trust_slices:
+            for stored in loaded.slices:
+                stored.read()
         return files, loaded
     except CheckpointError as error:
         if error.code != "CKPT_DAMAGED" or num_failures == len(RETRY_DELAYS_S):
@@ -97,10 +101,7 @@ def _read(
 
 
 def has_valid(path: Path, metadata: Mapping[str, object], *, trust_slices: bool = False) -> bool:
-    """Whether a valid checkpoint of this run is at `path`.
-
-    Any other that is there is quarantined.
-    """
+    """Whether a valid checkpoint of this run is at `path`; any other one there is quarantined."""
     if not path.exists() and not path.is_symlink():
         return False
     try:
@@ -114,13 +115,13 @@ def has_valid(path: Path, metadata: Mapping[str, object], *, trust_slices: bool 
     ):
         quarantine(path, "superseded")
         return False
-    # The process that renamed it may have died before the name was durable.
+    # The process that published it may have died before the name was durable.
     filesystem.disk.sync_directory(path.parent)
     return True
 
 
 def quarantine(path: Path, reason: str) -> None:
-    """Rename a checkpoint so that it is neither used nor deleted; a failure is only a warning."""
+    """Rename a checkpoint so that it is neither used nor deleted. A failure is only a warning."""
     target = path.with_name(f"{reason}-{path.name}")
     if target.exists():
         target = path.with_name(f"{target.name}-{time.time_ns()}")
@@ -137,7 +138,7 @@ def update_best(directory: Path, best: BestCheckpoint | None) -> None:
 
 
 def best_name(directory: Path) -> str | None:
-    """Return the name of the best checkpoint, if best.json has one."""
+    """Return the name of the best checkpoint; None without a valid best.json."""
     try:
         name = read_json_object(directory / BEST_FILE)["name"]
     except (OSError, ValueError, KeyError):
@@ -153,10 +154,11 @@ def apply_retention(
     *,
     is_own: Callable[[Path], bool] = lambda path: True,
 ) -> None:
-    """Delete what is not kept, now that `newest` is committed: only complete checkpoints that the run made.
+    """Delete old checkpoints once `newest` is committed.
 
-    Kept are the last `keep_last_n`, the best, and multiples of `keep_every_n_steps`. A checkpoint
-    later than `newest` was written before the run resumed from an older one: it is quarantined.
+    Kept are the last `keep_last_n`, the best one, and those at multiples of `keep_every_n_steps`.
+    Only complete checkpoints for which `is_own` is true are counted and deleted. Checkpoints later
+    than `newest` date from before the run resumed from an older one: they are quarantined.
     """
     candidates = list_checkpoints(directory)
     for path in candidates:
@@ -176,5 +178,8 @@ def apply_retention(
 
 
 def has_checkpoints(directory: Path) -> bool:
-    """Whether there ever was a checkpoint, valid or damaged: a run must then not silently start from scratch."""
+    """Whether there ever was a checkpoint, valid or damaged.
+
+    A run must then not silently start from scratch.
+    """
     return bool(list_checkpoints(directory)) or any(directory.glob("damaged-*"))

@@ -1,6 +1,4 @@
-"""State as data: plain values to JSON and tensors, tensors to safetensors, and back.
-
-No objects, no code.
+"""State as data, without objects or code: plain values as JSON, and tensors as safetensors files.
 
 The set of types is closed: anything else is refused when it is saved, with the path to it.
 """
@@ -25,7 +23,8 @@ from ..core.errors import CheckpointError
 from ..core.filesystem import Chunk, read_file
 
 MAX_BYTES = 8 * 2**20
-DTYPES = {  # in the order in which safetensors' own `save` writes them
+# In the order in which safetensors' own `save` writes them.
+DTYPES = {
     "U64": torch.uint64,
     "I64": torch.int64,
     "F64": torch.float64,
@@ -48,7 +47,7 @@ _HEADER_SIZE = struct.Struct("<Q")
 
 
 def dump_json(value: object, *, indent: int | None = None) -> bytes:
-    """Return `value` as ASCII JSON. Raises ValueError for NaN, and beyond `MAX_BYTES`."""
+    """Return `value` as ASCII JSON. Raises ValueError for NaN, and above `MAX_BYTES`."""
     separators = (",", ":") if indent is None else None
     data = json.dumps(value, indent=indent, separators=separators, allow_nan=False).encode()
     if len(data) > MAX_BYTES:
@@ -57,7 +56,7 @@ def dump_json(value: object, *, indent: int | None = None) -> bytes:
 
 
 def parse_json(data: bytes) -> Any:
-    """Return the value in `data`. Raises ValueError."""
+    """Return the value in `data`. Raises ValueError if it is not JSON."""
     try:
         return json.loads(data.decode())  # from bytes, Python would guess the encoding
     except RecursionError:
@@ -65,7 +64,7 @@ def parse_json(data: bytes) -> Any:
 
 
 def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """Return the object in a file. Raises OSError or ValueError."""
+    """Return the JSON object in a file. Raises OSError or ValueError if there is none."""
     value = parse_json(read_file(path, max_bytes=max_bytes))
     if not isinstance(value, dict):
         raise ValueError(f"{path.name} is not an object")
@@ -78,7 +77,7 @@ def read_json_object(path: Path, *, max_bytes: int = MAX_BYTES) -> dict[str, Any
 def pack_tensors(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> list[Chunk]:
-    """Return the file as chunks: a header, and the memory of the CPU tensors, which must be contiguous.
+    """Return a file as chunks: a header, and the memory of contiguous CPU tensors.
 
     safetensors' own `save` copies everything twice while it holds the interpreter lock: a
     background save would pause training.
@@ -90,27 +89,29 @@ def pack_tensors(
 def pack_header(
     tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None
 ) -> tuple[bytes, list[str]]:
-    """Return the header of a file, and the order in which the tensors' bytes follow it.
+    """Return the header of a file, and the names of tensors in the order of their bytes.
 
-    Of the tensors only `shape` and `dtype` are read.
+    Only `shape` and `dtype` of the tensors are read.
     """
     header: dict[str, Any] = {}
     # Wide types first: every tensor is aligned, and a reader may map the file.
-    order, offset = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize), 0
+    order = sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+    offset = 0
     for name in order:
-        shape, dtype = tensors[name].shape, tensors[name].dtype
+        shape = tensors[name].shape
+        dtype = tensors[name].dtype
         offsets = [offset, offset + shape.numel() * dtype.itemsize]
         header[name] = {"dtype": _DTYPE_NAMES[dtype], "shape": list(shape), "data_offsets": offsets}
         offset = offsets[1]
     described = {} if metadata is None else {"__metadata__": metadata}
-    # in the order of the state dict
+    # The header lists the tensors in the order of the state dict.
     text = dump_json(described | {name: header[name] for name in tensors})
     text += b" " * (-len(text) % 8)
     return _HEADER_SIZE.pack(len(text)) + text, order
 
 
 def memory_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a CPU tensor, which must be contiguous."""
+    """Return the memory of a CPU tensor, which must be contiguous."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -126,7 +127,7 @@ def unpack_tensors(data: bytes) -> dict[str, Tensor]:
             name: tensors[name] for name in json.loads(data[8 : 8 + size]) if name != "__metadata__"
         }
     except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
-        # Such as a dtype that torch lacks
+        # A KeyError, for instance, comes from a dtype that torch lacks.
         raise ValueError(f"not a safetensors file ({error})") from None
 
 
@@ -137,12 +138,12 @@ def unpack_metadata(data: bytes) -> dict[str, str]:
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
-    """Return the name of a tensor that holds NaN or inf, or None.
+    """Return the name of the first tensor that holds NaN or inf, or None.
 
-    **Host sync** for a device's tensors.
+    **Host sync** for tensors on a device.
     """
     for name, tensor in tensors.items():
-        # The sum is 90 times as fast as isfinite, which only has to look where the sum overflows.
+        # The sum is 90 times as fast as isfinite, which is only needed where the sum overflows.
         if (
             tensor.is_floating_point()
             and not torch.isfinite(tensor.sum())
@@ -157,11 +158,11 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A value as JSON, the skeleton, and the tensors that it refers to by key.
+    """A value as JSON, called the skeleton, and the tensors that it refers to by key.
 
     A flat, non-empty dict of tensors has no skeleton: any other program can load its file as a
-    state dict. `wholes` are the shapes of the tensors that these are slices of, and where each
-    slice begins; None: the tensors are whole.
+    state dict. If the tensors are slices, `wholes` has the shape of each whole tensor and the
+    offsets at which the slice begins; None: the tensors are whole.
     """
 
     skeleton: bytes | None
@@ -170,19 +171,12 @@ class Encoded:
 
 
 def encode(value: object, *, name: str) -> Encoded:
-    """Split `value`; the tensors are references, not copies.
+    """Split `value` into JSON and tensors, which are references, not copies.
 
-    Raises CheckpointError with the path, such as `optimizer.state[0].foo`, of what cannot be
-    stored.
+    Raises CheckpointError with the path of a part that cannot be stored, such as
+    `optimizer.state[0].foo`.
     """
-    if (
-        isinstance(value, dict)
-        and value
-        and all(
-            type(key) is str and key != "__metadata__" and isinstance(each, Tensor)
-            for key, each in value.items()
-        )
-    ):
+    if isinstance(value, dict) and value and all(map(_is_named_tensor, value.items())):
         for key, tensor in value.items():
             _check_tensor(tensor, f"{name}.{key}")
         return Encoded(None, dict(value))
@@ -191,6 +185,11 @@ def encode(value: object, *, name: str) -> Encoded:
         return Encoded(dump_json(_encode(value, name, tensors)), tensors)
     except (ValueError, RecursionError) as error:
         raise _unstorable(name, f"is too large or nested too deeply ({error})") from None
+
+
+def _is_named_tensor(item: tuple[Any, Any]) -> bool:
+    key, value = item
+    return type(key) is str and key != "__metadata__" and isinstance(value, Tensor)
 
 
 def decode(skeleton: bytes | None, tensors: Mapping[str, Any]) -> Any:
@@ -212,11 +211,10 @@ def _check_tensor(tensor: Tensor, path: str) -> None:
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    """Return the JSON for `value`.
+    """Return the JSON for `value`, and add its tensors to `tensors`.
 
-    Types must match exactly: a subclass would be loaded as its base class.
-
-    `{"$tag": ...}` stands for what JSON lacks: tensors, tuples, NaN and keys that are not text.
+    Types must match exactly: a subclass would be loaded as its base class. `{"$tag": ...}` stands
+    for what JSON lacks: tensors, tuples, NaN and keys that are not text.
     """
     kind = type(value)
     if kind is float and not math.isfinite(value):
@@ -229,13 +227,15 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if kind in (dict, OrderedDict):
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {key: _encode(item, f"{path}.{key}", tensors) for key, item in value.items()}
-        pairs = [(f"{path}[{key!r}]", pair) for key, pair in zip(value, value.items(), strict=True)]
-        return {
-            "$dict": [[_encode(each, where, tensors) for each in pair] for where, pair in pairs]
-        }
+        pairs = []
+        for pair in value.items():
+            where = f"{path}[{pair[0]!r}]"
+            pairs.append([_encode(each, where, tensors) for each in pair])
+        return {"$dict": pairs}
     if isinstance(value, Tensor):
         _check_tensor(value, path)
-        while path in tensors:  # as for {"a.b": ...} beside {"a": {"b": ...}}
+        # Two paths can be equal, as in {"a.b": ..., "a": {"b": ...}}.
+        while path in tensors:
             path += "'"
         tensors[path] = value
         return {"$tensor": path}

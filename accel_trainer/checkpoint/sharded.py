@@ -1,10 +1,10 @@
-"""A piece whose tensors are shards: a folder with a file per process, of the slices that the process holds.
+"""A sharded piece: a folder with one file per process, of the slices of tensors that it holds.
 
-    model/r00003.safetensors    the slices of process 3; process 0 also writes what is not sharded
+    model/r00003.safetensors    the slices of process 3; process 0 also writes unsharded tensors
 
-The files are those of torch.distributed.checkpoint: its HuggingFaceStorageReader reads the folder.
-The manifest has the SHA-256 of each file's header, and the header that of each slice: a process
-verifies what it reads, and no more.
+The format is that of torch.distributed.checkpoint, whose HuggingFaceStorageReader reads the folder.
+The manifest has the SHA-256 of each file's header, and the header the SHA-256 of each slice: a
+process verifies what it reads, and no more.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -31,28 +32,30 @@ from .serialization import (
     parse_json,
 )
 
-# in the header's metadata; of each slice torch reads only `saved_offsets`
+# A key of the header's metadata. Of its values, torch reads only `saved_offsets`.
 _PLACES = "DCP_SHARDING_INFO"
 
 
 # --- writing ---
 
 
-def own_slices(encoded: Encoded, process_index: int) -> Encoded:
-    """Return what this process stores of a piece; all of it, if no tensor of it is a shard."""
+def local_slices(encoded: Encoded, process_index: int) -> Encoded:
+    """Return what this process stores of a piece: all of it if none of its tensors is a shard."""
     if not any(is_shard(tensor) for tensor in encoded.tensors.values()):
         return encoded
-    tensors, wholes = {}, {}
+    tensors = {}
+    wholes = {}
     for key, tensor in encoded.tensors.items():
         local = local_part(tensor.detach())
         offsets = place_in_whole(tensor)[0] if is_shard(tensor) else [0] * tensor.ndim
         if process_index == 0 or (is_shard(tensor) and local.numel()):
-            tensors[key], wholes[key] = local, (list(tensor.shape), offsets)
+            tensors[key] = local
+            wholes[key] = (list(tensor.shape), offsets)
     return replace(encoded, tensors=tensors, wholes=wholes)
 
 
 def write_slices(path: Path, encoded: Encoded) -> dict[str, object]:
-    """Write this process's file, durably, and return its entry for the manifest."""
+    """Write this process's file durably, and return its entry for the manifest."""
     assert encoded.wholes is not None
     places = {
         key: {
@@ -81,9 +84,10 @@ def _sha256(data: filesystem.Chunk) -> str:
 
 @dataclass
 class StoredSlice:
-    """A slice of a tensor of shape `whole`: it begins there at `offsets`, and in the file at byte `start`.
+    """A slice of a tensor of shape `whole`.
 
-    `kept` is its content if it was verified in advance; the first `read` takes it.
+    It begins at `offsets` in that tensor, and at byte `start` in the file. `kept` is its content if
+    it was verified in advance; the first `read` returns that and drops it.
     """
 
     path: Path
@@ -97,8 +101,9 @@ class StoredSlice:
     kept: Tensor | None = field(default=None, repr=False)
 
     def read(self) -> Tensor:
-        """Return the slice, verified. Raises CheckpointError."""
-        if (kept := self.kept) is not None:
+        """Return the verified content. Raises CheckpointError if it is damaged."""
+        kept = self.kept
+        if kept is not None:
             self.kept = None
             return kept
         data = _read(self.path, self.start, self.shape.numel() * self.dtype.itemsize)
@@ -118,28 +123,28 @@ class StoredTensor:
     def read(
         self, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the part of `shape` that begins at `offsets`, on the CPU; None: the whole.
+        """Return the box of `shape` that begins at `offsets`, on the CPU; None: the whole tensor.
 
-        Raises CheckpointError.
+        Raises CheckpointError if a slice is damaged.
         """
-        offsets, shape = offsets or [0] * len(self.shape), self.shape if shape is None else shape
-        part = torch.zeros(tuple(shape), dtype=self.dtype)
+        offsets = offsets or [0] * len(self.shape)
+        shape = self.shape if shape is None else shape
+        result = torch.zeros(tuple(shape), dtype=self.dtype)
         for stored in self.slices:
-            both = list(zip(offsets, shape, stored.offsets, stored.shape, strict=True))
-            starts = [max(mine, theirs) for mine, _, theirs, _ in both]
-            sizes = [
-                min(a + n, b + m) - start for (a, n, b, m), start in zip(both, starts, strict=True)
-            ]
-            if min(sizes, default=1) > 0:
+            both = zip(offsets, shape, stored.offsets, stored.shape, strict=True)
+            common = [(max(a, b), min(a + n, b + m)) for a, n, b, m in both]
+            if all(start < end for start, end in common):
+                starts = [start for start, _ in common]
+                sizes = [end - start for start, end in common]
                 found = stored.read()[_box(starts, sizes, stored.offsets)]
-                part[_box(starts, sizes, offsets)] = found
-        return part
+                result[_box(starts, sizes, offsets)] = found
+        return result
 
 
 def read_header(path: Path, entry: Mapping[str, Any]) -> bytes:
-    """Return the header of a file if it is that of its `entry` in the manifest.
+    """Return the header of a file, verified against its `entry` in the manifest.
 
-    Raises CheckpointError.
+    Raises CheckpointError if it is damaged.
     """
     header = _read(path, 0, entry["header_bytes"]).numpy().tobytes()
     if _sha256(header) != entry["sha256"]:
@@ -153,39 +158,45 @@ def read_slices(path: Path, header: bytes) -> list[StoredSlice]:
     places = parse_json(entries.pop("__metadata__")[_PLACES].encode())
     slices = []
     for key, entry in entries.items():
-        numbers = (entry["shape"], places[key]["shape"], places[key]["saved_offsets"])
-        shape, whole, offsets = map(torch.Size, numbers)
-        dtype, start = DTYPES[entry["dtype"]], len(header) + entry["data_offsets"][0]
+        place = places[key]
         slices.append(
-            StoredSlice(path, key, dtype, shape, whole, offsets, start, places[key]["sha256"])
+            StoredSlice(
+                path,
+                key,
+                dtype=DTYPES[entry["dtype"]],
+                shape=torch.Size(entry["shape"]),
+                whole=torch.Size(place["shape"]),
+                offsets=torch.Size(place["saved_offsets"]),
+                start=len(header) + entry["data_offsets"][0],
+                sha256=place["sha256"],
+            )
         )
     return slices
 
 
 def stored_tensors(slices: Iterable[StoredSlice]) -> dict[str, StoredTensor]:
-    """Return the tensors that `slices`, of all files of a piece, make."""
+    """Return the tensors that the slices in all files of a piece make up."""
     tensors: dict[str, StoredTensor] = {}
     for each in slices:
         tensors.setdefault(each.key, StoredTensor(each.whole, each.dtype)).slices.append(each)
     return tensors
 
 
-def keep_slices(slices: Iterable[StoredSlice], part: int, num_parts: int) -> None:
-    """Verify and keep the slices of every `num_parts`-th file, from number `part` on.
+def keep_slices(slices: Iterable[StoredSlice], process_index: int, num_processes: int) -> None:
+    """Verify and keep the slices of every `num_processes`-th file, from `process_index` on.
 
-    Raises CheckpointError.
-
-    On as many processes as wrote them, process `part` then needs just these.
+    If the same number of processes wrote them, these are the slices that this process needs. Raises
+    CheckpointError if one is damaged.
     """
     for stored in slices:
-        if int(stored.path.stem[1:]) % num_parts == part:
+        if int(stored.path.stem[1:]) % num_processes == process_index:
             stored.kept = stored.read()
 
 
 def _read(path: Path, start: int, num_bytes: int) -> Tensor:
-    """Return bytes of a regular file as uint8 [N].
+    """Return `num_bytes` of a regular file from `start` on, as uint8 [N].
 
-    Raises CheckpointError if it ends before them.
+    Raises CheckpointError if they cannot be read or the file ends before them.
     """
     data = torch.empty(num_bytes, dtype=torch.uint8)
     if path.parent.is_symlink():
@@ -208,35 +219,34 @@ def _box(
     starts: Sequence[int], sizes: Sequence[int], origin: Sequence[int] | None = None
 ) -> tuple[slice, ...]:
     """Return the index of the box of `sizes` that begins at `starts`, counted from `origin`."""
-    begins = (
-        starts if origin is None else [start - at for start, at in zip(starts, origin, strict=True)]
-    )
-    return tuple(slice(begin, begin + size) for begin, size in zip(begins, sizes, strict=True))
+    if origin is not None:
+        starts = list(map(sub, starts, origin))
+    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
 def load_whole(stored: Any) -> Any:
-    """Return a stored tensor, read; anything else as it is."""
+    """Return the whole tensor of a StoredTensor, read now; return anything else as it is."""
     return stored.read() if isinstance(stored, StoredTensor) else stored
 
 
 def load_like(mine: Tensor, stored: Tensor | StoredTensor) -> Tensor:
-    """Return what this process needs of `stored`, placed as `mine`; of a StoredTensor, only that is read.
+    """Return what this process needs of `stored`: if `mine` is a shard, a shard placed like it.
 
-    It may be this process's shard already.
+    No more of a StoredTensor is read. If `stored` is a shard already, it is returned.
     """
     if not is_shard(mine) or is_shard(stored):
-        return load_whole(stored)  # type: ignore[no-any-return]  # a Tensor, as `stored` stands for one
+        return load_whole(stored)  # type: ignore[no-any-return]  # a Tensor: `stored` is one
     offsets, shape = place_in_whole(mine)
-    local = (
-        stored.read(offsets, shape)
-        if isinstance(stored, StoredTensor)
-        else stored[_box(offsets, shape)]
-    )
-    return as_shard(mine, local)
+    if isinstance(stored, StoredTensor):
+        return as_shard(mine, stored.read(offsets, shape))
+    return as_shard(mine, stored[_box(offsets, shape)])
 
 
 def stream_tensors(tensors: Mapping[str, Tensor | StoredTensor]) -> Iterator[filesystem.Chunk]:
-    """Yield the file that safetensors' own `save` writes of whole `tensors`, reading one after the other."""
+    """Yield the chunks of the file that safetensors' own `save` writes of whole `tensors`.
+
+    Stored tensors are read one after the other.
+    """
     dtypes = list(DTYPES.values())
     names = sorted(tensors, key=lambda name: (dtypes.index(tensors[name].dtype), name))
     header, order = pack_header({name: tensors[name] for name in names})
@@ -246,5 +256,5 @@ def stream_tensors(tensors: Mapping[str, Tensor | StoredTensor]) -> Iterator[fil
 
 
 def damaged(path: Path, reason: str) -> CheckpointError:
-    """Return the error for a file that is not what was saved."""
+    """Return the error for a file that is not as it was saved."""
     return CheckpointError("CKPT_DAMAGED", f"{path}: {reason}: use another checkpoint")

@@ -1,4 +1,4 @@
-"""A copy of a state in host memory, so that it can be written while training changes the original."""
+"""Copies of the state in host memory, to be written while training changes the originals."""
 
 from __future__ import annotations
 
@@ -13,16 +13,20 @@ from .serialization import Encoded
 
 
 class Snapshot:
-    """Host memory for a copy of the state, allocated once: reuse more than halves the time of a copy.
+    """Buffers in host memory for a copy of the state.
 
-    For a device with streams it is pinned, and the copy does not block the host.
+    They are allocated once: reusing them more than halves the time of a copy. For tensors on a
+    device with streams they are pinned, and the copy does not block the host.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, str], Tensor] = {}
 
     def take(self, pieces: Mapping[str, Encoded]) -> tuple[dict[str, Encoded], Callable[[], None]]:
-        """Return a copy of `pieces`, valid until the next `take`, and a function that waits until it is complete."""
+        """Return a copy of `pieces`, and a function that waits until the copy is complete.
+
+        The next `take` overwrites the copy.
+        """
         buffers: dict[tuple[str, str], Tensor] = {}
         copies = {}
         devices: set[torch.device] = set()
@@ -39,6 +43,6 @@ class Snapshot:
                 encoded, tensors={key: buffers[name, key] for key in encoded.tensors}
             )
         self._buffers = buffers
-        # Later kernels of a stream run after the copies: training cannot change what is being
-        # copied.
+        # Later kernels of a stream run after the copies, so training cannot change a tensor that is
+        # still being copied.
         return copies, arrival(*devices)

@@ -1,4 +1,7 @@
-"""The state dicts that a checkpoint holds, and their way back: everything is checked before anything changes."""
+"""The parts of a training that a checkpoint holds: their state, and how it is loaded again.
+
+Everything is checked before anything changes.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weight
 from .sharded import StoredTensor, load_like, load_whole
 
 _SAME_OPTIONS = "start with the options that it was made with"
-_STATE = ("params", "lr")  # what a group of parameters has beside settings
-_OURS = ("class", "initial_groups")  # what an optimizer's piece has beside its state dict
-# the end of the key under which torch stores what `get_extra_state` returns
+_NO_SETTINGS = ("params", "lr")  # the keys of a parameter group that are not settings
+_OURS = ("class", "initial_groups")  # the keys of an optimizer's piece beside its state dict
+# The end of the key under which torch stores what `get_extra_state` returns.
 EXTRA_STATE = "_extra_state"
 
 
 class ModelWeights(Part):
-    """The tensors of a model's state dict; `name` is that of the piece."""
+    """A model's state dict; `name` is the name of the piece."""
 
     def __init__(self, model: nn.Module, *, name: str) -> None:
         self.model = model
@@ -36,16 +39,16 @@ class ModelWeights(Part):
         return dict(self.model.state_dict())
 
     def fit(self, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the tensors by their names of today.
+        """Return the tensors by their current names.
 
-        Raises CheckpointError if they are those of another model.
+        Raises CheckpointError if they belong to another model.
         """
         renamed = rename_weights(self.model, stored)
         check_weights(self._name, self.model.state_dict(), renamed)
         return renamed
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the tensors, of stored ones what this process needs."""
+        """Load the tensors; only what this process needs of a stored one is read."""
         live = self.model.state_dict()
         self.model.load_state_dict(
             {key: load_like(live[key], value) for key, value in state.items()}
@@ -53,7 +56,10 @@ class ModelWeights(Part):
 
 
 class EvaluatedWeights(ModelWeights):
-    """The weights that an optimizer evaluates, for all who read a checkpoint; see `TrainedWeights`."""
+    """The weights with which an optimizer evaluates, for all who read a checkpoint.
+
+    `TrainedWeights` are the ones with which it goes on training.
+    """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, *, name: str) -> None:
         super().__init__(model, name=name)
@@ -66,13 +72,13 @@ class EvaluatedWeights(ModelWeights):
 
 
 class TrainedWeights(ModelWeights):
-    """The weights that an optimizer trains, if it evaluates others."""
+    """The weights that an optimizer trains, if it evaluates with others."""
 
     is_optional = True
 
 
 class AverageWeights(ModelWeights):
-    """The averaged weights, which a branch of a run without an average begins with its weights."""
+    """The averaged weights, which start as the model's on a branch of a run without an average."""
 
     starts_fresh = True
 
@@ -81,7 +87,7 @@ class AverageWeights(ModelWeights):
         self._source = source
 
     def start_fresh(self) -> None:
-        """Begin with the weights of the source."""
+        """Copy the weights of the source."""
         self.model.load_state_dict(self._source.state_dict())
 
 
@@ -109,7 +115,7 @@ class OptimizerState(Part):
         return fitted_optimizer_state(self._optimizer, self._model, stored)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load it."""
+        """Load what `fit` returned."""
         self._optimizer.load_state_dict(state)
 
 
@@ -124,13 +130,16 @@ class LossScale(Part):
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the scale; how it grows is a setting of this run."""
+        """Restore the scale; the settings of its growth stay those of this run."""
         current = {name: state[name] for name in ("scale", "_growth_tracker")}
         self._scaler.load_state_dict({**self._scaler.state_dict(), **current})
 
 
 class UnlistedBuffers(Part):
-    """The buffers that no state dict has and training has changed, such as a cache that grew, by the model's name."""
+    """Buffers that training changed and that no state dict has, such as a cache that grew.
+
+    They are stored by the name of their model.
+    """
 
     is_optional = True
 
@@ -142,22 +151,21 @@ class UnlistedBuffers(Part):
         }
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Return those that are not as they were at the start."""
-        changed = {}
+        """Return the buffers that differ from those at the start."""
+        states = {}
         for name, model in self._models.items():
             before = self._initial[name]
-            buffers = unlisted_buffers(model)
-            kept = {
-                key: new
-                for key, new in buffers.items()
-                if not (key in before and equal_bits(new, before[key]))
+            changed = {
+                key: buffer
+                for key, buffer in unlisted_buffers(model).items()
+                if key not in before or not equal_bits(buffer, before[key])
             }
-            if kept:
-                changed[name] = kept
-        return changed
+            if changed:
+                states[name] = changed
+        return states
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Set them as they were."""
+        """Restore the buffers."""
         for name, stored in state.items():
             if name in self._models:
                 _restore_buffers(self._models[name], stored)
@@ -169,11 +177,15 @@ def training_state(
     average: nn.Module | None = None,
     scaler: torch.amp.GradScaler | None = None,
 ) -> Registry:
-    """Return the state of a training. Call it before the first step."""
+    """Return the parts of a training that have state. Call it before the first step.
+
+    Parts are loaded in the order in which they stand here.
+    """
     models = {"model": model}
     parts: dict[str, Part] = {}
     if has_evaluation_weights(optimizer):
         parts["model"] = EvaluatedWeights(model, optimizer, name="model")
+        # Loaded into the same module after "model": training continues with these weights.
         parts["training_weights"] = TrainedWeights(model, name="training_weights")
     else:
         parts["model"] = ModelWeights(model, name="model")
@@ -188,7 +200,7 @@ def training_state(
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load `weights`, by their names of today or of an older version, into a model on one device.
+    """Load `weights`, by their current names or those of an older version, into an unsharded model.
 
     Raises CheckpointError, before anything changes, if they do not fit.
     """
@@ -199,27 +211,32 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def rename_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return `weights` by the names of today."""
+    """Return `weights` by their current names."""
     return dict(zip(_current_names(model, weights), weights.values(), strict=True))
 
 
 def _current_names(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Return the names of today: a model's `former_names` maps modules of older versions to these."""
-    former = getattr(model, "former_names", {}).items()
-    return [
-        next((new + n[len(old) :] for old, new in former if n.startswith(f"{old}.")), n)
-        for n in names
-    ]
+    """Return the current names: a model's `former_names` maps old names of modules to them."""
+    renamed = getattr(model, "former_names", {}).items()
+
+    def current(name: str) -> str:
+        for old, new in renamed:
+            if name.startswith(f"{old}."):
+                return f"{new}{name[len(old) :]}"
+        return name
+
+    return [current(name) for name in names]
 
 
 def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError with the first differences of names, shapes and dtypes, if there are any."""
+    """Raise CheckpointError with the first differences in names, shapes and dtypes."""
     differences = [f"{key} is missing" for key in mine.keys() - theirs.keys()]
     differences += [f"{key} is unknown here" for key in theirs.keys() - mine.keys()]
     for key in mine.keys() & theirs.keys():
-        here, there = mine[key], theirs[key]
         if key.endswith(EXTRA_STATE):
-            continue  # the module's own business, which may grow
+            continue  # Only the module knows its format, and its size may change.
+        here = mine[key]
+        there = theirs[key]
         if here.shape != there.shape or here.dtype != there.dtype:
             differences.append(
                 f"{key} is {there.dtype} {list(there.shape)}, here {here.dtype} {list(here.shape)}"
@@ -233,24 +250,24 @@ def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Te
 def fitted_optimizer_state(
     optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the state dict to load, after checking that it is of the same optimizer over the same parameters.
+    """Return the state dict to load, checked to be of the same optimizer and parameters.
 
     A setting that differs from what the saved run started with was changed on purpose: this run's
-    value is kept. All other settings are the checkpoint's, since some optimizers change them as
-    they train. What torch's own optimizers do not have is loaded as it was saved.
+    value is kept. All other settings are taken from the checkpoint, since some optimizers change
+    them as they train. Entries that torch's own optimizers do not have are loaded as they were
+    saved.
     """
-    if piece.get("class") != type(optimizer).__name__:
-        fact = f"the checkpoint's optimizer is {piece.get('class')}, this run's is {type(optimizer).__name__}"
-        raise CheckpointError(
-            "CKPT_OPTIMIZER", f"{fact}: use the former, or start from its weights with --init-from"
-        )
+    mine = type(optimizer).__name__
+    theirs = piece.get("class")
+    if theirs != mine:
+        fact = f"the checkpoint's optimizer is {theirs}, this run's is {mine}"
+        fix = "use the former, or start from its weights with --init-from"
+        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: {fix}")
     loaded = {
         name: load_all(value) for name, value in piece.items() if name not in (*_OURS, "state")
     }
     if "state" in piece:
-        parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
         state = piece["state"].items()
         loaded["state"] = {key: _fitted_state(value, key, parameters) for key, value in state}
     if "param_groups" in piece:
@@ -261,75 +278,70 @@ def fitted_optimizer_state(
 def _fitted_groups(
     optimizer: Optimizer, model: nn.Module, piece: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    own, stored = optimizer.state_dict()["param_groups"], piece["param_groups"]
+    own = optimizer.state_dict()["param_groups"]
+    stored = piece["param_groups"]
     if len(own) != len(stored) or not all(
         _fits_group(model, *pair) for pair in zip(own, stored, strict=True)
     ):
+        fact = "the checkpoint's optimizer has other parameters"
         fix = f"{_SAME_OPTIONS}, or from its weights with --init-from"
-        raise CheckpointError(
-            "CKPT_OPTIMIZER", f"the checkpoint's optimizer has other parameters: {fix}"
-        )
-    initial = piece.get("initial_groups") or [_settings(group) for group in piece["param_groups"]]
+        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: {fix}")
+    initial = piece.get("initial_groups") or list(map(_settings, stored))
     groups = []
-    for mine, theirs, before in zip(
-        optimizer.param_groups, piece["param_groups"], initial, strict=True
-    ):
-        # Also the names of the parameters, which may have been others.
+    for mine, theirs, before in zip(optimizer.param_groups, stored, initial, strict=True):
+        # These include `param_names`: parameters may have had other names.
         changed = {
             name: value
             for name, value in mine.items()
-            if name not in _STATE and value != before.get(name)
+            if name not in _NO_SETTINGS and value != before.get(name)
         }
         groups.append({**theirs, **changed})
     return groups
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a group of parameters, such as its weight decay."""
-    return {name: value for name, value in group.items() if name not in (*_STATE, "param_names")}
+    """Return the settings of a parameter group, such as its weight decay."""
+    dropped = (*_NO_SETTINGS, "param_names")
+    return {name: value for name, value in group.items() if name not in dropped}
 
 
 def _fits_group(model: nn.Module, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    """Whether a group has the parameters and settings of this run's, perhaps with settings that training added."""
-    mine_names, names = (
-        _current_names(model, group.get("param_names", ())) for group in (mine, theirs)
-    )
+    """Whether a stored group has the parameters and at least the settings of this run's group."""
+    my_names = _current_names(model, mine.get("param_names", ()))
+    their_names = _current_names(model, theirs.get("param_names", ()))
     return (
         mine.keys() <= theirs.keys()
-        and names == mine_names
+        and my_names == their_names
         and len(mine["params"]) == len(theirs["params"])
     )
 
 
 def _fitted_state(values: Any, key: Any, parameters: Sequence[Tensor]) -> Any:
-    """Return the state under `key` of an optimizer's state dict, fitted if it is that of a parameter."""
-    if (
-        not isinstance(values, Mapping)
-        or not isinstance(key, int)
-        or key not in range(len(parameters))
-    ):
+    """Return the state under `key` of an optimizer's state dict, fitted if a parameter has it."""
+    is_index = isinstance(key, int) and key in range(len(parameters))
+    if not is_index or not isinstance(values, Mapping):
         return load_all(values)
     return {name: _fitted(value, parameters[key]) for name, value in values.items()}
 
 
 def _fitted(value: Any, parameter: Tensor) -> Any:
-    """Return per-parameter state; what has the parameter's shape in its memory layout, which fused kernels need."""
-    if (
-        not isinstance(value, Tensor | StoredTensor)
-        or not value.shape
-        or value.shape != parameter.shape
-    ):
+    """Return one value of a parameter's state, to load.
+
+    A tensor of the parameter's shape also gets its memory layout, which fused kernels need.
+    """
+    is_tensor = isinstance(value, Tensor | StoredTensor)
+    if not is_tensor or not value.shape or value.shape != parameter.shape:
         return load_all(value)  # a step, or Adafactor's row_var
     return torch.empty_like(parameter, dtype=value.dtype).copy_(load_like(parameter, value))
 
 
 def load_all(value: Any) -> Any:
-    """Return `value` with every stored tensor in it read, and every shard whole.
+    """Return `value` with all its stored tensors read, and whole tensors in place of shards.
 
     **Collective** with shards.
     """
     if isinstance(value, Mapping):
-        return {key: load_all(part) for key, part in value.items()}
+        return {key: load_all(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(map(load_all, value))
     return value.full_tensor() if is_shard(value) else load_whole(value)
@@ -339,13 +351,16 @@ def load_all(value: Any) -> Any:
 
 
 def unlisted_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that the module's state dict leaves out, such as those with `persistent=False`, by name."""
+    """Return the buffers that are not in the module's state dict, by name.
+
+    Such as those with `persistent=False`.
+    """
     listed = module.state_dict().keys()
     return {name: buffer for name, buffer in module.named_buffers() if name not in listed}
 
 
 def _restore_buffers(module: nn.Module, stored: Mapping[str, Any]) -> None:
-    """Set buffers as they were; a checkpoint has none that training had not changed."""
+    """Restore the buffers that are not in the module's state dict."""
     live = unlisted_buffers(module)
     device = next((tensor.device for tensor in module.parameters()), None)
     for key, value in stored.items():
@@ -358,7 +373,7 @@ def _restore_buffers(module: nn.Module, stored: Mapping[str, Any]) -> None:
 
 
 def equal_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether both have the same bits, also those of a NaN."""
+    """Whether both have the same shape, dtype and bits, also in a NaN."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))

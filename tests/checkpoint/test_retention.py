@@ -77,6 +77,15 @@ def test_nothing_that_is_not_a_whole_checkpoint_of_ours_is_deleted(directory: Pa
     assert names(directory) == sorted(expected)
 
 
+def test_retention_keeps_a_checkpoint_that_was_copied_into_a_run(directory: Path) -> None:
+    save(make(directory.with_name("other")), 1)
+    checkpointer = make(directory)
+    shutil.copytree(directory.with_name("other") / name_at(1), directory / name_at(1))
+    checkpointer.check_room(1)  # which decides nothing about who owns what
+    save(checkpointer, 2, 3, 4)
+    assert names(directory) == [name_at(1), name_at(3), name_at(4)]
+
+
 def test_checkpoints_after_the_one_resumed_from_are_quarantined(directory: Path) -> None:
     save(make(directory), 1, 2)
     checkpointer = make(directory, METADATA | {"config_sha256": "3" * 64})
