@@ -1,4 +1,4 @@
-"""The settings of accelerate that are not supported: each is an error before it changes a result."""
+"""Settings of accelerate that are not supported: each is an error before it changes a result."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OTHER_LAUNCH = "launch with multi_gpu.yaml, or with fsdp.yaml to shard the weig
 def is_switched_on(variable: str) -> bool:
     """Return whether an environment variable is true, as accelerate reads it.
 
-    Raises ConfigError if it is neither.
+    Raises ConfigError if it is neither true nor false.
     """
     value = os.environ.get(variable) or "false"
     try:
@@ -37,11 +37,11 @@ def is_switched_on(variable: str) -> bool:
 
 
 def read_sharding() -> FullyShardedDataParallelPlugin | None:
-    """Return the launch's FSDP settings; None: without FSDP. Raises ConfigError for version 1."""
+    """Return the launch's FSDP settings; None without FSDP. Raises ConfigError for version 1."""
     if not is_switched_on("ACCELERATE_USE_FSDP"):
         return None
     version = os.environ.get("FSDP_VERSION", "1")
-    # 1 ends with a device that is missing
+    # Version 1 would fail because a device is missing.
     _reject((f"fsdp_version: {version}", version != "2", _FSDP_2))
     with accelerates_errors():
         # accelerate's launcher switches on `cpu_ram_efficient_loading`, which fails with the
@@ -50,9 +50,9 @@ def read_sharding() -> FullyShardedDataParallelPlugin | None:
 
 
 def reject_unsupported(accelerator: Accelerator) -> None:
-    """Raise ConfigError for a setting of `accelerator` that would silently train another model, or fail in the dark.
+    """Raise ConfigError for a setting that would silently change the result, or fail obscurely.
 
-    As of accelerate 1.15 and torch 2.13. What accelerate itself refuses is not looked for.
+    As of accelerate 1.15 and torch 2.13. Settings that accelerate itself refuses are not checked.
     """
     check_not_alone(accelerator.num_processes)
     state = accelerator.state
@@ -95,24 +95,22 @@ def _reject_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
 
 @contextmanager
 def accelerates_errors() -> Iterator[None]:
-    """Raise accelerate's errors of settings, such as a missing library or a bad value, as a ConfigError."""
+    """Turn accelerate's errors, such as a missing library or a bad value, into a ConfigError."""
     try:
         yield
     except (ImportError, NotImplementedError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            "LAUNCH", f"accelerate rejects its settings ({reason}): use those of a preset"
-        ) from error
+        fact = f"accelerate rejects its settings ({' '.join(str(error).split())})"
+        raise ConfigError("LAUNCH", f"{fact}: use those of a preset") from error
 
 
 def forget_earlier_accelerators() -> None:
-    """Reset accelerate's state: the next `Accelerator()` of this process may have other settings."""
+    """Reset accelerate's state, so that the next `Accelerator()` may have other settings."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
 
 def _reject(*rows: tuple[str, object, str]) -> None:
-    """Raise ConfigError for the first setting that is used, with what to do instead."""
+    """Raise ConfigError for the first row (setting, is used, what to do instead) that is used."""
     for setting, is_used, instead in rows:
         if is_used:
             raise ConfigError("LAUNCH", f"accelerate's {setting} is not supported: {instead}")

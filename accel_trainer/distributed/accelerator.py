@@ -1,4 +1,4 @@
-"""The accelerator: processes, precision and threads, and the placement of a model."""
+"""The accelerator: joins the processes of a launch, and sets precision, kernels and threads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ from .process_group import init_process_group
 
 _THREADS = Range(f"to 1 to {MAX_THREADS}", lambda number: 1 <= number <= MAX_THREADS)
 _Precision = Literal["no", "bf16", "fp16"]
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+# From glibc's malloc.h.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,10 +106,12 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
 
     Raises:
         ConfigError: the launcher's settings contradict each other, or are not supported.
-        ProcessError: the others cannot be reached.
+        ProcessError: the other processes cannot be reached.
     """
     prepare_cuda()
-    num_processes, given_threads, use_cpu = setup_launch_env(), given_num_threads(), uses_cpu()
+    num_processes = setup_launch_env()
+    given_threads = given_num_threads()
+    use_cpu = uses_cpu()
     precision = config.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
     sharding = read_sharding()
     if use_cpu and precision == "fp16":  # accelerate 1.15 would silently train in float32
@@ -128,11 +132,11 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
     accelerator = _build_accelerator(
         config, precision, sharding, is_on_cpus=use_cpu and num_processes > 1
     )
-    if accelerator.num_processes != num_processes:
-        fact = f"the launcher announced {num_processes} processes, accelerate found {accelerator.num_processes}"
-        raise ConfigError(
-            "LAUNCH", f"{fact}: for CPU processes launch with ACCELERATE_USE_CPU=true"
-        )
+    found = accelerator.num_processes
+    if found != num_processes:
+        fact = f"the launcher announced {num_processes} processes, accelerate found {found}"
+        fix = "for CPU processes launch with ACCELERATE_USE_CPU=true"
+        raise ConfigError("LAUNCH", f"{fact}: {fix}")
     reject_unsupported(accelerator)
     torch.set_num_threads(
         config.num_threads or given_threads or max(1, available_cpus() // count_local_processes())
@@ -158,7 +162,7 @@ def _build_accelerator(
     scaler = GradScalerKwargs(
         init_scale=config.loss_scale, growth_interval=config.loss_scale_growth_steps
     )
-    # Without this variable accelerate sets the threads, with a warning; they are set later.
+    # Without this variable accelerate sets the number of threads, with a warning. It is set later.
     with (
         accelerates_errors(),
         patch_environment(omp_num_threads=os.environ.get("OMP_NUM_THREADS", "1")),
@@ -170,7 +174,7 @@ def _build_accelerator(
             kwargs_handlers=[ddp, scaler],
         )
     if is_on_cpus and fsdp is not None:
-        # accelerate 1.15 shards only on accelerators: it would silently train DDP here.
+        # accelerate 1.15 shards only on accelerators: on CPUs it would silently use DDP.
         accelerator.state.fsdp_plugin = fsdp
         accelerator.state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
     return accelerator
@@ -180,14 +184,12 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     """Form the process group, which accelerate then uses."""
     if dist.is_initialized():
         if config.backend is not None and f":{config.backend}" not in dist.get_backend_config():
-            fact = f"--runtime.backend {config.backend}, but the processes already joined over {dist.get_backend()}"
-            raise ConfigError(
-                "LAUNCH",
-                f"{fact}: create no process group, PartialState or Accelerator before the run",
-            )
+            joined = f"the processes already joined over {dist.get_backend()}"
+            fix = "create no process group, PartialState or Accelerator before the run"
+            raise ConfigError("LAUNCH", f"--runtime.backend {config.backend}, but {joined}: {fix}")
         return
     if config.debug_distributed:
-        # DETAIL, with gloo, ends DistributedDataParallel in a segmentation fault (torch 2.13).
+        # DETAIL crashes DistributedDataParallel over gloo with a segmentation fault (torch 2.13).
         os.environ.update(TORCH_DISTRIBUTED_DEBUG="INFO", NCCL_DEBUG="INFO")
         dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # missing in its stubs
     by_platform = "gloo"
@@ -195,22 +197,20 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     if accelerator is not None:
         # gloo beside nccl or its equivalent: the stop flag is reduced on the CPU, without a sync of
         # the accelerator.
-        by_platform = (
-            f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
-        )
+        by_device = dist.get_default_backend_for_device(accelerator)
+        by_platform = f"cpu:gloo,{accelerator.type}:{by_device}"
     backend = by_platform if config.backend in (None, "nccl") else config.backend
-    init_process_group(
-        backend, timeout_s=config.timeout_s, device=_own_gpu() if "nccl" in backend else None
-    )
+    device = _local_gpu() if "nccl" in backend else None
+    init_process_group(backend, timeout_s=config.timeout_s, device=device)
 
 
-def _own_gpu() -> torch.device:
+def _local_gpu() -> torch.device:
     """Return the GPU of this process, as accelerate chooses it."""
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
 
 
 def _set_backend_flags(config: RuntimeConfig, accelerator: Accelerator) -> None:
-    """Set what changes the bits of a result, and would otherwise depend on the launcher."""
+    """Set backend flags that affect numerics, so that results do not depend on the launcher."""
     allow_tf32(config.tf32)
     if accelerator.device.type == "cpu":
         _keep_freed_memory()
@@ -219,10 +219,10 @@ def _set_backend_flags(config: RuntimeConfig, accelerator: Accelerator) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc keep the memory that a step frees for the next step, unless the user has set malloc's options.
+    """Make glibc keep freed memory for the next step, unless the user has set malloc's options.
 
-    Getting it back page by page from the system takes 16 % of the time of the CIFAR recipe on two
-    cores.
+    Otherwise the system hands it out again page by page, which takes 16 % of the time of the CIFAR
+    recipe on two cores.
     """
     is_set = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if platform.libc_ver()[0] == "glibc" and not is_set:
@@ -234,28 +234,26 @@ def _keep_freed_memory() -> None:
 def describe_machine(accelerator: Accelerator) -> str:
     """Return the hardware and precision in one line."""
     device = accelerator.device
-    name = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{torch.get_num_threads()} threads"
-    )
+    name = f"{torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
     backend = f" over {dist.get_backend()}" if accelerator.num_processes > 1 else ""
     where = f"{accelerator.num_processes} x {device.type} ({name}){backend}"
     return f"{where}, precision {accelerator.mixed_precision}, torch {torch.__version__}"
 
 
 def library_versions() -> dict[str, str]:
-    """Return the versions that decide the bits of a result."""
+    """Return the versions of the libraries that affect the bits of a result."""
     return {
-        "accel_trainer": _own_version(),
+        "accel_trainer": _package_version(),
         "accelerate": accelerate.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
 
 
-def _own_version() -> str:
+def _package_version() -> str:
     try:
         return metadata.version("accel-trainer")
-    except metadata.PackageNotFoundError:  # the sources on PYTHONPATH
+    except metadata.PackageNotFoundError:  # imported from sources on PYTHONPATH
         return "not installed"

@@ -1,6 +1,6 @@
-"""Collectives over all processes that accelerate does not have: bytes, errors, sums in a fixed order.
+"""Collectives that accelerate does not have: for bytes and errors, and sums in a fixed order.
 
-Only tensors are sent, no pickled objects. All of them also work with one process.
+Only tensors are sent, no pickled objects. All collectives also work with a single process.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ..core.errors import (
 from ..core.pairwise import sum_rows
 
 _TEXT_BYTES = 200
-# elements from all processes, below which one exchange is faster than two (gloo)
+# Up to this many elements, over all processes, one exchange is faster than two (gloo).
 _MAX_GATHERED = 2**20
 
-# What is raised on all processes as on one of them. A subclass is raised as its nearest ancestor in
+# The errors of one process that are raised on all. A subclass is raised as its nearest ancestor in
 # this table.
 _ERRORS = {
     kind.__name__: kind
@@ -52,13 +52,14 @@ _ERRORS = {
 
 
 def sum_pairwise(values: Tensor, accelerator: Accelerator) -> Tensor:
-    """Replace `values` [N] by their sum over the processes, added up in pairs, and return them.
+    """Replace `values` [N] by their sum over the processes, added in pairs, and return them.
 
     **Collective.**
 
-    Their number is a power of two. The sums of the first and the second half of the processes are
-    one addition each, and so on down: bit for bit what one process gets that adds up in the same
-    pairs. Each process adds up a slice, and sends as many bytes as in a ring.
+    The number of processes must be a power of two. The sum is that of the first half of the
+    processes plus that of the second half, each added in the same way: bit for bit the result of
+    one process that adds in these pairs. Each process adds one slice, and sends no more bytes than
+    in a ring all-reduce.
     """
     num_processes = accelerator.num_processes
     rank = accelerator.process_index
@@ -76,7 +77,7 @@ def sum_pairwise(values: Tensor, accelerator: Accelerator) -> Tensor:
 
 
 def _exchange(sent: Sequence[Tensor], received: Sequence[Tensor] | Tensor, rank: int) -> None:
-    """Send a tensor to each other process, and receive one from each. **Collective.**"""
+    """Send a tensor to each of the other processes, and receive one from each. **Collective.**"""
     operations = []
     for other in range(len(sent)):
         if other != rank:
@@ -89,18 +90,20 @@ def _exchange(sent: Sequence[Tensor], received: Sequence[Tensor] | Tensor, rank:
 
 
 def exchange_together(tensors: Sequence[Tensor], exchange: Callable[[Tensor], Tensor]) -> None:
-    """Replace each tensor by its part of `exchange(all of its dtype, flat)`: one exchange for each dtype."""
+    """Apply `exchange` to all tensors of a dtype at once, concatenated to one flat tensor.
+
+    Each tensor is overwritten with its part of the result.
+    """
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         mine = [tensor for tensor in tensors if tensor.dtype == dtype]
         flat = exchange(torch.cat([tensor.detach().reshape(-1) for tensor in mine]))
-        for tensor, values in zip(
-            mine, flat.split([tensor.numel() for tensor in mine]), strict=True
-        ):
+        parts = flat.split([tensor.numel() for tensor in mine])
+        for tensor, values in zip(mine, parts, strict=True):
             tensor.detach().copy_(values.view(tensor.shape))
 
 
 def copy_from_main(tensors: Sequence[Tensor], accelerator: Accelerator) -> None:
-    """Let `tensors` of any dtype be the main process's. **Collective.**"""
+    """Overwrite `tensors`, of any dtype, with the main process's values. **Collective.**"""
     if accelerator.num_processes > 1:
         exchange_together(tensors, _send_from_main)
 
@@ -131,7 +134,7 @@ def run_on_main(action: Callable[[], Any], accelerator: Accelerator) -> Any:
 
     **Collective.**
 
-    Its `UserError` is raised on every process: none is left waiting.
+    A `UserError` of `action` is raised on every process, so none is left waiting.
     """
     captured = _capture(action) if accelerator.is_main_process else []
     return _reraise(json.loads(broadcast_bytes(json.dumps(captured).encode(), accelerator)))
@@ -147,7 +150,7 @@ def _capture(action: Callable[[], Any]) -> list[Any]:
 
 
 def _reraise(captured: list[Any]) -> Any:
-    """Return the result in what `_capture` returned, or raise its error."""
+    """Return the result that `_capture` recorded, or raise the error."""
     result, *arguments = captured
     if arguments:
         raise _ERRORS[result](*arguments)
@@ -157,9 +160,9 @@ def _reraise(captured: list[Any]) -> Any:
 def broadcast_files(
     files: Mapping[str, bytes] | None, accelerator: Accelerator
 ) -> dict[str, bytes]:
-    """Return the main process's named contents on every process, without a shared disk.
+    """Return the main process's files, contents by name, on every process.
 
-    **Collective.**
+    **Collective.** No shared disk is needed.
     """
     if accelerator.num_processes == 1:
         return dict(files or {})
@@ -170,7 +173,7 @@ def broadcast_files(
 def gather_rows(rows: Tensor, accelerator: Accelerator) -> Tensor:
     """Return the rows [N, K] of all processes on the CPU; N may differ. **Collective. Host sync.**
 
-    The first column must not be negative: padding has -1 there.
+    The first column must not be negative, since -1 there marks padding.
     """
     if accelerator.num_processes > 1:
         padded = accelerator.pad_across_processes(rows.to(accelerator.device), dim=0, pad_index=-1)
@@ -179,7 +182,7 @@ def gather_rows(rows: Tensor, accelerator: Accelerator) -> Tensor:
 
 
 def differing_lines(text: str, accelerator: Accelerator) -> list[str]:
-    """Return for each process its first line that is another on the main process.
+    """Return for each process the first line of its `text` that differs from the main process's.
 
     **Collective. Host sync.**
     """
@@ -190,7 +193,7 @@ def differing_lines(text: str, accelerator: Accelerator) -> list[str]:
 
 
 def _gather_texts(text: str, accelerator: Accelerator) -> list[str]:
-    """Return the texts of all processes in their order, each cut to 200 bytes.
+    """Return the texts of all processes by process index, each cut to 200 bytes.
 
     **Collective. Host sync.**
     """
@@ -202,9 +205,9 @@ def _gather_texts(text: str, accelerator: Accelerator) -> list[str]:
 
 @dataclass(frozen=True)
 class Peers:
-    """The processes that do something together, such as write a checkpoint, in a thread beside the training.
+    """Processes that work together in a background thread, such as to write a checkpoint.
 
-    Without a `group` it is the main process only.
+    Without a `group`, the main process works alone.
     """
 
     process_index: int = 0
@@ -212,11 +215,11 @@ class Peers:
     group: dist.ProcessGroup | None = None
 
     def agree(self, action: Callable[[], Any]) -> list[Any]:
-        """Run `action` on each process; return the results, JSON values, of all in their order.
+        """Run `action` on each process, and return all results, JSON values, by process index.
 
         **Collective.**
 
-        An OSError or a UserError of one process is raised on all.
+        An OSError or a UserError of one process is raised on all of them.
         """
         if self.group is None:
             return [action()]
@@ -225,27 +228,23 @@ class Peers:
         except OSError as error:
             reason = f"process {self.process_index}: {error.strerror or error}"
             captured = ["OSError", error.errno, reason]
-        return [
-            _reraise(json.loads(data)) for data in self._all_gather(json.dumps(captured).encode())
-        ]
+        gathered = self._all_gather(json.dumps(captured).encode())
+        return [_reraise(json.loads(data)) for data in gathered]
 
     def _all_gather(self, data: bytes) -> list[bytes]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_processes)]
         dist.all_gather(sizes, torch.tensor([len(data)]), self.group)
         rows = [torch.zeros(int(max(sizes)), dtype=torch.uint8) for _ in sizes]
-        dist.all_gather(
-            rows,
-            torch.frombuffer(bytearray(data.ljust(len(rows[0]))), dtype=torch.uint8),
-            self.group,
-        )
-        return [row.numpy().tobytes() for row in rows]  # JSON may end in spaces
+        padded = bytearray(data.ljust(len(rows[0])))  # with spaces, in which JSON may end
+        dist.all_gather(rows, torch.frombuffer(padded, dtype=torch.uint8), self.group)
+        return [row.numpy().tobytes() for row in rows]
 
 
 SINGLE_PROCESS = Peers()
 
 
 def join_peers(accelerator: Accelerator, *, timeout_s: float) -> Peers:
-    """Return all processes as peers, over a group of their own: training may use the others'.
+    """Return all processes as peers, with a new process group: training may be using the others.
 
     **Collective.**
     """

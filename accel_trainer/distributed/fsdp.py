@@ -1,4 +1,4 @@
-"""Sharded weights (FSDP2): whole tensors for a checkpoint, and back to shards.
+"""Sharded weights (FSDP2): which modules are sharded, and whole tensors for a checkpoint.
 
 With FULL_STATE_DICT a checkpoint holds whole tensors, gathered to the main process one by one: its
 files are the same for any number of processes, sharded or not, and the main machine needs host
@@ -23,23 +23,23 @@ from ..core.shards import is_shard
 from ..core.tensor_memory import copy_model, tied_by_memory
 
 _FIX = "launch with multi_gpu.yaml"
-# torch uses the weights of their parts without calling these: `out_proj`, or in evaluation all.
+# Their forwards use the weights of submodules without calling them: `out_proj`, in evaluation all.
 _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 _EMBEDDINGS = ("get_input_embeddings", "get_output_embeddings")
 
 
 def saves_shards(accelerator: Accelerator) -> bool:
-    """Whether each process writes its shards to a checkpoint: `fsdp_state_dict_type` is SHARDED_STATE_DICT."""
+    """Whether `fsdp_state_dict_type` makes each process write its shards to a checkpoint."""
     return bool(accelerator.state.fsdp_plugin.state_dict_type.name == "SHARDED_STATE_DICT")
 
 
 def sharded_copy(model: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """Return a copy of a placed `model`, sharded as `prepare` will shard the model.
+    """Return a copy of a placed `model`, sharded as `prepare` will shard the model itself.
 
     **Collective.**
     """
     copied = copy_model(model)
-    if accelerator.native_amp:  # `place_model` has set the `forward` of the original
+    if accelerator.native_amp:  # `make_shardable` set `forward` on the original
         del copied.forward
         copied.forward = convert_outputs_to_fp32(accelerator.autocast()(copied.forward))
     with own_units(copied):
@@ -48,17 +48,19 @@ def sharded_copy(model: nn.Module, accelerator: Accelerator) -> nn.Module:
 
 @contextmanager
 def own_units(model: nn.Module) -> Iterator[None]:
-    """Let accelerate shard by itself only a module that is called, and that has all uses of its weights.
+    """Make accelerate shard separately only modules that `called_modules` returns.
 
-    accelerate 1.15 takes every module of enough weights: lists of modules too, which torch refuses
-    as they have no forward, parts of attention, whose weights are used without a call, and weights
-    that other modules use as well. Of models of transformers it also takes embeddings and the last
-    norm, which another unit may have already.
+    accelerate 1.15 chooses every module with enough weights. That includes lists of modules, which
+    torch refuses because they have no forward; submodules of attention, whose weights are used
+    without a call; and modules whose weights others use as well. In models of transformers it also
+    chooses embeddings and the last norm, which another unit may have already.
     """
-    choose, find_norm = fsdp_utils.fsdp2_prepare_auto_wrap_policy, fsdp_utils._find_final_norm
+    choose = fsdp_utils.fsdp2_prepare_auto_wrap_policy
+    find_norm = fsdp_utils._find_final_norm
 
     def choose_called(plugin: Any, model: nn.Module) -> Callable[[nn.Module], bool] | None:
-        is_chosen, called = choose(plugin, model), called_modules(model)
+        is_chosen = choose(plugin, model)
+        called = called_modules(model)
         return None if is_chosen is None else lambda module: module in called and is_chosen(module)
 
     fsdp_utils.fsdp2_prepare_auto_wrap_policy = choose_called
@@ -67,27 +69,25 @@ def own_units(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        fsdp_utils.fsdp2_prepare_auto_wrap_policy, fsdp_utils._find_final_norm = choose, find_norm
+        fsdp_utils.fsdp2_prepare_auto_wrap_policy = choose
+        fsdp_utils._find_final_norm = find_norm
         for name in _EMBEDDINGS:
             del vars(model)[name]
 
 
 def called_modules(model: nn.Module) -> set[nn.Module]:
-    """Return the modules that have a forward of their own, and all uses of their weights."""
-    inside = {
-        part
-        for module in model.modules()
-        if isinstance(module, _WHOLE)
-        for part in [*module.modules()][1:]
-    }
-    uses = _count_uses(model)
-    candidates = [
-        module for module in model.modules() if type(module).forward is not nn.Module.forward
-    ]
+    """Return the modules that define a forward and whose weights are used only inside them."""
+    inside: set[nn.Module] = set()
+    for module in model.modules():
+        if isinstance(module, _WHOLE):
+            inside.update([*module.modules()][1:])
+    uses = _count_uses(model).items()
     return {
         module
-        for module in candidates
-        if module not in inside and _count_uses(module).items() <= uses.items()
+        for module in model.modules()
+        if type(module).forward is not nn.Module.forward
+        and module not in inside
+        and _count_uses(module).items() <= uses
     }
 
 
@@ -98,56 +98,53 @@ def _count_uses(model: nn.Module) -> Counter[nn.Parameter]:
 
 
 def reject_optimizer(optimizer: Optimizer) -> None:
-    """Raise ConfigError for an optimizer that cannot step shards."""
+    """Raise ConfigError for an optimizer that cannot update sharded weights."""
     name = type(optimizer).__name__
     # Adafactor and Rprop: "in-place operations that require placement changes are not supported"
     # (torch 2.13).
     if optimizer.state or name in ("Adafactor", "Rprop"):
         why = "has state before its first step" if optimizer.state else "needs whole weights"
-        raise ConfigError(
-            "FSDP", f"{name} {why}, and does not work with FSDP: use another optimizer, or {_FIX}"
-        )
+        fact = f"{name} {why}, and does not work with FSDP"
+        raise ConfigError("FSDP", f"{fact}: use another optimizer, or {_FIX}")
 
 
 def make_shardable(model: nn.Module, accelerator: Accelerator) -> None:
-    """Let the parameters of a placed `model` be contiguous, and settle how accelerate divides it.
+    """Make the parameters of a placed `model` contiguous, and set how accelerate divides it.
 
     Raises:
-        ConfigError: a parameter cannot be sharded, or the model is to be divided by a class that it
-            has not.
+        ConfigError: a parameter cannot be sharded, or the model has no module of the class by which
+            it is to be divided.
     """
-    if ties := tied_by_memory(model):
+    ties = tied_by_memory(model)
+    if ties:
         (tied,) = (name for name, parameter in model.named_parameters() if parameter is ties[0][0])
+        fact = f"{tied} shares its memory with another parameter, which shards cannot"
         fix = "let both modules have one parameter, as in b.weight = a.weight"
-        raise ConfigError(
-            "FSDP", f"{tied} shares its memory with another parameter, which shards cannot: {fix}"
-        )
+        raise ConfigError("FSDP", f"{fact}: {fix}")
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
-            raise ConfigError(
-                "FSDP", f"{name} has no dimension, and cannot be sharded: give it the shape [1]"
-            )
+            fact = f"{name} has no dimension, and cannot be sharded"
+            raise ConfigError("FSDP", f"{fact}: give it the shape [1]")
         parameter.data = parameter.data.contiguous()
     plugin = accelerator.state.fsdp_plugin
     try:
         plugin.set_auto_wrap_policy(model)
     except ValueError as error:
-        raise ConfigError(
-            "LAUNCH", f"fsdp_transformer_layer_cls_to_wrap does not fit: {error}"
-        ) from error
+        message = f"fsdp_transformer_layer_cls_to_wrap does not fit: {error}"
+        raise ConfigError("LAUNCH", message) from error
     if accelerator.native_amp:
-        # accelerate 1.15 would cast the weights instead, and those of norms then do not fit their
+        # accelerate 1.15 would cast the weights instead: the weights of norms would not fit their
         # buffers.
         plugin.mixed_precision_policy = None
         model.forward = convert_outputs_to_fp32(accelerator.autocast()(model.forward))
 
 
 def gather_shards(state: Any) -> Any:
-    """Return `state` with whole tensors on the main process's host in place of shards.
+    """Return `state` with whole tensors in host memory in place of shards, on the main process.
 
     **Collective** with shards.
 
-    On the other processes shards stay: they have the shapes and dtypes of the whole.
+    The other processes keep the shards, which report the shape and dtype of the whole.
     """
     if isinstance(state, Mapping):
         return {key: gather_shards(value) for key, value in state.items()}
@@ -158,7 +155,10 @@ def gather_shards(state: Any) -> Any:
 
 
 def reject_options(options: Mapping[str, object]) -> None:
-    """Raise ConfigError for the first of `options`, by flag, that is on and needs whole weights."""
+    """Raise ConfigError for the first of `options`, values by flag, that is on.
+
+    All of them need whole weights.
+    """
     for flag, value in options.items():
         if value:
             raise ConfigError("FSDP", f"{flag} does not work with FSDP: leave it out, or {_FIX}")

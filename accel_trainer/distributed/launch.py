@@ -1,4 +1,4 @@
-"""Several processes from one plain script or notebook, without a launcher."""
+"""Starts several processes from a plain script or notebook, without a launcher."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from .determinism import prepare_cuda
 from .launch_env import setup_launch_env
 
 T = TypeVar("T")
+_Outcome = tuple[UserError | None, Any]  # a process's error, and the main process's result
 
 
 def launch(function: Callable[..., T], *arguments: Any, num_processes: int | None = None) -> T:
-    """Run `function(*arguments)` in each of `num_processes` on this machine; return what it returns in the main one.
+    """Run `function(*arguments)` in `num_processes` processes; return the main one's result.
 
-    None: one process per GPU, or one process without a GPU. A single process is this one. Several
-    are forked from it: the function and its arguments may be anything, also from a notebook; the
-    result is pickled. Windows, which cannot fork, spawns them: there the function must be in a
-    module. Under another launcher, such as torchrun, the processes exist already, and `function`
-    runs in this one. Ctrl-C stops all of them cleanly.
+    None: one process per GPU, or one process without a GPU. One process runs in the caller. Several
+    are forked from it on this machine: the function and its arguments may be anything, also from a
+    notebook; the result is pickled. Windows cannot fork and spawns them: there the function must be
+    in a module. Under a launcher such as torchrun the processes exist already, and `function` runs
+    in the caller. Ctrl-C stops all processes cleanly.
 
     Raises:
-        ConfigError: CUDA is in use in this process, there are fewer GPUs, or what is spawned cannot
-            be pickled.
-        UserError: what a process raised; `ProcessError` for any other error in it, or if it was
+        ConfigError: CUDA is in use in this process, there are fewer GPUs than processes, or the
+            function cannot be pickled for a spawned process.
+        UserError: raised by a process; `ProcessError` for any other error in it, or if it was
             killed.
     """
     if num_processes is not None and num_processes < 1:
-        raise ConfigError(
-            "LAUNCH", f"num_processes is {num_processes}: set it to 1 or more, or None"
-        )
+        fact = f"num_processes is {num_processes}"
+        raise ConfigError("LAUNCH", f"{fact}: set it to 1 or more, or None")
     prepare_cuda()
     wanted = num_processes or (1 if uses_cpu() else max(1, torch.cuda.device_count()))
     if wanted == 1 or setup_launch_env() > 1:
@@ -56,14 +56,14 @@ def launch(function: Callable[..., T], *arguments: Any, num_processes: int | Non
     action = partial(function, *arguments)
     method = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     _check_can_start(action, wanted, method)
-    # Fork from a new thread: a process forked from one that has used OpenMP, as most of torch does,
-    # hangs in its first operation on several threads (libgomp, torch 2.13). torch ends the
-    # processes with this thread.
+    # Fork from a new thread. A process forked from a thread that has used OpenMP, as most of torch
+    # does, hangs in its first multithreaded operation (libgomp, torch 2.13). The thread must
+    # outlive the processes, since torch ends them with the thread that started them.
     with ThreadPoolExecutor(1) as fresh_thread:
         processes, pipes = fresh_thread.submit(_start, action, wanted, method).result()
         outcomes = fresh_thread.submit(_receive, pipes)
         failure = _join(processes)
-        return _find_result(outcomes.result(), failure)  # type: ignore[no-any-return]  # what `function` returned
+        return _find_result(outcomes.result(), failure)  # type: ignore[no-any-return]  # it is a T
 
 
 def _check_can_start(action: partial[Any], num_processes: int, method: str) -> None:
@@ -72,19 +72,17 @@ def _check_can_start(action: partial[Any], num_processes: int, method: str) -> N
     if uses_cpu():
         return
     if method == "fork" and torch.cuda.is_initialized():
-        raise ConfigError(
-            "LAUNCH",
-            "CUDA is in use in this process, which cannot be forked: restart it, and launch first",
-        )
-    if num_processes > (num_gpus := torch.cuda.device_count()):
+        fact = "CUDA is in use in this process, which cannot be forked"
+        raise ConfigError("LAUNCH", f"{fact}: restart it, and launch first")
+    num_gpus = torch.cuda.device_count()
+    if num_processes > num_gpus:
         fact = f"num_processes is {num_processes}, and there are {num_gpus} GPUs"
-        raise ConfigError(
-            "LAUNCH", f"{fact}: set it to at most that, or ACCELERATE_USE_CPU=true to use the CPU"
-        )
+        fix = "set it to at most that, or ACCELERATE_USE_CPU=true to use the CPU"
+        raise ConfigError("LAUNCH", f"{fact}: {fix}")
 
 
 def _check_can_pickle(action: partial[Any]) -> None:
-    """A process that is spawned imports the function by its name."""
+    """Raise ConfigError if a spawned process cannot import the function by its name."""
     try:
         ForkingPickler.dumps(action)
         if action.func.__module__ != "__main__" or hasattr(sys.modules["__main__"], "__file__"):
@@ -101,33 +99,34 @@ def _start(
     shared = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(get_free_port()),
+        "WORLD_SIZE": str(num_processes),
+        "LOCAL_WORLD_SIZE": str(num_processes),
         "ACCEL_TRAINER_LAUNCHER": "launch",
     }
-    shared |= {"WORLD_SIZE": str(num_processes), "LOCAL_WORLD_SIZE": str(num_processes)}
     if uses_cpu():
-        # or a plain `Accelerator()` would be alone, in each process
+        # Otherwise a plain `Accelerator()` in each process would not join the others.
         shared["ACCELERATE_USE_CPU"] = "true"
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(num_processes)]
     senders = [sender for _, sender in pipes]
-    # not which processes it ends after a failure
+    # Without its warnings about the processes that it ends after a failure.
     logging.getLogger(start_processes.__module__).setLevel(logging.ERROR)
     processes = start_processes(
         _run, (action, shared, senders), nprocs=num_processes, join=False, start_method=method
     )
     for sender in senders:
-        sender.close()  # a pipe then ends with its process
+        sender.close()  # so that a pipe ends when its process does
     return processes, [receiver for receiver, _ in pipes]
 
 
 def _run(
     rank: int, action: Callable[[], Any], shared: Mapping[str, str], pipes: Sequence[Connection]
 ) -> None:
-    """Run `action` as process `rank`, and send its error, or the main process's result."""
-    # If the launcher dies, torch sends SIGINT once per thread, and the second one exits without a
+    """Run `action` as process `rank`, and send its error or the main process's result."""
+    # If the parent dies, torch would send SIGINT once per thread: the second one exits without a
     # save.
     _prctl_pr_set_pdeathsig(signal.SIGTERM)
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
-    forget_earlier_accelerators()  # of the process that started this one
+    forget_earlier_accelerators()  # those of the parent
     code = 0
     try:
         result = action()
@@ -135,29 +134,29 @@ def _run(
     except UserError as error:
         pipes[rank].send((error, None))
         code = int(error.exit_code)
-    except SystemExit as error:  # of a recipe's `main`, which has printed the reason
+    except SystemExit as error:  # from a recipe's `main`, which has printed the reason
         code = error.code if isinstance(error.code, int) else 1
     except Exception as error:
         print_error(error)
         code = int(exit_code_of(error))
-        pipes[rank].send(
-            (ProcessError("PROCESS", f"rank {rank}: {describe_error(error)}", rank, code), None)
-        )
+        message = f"rank {rank}: {describe_error(error)}"
+        pipes[rank].send((ProcessError("PROCESS", message, rank, code), None))
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # exit handlers belong to the process that started this one
+    os._exit(code)  # without the exit handlers, which belong to the parent
 
 
-def _receive(pipes: Sequence[Connection]) -> dict[int, tuple[UserError | None, Any]]:
-    outcomes: dict[int, tuple[UserError | None, Any]] = {}
+def _receive(pipes: Sequence[Connection]) -> dict[int, _Outcome]:
+    """Return the error or result that each process sent, by rank."""
+    outcomes: dict[int, _Outcome] = {}
     for rank, pipe in enumerate(pipes):
-        with suppress(EOFError):  # it was killed
+        with suppress(EOFError):  # the process was killed
             outcomes[rank] = pipe.recv()
     return outcomes
 
 
 def _join(processes: ProcessContext) -> ProcessExitedException | None:
-    """Wait until all have ended, and return the first failure, which ends the others."""
+    """Wait until all processes have ended, and return the first failure, which ends the others."""
     while True:
         try:
             if processes.join():
@@ -169,20 +168,17 @@ def _join(processes: ProcessContext) -> ProcessExitedException | None:
             return failure
 
 
-def _find_result(
-    outcomes: Mapping[int, tuple[UserError | None, Any]], failure: ProcessExitedException | None
-) -> Any:
+def _find_result(outcomes: Mapping[int, _Outcome], failure: ProcessExitedException | None) -> Any:
     """Return the main process's result, or raise the error of the process that failed first."""
     if failure is None:
         return outcomes[0][1] if 0 in outcomes else None
-    # A process that was killed has sent nothing: others may know more.
+    # A process that was killed has sent nothing, but another may have sent an error.
     for rank in sorted(outcomes, key=lambda rank: rank != failure.error_index):
-        if (error := outcomes[rank][0]) is not None:
+        error = outcomes[rank][0]
+        if error is not None:
             raise error
-    how = (
-        f"was killed by {failure.signal_name}"
-        if failure.signal_name
-        else f"exited with code {failure.exit_code}"
-    )
     rank = failure.error_index
+    how = f"exited with code {failure.exit_code}"
+    if failure.signal_name:
+        how = f"was killed by {failure.signal_name}"
     raise ProcessError("KILLED", f"rank {rank} {how}", rank, ExitCode.INTERNAL)

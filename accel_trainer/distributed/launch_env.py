@@ -1,4 +1,4 @@
-"""The launcher's environment variables: rank, number of processes and rendezvous address, in torch's names."""
+"""The launcher's environment variables, in torch's names: ranks, processes, rendezvous address."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import zlib
 from ..core.errors import ConfigError
 
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-# SLURM's, those of a step: a batch script, which is not one of the tasks, has those of the job.
+# SLURM's names for a step. A batch script, which is not a task of a step, has those of the job.
 _SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE")
 _MPI = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")  # Open MPI, and MPICH and Intel MPI
-MAX_THREADS = 1024  # a million crash the process
-# set by torchrun and by accelerate's
+MAX_THREADS = 1024  # a million threads crash the process
+# Set by torchrun and by accelerate's launcher.
 _LAUNCHERS = {"TORCHELASTIC_RUN_ID", "ACCELERATE_DYNAMO_BACKEND"}
 _FIX = "start with torchrun, accelerate launch or srun; or unset RANK, WORLD_SIZE and LOCAL_RANK"
 
 
 def setup_launch_env() -> int:
-    """Return the number of processes of this launch, and set torch's variables for this one.
+    """Check the launcher's variables, and return the number of processes; 1 without a launcher.
+
+    srun's variables are first translated to torch's, which are set in `os.environ`. A second call
+    finds them there.
 
     Raises:
-        ConfigError: the launcher's variables are incomplete or contradict each other.
+        ConfigError: the variables are incomplete or contradict each other.
     """
     environment = os.environ
     if not {"RANK", "WORLD_SIZE"} & environment.keys():
@@ -32,32 +35,34 @@ def setup_launch_env() -> int:
             raise ConfigError("LAUNCH", f"the variables of mpirun and mpiexec are not read: {_FIX}")
     if not set(_NAMES[:3]) & environment.keys():
         if {"MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"} <= environment.keys():
-            fact = "accelerate announced several processes but started one, as it does without GPUs and with --cpu"
-            fix = "start with torchrun --nproc-per-node N, or with --config_file accelerate_configs/multi_cpu.yaml"
+            fact = (
+                "accelerate announced several processes but started one, "
+                "as it does without GPUs and with --cpu"
+            )
+            fix = (
+                "start with torchrun --nproc-per-node N, "
+                "or with --config_file accelerate_configs/multi_cpu.yaml"
+            )
             raise ConfigError("LAUNCH", f"{fact}: {fix}")
         return 1
     num_processes = _number("WORLD_SIZE")
-    # with which accelerate joins a group even of one
+    # With LOCAL_RANK, accelerate joins a group even of one process.
     if num_processes != 1 or "LOCAL_RANK" in environment:
         needed = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-        if missing := [name for name in needed if not environment.get(name)]:
-            raise ConfigError(
-                "LAUNCH", f"WORLD_SIZE is {num_processes} without {', '.join(missing)}: {_FIX}"
-            )
-        for name, limit in (
-            ("RANK", num_processes),
-            ("LOCAL_RANK", num_processes),
-            ("MASTER_PORT", 2**16),
-        ):
+        missing = [name for name in needed if not environment.get(name)]
+        if missing:
+            fact = f"WORLD_SIZE is {num_processes} without {', '.join(missing)}"
+            raise ConfigError("LAUNCH", f"{fact}: {_FIX}")
+        limits = {"RANK": num_processes, "LOCAL_RANK": num_processes, "MASTER_PORT": 2**16}
+        for name, limit in limits.items():
             if _number(name) >= limit:
-                raise ConfigError(
-                    "LAUNCH", f"{name} is {environment[name]}, but must be below {limit}: {_FIX}"
-                )
+                fact = f"{name} is {environment[name]}, but must be below {limit}"
+                raise ConfigError("LAUNCH", f"{fact}: {_FIX}")
     return num_processes
 
 
 def check_not_alone(num_processes: int) -> None:
-    """Raise ConfigError if an accelerator is alone, of `num_processes` 1, in a launch of several."""
+    """Raise ConfigError if an accelerator's `num_processes` is 1 in a launch of several."""
     announced = os.environ.get("WORLD_SIZE", "1")
     if num_processes == 1 and announced != "1":
         fact = f"the launch has {announced} processes, and this accelerator is alone"
@@ -66,7 +71,7 @@ def check_not_alone(num_processes: int) -> None:
 
 
 def find_launcher() -> int | None:
-    """Return the process id of the launcher, with which this process ends; None without a launcher.
+    """Return the process id of the launcher, None without one: this process must end with it.
 
     accelerate's launcher (1.15) leaves processes behind when it is stopped or killed. A shell is
     not a launcher.
@@ -77,13 +82,13 @@ def find_launcher() -> int | None:
 def count_local_processes() -> int:
     """Return the number of processes of the launch on this machine.
 
-    Raises ConfigError for a value that is not one.
+    Raises ConfigError if LOCAL_WORLD_SIZE is not a number.
     """
     return max(1, _number("LOCAL_WORLD_SIZE")) if os.environ.get("LOCAL_WORLD_SIZE") else 1
 
 
 def given_num_threads() -> int | None:
-    """Return OMP_NUM_THREADS if the user has set it: torchrun and accelerate's launcher set it to 1."""
+    """Return OMP_NUM_THREADS if the user has set it, not torchrun or accelerate's launcher."""
     value = os.environ.get("OMP_NUM_THREADS", "")
     if _LAUNCHERS & os.environ.keys() or not value.isdecimal():
         return None
@@ -100,30 +105,28 @@ def _number(name: str) -> int:
 
 
 def _translate_srun() -> dict[str, str]:
-    """Return torch's variables from srun's."""
+    """Return srun's variables under torch's names."""
     environment = os.environ
     rank, num_processes, local_rank = map(_number, _SRUN[:3])
     local_processes = _tasks_of_node(environment[_SRUN[3]], _number("SLURM_NODEID"))
-    first = (
-        "127.0.0.1"
-        if local_processes == num_processes
-        else _first_host(environment["SLURM_STEP_NODELIST"])
-    )
-    # The same port for all processes, and different ones for jobs that share a machine.
+    first = "127.0.0.1"
+    if local_processes != num_processes:
+        first = _first_host(environment["SLURM_STEP_NODELIST"])
+    # All processes choose the same port, and jobs that share a machine different ones.
     job = environment.get("SLURM_JOB_ID", "") + environment.get("SLURM_STEP_ID", "")
     port = environment.get("MASTER_PORT") or str(20_000 + zlib.crc32(job.encode()) % 10_000)
-    values = (str(value) for value in (rank, num_processes, local_rank, local_processes))
+    values = map(str, (rank, num_processes, local_rank, local_processes))
     address = environment.get("MASTER_ADDR") or first
     return dict(zip(_NAMES, values, strict=True), MASTER_ADDR=address, MASTER_PORT=port)
 
 
 def _tasks_of_node(counts: str, node: int) -> int:
-    """Return the count of a node in SLURM's notation: `4(x2),3` for 4, 4 and 3."""
+    """Return the task count of `node` from SLURM's notation: `4(x2),3` means 4, 4 and 3."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
     return [int(count) for count, times in parts for _ in range(int(times or 1))][node]
 
 
 def _first_host(nodes: str) -> str:
-    """Return the first name of a list in SLURM's notation: `gpu01` of `gpu[01-03,07],login`."""
+    """Return the first host in SLURM's notation: `gpu01` of `gpu[01-03,07],login`."""
     ((head, numbers, tail), *_) = re.findall(r"([^\[,]*)(?:\[([^\]]*)\])?([^,\[]*)", nodes)
     return f"{head}{re.split('[-,]', numbers)[0]}{tail}"

@@ -1,4 +1,4 @@
-"""Cores and memory that the operating system gives to this process, on Linux, macOS and Windows."""
+"""The cores and memory available to this process, on Linux, macOS and Windows."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def available_cpus() -> int:
-    """Return the cores that this process may use, by its affinity and by its container's CPU quota; at least 1."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    """Return the cores that this process may use, by its affinity and its container's quota."""
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):  # no quota
         quota, period = _CPU_QUOTA.read_text().split()
         cores = min(cores, int(quota) // int(period))
@@ -30,7 +30,7 @@ def available_cpus() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """Return the most memory that this process has had resident."""
+    """Return the peak of this process's resident memory."""
     try:
         import resource
     except ImportError:  # Windows
@@ -41,7 +41,7 @@ def peak_resident_bytes() -> int:
 
 
 def peak_memory_bytes(accelerator: Accelerator) -> int:
-    """Return the most memory that this process has used: of the device if it counts its own, else resident."""
+    """Return this process's peak memory: the device's if it keeps count, else resident memory."""
     device = torch.get_device_module(accelerator.device)
     if hasattr(device, "max_memory_allocated"):
         return int(device.max_memory_allocated(accelerator.device))
@@ -49,7 +49,7 @@ def peak_memory_bytes(accelerator: Accelerator) -> int:
 
 
 def free_memory_bytes() -> int:
-    """Return the memory that is free for this process, on the machine and within its container's limit."""
+    """Return the free memory of the machine, or the container's limit if that is less."""
     free = int(psutil.virtual_memory().available)
     for path in _MEMORY_LIMITS:
         with suppress(OSError, ValueError):  # no limit

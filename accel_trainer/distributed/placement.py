@@ -1,4 +1,4 @@
-"""A model on its device: memory layout, and norms that are synchronised over the processes."""
+"""The placement of a model: its device, memory layout, and norms synchronised over processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfig) -> nn.Module:
-    """Move `model` to its device, and apply memory layout and synchronised norms.
+    """Move `model` to its device, and apply the memory layout and synchronised norms.
 
-    The module keeps its class and its parameters' names: it is wrapped for several processes later.
-    Parameters that are views of larger tensors get memory of their own.
+    The module keeps its class and the names of its parameters: it is wrapped for several processes
+    later. Parameters that are views of larger tensors get their own memory.
 
     Raises:
         ConfigError: a parameter has no shape yet or sparse gradients.
@@ -44,17 +44,13 @@ def place_model(model: nn.Module, accelerator: Accelerator, config: RuntimeConfi
 
 def _refuse_untrainable(model: nn.Module) -> None:
     """Raise ConfigError for a parameter that has no shape yet, or sparse gradients."""
-    if lazy := next(
-        (name for name, parameter in model.named_parameters() if is_lazy(parameter)), None
-    ):
-        raise ConfigError(
-            "MODEL", f"{lazy} has no shape yet: call the model with a batch before you pass it on"
-        )
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            fix = "call the model with a batch before you pass it on"
+            raise ConfigError("MODEL", f"{name} has no shape yet: {fix}")
     for name, module in model.named_modules():
-        if (
-            isinstance(module, nn.Embedding | nn.EmbeddingBag)
-            and module.sparse
-            and module.weight.requires_grad
-        ):
-            fact = f"{name or type(module).__name__} has sparse gradients, which cannot be checked for NaN"
+        is_embedding = isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        if is_embedding and module.sparse and module.weight.requires_grad:
+            name = name or type(module).__name__
+            fact = f"{name} has sparse gradients, which cannot be checked for NaN"
             raise ConfigError("MODEL", f"{fact}: set sparse=False")

@@ -20,19 +20,21 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..core.errors import ExitCode, ProcessError
 
-_stores: dict[tuple[str, int], Store] = {}  # the others may already form the next group
+# Served by this process, and kept: the others may already be forming the next group with them.
+_stores: dict[tuple[str, int], Store] = {}
 
 
 def init_process_group(
     backend: str | None, *, timeout_s: float, device: torch.device | None = None
 ) -> None:
-    """Form a process group of this launch, again after a shutdown or a restart. **Collective.**
+    """Form the process group of this launch, also after a shutdown or a restart. **Collective.**
 
-    `device` is the GPU of this process: without it, NCCL's barriers guess one, and can hang.
+    `device` is the GPU of this process. Without it, NCCL's barriers guess one and can hang.
 
-    Raises ProcessError if the others cannot be reached.
+    Raises ProcessError if the other processes cannot be reached.
     """
-    rank, num_processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    num_processes = int(os.environ["WORLD_SIZE"])
     timeout = timedelta(seconds=timeout_s)
     _choose_interface(os.environ["MASTER_ADDR"])
     try:
@@ -47,21 +49,20 @@ def init_process_group(
             device_id=device,
         )
     except (RuntimeError, OSError) as error:
-        address, reason = (
-            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
-            str(error).splitlines()[0],
+        where = f"at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {timeout_s:g} s"
+        reason = str(error).splitlines()[0]
+        fact = f"process {rank} of {num_processes} did not meet the others {where} ({reason})"
+        fix = (
+            "start all, with the address of process 0's machine and a free port there, "
+            "open between the machines"
         )
-        fact = f"process {rank} of {num_processes} did not meet the others at {address} within {timeout_s:g} s"
-        fix = "start all, with the address of process 0's machine and a free port there, open between the machines"
-        raise ProcessError(
-            "RENDEZVOUS", f"{fact} ({reason}): {fix}", rank, ExitCode.INTERNAL
-        ) from error
+        raise ProcessError("RENDEZVOUS", f"{fact}: {fix}", rank, ExitCode.INTERNAL) from error
 
 
 def find_cpu_group(*, timeout_s: float) -> dist.ProcessGroup | None:
-    """Return the group that reduces CPU tensors, None for the default group. **Collective.**
+    """Return the group that reduces CPU tensors; None: the default group does. **Collective.**
 
-    A group from before the run, such as accelerate's for GPUs, may only have NCCL.
+    A default group from before the run, such as accelerate's for GPUs, may only have NCCL.
     """
     has_one = "cpu:" in dist.get_backend_config()
     return None if has_one else dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
@@ -69,15 +70,16 @@ def find_cpu_group(*, timeout_s: float) -> dist.ProcessGroup | None:
 
 def _meet(rank: int, timeout: timedelta) -> Store:
     """Return the store of the rendezvous, which process 0 serves unless the launcher does."""
-    host, port = address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    host = os.environ["MASTER_ADDR"]
+    port = int(os.environ["MASTER_PORT"])
+    address = (host, port)
     if rank > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return next(rendezvous("env://", timeout=timeout))[0]  # type: ignore[no-any-return]  # untyped
     if address not in _stores:
         if os.name == "posix" and (host == "localhost" or host.startswith("127.")):
-            # Only on the loopback: torch would listen on all interfaces.
-            with socket.create_server(
-                ("127.0.0.1" if host == "localhost" else host, port)
-            ) as server:
+            # torch would listen on all interfaces, this server listens on the loopback only.
+            loopback = "127.0.0.1" if host == "localhost" else host
+            with socket.create_server((loopback, port)) as server:
                 _stores[address] = dist.TCPStore(  # type: ignore[attr-defined]  # missing in its stubs
                     host,
                     port,
@@ -94,10 +96,10 @@ def _meet(rank: int, timeout: timedelta) -> Store:
 
 
 def _before_deadline(meet: Callable[[], Store], *, deadline_s: float) -> Store:
-    """Return the store that `meet` returns. Raises DistStoreError if that takes longer.
+    """Return the store that `meet` returns. Raises DistStoreError if that takes too long.
 
-    torch's own timeout does not hold while a program that has the port accepts and stays silent
-    (torch 2.13). The thread that waits for it cannot be ended, and ends with the process.
+    torch's own timeout has no effect while another program at the port accepts connections and
+    stays silent (torch 2.13). The waiting thread cannot be stopped, and ends with the process.
     """
     met: Future[Store] = Future()
 
@@ -117,12 +119,12 @@ def _before_deadline(meet: Callable[[], Store], *, deadline_s: float) -> Store:
 
 
 def _choose_interface(host: str) -> None:
-    """Let gloo use the interface that leads to `host`, unless the user chose one.
+    """Make gloo use the interface that leads to `host`, unless the user chose one.
 
-    By default it announces the address of the host's name, often 127.0.0.1 or 127.0.1.1 (torch
-    2.13).
+    By default gloo announces the address of this machine's host name, often 127.0.0.1 or 127.0.1.1
+    (torch 2.13).
     """
-    # the rendezvous reports an unknown host
+    # The rendezvous reports an unknown host, which is an OSError here.
     with suppress(OSError), socket.socket(type=socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # sends nothing
         mine = probe.getsockname()[0]
@@ -132,13 +134,13 @@ def _choose_interface(host: str) -> None:
 
 
 def _unused_prefix(store: Store, rank: int, num_processes: int, *, timeout_s: float) -> Store:
-    """Return a part of `store` that no earlier group has written to, the same on all processes.
+    """Return `store` with a prefix that no earlier group has used, the same on all processes.
 
     **Collective.**
 
-    The store may outlive the processes, and gloo would then read addresses of the last attempt. The
-    main process chooses the name of the part and sends it to each process that reports itself; a
-    launcher's restart count does not serve, since each machine counts its own.
+    The store may outlive the processes, and gloo would then read addresses of an earlier attempt.
+    The main process chooses the prefix and sends it to each process that reports itself. A
+    launcher's restart count would not do, since each machine counts separately.
     """
     name = uuid.uuid4().hex
     if rank > 0:

@@ -1,4 +1,4 @@
-"""Copies between the host and a device that run in the background, on any accelerator that has streams."""
+"""Background copies between the host and a device, on any accelerator that has streams."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import torch
 
 
 def has_streams(device: torch.device) -> bool:
-    """Return whether copies to `device` can run in the background: an accelerator with streams, which MPS lacks."""
-    if device.type in ("cpu", "mps"):
-        # without a question that torch 2.6 answers with an error where there is no accelerator
-        return False
+    """Return whether `device` is an accelerator with streams, for copies in the background."""
     accelerator = torch.accelerator.current_accelerator()
-    return accelerator is not None and device.type == accelerator.type
+    # MPS is an accelerator without streams.
+    return accelerator is not None and device.type == accelerator.type != "mps"
 
 
 def arrival(*devices: torch.device) -> Callable[[], None]:
-    """Return a function that waits for what is queued on `devices` now, and not for later work."""
+    """Return a function that waits for the work queued on `devices` by now, not for later work."""
     events = [
         torch.accelerator.current_stream(device).record_event()
         for device in devices

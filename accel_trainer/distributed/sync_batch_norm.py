@@ -1,8 +1,8 @@
-"""Batch normalisation over all processes, on any device: any number of processes trains the same model.
+"""Batch normalisation over all processes, on any device, so that their number changes no model.
 
 torch's SyncBatchNorm needs a GPU (torch 2.13), and its conversion replaces a subclass of BatchNorm
-by a plain one. Here torch's own BatchNorms become its fused version on CUDA; all others keep their
-forward, in which `F.batch_norm` is replaced by one with a differentiable all-reduce.
+by the plain class. Here torch's own BatchNorms become the fused SyncBatchNorm on CUDA. All others
+keep their forward, with `F.batch_norm` replaced by a version with a differentiable all-reduce.
 """
 
 from __future__ import annotations
@@ -21,26 +21,28 @@ from torch.overrides import TorchFunctionMode
 
 from ..core.errors import ConfigError
 
-_OF_TORCH = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_TORCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Module:
-    """Let every BatchNorm of `model` span all processes in training mode; parameters and names stay.
+    """Make every BatchNorm in `model` normalise over all processes in training mode.
+
+    Parameters and names stay. Returns the model, or its replacement if it is itself a BatchNorm.
 
     Raises ConfigError for a subclass of torch's SyncBatchNorm without a GPU.
     """
     for name, child in model.named_children():
         setattr(model, name, convert_sync_batch_norm(child, device=device))
-    is_cuda, is_synced = device.type == "cuda", isinstance(model, nn.SyncBatchNorm)
-    if type(model) in _OF_TORCH and is_cuda:
+    is_cuda = device.type == "cuda"
+    is_synced = isinstance(model, nn.SyncBatchNorm)
+    if type(model) in _TORCH_NORMS and is_cuda:
         return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
     if is_synced and not is_cuda and type(model) is not nn.SyncBatchNorm:
-        raise ConfigError(
-            "SYNC_BATCH_NORM", f"{type(model).__name__} needs a GPU: use BatchNorm in the model"
-        )
+        fact = f"{type(model).__name__} needs a GPU"
+        raise ConfigError("SYNC_BATCH_NORM", f"{fact}: use BatchNorm in the model")
     if isinstance(model, _BatchNorm) and not (is_synced and is_cuda):
-        # Not compiled, since torch.compile loses the mode (torch 2.13). A method: a deep copy of
-        # the module, such as the one for averaged weights, then calls its own.
+        # Not compiled, since torch.compile loses the mode (torch 2.13). A method, so that a deep
+        # copy of the module, such as the one for averaged weights, calls its own.
         forward = torch.compiler.disable(_forward_over_processes)
         model.forward = MethodType(forward, model)  # type: ignore[method-assign]
     return model
@@ -54,13 +56,14 @@ def _forward_over_processes(norm: _BatchNorm, *inputs: Any, **options: Any) -> A
     with _BatchNormOverProcesses() as mode:
         output = forward(norm, *inputs, **options)
     if not mode.was_reached:
-        fact = f"{type(norm).__name__} does not call F.batch_norm, and so cannot normalise over all processes"
+        name = type(norm).__name__
+        fact = f"{name} does not call F.batch_norm, and so cannot normalise over all processes"
         raise ConfigError("SYNC_BATCH_NORM", f"{fact}: set --runtime.no-sync-batch-norm")
     return output
 
 
 class _BatchNormOverProcesses(TorchFunctionMode):
-    """Replaces `F.batch_norm` in the block by `batch_norm` over all processes."""
+    """Replaces `F.batch_norm` by `batch_norm` over all processes, in its `with` block."""
 
     was_reached = False
 
@@ -84,27 +87,23 @@ def batch_norm(
 ) -> Tensor:
     """Return this process's rows of `F.batch_norm` over the rows of all processes.
 
-    **Collective** in training.
-
-    Shapes and arguments are those of torch.
+    **Collective** in training. Shapes and arguments are those of `F.batch_norm`.
     """
     if not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if input.device.type == "cuda":
-        group, num_processes = dist.group.WORLD, dist.get_world_size()
-        statistics = running_mean, running_var, eps, momentum
-        return cast(
-            Tensor, FusedSyncBatchNorm.apply(input, weight, bias, *statistics, group, num_processes)
-        )
+        statistics = (running_mean, running_var, eps, momentum)
+        group = (dist.group.WORLD, dist.get_world_size())
+        return cast(Tensor, FusedSyncBatchNorm.apply(input, weight, bias, *statistics, *group))
     over = [dim for dim in range(input.dim()) if dim != 1]
     shape = [1, -1] + [1] * (input.dim() - 2)
     count = torch.full(
         (1,), input.numel() // input.shape[1], dtype=torch.float64, device=input.device
     )
-    # float64 sums: mean and variance then do not depend on the split over processes.
+    # Sums in float64, so that mean and variance do not depend on the split over processes.
     sums = _all_reduce(torch.cat([input.double().sum(over), count]))
     total = sums[-1].detach()
-    if input.numel() <= input.shape[1] and total == 1:  # as torch does
+    if input.numel() <= input.shape[1] and total == 1:  # torch refuses this, too
         fact = f"Expected more than 1 value per channel when training, got {list(input.shape)}"
         raise ConfigError(
             "SHAPES", f"{fact}: leave out the last samples of an epoch with --batch.drop-last"
