@@ -1,6 +1,6 @@
 """Classify documentation as numpy's, torch's or scikit-learn's with a small transformer.
 
-The texts are of any length; a batch is padded to its longest.
+The texts are of any length; a batch is padded to its longest text.
 
 python recipes/text.py --optimizer.name adamw --epochs 10    # needs transformers; downloads nothing
 """
@@ -53,7 +53,7 @@ class TextTask(ClassificationTask):
 
 
 def read_documentation() -> list[tuple[str, int]]:
-    """Return the different texts that document the libraries, each with its library's number."""
+    """Return the docstrings of the libraries, each with the number of its library, sorted."""
     found = set()
     for label, library in enumerate(LIBRARIES):
         for member in list(vars(library).values()):
@@ -76,7 +76,7 @@ def make_tokenizer(texts: list[str]) -> hf.PreTrainedTokenizerFast:
 
 
 def make_model() -> nn.Module:
-    """Return a DistilBERT of two small layers with random weights."""
+    """Return a small DistilBERT with random weights."""
     size = hf.DistilBertConfig(
         vocab_size=VOCABULARY,
         dim=64,

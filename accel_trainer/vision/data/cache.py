@@ -95,7 +95,8 @@ def _build_once(folder: Path, source: ImageSource, bad_images: BadImageConfig) -
         if dataset is None:
             if folder.exists():
                 logger.warning(
-                    "the image cache %s is damaged or from an older version, and is rebuilt", folder
+                    "the image cache %s is damaged or from an older version, and is rebuilt",
+                    folder,
                 )
                 filesystem.remove_directories([folder])
             logger.info("decoding %s into %s, once", source.name, folder)
@@ -131,7 +132,9 @@ def _writer_lock(cache_dir: Path) -> Iterator[bool]:
             platform.wait_for_lock(descriptor)
         except OSError as error:
             logger.warning(
-                "%s cannot be locked (%s): several processes may decode at once", cache_dir, error
+                "%s cannot be locked (%s): several processes may decode at once",
+                cache_dir,
+                error,
             )
             yield False
         else:
@@ -180,7 +183,7 @@ def _build(
 
 
 def _check_free_space(partial: Path, needed: int) -> None:
-    """Raise OutputError if `needed` bytes do not fit on the disk beside what is already written."""
+    """Raise OutputError if `needed` bytes do not fit on the disk; `partial` may hold some."""
     free = free_bytes(partial.parent) + sum(path.stat().st_size for path in partial.iterdir())
     if needed > free:
         raise OutputError(
@@ -250,11 +253,12 @@ def _chunks(
         start = row["stop"]
     usable = bad_images.usable(split, left_out, start=start)
     num_known = len(left_out)
-    while some := list(islice(usable, _CHUNK_IMAGES)):
-        stop = some[-1][0] + 1 if len(some) == _CHUNK_IMAGES else len(split.labels)
-        dropped = sorted({*range(start, stop)} - {index for index, _ in some})
+    while found := list(islice(usable, _CHUNK_IMAGES)):
+        last, _ = found[-1]
+        stop = last + 1 if len(found) == _CHUNK_IMAGES else len(split.labels)
+        dropped = sorted({*range(start, stop)} - {index for index, _ in found})
         bad = zip(dropped, left_out[num_known:], strict=True)
-        chunk = np.ascontiguousarray(np.stack([image for _, image in some]))
+        chunk = np.ascontiguousarray(np.stack([image for _, image in found]))
         row = {
             "start": start,
             "stop": stop,

@@ -22,8 +22,8 @@ _MIN_SIZE = 16
 def whiten(model: nn.Module, images: ImageDataset) -> nn.Module:
     """Set the stem of an `Airbench`, in place, to the principal directions of training images.
 
-    The directions are those of patches of the first images, scaled to unit variance. Any other
-    model is returned unchanged. The model must be on the CPU: all processes then compute the same
+    They are computed from patches of the first images, and scaled to unit variance. Any other model
+    is returned unchanged. The model must be on the CPU, so that all processes compute the same
     filters.
 
     Raises:

@@ -46,7 +46,7 @@ class WideBlock(nn.Module):
 class WideResNet(nn.Module):
     """WRN-`depth`-`factor`: three stages of `(depth - 4) / 6` blocks.
 
-    Its blocks are `factor` times wider than those of a ResNet.
+    A block has `factor` times as many channels as in a ResNet.
     """
 
     def __init__(

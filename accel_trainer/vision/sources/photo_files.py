@@ -71,7 +71,7 @@ def load_from_hub(repository: str) -> Any:
             # `load_dataset` retries for 24 s (datasets 5.2): first see whether the hub answers.
             HfApi().dataset_info(repository, timeout=_PROBE_TIMEOUT_S)
         return load_dataset(repository)
-    except Exception as error:  # its errors, and those of its HTTP library, are of any type
+    except Exception as error:  # the hub and its HTTP library raise errors of any type
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         where = "it cannot be loaded from the Hugging Face hub"
         fact = f"no folder {repository}, and {where} ({reason})"
@@ -99,7 +99,7 @@ def _open_folder(root: Path, cache_dir: str | None) -> Any:
 
 
 def _open_saved(root: Path) -> Any:
-    """Return what `save_to_disk` wrote. Its descriptions may name only files beside them."""
+    """Return what `save_to_disk` wrote. Its JSON files may only name files in their own folder."""
     from datasets import load_from_disk
 
     if "::" in str(root):

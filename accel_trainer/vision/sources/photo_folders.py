@@ -164,7 +164,7 @@ def _refuse_unreadable(error: OSError) -> None:
 
 
 def _check_archives(root: Path, archives: list[str]) -> None:
-    """Raise DataError for a zip of photos beside other photos, because it would not be read."""
+    """Raise DataError if a zip among the photos holds photos, because it would not be read."""
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
     for path in archives:
