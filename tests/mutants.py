@@ -154,7 +154,7 @@ MUTANTS = [
     Mutant(
         "exact: dropout is seeded by the place in the process",
         "accel_trainer/training/strategy/exact.py",
-        "self._first_index + index",
+        "self._offset + index",
         "index",
         (EXACT,),
     ),
@@ -203,7 +203,7 @@ MUTANTS = [
     Mutant(
         "a step that is skipped moves the average",
         "accel_trainer/training/trainer.py",
-        "if self._average is not None and not result.was_skipped:",
+        "if self._average is not None and not was_skipped:",
         "if self._average is not None:",
         (
             "tests/training/test_mixed_precision.py::test_an_overflow_skips_the_update_and_average_and_halves_the_scale",

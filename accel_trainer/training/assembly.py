@@ -85,8 +85,7 @@ def assemble_trainer(
         guard=guard,
         max_grad_norm=config.max_grad_norm,
     )
-    averaged = None if average is None else average.model
-    states = training_state(model, optimizer, averaged, strategy.accelerator.scaler)
+    states = training_state(model, optimizer, copied, strategy.accelerator.scaler)
     rehearsal = Rehearsal(
         model=model,
         optimizer=optimizer,

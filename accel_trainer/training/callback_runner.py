@@ -19,11 +19,11 @@ _logger = logging.getLogger(__name__)
 
 
 class CallbackFailed(PartFailed):
-    """A callback, which is named, raised an error other than a `UserError`."""
+    """A callback raised an error other than a `UserError`; the message names the callback."""
 
 
 class CallbackRunner:
-    """Calls hooks. An error ends the run: a hook may be collective, so no process may skip one."""
+    """Calls hooks. An error in one ends the run: no process may skip a hook that is collective."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = _named(callbacks)
@@ -41,33 +41,33 @@ class CallbackRunner:
 
     @contextmanager
     def errors_observed(self, trainer: TrainerView, checkpointer: Checkpointer) -> Iterator[None]:
-        """Call `on_error` for an error in the block, and raise it again after a save in flight has ended."""
+        """Call `on_error` for an error in the block, and raise it again once no save is running."""
         try:
             yield
         except BaseException as error:
             for name, callback in self._callbacks.items():
                 try:
                     callback.on_error(trainer, error)
-                except Exception:  # must not hide the one that ends the run
+                except Exception:  # it must not hide the error that ends the run
                     _logger.exception("%s.on_error failed", name)
             with suppress(Exception):  # as above
-                checkpointer.wait()  # what it writes is good
+                checkpointer.wait()  # the checkpoint that it is writing is good
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states by name, without empty ones. May be **Collective**."""
+        """Return the states by name, without empty ones. **Collective** if a callback's is."""
         states = {name: callback.state_dict() for name, callback in self._callbacks.items()}
         return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
-        """Restore the states that `state_dict` returned; a callback without one keeps its own."""
+        """Restore the states that `state_dict` returned; callbacks without one stay unchanged."""
         for name, callback in self._callbacks.items():
             if name in states:
                 callback.load_state_dict(states[name])
 
 
 def _named(callbacks: Sequence[Callback]) -> dict[str, Callback]:
-    """Name callbacks by their class, the second of a class `Name-2`, to keep their states apart."""
+    """Name callbacks by class, the second of a class `Name-2`, to keep their states apart."""
     named: dict[str, Callback] = {}
     count: Counter[str] = Counter()
     for callback in callbacks:

@@ -1,4 +1,4 @@
-"""torch.compile for exact runs: whether to compile is decided before the first step, and its time is counted apart."""
+"""torch.compile for exact runs, decided once before the first step; its time is counted apart."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from ..core.errors import ConfigError
 from ..core.timing import Stopwatch
 
 _logger = logging.getLogger(__name__)
-# of one forward: torch's own 8 are few for batches that are cut to their longest sample
+# Of one forward. torch's default of 8 is too few for batches that are cut to their longest sample.
 MAX_VARIANTS = 128
 
 
 class Compiler:
     """Compiles a model in place with torch's inductor, separately for each shape of its inputs.
 
-    By default torch generates kernels for any shape when it meets a second one, and runs eagerly
-    what comes after the eighth. The kernels, and so the last bits, would then depend on where a run
-    was resumed (torch 2.13).
+    By default, torch generates kernels for any shape when it meets a second one, and runs eagerly
+    after the eighth. The kernels, and thus the last bits, would then depend on where a run was
+    resumed (torch 2.13).
 
-    `preparation` counts the time of compilation.
+    `preparation` counts the time spent compiling.
     """
 
     def __init__(self, preparation: Stopwatch) -> None:
         self._preparation = preparation
 
     def decide(self, accelerator: Accelerator, *, decided: bool | None) -> bool:
-        """Return whether a run compiles, by a trial; `decided` is what its checkpoint says.
+        """Return whether a run compiles; `decided` is what its checkpoint says, None without one.
 
         **Collective.**
 
-        Without a compiler on some process, such as for C++, all of them run in eager mode, to the
-        end of the run.
+        Each process compiles a trial function. If that fails on one, such as for lack of a C++
+        compiler, all processes run in eager mode until the end of the run.
 
         Raises:
-            ConfigError: the run compiled until now, and cannot here.
+            ConfigError: the run was compiled so far, and cannot be here.
         """
         if decided is False:
             if accelerator.is_main_process:
@@ -55,11 +55,12 @@ class Compiler:
             return True
         reason = failure or "on another process"
         if decided:
-            fix = "install what is missing, or continue with --runtime.no-compile --allow-change runtime.compile"
-            raise ConfigError(
-                "COMPILE",
-                f"this run's model was compiled, and --compile fails here ({reason}): {fix}",
+            fact = f"this run's model was compiled, and --compile fails here ({reason})"
+            fix = (
+                "install what is missing, "
+                "or continue with --runtime.no-compile --allow-change runtime.compile"
             )
+            raise ConfigError("COMPILE", f"{fact}: {fix}")
         if accelerator.is_main_process:
             _logger.warning(
                 "--compile cannot compile this model, which runs in eager mode (%s)", reason
@@ -67,17 +68,17 @@ class Compiler:
         return False
 
     def compile(self, model: nn.Module) -> None:
-        """Compile the forwards and backwards of `model` when they first run; names and class stay."""
+        """Make `model` compile when it first runs; its class and parameter names do not change."""
         import torch._dynamo
 
-        # Running the next variant eagerly would depend on which ones came before it.
+        # Which variant would run eagerly depends on the ones that came before it.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         torch._dynamo.config.recompile_limit = MAX_VARIANTS
         torch._dynamo.config.accumulated_recompile_limit = 8 * MAX_VARIANTS
         model.compile(backend=self._compile_graph, dynamic=False)
 
     def _try(self, device: torch.device) -> str | None:
-        """Compile a line; return the reason if that fails."""
+        """Compile a small function; return the reason if that fails."""
         try:
             compiled = torch.compile(lambda x: x + 1, backend=self._compile_graph, dynamic=False)
             compiled(torch.zeros(2, device=device))
@@ -94,14 +95,20 @@ class Compiler:
 
 @contextmanager
 def compile_errors_explained() -> Iterator[None]:
-    """Raise ConfigError for a model that torch.compile cannot compile, or would have to compile too often."""
+    """Raise ConfigError for a model that cannot be compiled, or must be compiled too often."""
     try:
         yield
     except Exception as error:
         name = type(error).__name__
         if name == "FailOnRecompileLimitHit":
-            fact = f"--compile has compiled a forward {MAX_VARIANTS} times, once for each input shape and Python number"
-            fix = "pad to a few lengths, read no number from a tensor in the forward, or leave out --compile"
+            fact = (
+                f"--compile has compiled a forward {MAX_VARIANTS} times, "
+                "once for each input shape and Python number"
+            )
+            fix = (
+                "pad to a few lengths, read no number from a tensor in the forward, "
+                "or leave out --compile"
+            )
             raise ConfigError("COMPILE", f"{fact}: {fix}") from error
         if name == "BackendCompilerFailed":
             fact = f"--compile cannot compile this model ({_reason(error)})"
@@ -110,6 +117,6 @@ def compile_errors_explained() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of an error, or of the one that torch.compile wraps."""
+    """Return the first line of an error, or of the error that torch.compile has wrapped."""
     inner = getattr(error, "inner_exception", error)
     return f"{type(inner).__name__}: {inner}".splitlines()[0]

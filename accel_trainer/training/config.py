@@ -11,8 +11,8 @@ from ..core.config import ABOVE_ZERO, AT_LEAST_ONE
 from ..core.errors import ConfigError
 
 RESTARTS_EPOCH = frozenset({"seed", "data", "batch.global_batch_size", "batch.drop_last"})
-"""Settings that decide which samples a step has: a change on resume starts the epoch in progress
-again."""
+"""Settings that decide which samples a step has: changing one on a resume restarts the epoch in
+progress."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""`evaluation.safetensors`: the lists, dicts and tensors of a run's last evaluation, such as a confusion matrix.
+"""`evaluation.safetensors`: details of a run's last evaluation, such as a confusion matrix.
 
-They lie beside the checkpoints, not in them: training does not need them, and they grow with the
-classes.
+These lists, dicts and tensors are not stored in checkpoints: training does not need them, and they
+grow with the number of classes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..core.guards import check_not_moved
 
 EVALUATION_FILE = "evaluation.safetensors"
 _MAX_BYTES = 2**32
-_MAX_LISTED = 4_096  # numbers
+_MAX_LISTED_NUMBERS = 4_096
 
 _logger = logging.getLogger(__name__)
 
@@ -35,15 +35,18 @@ def is_detail(value: Any) -> bool:
 
 
 def as_tensor_if_long(value: Any) -> Any:
-    """Return more than 4,096 numbers in a list, or a list of lists, as a tensor (NaN for None); else the value."""
+    """Return a list of more than 4,096 numbers as a tensor, with NaN for None; else the value.
+
+    Numbers in a list of lists are counted together.
+    """
     if not isinstance(value, list) or not value:
         return value
     num_columns = len(value[0]) if isinstance(value[0], list) else 1
-    if len(value) * num_columns <= _MAX_LISTED:
+    if len(value) * num_columns <= _MAX_LISTED_NUMBERS:
         return value
     try:
         array = np.array([math.nan if each is None else each for each in value])
-    except ValueError:  # lists of several lengths
+    except ValueError:  # lists of different lengths
         return value
     return torch.from_numpy(array) if array.dtype.kind in "if" else value
 
@@ -51,7 +54,7 @@ def as_tensor_if_long(value: Any) -> Any:
 def write_details(folder: Path, results: Mapping[str, Any], *, optimizer_step: int) -> None:
     """Replace the file by the details of `results`, which were measured after `optimizer_step`.
 
-    A failure is a warning: nothing that is trained depends on them.
+    A failure to write is a warning, since training does not depend on the details.
     """
     details = {
         name: as_tensor_if_long(value) for name, value in results.items() if is_detail(value)

@@ -182,7 +182,7 @@ class Evaluator:
             except Exception as error:
                 failure = error
             flags = torch.tensor(
-                [float(isinstance(failure, MetricFailed)), float(failure is not None)],
+                [isinstance(failure, MetricFailed), failure is not None],
                 dtype=torch.float64,
                 device=self._sums_device,
             )
@@ -324,9 +324,9 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 class _BlockSums:
     """The metrics' sums over the blocks of this process.
 
-    `current` are the sums of the block in progress; those of the blocks before it are added up in
-    pairs. `ends` are the numbers of samples after which a block ends; if there are none, all
-    samples are one block.
+    `current` are the sums of the block in progress; the sums of earlier blocks are added up in
+    pairs. `ends` are the numbers of samples after which a block ends; without any, all samples are
+    one block.
     """
 
     def __init__(self, sums: list[Tensor], ends: list[int]) -> None:

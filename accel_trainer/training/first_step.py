@@ -1,4 +1,4 @@
-"""What the first step of a run shows of its task: whether its loss is a sum, and its items a count."""
+"""Checks of a task in the first step of a run: is its loss a sum, and are its items a count?"""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from ..core.rng import preserved_generators
 from ..core.types import Batch, EvalOutput, StepOutput, Task
 from .trial_copy import trial_copy
 
-_FEW = 8  # of fewer samples, a factor of a loss may be one divided by their number
-_CLOSE, _VERY_CLOSE = 1e-2, 1e-3
-# the last operation of a loss that is no plain mean
+_FEW = 8  # with fewer samples, a factor of the loss may equal one divided by their number
+_CLOSE = 1e-2
+_VERY_CLOSE = 1e-3
+# The last operation of a loss that is not a plain mean.
 _COMBINED = ("Mul", "Add", "Sub", "Neg", "Sum")
 
 
 class FirstStep:
-    """A task for the forwards of the first step: it checks what the real one returns.
+    """Takes the place of a task in the forwards of the first step, and checks what it returns.
 
-    `check_loss_is_sum` compares the loss with what `eval_step` computes of the same outputs of the
-    model, which is not called again: no running statistic and no generator moves.
+    `check_loss_is_sum` compares the loss with the losses that `eval_step` computes from the same
+    outputs of the model. The model is not called again, so that neither running statistics nor
+    generators change.
     """
 
     def __init__(self, task: Task, model: nn.Module, accelerator: Accelerator) -> None:
@@ -39,23 +41,17 @@ class FirstStep:
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         """Return what the task returns.
 
-        **Host sync.** Raises ConfigError for a number of items that is no count.
+        **Host sync.** Raises ConfigError if the number of items is negative or NaN.
         """
-        output = (
-            self._task.train_step(model, batch)
-            if self._seen is not None
-            else self._observe(model, batch)
-        )
+        train_step = self._observe if self._seen is None else self._task.train_step
+        output = train_step(model, batch)
         count = getattr(output, "num_items", None)
-        # or NaN
-        if (
-            isinstance(count, Tensor)
-            and count.numel() == 1
-            and not (num_items := float(count.detach())) >= 0
-        ):
-            raise ConfigError(
-                "NUM_ITEMS", f"train_step returned {num_items} as num_items: return a count"
-            )
+        if isinstance(count, Tensor) and count.numel() == 1:
+            num_items = float(count.detach())
+            if not num_items >= 0:  # negative, or NaN
+                raise ConfigError(
+                    "NUM_ITEMS", f"train_step returned {num_items} as num_items: return a count"
+                )
         if self._seen is None and self._outputs and len(batch) > 0:
             self._seen = batch, output
         return output
@@ -65,7 +61,7 @@ class FirstStep:
         return self._task.eval_step(model, batch)
 
     def _observe(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Run the task, and keep what the model returns."""
+        """Run the task, and record the outputs of the model."""
         if getattr(self._model, "_compiled_call_impl", None) is not None:
             return self._task.train_step(model, batch)  # a hook would change what is compiled
         self._outputs = []
@@ -77,45 +73,43 @@ class FirstStep:
             return self._task.train_step(model, batch)
 
     def check_loss_is_sum(self) -> None:
-        """Raise ConfigError if the loss of the first batch with samples is its mean.
+        """Raise ConfigError if the loss of the first batch with samples is a mean, not a sum.
 
-        Call it after the step.
-
-        Nothing is said of a task that uses the model in another way in `eval_step`, or measures
-        something else there.
+        Call it after the step. A task whose `eval_step` uses the model in another way, or measures
+        something else, is not checked.
         """
         if self._seen is None:
             return
         batch, output = self._seen
-        items = None if output.num_items is None else float(output.num_items.detach())
         try:
             widths = _widths(self._outputs)
-            losses, _, num_items = self._evaluate(batch)
-        except Exception:  # the rehearsal of the evaluation says what is wrong, if something is
+            losses, _, num_eval_items = self._evaluate(batch)
+        except Exception:  # the rehearsal of the evaluation reports what is wrong
             return
         if losses.shape != (len(batch),):
             return
-        if items is not None:
-            counts = {"items": items}
+        loss_sum = output.loss_sum
+        if output.num_items is not None:
+            counts = {"items": float(output.num_items.detach())}
         else:
-            counts = {
-                "samples": float(len(batch)),
-                "items": 0.0 if num_items is None else float(num_items.sum()),
-            }
-        operation = "" if output.loss_sum.grad_fn is None else output.loss_sum.grad_fn.name()
-        for what, count in counts.items():
-            # Of D samples, a mean over the D numbers of each, of which eval_step returns the sum,
-            # looks the same. of one number for each sample
+            counts = {"samples": float(len(batch))}
+            if num_eval_items is not None:
+                counts["items"] = float(num_eval_items.sum())
+        operation = "" if loss_sum.grad_fn is None else loss_sum.grad_fn.name()
+        loss = float(loss_sum.detach())
+        total = float(losses.sum())
+        for unit, count in counts.items():
+            # If samples have D numbers each, whose sum `eval_step` returns, then a mean over these
+            # numbers looks like a mean over D samples. NllLoss has one number for each sample.
             is_clear = count not in widths or operation.startswith("NllLoss")
-            if is_clear and _is_mean(
-                float(output.loss_sum.detach()), float(losses.sum()), count, operation
-            ):
-                fact = f"train_step returned {output.loss_sum:.4g} as loss_sum, the mean over {count:.0f} {what}"
+            if is_clear and _is_mean(loss, total, count, operation):
+                fact = (
+                    f"train_step returned {loss:.4g} as loss_sum, the mean over {count:.0f} {unit}"
+                )
                 fix = "return the sum over the batch, as reduction='sum' does"
                 why = "the trainer divides it by the samples or items of the whole step"
                 raise ConfigError(
-                    "LOSS_SUM",
-                    f"{fact}; eval_step's losses add up to {losses.sum():.4g}: {fix}; {why}",
+                    "LOSS_SUM", f"{fact}; eval_step's losses add up to {total:.4g}: {fix}; {why}"
                 )
 
     def _evaluate(self, batch: Batch) -> EvalOutput:
@@ -129,12 +123,13 @@ class FirstStep:
 
 
 class _Replay:
-    """In the place of the model: its calls return the outputs that it has returned in training, and run nothing."""
+    """Takes the place of the model: a call returns the next recorded output, and runs nothing."""
 
     training = False
 
     def __init__(self, model: nn.Module, outputs: list[Any]) -> None:
-        self._model, self._outputs = model, outputs
+        self._model = model
+        self._outputs = outputs
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return self._outputs[0] if len(self._outputs) == 1 else self._outputs.pop(0)
@@ -142,19 +137,19 @@ class _Replay:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._model, name)
         if callable(value):
-            raise AttributeError(name)  # it could run a part of the model
+            raise AttributeError(name)  # a call could run a part of the model
         return value
 
 
 def _detached(output: Any) -> Any:
     try:
         return recursively_apply(Tensor.detach, output)
-    except Exception:  # of a container that cannot be made again
+    except Exception:  # the output is a container that cannot be built again
         return output
 
 
 def _widths(outputs: list[Any]) -> set[int]:
-    """Return how many numbers a sample has in the outputs, in all and along each choice of their dimensions."""
+    """Return how many numbers a sample has in the outputs, along each choice of dimensions."""
     widths: set[int] = set()
 
     def look(tensor: Tensor) -> Tensor:
@@ -168,7 +163,11 @@ def _widths(outputs: list[Any]) -> set[int]:
 
 
 def _is_mean(loss: float, total: float, count: float, operation: str) -> bool:
-    """Whether `loss` is `total / count`, and that is hardly by chance, as for the factor 0.5 of two samples."""
+    """Whether `loss` is `total / count`, and is unlikely to be so by chance.
+
+    The factor 0.5 of a loss looks like a mean over two samples: with few samples, or if `operation`
+    may have applied a factor, the values must be closer.
+    """
     is_combined = operation.startswith(_COMBINED)
     if total == 0 or count < (2 * _FEW if is_combined else 2):
         return False

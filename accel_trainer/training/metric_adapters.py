@@ -20,10 +20,10 @@ from .metrics import check_logits, describe_tensor
 
 @dataclass(frozen=True)
 class TorchMetric:
-    """A metric of torchmetrics whose state is sums, as `name`: accuracy, F1, IoU, or AUROC with `thresholds`.
+    """A metric of torchmetrics whose state is sums: accuracy, F1, IoU, AUROC with `thresholds`.
 
-    The metrics of a MetricCollection are reported as `name_MulticlassF1Score` and so on.
-    `arguments` gives what `update` takes; None: the outputs and the targets.
+    It is reported as `name`; the metrics of a MetricCollection as `name_MulticlassF1Score` and so
+    on. `arguments` returns what the metric's `update` takes; None: the outputs and the targets.
     """
 
     name: str
@@ -32,7 +32,7 @@ class TorchMetric:
 
     def __post_init__(self) -> None:
         for metric in self._metrics.values():
-            if not metric.metric_state:  # BootStrapper, MinMaxMetric, ClasswiseWrapper and the like
+            if not metric.metric_state:  # BootStrapper, MinMaxMetric, ClasswiseWrapper, ...
                 fact = f"{type(metric).__name__} keeps its state in the metrics that it wraps"
                 raise ConfigError("METRIC", f"{fact}: give these, or write a Metric of your own")
             metric.sync_on_compute = False  # the evaluator adds up the sums of the processes
@@ -45,14 +45,14 @@ class TorchMetric:
 
     @property
     def _metrics(self) -> dict[str, Any]:
-        """The metrics by the names of their numbers."""
+        """The metrics of torchmetrics by the names that their results are reported as."""
         if isinstance(self.metric, nn.ModuleDict):  # a MetricCollection
             return {f"{self.name}_{name}": metric for name, metric in self.metric.items()}
         return {self.name: self.metric}
 
     @property
     def higher_is_better(self) -> Mapping[str, bool]:
-        """As torchmetrics says."""
+        """Whether more is better, by name, where torchmetrics says so."""
         known = {name: metric.higher_is_better for name, metric in self._metrics.items()}
         return {name: is_better for name, is_better in known.items() if is_better is not None}
 
@@ -61,7 +61,7 @@ class TorchMetric:
         return torch.zeros_like(self._state(), device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Add the state that the metric has after this batch only."""
+        """Add the state that the metric has after this batch alone."""
         arguments = (
             self.arguments(batch, output) if self.arguments else (output.outputs, batch.targets)
         )
@@ -71,15 +71,16 @@ class TorchMetric:
         sums.add_(self._state())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return the numbers of all samples."""
+        """Return what the metrics compute from the sums over all samples."""
         start = 0
         for metric in self._metrics.values():
             metric.to(sums.device).reset()
             for name, state in metric.metric_state.items():
-                part = sums[start : start + state.numel()]
-                setattr(metric, name, part.view(state.shape).to(state.dtype))
+                summed = sums[start : start + state.numel()]
+                setattr(metric, name, summed.view(state.shape).to(state.dtype))
                 start += state.numel()
-            metric._update_count = 1  # or it warns that it has not been updated (torchmetrics 1.9)
+            # Otherwise it warns that `update` was not called (torchmetrics 1.9).
+            metric._update_count = 1
         return {name: metric.compute() for name, metric in self._metrics.items()}
 
     def _state(self) -> Tensor:
@@ -91,12 +92,14 @@ class TorchMetric:
 
 @dataclass(frozen=True)
 class WholeSetMetric:
-    """Numbers that `function(outputs [N, K], targets [N] or [N, T])` computes from the whole evaluation set.
+    """Numbers that a function computes from the whole evaluation set.
 
-    Each process writes its rows at the samples' ids of an array over all N samples, which the merge
-    adds up: nothing is padded, gathered twice or out of order. That takes 8 * N * (K + T) bytes on
-    every process. Outputs come as float64, targets in the dtype that they had. `function` runs on
-    every process.
+    `function(outputs [N, K], targets [N] or [N, T])` runs on every process. Outputs are float64;
+    targets are int64 if they were integers, else float64.
+
+    Each process writes the rows of its samples, by their ids, into an array over all N samples, and
+    the arrays are added up: nothing is padded, gathered twice or out of order. That takes about
+    8 * N * (K + T) bytes on every process.
     """
 
     function: Callable[[Tensor, Tensor], Mapping[str, Any]]
@@ -106,9 +109,9 @@ class WholeSetMetric:
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)
 
     def for_samples(self, num_samples: int) -> WholeSetMetric:
-        """Return the metric, if the evaluation has the number of samples that it expects.
+        """Return this metric.
 
-        Raises ConfigError.
+        Raises ConfigError if the evaluation does not have the number of samples that it expects.
         """
         if self.num_samples != num_samples:
             fact = f"{type(self).__name__} has num_samples={self.num_samples}"
@@ -118,31 +121,28 @@ class WholeSetMetric:
         return self
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return [N, K + T + 1]: outputs, targets, and whether these are integers."""
+        """Return [N, K + T + 1]: outputs, targets, and whether the targets are integers."""
         size = self.num_samples, self.num_outputs + self.num_targets + 1
         return torch.zeros(size, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Place the batch at its sample ids.
+        """Write the batch into the rows of its sample ids.
 
         Raises ConfigError for other numbers of outputs or targets.
         """
-        outputs, targets = (
-            tensor.reshape(len(batch), -1) for tensor in (output.outputs, batch.targets)
-        )
+        outputs = output.outputs.reshape(len(batch), -1)
+        targets = batch.targets.reshape(len(batch), -1)
         if (outputs.shape[1], targets.shape[1]) != (self.num_outputs, self.num_targets):
-            fact = f"outputs {describe_tensor(output.outputs)} and targets {describe_tensor(batch.targets)}"
-            fix = f"set num_outputs={outputs.shape[1]}, num_targets={targets.shape[1]}"
-            raise ConfigError(
-                "SHAPES",
-                f"the evaluation has {fact}, which is not what the metric was made for: {fix}",
+            fact = (
+                f"the evaluation has outputs {describe_tensor(output.outputs)} and targets "
+                f"{describe_tensor(batch.targets)}, which is not what the metric was made for"
             )
-        is_integer = torch.full_like(
-            outputs[:, :1], not batch.targets.is_floating_point(), dtype=torch.float64
-        )
-        sums.index_add_(
-            0, batch.sample_ids, torch.cat([outputs.double(), targets.double(), is_integer], 1)
-        )
+            fix = f"set num_outputs={outputs.shape[1]}, num_targets={targets.shape[1]}"
+            raise ConfigError("SHAPES", f"{fact}: {fix}")
+        is_integer = not batch.targets.is_floating_point()
+        integer_column = torch.full_like(outputs[:, :1], is_integer, dtype=torch.float64)
+        rows = torch.cat([outputs.double(), targets.double(), integer_column], 1)
+        sums.index_add_(0, batch.sample_ids, rows)
 
     def compute(self, sums: Tensor) -> Mapping[str, Any]:
         """Return what the function computes."""
@@ -152,11 +152,11 @@ class WholeSetMetric:
 
 
 class EvaluateMetric(WholeSetMetric):
-    """Any metric of the `evaluate` library over all predicted classes, exact for any number of processes.
+    """Any metric of the `evaluate` library over all predicted classes.
 
     `metric` is what `evaluate.load` returned; a path to a local module works offline. The library
-    does not say which of its numbers are better when they are higher: name those that a run may be
-    judged by in `higher_is_better`, such as `{"f1": True}`.
+    does not say whether more is better: name the numbers that may select the best checkpoint in
+    `higher_is_better`, as in `{"f1": True}`.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class EvaluateMetric(WholeSetMetric):
         super().__init__(compute, num_samples, num_outputs=1, higher_is_better=higher_is_better)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
-        """Place the predicted classes of logits [B, K] and the labels [B].
+        """Write the predicted classes of logits [B, K] and the labels [B] into their rows.
 
         Raises ConfigError for other shapes.
         """

@@ -1,4 +1,4 @@
-"""Metrics as monoids: float64 sums that add up over batches and processes, and numbers at the end.
+"""Metrics as float64 sums, which add up over batches and processes and give numbers at the end.
 
 Legend: B batch, K classes, N samples of the evaluation.
 """
@@ -17,7 +17,7 @@ from ..core.errors import ConfigError
 from ..core.types import Batch, EvalOutput
 
 _MAX_DENSE_CLASSES = 256
-_MAX_LISTED = _MAX_DENSE_CLASSES**2  # numbers
+_MAX_LISTED_NUMBERS = _MAX_DENSE_CLASSES**2
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -28,34 +28,33 @@ class MeanLoss:
     higher_is_better: ClassVar[Mapping[str, bool]] = {"loss": False}
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return sums [2]: the loss, the samples or items."""
+        """Return sums [2]: the losses, and the number of samples or items."""
         return torch.zeros(2, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
         """Add the losses [B].
 
-        Raises ConfigError if there is not one for each sample, or not one number of items.
+        Raises ConfigError unless there is one loss, and one number of items, for each sample.
         """
         if output.losses.shape != (len(batch),):
             fact = f"the losses are {describe_tensor(output.losses)} for {len(batch)} samples"
             fix = "return one per sample from eval_step, [B], not their mean and not one per pixel"
             raise ConfigError("SHAPES", f"{fact}: {fix}")
-        if output.num_items is not None and getattr(output.num_items, "shape", None) != (
-            len(batch),
-        ):
-            fact = f"num_items are {describe_tensor(output.num_items)} for {len(batch)} samples"
+        num_items = output.num_items
+        if num_items is not None and getattr(num_items, "shape", None) != (len(batch),):
+            fact = f"num_items are {describe_tensor(num_items)} for {len(batch)} samples"
             raise ConfigError(
                 "SHAPES", f"{fact}: return the number of items of each sample from eval_step, [B]"
             )
         sums[0].add_(output.losses.sum(dtype=torch.float64))
-        if output.num_items is None:
+        if num_items is None:
             sums[1].add_(len(batch))
         else:
-            num_items = output.num_items.double()
+            num_items = num_items.double()
             sums[1].add_(num_items.masked_fill(num_items < 0, math.nan).sum())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return `loss`. Raises ConfigError if some number of items is negative or NaN."""
+        """Return `loss`. Raises ConfigError if a number of items is negative or NaN."""
         loss_sum, num_items = sums.tolist()
         if math.isnan(num_items):
             raise ConfigError(
@@ -66,17 +65,20 @@ class MeanLoss:
 
 @dataclass(frozen=True)
 class TopKAccuracy:
-    """The fraction of samples whose label is among the `k` largest logits, as `accuracy` or `top<k>_accuracy`."""
+    """The fraction of samples whose label is among the `k` largest logits.
+
+    It is reported as `accuracy`, or for `k` above 1 as `top<k>_accuracy`.
+    """
 
     k: int = 1
 
     @property
     def higher_is_better(self) -> Mapping[str, bool]:
-        """The accuracy, under its name."""
+        """The name of the accuracy, of which more is better."""
         return {"accuracy" if self.k == 1 else f"top{self.k}_accuracy": True}
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return sums [2]: the hits, the samples."""
+        """Return sums [2]: the number of hits, and of samples."""
         return torch.zeros(2, dtype=torch.float64, device=device)
 
     def update(self, sums: Tensor, batch: Batch, output: EvalOutput) -> None:
@@ -98,23 +100,24 @@ class TopKAccuracy:
 
 @dataclass(frozen=True)
 class ConfusionMatrix:
-    """Counts of (label, prediction), as `confusion_matrix` [K, K] and `per_class_accuracy` [K] (None: no sample).
+    """Counts of (label, prediction), as `confusion_matrix` [K, K] and `per_class_accuracy` [K].
 
-    Of more than 256 classes, `confused_pairs` [M, 3] is there in place of the matrix: label,
-    prediction and count of each pair that occurs, right ones included. The sums are then no more
-    than one number for each of `num_samples`, which the evaluator sets.
+    The accuracy of a class without samples is None. With more than 256 classes,
+    `confused_pairs` [M, 3] takes the place of the matrix: label, prediction and count of each pair
+    that occurs, correct ones included. The sums are then at most one number for each of
+    `num_samples`, which the evaluator sets.
     """
 
     num_classes: int
     num_samples: int | None = None
-    higher_is_better: ClassVar[Mapping[str, bool]] = {}  # neither is one number
+    higher_is_better: ClassVar[Mapping[str, bool]] = {}  # neither result is one number
 
     def for_samples(self, num_samples: int) -> ConfusionMatrix:
         """Return the metric for an evaluation of `num_samples`."""
         return replace(self, num_samples=num_samples)
 
     def empty(self, device: torch.device) -> Tensor:
-        """Return counts [K * K], or where that is less, the cell of each sample [num_samples]."""
+        """Return counts [K * K], or the cell of each sample [num_samples] if that is smaller."""
         size = self.num_classes**2
         if self.num_classes > _MAX_DENSE_CLASSES and self.num_samples is not None:
             size = min(size, self.num_samples)
@@ -127,7 +130,10 @@ class ConfusionMatrix:
         """
         check_logits(output.outputs, batch.targets, in_loss=False)
         if output.outputs.shape[1] != self.num_classes:
-            fact = f"{output.outputs.shape[1]} logits per sample, the confusion matrix has {self.num_classes} classes"
+            fact = (
+                f"{output.outputs.shape[1]} logits per sample, "
+                f"the confusion matrix has {self.num_classes} classes"
+            )
             raise ConfigError("SHAPES", f"{fact}: give both the same number")
         cells = batch.targets.long() * self.num_classes + output.outputs.argmax(1)
         if len(sums) == self.num_classes**2:
@@ -136,9 +142,9 @@ class ConfusionMatrix:
             sums.index_add_(0, batch.sample_ids, cells.double())
 
     def compute(self, sums: Tensor) -> dict[str, Any]:
-        """Return the matrix, rows are labels, or the pairs, and the accuracy of each class.
+        """Return the matrix, whose rows are labels, or the pairs, and the accuracy of each class.
 
-        Raises ConfigError for a label that is no class.
+        Raises ConfigError for a label that is not a class.
         """
         num_classes = self.num_classes
         if len(sums) == num_classes**2:
@@ -148,29 +154,29 @@ class ConfusionMatrix:
             cells, counts = sums.long().unique(return_counts=True)
         labels = cells.div(num_classes, rounding_mode="floor")
         if bool(((labels < 0) | (labels >= num_classes)).any()):
-            fact = f"labels from {int(labels.min())} to {int(labels.max())}, the classes are 0 to {num_classes - 1}"
-            raise ConfigError("LABELS", f"the evaluation has {fact}: correct the labels")
+            found = f"labels from {int(labels.min())} to {int(labels.max())}"
+            fact = f"the evaluation has {found}, the classes are 0 to {num_classes - 1}"
+            raise ConfigError("LABELS", f"{fact}: correct the labels")
         predictions = cells - labels * num_classes
         totals = torch.zeros(num_classes, dtype=torch.int64).index_add_(0, labels, counts)
         hits = torch.zeros_like(totals).index_add_(0, labels, counts * (labels == predictions))
         rows = zip(hits.tolist(), totals.tolist(), strict=True)
-        per_class = {
-            "per_class_accuracy": [right / total if total else None for right, total in rows]
-        }
+        accuracies = [right / total if total else None for right, total in rows]
+        per_class = {"per_class_accuracy": accuracies}
         if num_classes > _MAX_DENSE_CLASSES:
             return {"confused_pairs": torch.stack([labels, predictions, counts], 1), **per_class}
         matrix = torch.zeros(num_classes**2, dtype=torch.int64).index_add_(0, cells, counts)
         return {"confusion_matrix": matrix.view(num_classes, num_classes), **per_class}
 
 
-# --- what fits together ---
+# --- shapes and dtypes ---
 
 
 def check_logits(logits: Any, targets: Any, *, in_loss: bool) -> None:
     """Raise ConfigError unless `logits` are [B, K] and `targets` integer class ids [B].
 
-    In a loss they must be int64 ids or float weights [B, K]. Checks types and shapes only: no host
-    sync.
+    In a loss, targets must be ids of dtype int64 or uint8, or float weights [B, K]. Looks at types
+    and shapes only: no host sync.
     """
     misfit = _misfit(logits, targets, in_loss=in_loss)
     if misfit is not None:
@@ -184,7 +190,8 @@ def _misfit(logits: Any, targets: Any, *, in_loss: bool) -> str | None:
     if logits.ndim != 2:
         return "a classifier returns logits [B, K]; anything else needs your own task and metric"
     if logits.shape[1] == 1:
-        return "the cross-entropy of one class is always 0: give it a logit for each class, 2 for yes and no"
+        fact = "the cross-entropy of one class is always 0"
+        return f"{fact}: give it a logit for each class, 2 for yes and no"
     if isinstance(targets, list | tuple) and isinstance((*targets, None)[0], str):
         return f"the labels are texts, such as {targets[0]!r}: number the classes from 0"
     if not isinstance(targets, Tensor) or targets.shape[:1] != logits.shape[:1]:
@@ -200,11 +207,11 @@ def _misfit(logits: Any, targets: Any, *, in_loss: bool) -> str | None:
 
 
 def describe_tensor(value: Any) -> str:
-    """Return the dtype and shape of a tensor, `float32 [16, 10]`, or the type of another value."""
+    """Return dtype and shape of a tensor, `float32 [16, 10]`, or the type of another value."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-    parts = f" of {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
-    return f"a {type(value).__name__}{parts}"
+    keys = f" of {', '.join(map(str, value))}" if isinstance(value, Mapping) else ""
+    return f"a {type(value).__name__}{keys}"
 
 
 # --- plain values ---
@@ -216,12 +223,12 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def plain_values(values: Any) -> dict[str, Any]:
-    """Return what a metric computed as plain numbers, texts, lists and dicts for JSON; tensors are converted.
+    """Return the results of a metric as plain numbers, texts, lists and dicts for JSON.
 
-    Of more than 65,536 numbers they stay, on the CPU.
+    Tensors are converted; one of more than 65,536 numbers stays a tensor, on the CPU.
 
     Raises:
-        TypeError: it is no mapping, or holds something else.
+        TypeError: `values` is not a mapping, or holds something that cannot be converted.
     """
     if not isinstance(values, Mapping):
         raise TypeError(
@@ -231,14 +238,14 @@ def plain_values(values: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any, name: str) -> Any:
-    if isinstance(value, Tensor) and value.numel() > _MAX_LISTED:
+    if isinstance(value, Tensor) and value.numel() > _MAX_LISTED_NUMBERS:
         return value.detach().cpu().contiguous()
-    if hasattr(value, "tolist"):  # of torch and numpy
+    if hasattr(value, "tolist"):  # torch's and numpy's
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): _plain(part, name) for key, part in value.items()}
+        return {str(key): _plain(each, name) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(part, name) for part in value]
+        return [_plain(each, name) for each in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(
@@ -247,7 +254,7 @@ def _plain(value: Any, name: str) -> Any:
 
 
 def sums_device(device: torch.device) -> torch.device:
-    """Return the device of the float64 sums: `device`, or the CPU if it has no float64, as Apple's GPUs."""
+    """Return `device` for the float64 sums, or the CPU if it lacks float64, as Apple's GPUs do."""
     try:
         (torch.ones((), dtype=torch.float64, device=device) + 1).item()
     except (RuntimeError, TypeError):

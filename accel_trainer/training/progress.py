@@ -1,4 +1,4 @@
-"""The progress of a run: its position, its last and best evaluation, and whether anything is left to train."""
+"""The progress of a run: its position, its last and best evaluation, and why it ends."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from .evaluator import check_monitored
 class Progress:
     """What a checkpoint holds of a run besides tensors.
 
-    `evaluated_step` is the step of the last evaluation.
+    `evaluated_step` is the step of the last evaluation, None before the first. `requested_stop` is
+    the reason for which a callback or a subclass has ended the training, None if none has.
 
     Raises:
-        ConfigError: the metric that the config asks for is none of those that `metrics` name.
+        ConfigError: `metrics` do not declare the metric that the config asks for.
     """
 
     def __init__(self, config: TrainerConfig, metrics: Sequence[Metric]) -> None:
-        self._config, self._monitored = config, choose_monitor(config, metrics)
+        self._config = config
+        self._monitored = choose_monitor(config, metrics)
         self.position = TrainState()
         self.metrics: Mapping[str, Any] = {}
         self.best: BestCheckpoint | None = None
@@ -41,17 +43,15 @@ class Progress:
 
     @property
     def end_reason(self) -> str | None:
-        """Why nothing is left to train; None while something is."""
+        """Why nothing is left to train; None while there are steps left."""
         if self.requested_stop is not None:
             return self.requested_stop
         if self.position.epoch >= self._config.num_epochs:
             return "num_epochs reached"
         max_steps = self._config.max_steps
-        return (
-            "max_steps reached"
-            if max_steps is not None and self.position.optimizer_step >= max_steps
-            else None
-        )
+        if max_steps is not None and self.position.optimizer_step >= max_steps:
+            return "max_steps reached"
+        return None
 
     @property
     def is_evaluated(self) -> bool:
@@ -59,9 +59,11 @@ class Progress:
         return self.evaluated_step == self.position.optimizer_step
 
     def record_evaluation(self, metrics: Mapping[str, Any], checkpoint: str) -> None:
-        """Record an evaluation of the weights that `checkpoint` will hold, and whether it is the best. NaN never is.
+        """Record an evaluation of the weights that `checkpoint` will hold.
 
-        Raises MetricRefused if what decides that is not one number.
+        It becomes the best if the monitored number is better than before; NaN never is.
+
+        Raises MetricRefused if the monitored metric is not one number.
         """
         if self._monitored is not None:
             name, mode = self._monitored
@@ -70,7 +72,8 @@ class Progress:
             is_better = self.best is None or sign * value > sign * self.best.value
             if is_better and not math.isnan(value):
                 self.best = BestCheckpoint(checkpoint, name, value, mode)
-        self.metrics, self.evaluated_step = metrics, self.position.optimizer_step
+        self.metrics = metrics
+        self.evaluated_step = self.position.optimizer_step
 
     def result(self, stop: Stop) -> RunResult:
         """Return how the run ended: done and evaluated, or by `stop`."""
@@ -80,9 +83,8 @@ class Progress:
         reason = stop.reason
         if self.end_reason is not None and self.is_evaluated:
             state, reason = "done", self.end_reason
-        return RunResult(
-            state, reason or "left by the program", replace(self.position), self.metrics, self.best
-        )
+        reason = reason or "left by the program"
+        return RunResult(state, reason, replace(self.position), self.metrics, self.best)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -97,14 +99,19 @@ class Progress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, changes: Collection[str] = ()) -> None:
-        """Restore what `state_dict` returned; `changes` are the settings that were changed on purpose since."""
+        """Restore what `state_dict` returned.
+
+        `changes` are the settings that have been changed on purpose since. With any, the requested
+        stop is dropped; some of them restart the epoch.
+        """
         self.position.load_state_dict(state["position"])
         if RESTARTS_EPOCH & set(changes):
             self.position.step_in_epoch = 0
-        self.metrics, self.evaluated_step = state["metrics"], state["evaluated_step"]
+        self.metrics = state["metrics"]
+        self.evaluated_step = state["evaluated_step"]
         self.requested_stop = None if changes else state["requested_stop"]
         if state["best"] is not None and self._monitored is not None:
-            # version 0.1.0 stored no mode
+            # Version 0.1.0 stored no mode.
             best = BestCheckpoint(**{"mode": self._monitored[1], **state["best"]})
             self.best = best if (best.metric, best.mode) == self._monitored else None
 
@@ -112,26 +119,25 @@ class Progress:
 def choose_monitor(
     config: TrainerConfig, metrics: Sequence[Metric]
 ) -> tuple[str, Literal["max", "min"]] | None:
-    """Return the metric that decides which evaluation is best, and its direction; None if there is none to judge by.
+    """Return the metric that decides which evaluation is best, and its direction.
+
+    None if the metrics declare no number, and the config needs none.
 
     Raises:
-        ConfigError: the metric that the config asks for is none of those that `metrics` name.
+        ConfigError: `metrics` do not declare the metric that the config asks for.
     """
     groups = ("eval",) if config.ema_decay is None else ("eval_ema", "eval")
     named = {
         name: is_higher for metric in metrics for name, is_higher in metric.higher_is_better.items()
     }
     known = {f"{group}/{name}": is_higher for group in groups for name, is_higher in named.items()}
-    name = config.monitor or next(
-        (n for n in known if n.endswith("/accuracy")), next(iter(known), None)
-    )
+    accuracies = [name for name in known if name.endswith("/accuracy")]
+    name = config.monitor or next(iter([*accuracies, *known]), None)
     if name is None and config.patience is None:
         return None
     if name not in known:
-        choices = (
-            f"set --trainer.monitor to one of {', '.join(known)}"
-            if known
-            else "the metrics declare none"
-        )
+        choices = "the metrics declare none"
+        if known:
+            choices = f"set --trainer.monitor to one of {', '.join(known)}"
         raise ConfigError("CONFIG", f"no metric {name or ''!r} to monitor: {choices}")
     return name, config.monitor_mode or ("max" if known[name] else "min")

@@ -1,8 +1,8 @@
-"""The rehearsal of a resume at each start: a run that could not continue exactly ends with its first step.
+"""Rehearses a resume at each start: a run that could not resume exactly ends at its first step.
 
-A resume builds every object again and loads a checkpoint into it. So what is not in a checkpoint,
-or cannot be loaded again, is lost. State that changes only later, such as in an evaluation, is not
-seen here; `--dry-run` sees more.
+A resume builds every object again and loads a checkpoint into it. State that is not in the
+checkpoint, or cannot be loaded, is lost. State that changes only later, such as in an evaluation,
+is not found here; `--dry-run` finds more.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _logger = logging.getLogger(__name__)
 
 _BUILT_IN = ("torch", "accel_trainer")
 
-
 Identities = Mapping[str, tuple[int | None, str]]
+"""For each tensor of a checkpoint, by name: its `id` if it is a parameter, and dtype and shape."""
 
 
 class Rehearsal:
-    """Compares what a resume would have with what is live, after each of the first two steps of a start.
+    """Compares what a resume would have with the live state, in the first two steps of a start.
 
-    Create it with the objects as a resume builds them: before anything is restored. `parts` are the
-    user's objects whose attributes are looked at, by name.
+    Create it with the objects as a resume builds them, before anything is restored. `parts` are the
+    user's objects, by name, whose attributes are checked.
 
     Raises:
         CheckpointError: the model has state that cannot be stored or loaded.
@@ -60,8 +60,10 @@ class Rehearsal:
     ) -> None:
         self.num_steps_left = 2
         self._first: FirstStep | None = None
-        self._model, self._optimizer = model, optimizer
-        self._accelerator, self._checkpointer = accelerator, checkpointer
+        self._model = model
+        self._optimizer = optimizer
+        self._accelerator = accelerator
+        self._checkpointer = checkpointer
         self._parts = {"model": model, "optimizer": optimizer, **parts}
         self._before = _identify(model)
         self._fresh_optimizer = _copy_optimizer(optimizer)
@@ -69,18 +71,19 @@ class Rehearsal:
         self._restored: set[str] = set()
 
     def first_task(self, task: Task) -> Task:
-        """Return `task` for the first step, which checks what it returns."""
+        """Return a task for the first step that runs `task`, and checks what it returns."""
         self._first = FirstStep(task, self._model, self._accelerator)
         return self._first
 
     def after_step(self, read_state: Callable[[], Mapping[str, Any]]) -> None:
-        """Check the state that a checkpoint would hold, perhaps with shards of this process.
+        """Check the state that a checkpoint would hold, perhaps with this process's shards.
 
         **Collective.**
 
         Raises:
-            CheckpointError: a resume could not load the checkpoint, or would have something else
-                than what is live on some process, or a checkpoint has no room.
+            ConfigError: the loss is not a sum.
+            CheckpointError: a resume could not load the checkpoint, or would differ from the live
+                state of some process, or there is no room for a checkpoint.
         """
         self.num_steps_left -= 1
         if self._first is not None:
@@ -97,7 +100,7 @@ class Rehearsal:
                 f"{path} {_describe(leaf)}" for path, leaf in leaves.items() if not is_shard(leaf)
             ]
             self._check_same_everywhere(lines)
-        # on each process: what users load of shards may be collective
+        # On each process: a user's optimizer may run collectives to load shards.
         if self._fresh_optimizer is not None:
             self._check_optimizer(self._fresh_optimizer, state["optimizer"])
             self._fresh_optimizer = None
@@ -105,11 +108,13 @@ class Rehearsal:
         self._marks.append(mark_unseen(self._parts, model=self._model))
 
     def check_tensors(self) -> None:
-        """Check that the model has the tensors of a new one; user code can replace them at any time. **Collective.**
+        """Check that the model still has the tensors of a new one. **Collective. Host sync.**
+
+        The user's code can replace them at any time.
 
         Raises:
-            CheckpointError: a resume could not load the model, or the optimizer steps parameters
-                that it no longer has, or processes have other values of a parameter.
+            CheckpointError: a resume could not load the model, or the optimizer updates parameters
+                that the model no longer has, or processes differ in the value of a parameter.
         """
         now = _identify(self._model)
         run_on_main(lambda: self._compare(now), self._accelerator)
@@ -117,7 +122,7 @@ class Rehearsal:
             name: each for name, each in self._model.named_parameters() if not is_shard(each)
         }
         if self._accelerator.num_processes > 1 and weights:
-            # one host sync
+            # Stacked, so that there is one host sync.
             sums = torch.stack([sum_of_bits(each) for each in weights.values()]).to("cpu")
             self._check_same_everywhere(
                 [f"model.{name} bits {each}" for name, each in zip(weights, sums, strict=True)]
@@ -125,26 +130,29 @@ class Rehearsal:
 
     def _compare(self, now: Identities) -> None:
         for name in sorted(self._before.keys() | now.keys()):
-            (old, shape), (new, new_shape) = (
-                each.get(name, (None, "nothing")) for each in (self._before, now)
-            )
-            if shape != new_shape:
-                fact = f"training changed {name} of the model from {shape} to {new_shape}"
+            old, old_shape = self._before.get(name, (None, "nothing"))
+            new, new_shape = now.get(name, (None, "nothing"))
+            if old_shape != new_shape:
+                fact = f"training changed {name} of the model from {old_shape} to {new_shape}"
                 raise _inexact(f"{fact}, which a new model could not load: make it so in __init__")
             if old != new:
-                fact = f"training replaced the parameter {name}, and the optimizer still updates the old one"
-                raise _inexact(f"{fact}: change it in place, by copy_ under torch.no_grad()")
+                fact = f"training replaced the parameter {name}"
+                fix = "change it in place, by copy_ under torch.no_grad()"
+                raise _inexact(f"{fact}, and the optimizer still updates the old one: {fix}")
 
     def _check_same_everywhere(self, lines: list[str]) -> None:
-        """Check that the processes have the same `lines` of what a checkpoint stores once.
+        """Check that the processes have the same `lines`, which a checkpoint stores only once.
 
         **Collective.**
         """
         for process, found in enumerate(differing_lines("\n".join(lines), self._accelerator)):
             if found:
-                fact = f"processes differ after a step (process {process}: {found}), and a checkpoint has one value"
-                fix = "compute it from what all processes have, reduce it over them, or make it a buffer of the model"
-                raise _inexact(f"{fact}: {fix}")
+                fact = f"processes differ after a step (process {process}: {found})"
+                fix = (
+                    "compute it from what all processes have, reduce it over them, "
+                    "or make it a buffer of the model"
+                )
+                raise _inexact(f"{fact}, and a checkpoint has one value: {fix}")
 
     def _check_room(self, pieces: Mapping[str, Any]) -> None:
         encoded = [encode(piece, name=name) for name, piece in pieces.items()]
@@ -153,7 +161,7 @@ class Rehearsal:
         )
 
     def _check_optimizer(self, fresh: Optimizer, state: Mapping[str, Any]) -> None:
-        """Load `state` into an optimizer as a resume builds it, and compare that with the live one."""
+        """Load `state` into `fresh`, as a resume does, and compare it with the live optimizer."""
         encoded = encode(state, name="optimizer")
         piece = decode(encoded.skeleton, encoded.tensors)
         name = type(fresh).__name__
@@ -164,26 +172,27 @@ class Rehearsal:
             found = fresh.state_dict()
         except Exception as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-            raise _inexact(
-                f"{name}.load_state_dict cannot load what {name}.state_dict returned ({reason})"
-            ) from error
+            fact = f"{name}.load_state_dict cannot load what {name}.state_dict returned"
+            raise _inexact(f"{fact} ({reason})") from error
         with torch.no_grad():
             for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
-        identities = {id(parameter) for parameter in parameters}
-        if any(isinstance(part, Mapping) and identities & part.keys() for part in found.values()):
-            fact = f"{name}.state_dict has the address of a parameter as a key, and it is another in each start"
-            raise _inexact(f"{fact}: use the parameter's number")
+        addresses = {id(parameter) for parameter in parameters}
+        if any(isinstance(each, Mapping) and addresses & each.keys() for each in found.values()):
+            fact = f"{name}.state_dict has the address of a parameter as a key"
+            raise _inexact(f"{fact}, and it is another in each start: use the parameter's number")
         if path := first_difference(self._optimizer.state_dict(), found):
             fact = f"{name}.load_state_dict does not restore the optimizer's {path}"
             raise _inexact(f"{fact}: a resumed run would have other weights")
-        live, loaded = (
-            mark_unseen({"optimizer": each}, model=self._model) for each in (self._optimizer, fresh)
-        )
+        live = mark_unseen({"optimizer": self._optimizer}, model=self._model)
+        loaded = mark_unseen({"optimizer": fresh}, model=self._model)
         self._restored = {key for key, mark in live.items() if loaded.get(key) == mark}
 
     def _warn_of_unseen(self) -> None:
-        """Warn of values that each of two steps changed: something set up in the first step changes only there."""
+        """Warn of values that both steps have changed.
+
+        A value that only the first step changes is set up there, and would be after a resume, too.
+        """
         first, second, third = [*self._marks, mark_unseen(self._parts, model=self._model)]
         self._marks = []
         unseen = [
@@ -194,10 +203,14 @@ class Rehearsal:
         ]
         if unseen:
             fact = f"training changes {listed(unseen)}, and no checkpoint holds it"
-            fix = "keep it in a buffer of the model (register_buffer) or in the optimizer's state_dict"
-            rest = f"if not, set unsaved_attributes = ({min(unseen).rpartition('.')[2]!r},) on the class that has it"
+            fix = "in a buffer of the model (register_buffer) or in the optimizer's state_dict"
+            attribute = min(unseen).rpartition(".")[2]
+            rest = f"if not, set unsaved_attributes = ({attribute!r},) on the class that has it"
             _logger.warning(
-                "[UNSEEN_STATE] %s: if --dry-run shows that it matters, %s; %s", fact, fix, rest
+                "[UNSEEN_STATE] %s: if --dry-run shows that it matters, keep it %s; %s",
+                fact,
+                fix,
+                rest,
             )
 
 
@@ -206,18 +219,17 @@ def _inexact(message: str) -> CheckpointError:
 
 
 def _identify(model: nn.Module) -> Identities:
-    """Return, for each tensor of a checkpoint, its identity if it is a parameter, and its shape.
+    """Return the identities of the model's tensors, without its extra state.
 
-    Raises CheckpointError for what a checkpoint could not hold.
+    Raises CheckpointError for a value that a checkpoint could not hold.
     """
     tensors = model.state_dict()
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             fact = f"{name} of the model is a {type(value).__name__}"
-            raise _inexact(
-                f"{fact}: return a tensor from get_extra_state, or keep each value in a buffer"
-            )
-    # Only now: `state_dict` puts back the shards of a parameter that FSDP keeps whole after an
+            fix = "return a tensor from get_extra_state, or keep each value in a buffer"
+            raise _inexact(f"{fact}: {fix}")
+    # Only after `state_dict`: it makes shards again of a parameter that FSDP keeps whole after an
     # evaluation.
     identities = {name: id(parameter) for name, parameter in model.named_parameters()}
     return {
@@ -228,14 +240,17 @@ def _identify(model: nn.Module) -> Identities:
 
 
 def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
-    """Return a copy of a user's optimizer over the same parameters; None for torch's own, or a failure."""
+    """Return a copy of a user's optimizer over the same parameters.
+
+    None for an optimizer of torch or of this package, and for one that cannot be copied.
+    """
+    if type(optimizer).__module__.partition(".")[0] in _BUILT_IN:
+        return None
     shared = {
         id(parameter): parameter
         for group in optimizer.param_groups
         for parameter in group["params"]
     }
-    if type(optimizer).__module__.partition(".")[0] in _BUILT_IN:
-        return None
     copied = object.__new__(type(optimizer))
     try:
         vars(copied).update(copy.deepcopy(vars(optimizer), {id(optimizer): copied, **shared}))
@@ -246,33 +261,33 @@ def _copy_optimizer(optimizer: Optimizer) -> Optimizer | None:
 
 def _describe(leaf: Any) -> str:
     """Return a line for a plain value, or for the bits of a tensor."""
-    return (
-        f"bits {zlib.crc32(repr(mark_tensor(leaf)).encode()):08x}"
-        if isinstance(leaf, Tensor)
-        else repr(leaf)
-    )
+    if isinstance(leaf, Tensor):
+        return f"bits {zlib.crc32(repr(mark_tensor(leaf)).encode()):08x}"
+    return repr(leaf)
 
 
 def first_difference(one: Any, other: Any) -> str | None:
-    """Return the path to the first difference of two states, such as `state[0].exp_avg`; None if there is none."""
-    mine, theirs = flatten(one), flatten(other)
-    paths = dict.fromkeys([*mine, *theirs])
-    return next(
-        (p for p in paths if p not in mine or p not in theirs or not _is_same(mine[p], theirs[p])),
-        None,
-    )
+    """Return the path, such as `state[0].exp_avg`, to the first difference of two states."""
+    mine = flatten(one)
+    theirs = flatten(other)
+    for path in mine | theirs:
+        if path not in mine or path not in theirs or not _is_same(mine[path], theirs[path]):
+            return path
+    return None
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Return what `value` holds by its path, such as `state[0].exp_avg`; an empty container is a value."""
-    parts = dict(enumerate(value)) if isinstance(value, list | tuple) else value
-    if not isinstance(parts, Mapping) or not parts:
+    """Return the leaves of `value` by path, such as `state[0].exp_avg`.
+
+    An empty container is a leaf.
+    """
+    children = dict(enumerate(value)) if isinstance(value, list | tuple) else value
+    if not isinstance(children, Mapping) or not children:
         return {path: value}
     found: dict[str, Any] = {}
-    for key, part in parts.items():
-        found |= flatten(
-            part, f"{path}{'.' * bool(path)}{key}" if isinstance(key, str) else f"{path}[{key!r}]"
-        )
+    for key, child in children.items():
+        step = f"{'.' * bool(path)}{key}" if isinstance(key, str) else f"[{key!r}]"
+        found |= flatten(child, path + step)
     return found
 
 

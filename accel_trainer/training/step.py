@@ -85,9 +85,7 @@ class OptimizerStep:
         self._position = position
         self._step_batch = step_batch
         self._loss_gradient = self.strategy.gradient_factor / step_batch.num_samples
-        self._losses: list[Tensor] = []
-        self._sums: list[Mapping[str, Tensor]] = []
-        self._counts: list[Tensor] = []
+        self._outputs: list[StepOutput] = []
         self.strategy.begin(self._buffers)
         self._buffers.save()
 
@@ -97,7 +95,7 @@ class OptimizerStep:
         Raises:
             ConfigError: the task returned something else than a StepOutput.
         """
-        index = len(self._losses)
+        index = len(self._outputs)
         is_last = index == len(self._step_batch.micro_batches) - 1
         accelerator = self._accelerator
         self.strategy.begin_forward(self._position.optimizer_step, index)
@@ -107,10 +105,7 @@ class OptimizerStep:
             check_step_output(output)
             self._backward(output.loss_sum)
         self.strategy.end_backward(len(batch))
-        self._losses.append(output.loss_sum.detach())
-        self._sums.append(output.sums)
-        if output.num_items is not None:
-            self._counts.append(output.num_items)
+        self._outputs.append(StepOutput(output.loss_sum.detach(), output.sums, output.num_items))
 
     def _backward(self, loss_sum: Tensor) -> None:
         """Add the gradients of `loss_sum * gradient_factor / num_samples` [].
@@ -138,7 +133,8 @@ class OptimizerStep:
         """
         output = self._reduce()
         grad_norm = None if self._max_grad_norm is None else self._clip(self._max_grad_norm)
-        update = PendingUpdate(self._position, self._step_batch, self._losses)
+        losses = [each.loss_sum for each in self._outputs]
+        update = PendingUpdate(self._position, self._step_batch, losses)
         if self._accelerator.scaler is not None:
             was_skipped = self._step_scaled(update, self._accelerator.scaler)
         else:
@@ -174,7 +170,7 @@ class OptimizerStep:
         instead. A step may have no item, if every token is padding.
         """
         self._check_counts_always()
-        output, num_items = self.strategy.finish(self._losses, self._sums, self._counts)
+        output, num_items = self.strategy.finish(self._outputs)
         if num_items is None:
             return output
         # Not in bfloat16, which cannot represent 257. The guard finds the NaN of a negative number.
@@ -193,8 +189,9 @@ class OptimizerStep:
 
         A process without counts would not take part in the collective of the others.
         """
-        has_counts = len(self._counts) > 0
-        is_uniform = len(self._counts) in (0, len(self._losses))
+        num_counts = sum(each.num_items is not None for each in self._outputs)
+        has_counts = num_counts > 0
+        is_uniform = num_counts in (0, len(self._outputs))
         if self._has_counts is None:
             self._has_counts = has_counts
             if self._accelerator.num_processes > 1:

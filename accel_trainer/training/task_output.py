@@ -1,4 +1,4 @@
-"""What a task returned: the kind of output that its step needs, or one line that says what it is instead."""
+"""Checks of what a task returns, with one line that says what is wrong."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .metrics import describe_tensor
 
 
 def check_step_output(output: Any) -> None:
-    """Raise ConfigError unless a training step can be taken by `output`: single numbers, and a loss with a graph.
+    """Raise ConfigError unless `output` has single numbers, and a loss with its graph.
 
     Looks at types and shapes only: no host sync.
     """
@@ -54,10 +54,8 @@ def _check_single(value: Tensor, name: str) -> None:
 def check_eval_output(output: Any) -> None:
     """Raise ConfigError unless metrics can read `output`."""
     if not isinstance(getattr(output, "losses", None), Tensor):
-        _refuse(
-            output,
-            "return EvalOutput(losses, outputs) of accel_trainer from eval_step, the losses a tensor [B]",
-        )
+        fix = "return EvalOutput(losses, outputs) of accel_trainer from eval_step"
+        _refuse(output, f"{fix}, the losses a tensor [B]")
 
 
 def _refuse(value: Any, fix: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Tasks: how a batch becomes a loss."""
+"""Tasks: how a loss is computed from a batch."""
 
 from __future__ import annotations
 
@@ -58,12 +58,14 @@ class ClassificationTask:
         """Return the training loss of logits [B, K]. Raises ConfigError for other shapes."""
         check_logits(logits, batch.targets, in_loss=True)
         weights = self._class_weights
-        if weights is not None and getattr(weights, "shape", None) != logits.shape[1:]:
-            fact = (
-                f"class_weights are {describe_tensor(weights)} for logits {describe_tensor(logits)}"
-            )
-            raise ConfigError("SHAPES", f"{fact}: give a tensor [K] with a weight for each class")
-        weights = None if weights is None else weights.to(logits)
+        if weights is not None:
+            if getattr(weights, "shape", None) != logits.shape[1:]:
+                found = describe_tensor(weights)
+                fact = f"class_weights are {found} for logits {describe_tensor(logits)}"
+                raise ConfigError(
+                    "SHAPES", f"{fact}: give a tensor [K] with a weight for each class"
+                )
+            weights = weights.to(logits)
         loss_sum = _cross_entropy(
             logits, batch.targets, "sum", weights, self.config.label_smoothing
         )
@@ -83,10 +85,10 @@ class ClassificationTask:
 
 
 class RegressionTask:
-    """Squared error of predictions [B, ...] against numbers of the same shape, its mean per sample."""
+    """Mean squared error of predictions [B, ...] against targets of the same shape, per sample."""
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the errors summed over the batch. Raises ConfigError for other shapes."""
+        """Return the sum of the errors over the batch. Raises ConfigError for other shapes."""
         return StepOutput(self.eval_step(model, batch).losses.sum())
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
@@ -96,10 +98,10 @@ class RegressionTask:
 
 
 class MultiLabelTask:
-    """Binary cross-entropy of logits [B, K] against targets [B, K] in 0..1: any number of classes per sample."""
+    """Binary cross-entropy of logits [B, K] and targets [B, K] in 0..1, for multi-label data."""
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return the losses summed over the batch. Raises ConfigError for other shapes."""
+        """Return the sum of the losses over the batch. Raises ConfigError for other shapes."""
         return StepOutput(self.eval_step(model, batch).losses.sum())
 
     def eval_step(self, model: nn.Module, batch: Batch) -> EvalOutput:
@@ -108,18 +110,20 @@ class MultiLabelTask:
         Raises ConfigError for other shapes.
         """
         logits = call_model(model, batch)
-        return EvalOutput(
-            _mean_losses(F.binary_cross_entropy_with_logits, logits, batch.targets), logits
-        )
+        losses = _mean_losses(F.binary_cross_entropy_with_logits, logits, batch.targets)
+        return EvalOutput(losses, logits)
 
 
 class DistillationTask:
-    """Classification that also learns from the logits of a `teacher` (Hinton et al. 2015, arXiv 1503.02531).
+    """Classification that also learns from the logits of a `teacher`.
 
     The loss is (1 - weight) * cross-entropy + weight * T**2 * KL(teacher || student) at temperature
-    T. `labels` has the cross-entropy, and evaluates. The teacher is moved to the device at the
-    first batch, and its hash is stored with the checkpoints. Raises ConfigError for a weight
-    outside 0..1, a temperature that is not positive, and a teacher of other classes.
+    T (Hinton et al. 2015, arXiv 1503.02531). The task `labels` computes the cross-entropy and
+    evaluates. The teacher is moved to the device at the first batch, and its hash is stored with
+    the checkpoints.
+
+    Raises:
+        ConfigError: the weight is outside 0..1, or the temperature is not positive and finite.
     """
 
     def __init__(
@@ -146,30 +150,38 @@ class DistillationTask:
         return hash_value([self._teacher.state_dict(), self._weight, self._temperature]).hex()
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
-        """Return both losses summed over the batch. Raises ConfigError for other shapes."""
+        """Return the weighted sum of both losses over the batch.
+
+        Raises ConfigError for other shapes, and for a teacher of other classes.
+        """
         logits = call_model(model, batch)
         labels = self._labels.loss(logits, batch)
         with torch.no_grad():
-            taught = self._teacher.to(batch.sample_ids.device)(batch.inputs)
-        if taught.shape != logits.shape:
-            fact = f"the teacher returns {describe_tensor(taught)}, the model {describe_tensor(logits)}"
-            raise ConfigError("SHAPES", f"{fact}: both must have the same classes")
-        student, teacher = (F.log_softmax(each / self._temperature, 1) for each in (logits, taught))
+            teacher_logits = self._teacher.to(batch.sample_ids.device)(batch.inputs)
+        if teacher_logits.shape != logits.shape:
+            found = f"{describe_tensor(teacher_logits)}, the model {describe_tensor(logits)}"
+            raise ConfigError(
+                "SHAPES", f"the teacher returns {found}: both must have the same classes"
+            )
+        student = F.log_softmax(logits / self._temperature, 1)
+        teacher = F.log_softmax(teacher_logits / self._temperature, 1)
         imitation = (
             F.kl_div(student, teacher, reduction="sum", log_target=True) * self._temperature**2
         )
-        return StepOutput(
-            (1 - self._weight) * labels.loss_sum + self._weight * imitation, labels.sums
-        )
+        loss_sum = (1 - self._weight) * labels.loss_sum + self._weight * imitation
+        return StepOutput(loss_sum, labels.sums)
 
 
 def call_model(model: nn.Module, batch: Batch) -> Any:
-    """Return what the model makes of the inputs.
+    """Return the model's output for the inputs.
 
     Raises ConfigError if the samples have no targets.
     """
     if batch.targets is None:
-        fix = 'name the columns of inputs and targets, as in build_dataset_loaders(columns=("image", "label"))'
+        fix = (
+            "name the columns of inputs and targets, "
+            'as in build_dataset_loaders(columns=("image", "label"))'
+        )
         fact = f"the samples are {describe_tensor(batch.inputs)}, without labels"
         raise ConfigError("DATASET", f"{fact}: {fix}")
     return model(batch.inputs)
@@ -184,7 +196,7 @@ def _cross_entropy(
 ) -> Tensor:
     """Return torch's cross-entropy of logits [B, K].
 
-    Raises DataError for a label that is no class, on the CPU.
+    Raises DataError for a label that is not a class; on the CPU only.
     """
     try:
         return F.cross_entropy(
@@ -207,6 +219,5 @@ def _mean_losses(loss: Callable[..., Tensor], outputs: Tensor, targets: Tensor) 
             f"the model returns {describe_tensor(outputs)} for targets {describe_tensor(targets)}"
         )
         raise ConfigError("SHAPES", f"{fact}: both must have the same shape")
-    return (
-        loss(outputs, targets.to(outputs.dtype), reduction="none").reshape(len(outputs), -1).mean(1)
-    )
+    losses = loss(outputs, targets.to(outputs.dtype), reduction="none")
+    return losses.reshape(len(outputs), -1).mean(1)

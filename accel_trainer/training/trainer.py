@@ -159,20 +159,20 @@ class Trainer:
         for batch in self._data_wait.around(step_batch.micro_batches):
             self._activity.num_forwards += 1
             step.accumulate(task, batch)
-        result = step.finish()
+        output, grad_norm, was_skipped = step.finish()
         state.advance(step_batch.num_samples)
-        if self._average is not None and not result.was_skipped:
+        if self._average is not None and not was_skipped:
             self._average.update(optimizer_step=state.optimizer_step)
         return StepReport(
             optimizer_step=state.optimizer_step,
             epoch=state.epoch,
             learning_rate=learning_rate,
-            loss_sum=result.output.loss_sum,
-            sums=result.output.sums,
+            loss_sum=output.loss_sum,
+            sums=output.sums,
             num_samples=step_batch.num_samples,
-            grad_norm=result.grad_norm,
-            was_skipped=result.was_skipped,
-            num_items=result.output.num_items,
+            grad_norm=grad_norm,
+            was_skipped=was_skipped,
+            num_items=output.num_items,
         )
 
     def evaluate(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class Trainer:
             self._restore_details()
 
     def _restore_details(self) -> None:
-        """Add the details of the last evaluation to its metrics, if the file has that evaluation."""
+        """Add the details of the last evaluation to its metrics, if the file is of that one."""
         with suppress(OSError, ValueError):
             step, details = read_details(self._run_folder)
             if step == self._progress.evaluated_step:

@@ -1,4 +1,4 @@
-"""State that no checkpoint holds: what a user's objects keep in attributes, classes, globals and generators."""
+"""State that no checkpoint holds: attributes, globals and generators of the user's objects."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from torch.optim import SGD, Optimizer
 from ..core.shards import local_part
 from ..core.user_code import LIBRARIES
 
-_LISTED = 5
+_MAX_LISTED_NAMES = 5
 _MAX_ITEMS = 1000
 _MAX_BYTES = 2**16
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+# Types whose `repr`, or whose `__reduce__`, shows their value.
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, np.generic)
 _REDUCED = (itertools.count, random.Random, np.random.Generator)
 _INSTALLED = {"site-packages", "dist-packages"}
 _CODE = (type, ModuleType, property, classmethod, staticmethod)
-# What every module and every optimizer has, and what schedulers and gradient scalers set.
-_NOT_OWN = {
+# Attributes that every module and optimizer has, or that schedulers and gradient scalers set.
+_SET_BY_LIBRARIES = {
     *vars(nn.Module()),
     *vars(SGD([torch.zeros(1)], lr=0.1)),
     "found_inf",
@@ -41,18 +42,24 @@ _NOT_OWN = {
 }
 
 Mark = tuple[object, object]
-Marks = Mapping[str, Mark]
-"""What shows whether a value has changed: its type, of a tensor with dtype and shape, and its
+"""Shows whether a value has changed: its type (of a tensor with dtype and shape), and its
 content."""
 
 
 def mark_unseen(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, Mark]:
-    """Return a mark of each value that `parts` keep outside the model's tensors and an optimizer's state, by its name.
+    """Return marks, by name, of the values that `parts` keep where no checkpoint has them.
 
-    These are attributes, those of the parts' classes, and the globals of the files that define
-    them. What libraries' classes keep for themselves is left out, what autograd has computed, and
-    what the names in the `unsaved_attributes` of an object, class or file say that no resume needs.
-    **Host sync** for tensors of a device.
+    **Host sync** for tensors on a device.
+
+    These values are:
+
+    - attributes of the parts, and of objects of the user's classes in them,
+    - attributes of their classes,
+    - globals of the files that define these classes.
+
+    Left out are the model's tensors, attributes that libraries set, tensors that autograd has
+    computed, and names in the `unsaved_attributes` of an object, class or file, which no resume
+    needs.
     """
     walk = _Walk(model)
     for name, part in parts.items():
@@ -61,9 +68,11 @@ def mark_unseen(parts: Mapping[str, object], *, model: nn.Module) -> dict[str, M
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return the first of `names` in a text, and how many are left out."""
+    """Return the first of `names` as a text, and how many more there are."""
     found = sorted(names)
-    return ", ".join(found[:_LISTED]) + f" and {len(found) - _LISTED} more" * (len(found) > _LISTED)
+    text = ", ".join(found[:_MAX_LISTED_NAMES])
+    num_more = len(found) - _MAX_LISTED_NAMES
+    return f"{text} and {num_more} more" if num_more > 0 else text
 
 
 class _Walk:
@@ -72,7 +81,7 @@ class _Walk:
         self._seen = {id(tensor) for tensor in itertools.chain(model.parameters(), model.buffers())}
 
     def visit(self, name: str, value: Any) -> None:
-        """Mark what `value` holds. What fails when it is looked at is left out."""
+        """Mark `value`, or the values in an object. What raises when it is read is left out."""
         is_users = _is_users(type(value).__module__)
         if isinstance(value, nn.Module | Optimizer) or (is_users and hasattr(value, "__dict__")):
             if id(value) not in self._seen:
@@ -85,36 +94,31 @@ class _Walk:
 
     def _visit_object(self, name: str, value: Any, *, is_users: bool) -> None:
         if isinstance(value, nn.Module):
-            tensors = itertools.chain(
-                value.named_parameters(recurse=False), value.named_buffers(recurse=False)
-            )
-            self._visit_all(name, value, dict(itertools.chain(tensors, value.named_children())))
+            parameters = value.named_parameters(recurse=False)
+            buffers = value.named_buffers(recurse=False)
+            children = value.named_children()
+            self._visit_all(name, value, dict(itertools.chain(parameters, buffers, children)))
             if type(value).get_extra_state is not nn.Module.get_extra_state:
                 return  # it stores its attributes itself
         if is_users:
-            own = {key: each for key, each in vars(value).items() if key not in _NOT_OWN}
+            own = {key: each for key, each in vars(value).items() if key not in _SET_BY_LIBRARIES}
             self._visit_all(name, value, own)
             self._visit_classes(type(value))
 
     def _visit_all(self, name: str, owner: object, values: Mapping[str, Any]) -> None:
         unneeded = getattr(owner, "unsaved_attributes", ())
         for key, value in list(values.items()):
-            if not (
-                key.startswith("__")
-                or key in unneeded
-                or inspect.isroutine(value)
-                or isinstance(value, _CODE)
-            ):
+            if key.startswith("__") or key in unneeded:
+                continue
+            if not (inspect.isroutine(value) or isinstance(value, _CODE)):
                 self.visit(f"{name}.{key}", value)
 
     def _visit_classes(self, found: type) -> None:
-        """Visit the attributes of a user's class and of its bases, and the globals of their files."""
+        """Visit the attributes of a user's class and its bases, and the globals of their files."""
         for base in found.__mro__:
             if _is_users(base.__module__):
-                for name, owner in (
-                    (base.__qualname__, base),
-                    (base.__module__, sys.modules.get(base.__module__)),
-                ):
+                module = sys.modules.get(base.__module__)
+                for name, owner in ((base.__qualname__, base), (base.__module__, module)):
                     if owner is not None and id(owner) not in self._seen:
                         self._seen.add(id(owner))
                         self._visit_all(name, owner, vars(owner))
@@ -125,9 +129,8 @@ class _Walk:
         if isinstance(value, np.ndarray):
             value = torch.from_numpy(value)
         if isinstance(value, Tensor):
-            return (
-                None if id(value) in self._seen or value.grad_fn is not None else mark_tensor(value)
-            )
+            is_left_out = id(value) in self._seen or value.grad_fn is not None
+            return None if is_left_out else mark_tensor(value)
         if isinstance(value, _PLAIN):
             return type(value), repr(value)
         if isinstance(value, _REDUCED):
@@ -141,24 +144,28 @@ class _Walk:
 
 
 def mark_tensor(tensor: Tensor) -> Mark:
-    """Mark a tensor by its bytes; a large one by their sum and a sample, so that a large teacher costs little."""
+    """Mark a tensor by the sum of its elements' bits, and by a sample of its bytes.
+
+    Of a small tensor the sample has all bytes; of a large one, such as a teacher's, only a few.
+    """
     flat = local_part(tensor.detach()).reshape(-1).contiguous()
     sample = flat[:: flat.nbytes // _MAX_BYTES + 1].cpu().contiguous()
-    return (Tensor, tensor.dtype, tensor.shape), (
-        int(sum_of_bits(flat)),
-        sample.view(torch.uint8).numpy().tobytes(),
-    )
+    kind = (Tensor, tensor.dtype, tensor.shape)
+    return kind, (int(sum_of_bits(flat)), sample.view(torch.uint8).numpy().tobytes())
 
 
 def sum_of_bits(tensor: Tensor) -> Tensor:
-    """Return the sum [] int64 of the elements, their bits read as integers: the same on any number of threads."""
+    """Return the sum [] int64 of the elements, whose bits are read as integers.
+
+    Unlike a sum of floats, it is the same on any number of threads.
+    """
     flat = tensor.detach().reshape(-1)
     return flat.view(_INTEGERS.get(flat.itemsize, torch.int64)).sum()
 
 
 @cache
 def _is_users(module: str) -> bool:
-    """Whether a file is the user's: neither Python's, nor installed in any environment, nor of this package."""
+    """Whether a module is the user's: not Python's, not installed, and not of this package."""
     if module.partition(".")[0] in LIBRARIES:
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -166,8 +173,6 @@ def _is_users(module: str) -> bool:
         return module == "__main__"  # a notebook
     path = Path(file)
     if not _INSTALLED.isdisjoint(path.parts):
-        return False  # of this environment, of the system's that it sees, or of the user's own
-    return not any(
-        path.is_relative_to(folder)
-        for folder in (sysconfig.get_paths()["stdlib"], Path(__file__).parents[1])
-    )
+        return False  # installed in this environment, or in one of the system or the user
+    folders = (sysconfig.get_paths()["stdlib"], Path(__file__).parents[1])
+    return not any(path.is_relative_to(folder) for folder in folders)

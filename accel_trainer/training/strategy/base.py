@@ -105,27 +105,22 @@ class Strategy:
     def end_backward(self, num_samples: int) -> None:
         """End a micro-batch of `num_samples`, perhaps 0, after its backward."""
 
-    def finish(
-        self,
-        losses: Sequence[Tensor],
-        sums: Sequence[Mapping[str, Tensor]],
-        counts: Sequence[Tensor],
-    ) -> StepTotals:
-        """Complete the step's gradients, and add up the numbers [] of its micro-batches.
+    def finish(self, outputs: Sequence[StepOutput]) -> StepTotals:
+        """Complete the step's gradients, and add up the `outputs` of its micro-batches.
 
         **Collective** if items are counted.
-
-        `counts` are the items of each micro-batch; empty if the task does not count them.
         """
+        loss_sum = total([each.loss_sum for each in outputs])
+        sums = {name: total([each.sums[name] for each in outputs]) for name in outputs[0].sums}
+        counts = [each.num_items for each in outputs if each.num_items is not None]
         num_items = total(counts) if counts else None
-        named = {name: total([each[name] for each in sums]) for name in sums[0]}
-        output = StepOutput(total(losses), named, num_items)
-        if num_items is None:
-            return StepTotals(output, None)
-        return StepTotals(output, self.accelerator.reduce(num_items, reduction="sum"))
+        output = StepOutput(loss_sum, sums, num_items)
+        if num_items is not None:
+            num_items = self.accelerator.reduce(num_items, reduction="sum")
+        return StepTotals(output, num_items)
 
     def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return the shard of this process for each gradient or norm; a whole tensor stays whole."""
+        """Return this process's shard of each gradient or norm; whole ones as they are."""
         return gradients
 
     def is_found_anywhere(self, flag: Tensor) -> Tensor:
@@ -136,6 +131,6 @@ class Strategy:
         return flag  # averaged gradients are the same on all processes
 
 
-def total(values: Sequence[Tensor]) -> Tensor:
+def total(values: list[Tensor]) -> Tensor:
     """Return the sum of tensors of one shape; a single one is returned itself."""
-    return values[0] if len(values) == 1 else torch.stack(list(values)).sum(0)
+    return values[0] if len(values) == 1 else torch.stack(values).sum(0)

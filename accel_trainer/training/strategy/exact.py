@@ -1,4 +1,4 @@
-"""`--reduce exact`: gradients are added up in pairs, to the same bits on any number of processes."""
+"""`--reduce exact`: gradients with the same bits on any number of processes, added up in pairs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class ExactStrategy(Strategy):
         self.gradient_factor = 1  # gradients are added up, not averaged
         self._forward_key = fold_in(seed, 0)
         self._num_micro_batches = num_micro_batches
-        process_index = accelerator.process_index
-        self._first_index = process_index * num_micro_batches // accelerator.num_processes
+        # The place of this process's first micro-batch in a step.
+        self._offset = accelerator.process_index * num_micro_batches // accelerator.num_processes
 
     def refuse(self, options: Mapping[str, object]) -> None:
         """Raise ConfigError if a setting scales or compresses gradients."""
@@ -74,7 +74,7 @@ class ExactStrategy(Strategy):
             parameter for group in optimizer.param_groups for parameter in group["params"]
         ]
         self._places = buffer_places(model)
-        buffers = dict(zip(self._places, buffers_at([*self._places.values()]), strict=True))
+        buffers = self._buffers(buffers_at([*self._places.values()]))
         self._counters = [name for name, buffer in buffers.items() if is_counter(buffer)]
         self._statistics = [name for name in buffers if name not in self._counters]
         self._summed = _checked_counters(getattr(model, "summed_buffers", ()), self._counters)
@@ -94,7 +94,7 @@ class ExactStrategy(Strategy):
     def begin_forward(self, optimizer_step: int, index: int) -> None:
         """Restore the buffers, and seed by the step and the micro-batch's place in it."""
         self._history.restore()
-        super().begin_forward(optimizer_step, self._first_index + index)
+        super().begin_forward(optimizer_step, self._offset + index)
 
     @torch.no_grad()
     def end_backward(self, num_samples: int) -> None:
@@ -118,12 +118,7 @@ class ExactStrategy(Strategy):
             parameter.grad = None
 
     @torch.no_grad()
-    def finish(
-        self,
-        losses: Sequence[Tensor],
-        sums: Sequence[Mapping[str, Tensor]],
-        counts: Sequence[Tensor],
-    ) -> StepTotals:
+    def finish(self, outputs: Sequence[StepOutput]) -> StepTotals:
         """Return the numbers of the step on the main process, zeros on the others. **Collective.**
 
         Raises:
@@ -131,10 +126,12 @@ class ExactStrategy(Strategy):
                 forward of the first steps changed state that is not a buffer.
         """
         self._refuse_unmerged_changes()
-        columns = [losses, *([each[name] for each in sums] for name in sums[0])]
-        if counts:
+        names = list(outputs[0].sums)
+        columns = [[each.loss_sum for each in outputs]]
+        columns += [[each.sums[name] for each in outputs] for name in names]
+        if counts := [each.num_items for each in outputs if each.num_items is not None]:
             columns.append(counts)
-        numbers = [sum_rows(torch.stack(list(column))) for column in columns]
+        numbers = [sum_rows(torch.stack(column)) for column in columns]
         totals = self._tree.total()
         if self.accelerator.num_processes > 1:
             exchange_together(
@@ -150,10 +147,10 @@ class ExactStrategy(Strategy):
         reported = numbers
         if not self.accelerator.is_main_process:
             reported = [torch.zeros_like(number) for number in numbers]
-        named = dict(zip(sums[0], reported[1:], strict=False))
+        output = StepOutput(reported[0], dict(zip(names, reported[1:], strict=False)))
         if not counts:
-            return StepTotals(StepOutput(reported[0], named), None)
-        return StepTotals(StepOutput(reported[0], named, reported[-1]), numbers[-1])
+            return StepTotals(output, None)
+        return StepTotals(output._replace(num_items=reported[-1]), numbers[-1])
 
     def _buffers(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(zip(self._places, tensors, strict=True))

@@ -11,14 +11,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ...core.errors import ConfigError
+from ...core.types import StepOutput
 from .base import StepTotals, Strategy
 
 
 class PlainStrategy(Strategy):
     """Trains with DDP, or with the model itself if there is one process."""
 
-    # Whether the next step must check that every parameter has a gradient: DDP needs them all.
-    _must_check_unused = False
+    # Parameters that need a gradient in the first step: DDP averages none if one of them has none.
+    _unchecked_parameters: Mapping[str, nn.Parameter] = {}
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:
         """Return both, prepared by accelerate, with the main process's weights. **Collective.**"""
@@ -26,33 +27,22 @@ class PlainStrategy(Strategy):
             _keep_strides(model)
         prepared, prepared_optimizer = self.accelerator.prepare(model, optimizer)
         if isinstance(prepared, DistributedDataParallel):
-            self._must_check_unused = not (prepared.find_unused_parameters or prepared.static_graph)
-            self._named_parameters = dict(model.named_parameters())
+            if not (prepared.find_unused_parameters or prepared.static_graph):
+                self._unchecked_parameters = dict(model.named_parameters())
             _settle_buckets(prepared)
             for parameter in model.parameters():
                 parameter.grad = None
         return prepared, prepared_optimizer
 
-    def finish(
-        self,
-        losses: Sequence[Tensor],
-        sums: Sequence[Mapping[str, Tensor]],
-        counts: Sequence[Tensor],
-    ) -> StepTotals:
-        """Add up the numbers [] of the micro-batches. **Collective** if items are counted.
+    def finish(self, outputs: Sequence[StepOutput]) -> StepTotals:
+        """Add up the `outputs` of the micro-batches. **Collective** if items are counted.
 
         Raises:
             ConfigError: some parameter has no gradient, and DDP has therefore averaged none.
         """
-        if self._must_check_unused:
-            self._refuse_unused()
-            self._must_check_unused = False
-        return super().finish(losses, sums, counts)
-
-    def _refuse_unused(self) -> None:
         unused = [
             name
-            for name, parameter in self._named_parameters.items()
+            for name, parameter in self._unchecked_parameters.items()
             if parameter.requires_grad and parameter.grad is None
         ]
         if unused:
@@ -65,6 +55,8 @@ class PlainStrategy(Strategy):
             raise ConfigError(
                 "UNUSED_PARAMETERS", f"{fact}, and DDP then averages no gradients: {fix}"
             )
+        self._unchecked_parameters = {}
+        return super().finish(outputs)
 
 
 def _keep_strides(model: nn.Module) -> None:

@@ -29,7 +29,7 @@ class ShardedStrategy(Strategy):
     has_collective_forward = True
 
     def refuse(self, options: Mapping[str, object]) -> None:
-        """Raise ConfigError for the first of `options`, by flag, that is on: they need whole weights."""
+        """Raise ConfigError for the first of `options` that is on: they need whole weights."""
         fsdp.reject_options(options)
 
     def place(self, model: nn.Module, config: RuntimeConfig) -> nn.Module:
@@ -81,7 +81,7 @@ class ShardedStrategy(Strategy):
         copy_from_main(buffers_at(self._places), self.accelerator)
 
     def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return the shard of this process for each gradient or norm."""
+        """Return this process's shard of each gradient or norm."""
         return [local_part(gradient) for gradient in gradients]
 
     def is_found_anywhere(self, flag: Tensor) -> Tensor:

@@ -395,7 +395,7 @@ def test_a_pointer_moves_once_a_step_and_a_flag_is_kept() -> None:
             strategy.begin_forward(0, index)
             model(torch.ones(3, 2)).sum().backward()
             strategy.end_backward(3)
-        strategy.finish([torch.zeros(())] * 4, [{}] * 4, [])
+        strategy.finish([StepOutput(torch.zeros(()))] * 4)
         assert (model.pointer.tolist(), model.is_full.tolist()) == ([pointer], [flag])
 
 
@@ -425,7 +425,7 @@ def test_a_buffer_that_grows_is_refused_by_name() -> None:
         ConfigError,
         match=r"the shape of the buffer means from \[1\] to \[2\]: let it keep its shape",
     ):
-        strategy.finish([torch.zeros(())] * 2, [{}] * 2, [])
+        strategy.finish([StepOutput(torch.zeros(()))] * 2)
 
 
 @pytest.mark.parametrize("name", ["used", "center"])
@@ -513,7 +513,7 @@ def take_steps(strategy: ExactStrategy, model: nn.Module, optimizer: torch.optim
         loss = model(torch.ones(2, 5)).sum()
         loss.backward()
         strategy.end_backward(2)
-        strategy.finish([loss.detach()], [{}], [])
+        strategy.finish([StepOutput(loss.detach())])
         optimizer.step()
 
 

@@ -5,6 +5,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from accel_trainer.core.types import StepOutput
 from accel_trainer.training.strategy.base import total
 from accel_trainer.training.strategy.plain import PlainStrategy
 
@@ -31,9 +32,11 @@ def test_a_forward_draws_by_its_step_and_its_micro_batch(strategy: PlainStrategy
 
 
 def test_the_numbers_of_micro_batches_are_added_up(strategy: PlainStrategy) -> None:
-    losses = [torch.tensor(1.0), torch.tensor(2.5)]
-    sums = [{"correct": torch.tensor(3.0)}, {"correct": torch.tensor(4.0)}]
-    output, num_items = strategy.finish(losses, sums, [])
+    outputs = [
+        StepOutput(torch.tensor(1.0), {"correct": torch.tensor(3.0)}),
+        StepOutput(torch.tensor(2.5), {"correct": torch.tensor(4.0)}),
+    ]
+    output, num_items = strategy.finish(outputs)
     assert (float(output.loss_sum), float(output.sums["correct"])) == (3.5, 7)
     assert (output.num_items, num_items) == (None, None)
 
@@ -41,8 +44,8 @@ def test_the_numbers_of_micro_batches_are_added_up(strategy: PlainStrategy) -> N
 def test_the_items_of_micro_batches_are_added_up_over_all_processes(
     strategy: PlainStrategy,
 ) -> None:
-    loss = torch.tensor(1.0)
-    output, num_items = strategy.finish([loss, loss], [{}, {}], [torch.tensor(3), torch.tensor(4)])
+    outputs = [StepOutput(torch.tensor(1.0), num_items=torch.tensor(each)) for each in (3, 4)]
+    output, num_items = strategy.finish(outputs)
     assert output.num_items is not None
     assert num_items is not None
     assert (int(output.num_items), int(num_items)) == (7, 7)
