@@ -1,4 +1,5 @@
-"""How long training pauses for a checkpoint, and how long until it is on disk: ours, accelerate's and torch's."""
+"""How long training pauses for a checkpoint, and how long until it is on disk: ours, accelerate's
+and torch's."""
 
 from __future__ import annotations
 
@@ -156,11 +157,12 @@ def main() -> None:
     results.write(
         "checkpointing",
         title="Checkpoints",
-        how=f"A ResNet-18 with momentum, {savers.num_bytes / 1e6:.0f} MB, saved and loaded by each of three toolkits "
-        "in turn.",
+        how=f"A ResNet-18 with momentum, {savers.num_bytes / 1e6:.0f} MB, saved and loaded by "
+        "each of three toolkits in turn.",
         tables=tables,
         goals=[
-            f"Training pauses at most 0.10 times as long as with accelerate's save_state: {stall:.2f}."
+            "Training pauses at most 0.10 times as long as with accelerate's save_state: "
+            f"{stall:.2f}."
         ],
         started=started,
     )

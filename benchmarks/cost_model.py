@@ -1,4 +1,5 @@
-"""Predicts the time of a step on P processes: compute and data as on one, plus the visible part of a ring all-reduce.
+"""Predicts the time of a step on P processes: compute and data as on one, plus the visible part of
+a ring all-reduce.
 
     step(P) = compute + data + (1 - overlap) * all_reduce(P)
     all_reduce(P) = 2 (P - 1) / P * bytes / bandwidth + 2 (P - 1) * latency

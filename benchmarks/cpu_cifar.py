@@ -1,4 +1,5 @@
-"""Accuracy against wall time on a CPU: our recipe, and the same net, data and schedule in a plain accelerate script.
+"""Accuracy against wall time on a CPU: our recipe, and the same net, data and schedule in a plain
+accelerate script.
 
 Runs two full trainings per seed, a few minutes each. `--max-steps 3` is a quick test that writes no
 result.
@@ -47,7 +48,8 @@ def run_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None) -
 
 
 def train_plain(dataset: str, cache_dir: Path, seed: int, max_steps: int | None) -> float:
-    """Train as in an accelerate tutorial: a DataLoader over decoded images, transforms per batch, no toolkit."""
+    """Train as in an accelerate tutorial: a DataLoader over decoded images, transforms per batch,
+    no toolkit."""
     import torch
     import yaml
     from accelerate import Accelerator
@@ -187,9 +189,9 @@ def main() -> None:
     results.write(
         "cpu_cifar",
         title="CIFAR-10 on a CPU",
-        how="`recipes/configs/cifar10_cpu.yaml`, and a script with the same network, optimizer, schedule and "
-        "augmentation. From the start of Python to its end, including evaluations and, for ours, checkpoints; the data "
-        "is decoded beforehand.",
+        how="`recipes/configs/cifar10_cpu.yaml`, and a script with the same network, optimizer, "
+        "schedule and augmentation. From the start of Python to its end, including "
+        "evaluations and, for ours, checkpoints; the data is decoded beforehand.",
         tables={"Full trainings, alternating, one seed after the other": rows},
         started=started,
     )

@@ -1,4 +1,5 @@
-"""What an evaluation costs beyond the model's forward: loss and accuracy of 10,000 samples, in batches of 500."""
+"""What an evaluation costs beyond the model's forward: loss and accuracy of 10,000 samples, in
+batches of 500."""
 
 from __future__ import annotations
 
@@ -30,8 +31,13 @@ class Accuracy(evaluate.Metric):
     """The accuracy metric of the hub, without the network."""
 
     def _info(self):
-        features = datasets.Features({"predictions": datasets.Value("int32"), "references": datasets.Value("int32")})
-        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+        labels = datasets.Value("int32")
+        return evaluate.MetricInfo(
+            description="",
+            citation="",
+            inputs_description="",
+            features=datasets.Features({"predictions": labels, "references": labels}),
+        )
 
     def _compute(self, predictions, references):
         from sklearn.metrics import accuracy_score
@@ -158,8 +164,9 @@ def main() -> None:
         for name, samples in measured.items()
     ]
     goals = [
-        "Ours needs one collective and one host sync per evaluation, whatever its length. With one process on a CPU "
-        "neither costs anything, so gathering every batch is as cheap. All variants give the same accuracy."
+        "Ours needs one collective and one host sync per evaluation, whatever its length. With "
+        "one process on a CPU neither costs anything, so gathering every batch is as cheap. "
+        "All variants give the same accuracy."
     ]
     if (others := beyond.get("evaluate's add_batch, accuracy only")) is not None:
         alone, both = (others / beyond[name] for name in ("ours, accuracy only", "ours"))
@@ -169,8 +176,9 @@ def main() -> None:
     results.write(
         "evaluation",
         title="Evaluation",
-        how="Loss and accuracy of Linear(32, 10) on one thread. CPU time of the thread, measured in interleaved "
-        "rounds; the lower decile of n evaluations, because other load and a lower clock rate can only add time.",
+        how="Loss and accuracy of Linear(32, 10) on one thread. CPU time of the thread, measured "
+        "in interleaved rounds; the lower decile of n evaluations, because other load and a "
+        "lower clock rate can only add time.",
         tables={"One process on a CPU": rows},
         goals=goals,
         started=started,

@@ -1,4 +1,5 @@
-"""A net trained on five classes of CIFAR-10, fine-tuned to the other five with 50 images a class, in several ways.
+"""A net trained on five classes of CIFAR-10, fine-tuned to the other five with 50 images a class,
+in several ways.
 
 About 25 minutes of one core. `--max-steps 1` is a quick test that writes no result.
 """
@@ -118,7 +119,8 @@ def fine_tune(way: str, dataset: Path, run: Path, net: Path, flags: Sequence[str
 def measure(
     folder: Path, data: Data, num_seeds: int, flags: Sequence[str]
 ) -> tuple[list[results.Row], ...]:
-    """Return the rows of the pretrained nets, of the choice of the learning rates, and of the ways."""
+    """Return the rows of the pretrained nets, of the choice of the learning rates, and of the
+    ways."""
     nets, pretrained = [], []
     pretraining = data.pretraining()
     for seed in range(num_seeds):
@@ -187,13 +189,15 @@ def main() -> None:
     results.write(
         "fine_tuning",
         title="Fine-tuning on five other classes",
-        how="`recipes/cifar.py` with the net of `recipes/configs/cifar10_cpu.yaml`, trained for 4 epochs on the 25,000 "
-        f"images of five classes of CIFAR-10; then `--init-from` that net, with a new head, on {NUM_A_CLASS} images of "
-        "each of the other five classes (other images for each seed), for 40 epochs. Accuracy at the end, on all 5,000 "
-        "test images of the classes; mean and standard deviation.",
+        how="`recipes/cifar.py` with the net of `recipes/configs/cifar10_cpu.yaml`, trained for "
+        "4 epochs on the 25,000 images of five classes of CIFAR-10; then `--init-from` that "
+        f"net, with a new head, on {NUM_A_CLASS} images of each of the other five classes "
+        "(other images for each seed), for 40 epochs. Accuracy at the end, on all 5,000 test "
+        "images of the classes; mean and standard deviation.",
         tables={
             "Fine-tuned on 250 images": rows,
-            "The learning rate of each way, chosen by other images: 50 a class to train, 200 to compare": choice,
+            "The learning rate of each way, chosen by other images: 50 a class to train, 200 to "
+            "compare": choice,
             "The pretrained nets": pretrained,
         },
         goals=[f"Better than from scratch: {max(by_way) - by_way[-1]:+.1f} points."],

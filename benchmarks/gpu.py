@@ -1,4 +1,5 @@
-"""Runs what needs a GPU, in parts of less than eight minutes each: `python -m benchmarks.gpu --part exact`.
+"""Runs what needs a GPU, in parts of less than eight minutes each: `python -m benchmarks.gpu --part
+exact`.
 
 It needs only the repository: no network, pip or make. It trains on CIFAR-10 from the hub or from
 `--dataset FOLDER`, or otherwise on random images of the same shape. Each part writes its results as
@@ -40,7 +41,8 @@ PARTS: Mapping[str, tuple[str, Callable[[Page, Setting], None]]] = {
 def find_images(
     dataset: str | None, cache_dir: Path, folder: Path, *, num_random: int
 ) -> tuple[str, str, Path, bool]:
-    """Return the dataset, what it is, its cache, and whether it is real: the given one, CIFAR-10 or random images."""
+    """Return the dataset, what it is, its cache, and whether it is real: the given one, CIFAR-10 or
+    random images."""
     if dataset is not None:
         load_images(dataset, cache_dir=cache_dir)  # decoded before any clock runs
         return dataset, "the images of --dataset", cache_dir, True

@@ -1,4 +1,5 @@
-"""Images per second, cropped, flipped and normalised: ours, and the usual code with `datasets` and PIL."""
+"""Images per second, cropped, flipped and normalised: ours, and the usual code with `datasets` and
+PIL."""
 
 from __future__ import annotations
 
@@ -222,15 +223,18 @@ def main() -> None:
     results.write(
         "input_pipeline",
         title="Input pipeline",
-        how=f"CIFAR-sized images ({'real, JPEG' if options.dataset else 'noise, PNG'}), batches of {BATCH_SIZE}, crop "
-        "(padding 4), flip, normalise, float32. Images per second of the thread's CPU time; with workers, of wall "
-        "time. HF + PIL pads with zeros; our images are decoded once, beforehand.",
+        how=f"CIFAR-sized images ({'real, JPEG' if options.dataset else 'noise, PNG'}), batches "
+        f"of {BATCH_SIZE}, crop (padding 4), flip, normalise, float32. Images per second of "
+        "the thread's CPU time; with workers, of wall time. HF + PIL pads with zeros; our "
+        "images are decoded once, beforehand.",
         tables={"One core": table},
         goals=[
-            f"At least 200,000 images/s per core: {table[0]['images/s']:,.0f} (best {table[0]['highest']:,.0f}).",
+            f"At least 200,000 images/s per core: {table[0]['images/s']:,.0f} (best "
+            f"{table[0]['highest']:,.0f}).",
             f"At least 25 times batched HF + PIL: {table[0]['of HF + PIL batched']:.0f} times.",
             "Fraction of the memory bandwidth of a plain copy on one core "
-            f"({measured['ours, crop reflect'][0]['bandwidth'] / 1e9:.0f} GB/s): {statistics.median(shares):.0%}.",
+            f"({measured['ours, crop reflect'][0]['bandwidth'] / 1e9:.0f} GB/s): "
+            f"{statistics.median(shares):.0%}.",
         ],
         started=started,
     )

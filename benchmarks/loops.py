@@ -28,7 +28,8 @@ BATCH_SIZE, LEARNING_RATE, MOMENTUM = 128, 0.1, 0.9
 
 
 class Stamped(nn.Module):
-    """A model that records when each training forward begins: in CPU time, or wall time on a device."""
+    """A model that records when each training forward begins: in CPU time, or wall time on a
+    device."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -169,7 +170,8 @@ def accelerate_accumulate(model: Stamped, batches: DataLoader[Any], num_steps: i
 def ours(
     model: Stamped, batches: DataLoader[Any], num_steps: int, *, has_own_optimizer: bool = True
 ) -> None:
-    """With a cosine schedule, the mean loss logged every 50 steps, checkpoints, and a callback on every event.
+    """With a cosine schedule, the mean loss logged every 50 steps, checkpoints, and a callback on
+    every event.
 
     And with the optimizer that the toolkit makes, or else that of the other loops.
     """

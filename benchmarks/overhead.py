@@ -1,4 +1,5 @@
-"""What a step costs beyond the model: each toolkit with the same model and data, in a separate process."""
+"""What a step costs beyond the model: each toolkit with the same model and data, in a separate
+process."""
 
 from __future__ import annotations
 
@@ -88,16 +89,20 @@ def main() -> None:
     results.write(
         "overhead",
         title="Overhead of the loop",
-        how="One thread, SGD with momentum, the same prepared batches. A step is the thread's CPU time between two "
-        "forwards: the lower decile of the last three quarters of a run, because other load and a lower clock rate can "
-        "only add time. Columns are medians over processes started in interleaved rounds; the start-up is the minimum. "
-        "`ours, all on`: cosine schedule, mean loss logged every 50 steps, checkpoints, a callback on every event, and "
-        "the fused optimizer that `build_optimizer` creates. The others use torch's default optimizer.",
+        how="One thread, SGD with momentum, the same prepared batches. A step is the thread's "
+        "CPU time between two forwards: the lower decile of the last three quarters of a "
+        "run, because other load and a lower clock rate can only add time. Columns are "
+        "medians over processes started in interleaved rounds; the start-up is the minimum. "
+        "`ours, all on`: cosine schedule, mean loss logged every 50 steps, checkpoints, a "
+        "callback on every event, and the fused optimizer that `build_optimizer` creates. "
+        "The others use torch's default optimizer.",
         tables=tables,
         goals=[
             f"At most 1.10 of raw with everything on: {ours['of raw']:.2f} "
-            f"({ours['us/step'] - raw['us/step']:+.0f} us), {plain['of raw']:.2f} with the others' optimizer.",
-            f"Start within 1.10 of raw: {ours['start to first step, CPU s'] / raw['start to first step, CPU s']:.2f}. "
+            f"({ours['us/step'] - raw['us/step']:+.0f} us), {plain['of raw']:.2f} with the "
+            "others' optimizer.",
+            "Start within 1.10 of raw: "
+            f"{ours['start to first step, CPU s'] / raw['start to first step, CPU s']:.2f}. "
             f"Memory within 15 MB: {ours['RSS MB'] - raw['RSS MB']:+.0f} MB.",
         ],
         started=started,

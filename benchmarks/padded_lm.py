@@ -1,4 +1,5 @@
-"""A padded language model, split differently: how far is each toolkit from one big batch after 10 steps?
+"""A padded language model, split differently: how far is each toolkit from one big batch after 10
+steps?
 
 All train the same small transformer on the same texts of unequal lengths, in the same order, in
 float64: 8 texts a step, as one batch, in two processes, in four micro-batches, and both. The texts
@@ -45,7 +46,8 @@ SETTINGS = {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "HF_HUB_OFFLIN
 
 
 class Texts:
-    """Random tokens, 3 to 40 of them, each with the next one as its label; in the order of our first epoch."""
+    """Random tokens, 3 to 40 of them, each with the next one as its label; in the order of our
+    first epoch."""
 
     def __init__(self, seed: int, *, is_ordered: bool = True) -> None:
         order = epoch_permutation(NUM_TEXTS, seed=seed, epoch=0)
@@ -197,7 +199,8 @@ def accelerate(seed: int, size: int, accumulation: int) -> nn.Module:
 
 
 def accelerate_by_hand(seed: int, size: int, accumulation: int) -> nn.Module:
-    """Its guide's section on samples of variable size: the loop counts and gathers the tokens itself."""
+    """Its guide's section on samples of variable size: the loop counts and gathers the tokens
+    itself."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
@@ -275,7 +278,8 @@ def hf_trainer(seed: int, size: int, accumulation: int) -> nn.Module:
 
 
 def hf_trainer_with_items(seed: int, size: int, accumulation: int) -> nn.Module:
-    """With `compute_loss_func`, which is given the number of tokens of all micro-batches and processes."""
+    """With `compute_loss_func`, which is given the number of tokens of all micro-batches and
+    processes."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -430,11 +434,12 @@ def main() -> None:
     results.write(
         "padded_lm",
         title="A padded language model, split differently",
-        how=f"A causal transformer of one layer in float64, {NUM_TEXTS} texts of 3 to 40 tokens, AdamW with a learning "
-        f"rate of {LEARNING_RATE:g}, {NUM_STEPS} steps of {BATCH_SIZE} texts in the same order. Absolute differences "
-        "from a plain loop over whole batches after 10 steps: the largest of any weight, which it moves by up to "
-        f"{way_gone:.2g}, and of the loss per token over all texts, which is {references[0][1]:.2f}. Median and most "
-        "over seeds of data and weights.",
+        how=f"A causal transformer of one layer in float64, {NUM_TEXTS} texts of 3 to 40 tokens, "
+        f"AdamW with a learning rate of {LEARNING_RATE:g}, {NUM_STEPS} steps of {BATCH_SIZE} "
+        "texts in the same order. Absolute differences from a plain loop over whole batches "
+        f"after 10 steps: the largest of any weight, which it moves by up to {way_gone:.2g}, "
+        f"and of the loss per token over all texts, which is {references[0][1]:.2f}. Median "
+        "and most over seeds of data and weights.",
         tables={"After 10 steps": rows},
         goals=[f"At most 1e-10 for ours: {worst:.1e}."],
         started=started,

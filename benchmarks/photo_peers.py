@@ -1,4 +1,5 @@
-"""Other ways to get photos as batches of uint8, each set up as its documentation says; `photos` compares them."""
+"""Other ways to get photos as batches of uint8, each set up as its documentation says; `photos`
+compares them."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Source:
-    """Encoded photos, which repeat up to `num_rows`; also as a `datasets.Dataset`; a folder to write other forms to."""
+    """Encoded photos, which repeat up to `num_rows`; also as a `datasets.Dataset`; a folder to
+    write other forms to."""
 
     files: Sequence[bytes]
     num_rows: int
@@ -97,7 +99,8 @@ def hf_datasets(source: Source, num_workers: int) -> Iterator[Any]:
 
 
 def timm_loader(source: Source, num_workers: int) -> Iterator[Any]:
-    """`create_loader` on a folder: PIL and torchvision's transforms, collated to uint8 for its prefetcher.
+    """`create_loader` on a folder: PIL and torchvision's transforms, collated to uint8 for its
+    prefetcher.
 
     Without the prefetcher itself, which normalises the batch on its device.
     """
@@ -126,7 +129,8 @@ def timm_loader(source: Source, num_workers: int) -> Iterator[Any]:
 
 
 def _define_torchvision_operators() -> None:
-    """torchvision's wheel on PyPI does not load beside a CPU build of torch; no photo needs what it then lacks."""
+    """torchvision's wheel on PyPI does not load beside a CPU build of torch; no photo needs what it
+    then lacks."""
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
             library.define(
@@ -161,7 +165,8 @@ def webdataset(source: Source, num_workers: int) -> Iterator[Any]:
 
 
 def litdata(source: Source, num_workers: int) -> Iterator[Any]:
-    """Chunks written by `optimize`, of files as they are, and a `StreamingDataset` that decodes them by PIL."""
+    """Chunks written by `optimize`, of files as they are, and a `StreamingDataset` that decodes
+    them by PIL."""
     import litdata as ld
 
     class Photos(ld.StreamingDataset):  # type: ignore[misc]  # of any type where litdata is not installed

@@ -1,4 +1,5 @@
-"""Photos per second, decoded and augmented to uint8 batches: ours, a bare loop of the same operations, and others."""
+"""Photos per second, decoded and augmented to uint8 batches: ours, a bare loop of the same
+operations, and others."""
 
 from __future__ import annotations
 
@@ -133,7 +134,8 @@ def photos_per_s(batches: Iterator[Any], num_batches: int, clock: Callable[[], f
 def make_rate(
     folder: Path, files: Sequence[bytes], num_batches: int
 ) -> Callable[[str], results.Row]:
-    """Return what measures a way by name; `2 workers` in it is of wall time, otherwise of CPU time."""
+    """Return what measures a way by name; `2 workers` in it is of wall time, otherwise of CPU
+    time."""
     import datasets
 
     num_rows = (num_batches + 4) * BATCH_SIZE
@@ -161,7 +163,8 @@ def make_rate(
 
 
 def table_of(measured: dict[str, list[results.Row]], *, to: Sequence[str]) -> list[results.Row]:
-    """Return a row for each way, with the medians of its ratios to the ways `to` in the same round."""
+    """Return a row for each way, with the medians of its ratios to the ways `to` in the same
+    round."""
     table = []
     for name, rows in measured.items():
         rates = [row["rate"] for row in rows]
@@ -184,13 +187,15 @@ def table_of(measured: dict[str, list[results.Row]], *, to: Sequence[str]) -> li
 
 
 def private_bytes() -> int:
-    """Return the memory of this process that is no page of a file: what is mapped can be dropped at any time."""
+    """Return the memory of this process that is no page of a file: what is mapped can be dropped at
+    any time."""
     info = psutil.Process().memory_info()
     return int(info.rss - info.shared)
 
 
 def start_of_a_run(folder: Path) -> None:
-    """Print what the first batch of a large dataset takes, as JSON: seconds, and private memory in MiB."""
+    """Print what the first batch of a large dataset takes, as JSON: seconds, and private memory in
+    MiB."""
     import datasets  # noqa: F401  # the imports are not measured
 
     before = private_bytes()
@@ -246,11 +251,13 @@ def main() -> None:
     results.write(
         "photos",
         title="Photos",
-        how=f"JPEG of 500 x 375 pixels cut from two photographs, RandomResizedCrop to {SIZE} pixels with antialiasing, "
-        f"flip, batches of {BATCH_SIZE} in uint8. The bare loop is simplejpeg and torch's resize.",
+        how=f"JPEG of 500 x 375 pixels cut from two photographs, RandomResizedCrop to {SIZE} "
+        f"pixels with antialiasing, flip, batches of {BATCH_SIZE} in uint8. The bare loop is "
+        "simplejpeg and torch's resize.",
         tables=tables,
         goals=[
-            f"At least 1.5 times PIL in torch's DataLoader on one core: {first[f'of {PIL}']:.2f} times.",
+            f"At least 1.5 times PIL in torch's DataLoader on one core: {first[f'of {PIL}']:.2f} "
+            "times.",
             f"At least 0.9 of the bare loop on one core: {first[f'of {BARE}']:.2f}.",
             f"At least 0.9 of two bare loops with two workers: {second[f'of {BARE}']:.2f}.",
             f"The first batch within 2 s of the imports: {large['first batch s']:.2f} s; "

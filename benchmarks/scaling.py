@@ -190,13 +190,15 @@ def main() -> None:
     results.write(
         "scaling",
         title="Scaling",
-        how=f"{options.model} on 32x32 images, {options.batch_size} images and one thread per process, over gloo. "
-        "Compute is a step without synchronisation; communication is the time that synchronisation adds. Each starts "
-        "after a barrier. Medians over steps and repeats. Four processes share two cores here, which the model takes "
-        "into account; it was not fitted to them, so their row shows how well it predicts. The second table assumes "
-        "the same kind of cores and network, with one core per process. The third compares a step whose gradients DDP "
-        "averages with one that adds them up in pairs, of the same samples, one micro-batch a process; both send as "
-        "many bytes, the second after backward instead of during it.",
+        how=f"{options.model} on 32x32 images, {options.batch_size} images and one thread per "
+        "process, over gloo. Compute is a step without synchronisation; communication is the "
+        "time that synchronisation adds. Each starts after a barrier. Medians over steps and "
+        "repeats. Four processes share two cores here, which the model takes into account; "
+        "it was not fitted to them, so their row shows how well it predicts. The second "
+        "table assumes the same kind of cores and network, with one core per process. The "
+        "third compares a step whose gradients DDP averages with one that adds them up in "
+        "pairs, of the same samples, one micro-batch a process; both send as many bytes, the "
+        "second after backward instead of during it.",
         tables={
             "Measured": table,
             "Predicted (`benchmarks/cost_model.py`)": [
@@ -212,8 +214,9 @@ def main() -> None:
             "`--reduce exact`": [describe_exact(rows[number], number) for number in PROCESSES],
         },
         goals=[
-            f"Fitted to one and two processes: {model.bytes_per_s / 1e6:.0f} MB/s, {1e6 * model.latency_s:.0f} us a "
-            f"message, {model.overlap:.0%} of the all-reduce hidden behind backward.",
+            f"Fitted to one and two processes: {model.bytes_per_s / 1e6:.0f} MB/s, "
+            f"{1e6 * model.latency_s:.0f} us a message, {model.overlap:.0%} of the all-reduce "
+            "hidden behind backward.",
             f"For four processes, which were not fitted, the prediction of a step is "
             f"{abs(error):.0%} too {'long' if error > 0 else 'short'}. "
             "Nothing beyond four has been measured, on GPUs or otherwise.",

@@ -1,4 +1,5 @@
-"""Sharded checkpoints of two processes: pause, memory and loading, ours and accelerate's SHARDED_STATE_DICT."""
+"""Sharded checkpoints of two processes: pause, memory and loading, ours and accelerate's
+SHARDED_STATE_DICT."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class Savers:
         self.shard_bytes = sum(tensor.to_local().nbytes for tensor in prepared.parameters()) * 3
 
     def save(self) -> tuple[float, float]:
-        """Return the seconds for which training pauses, and those until the checkpoint is written."""
+        """Return the seconds for which training pauses, and those until the checkpoint is
+        written."""
         self.step += 1
         self.accelerator.wait_for_everyone()
         start_s = time.perf_counter()
@@ -94,7 +96,8 @@ class Savers:
         return time.perf_counter() - start_s
 
     def peak_growth(self, action: Callable[[], object]) -> int:
-        """Return by how many bytes the resident memory of this process grows while it saves or loads."""
+        """Return by how many bytes the resident memory of this process grows while it saves or
+        loads."""
         # give back what was freed: it would be taken again, unnoticed
         ctypes.CDLL(None).malloc_trim(0)
         before = int(psutil.Process().memory_info().rss)
@@ -182,13 +185,16 @@ def main() -> None:
     results.write(
         "sharded",
         title="Sharded checkpoints",
-        how=f"A ResNet-18 with AdamW on {NUM_PROCESSES} processes, {shard_bytes / 1e6:.0f} MB on each, saved and "
-        "loaded by each of two toolkits in processes of their own, in turn.",
+        how=f"A ResNet-18 with AdamW on {NUM_PROCESSES} processes, {shard_bytes / 1e6:.0f} MB on "
+        "each, saved and loaded by each of two toolkits in processes of their own, in turn.",
         tables=tables,
         goals=[
-            f"Training pauses at most 0.10 times as long as with accelerate's save_state: {stall:.2f}.",
-            f"A verified load takes at most 2 times as long as accelerate's, which verifies nothing: {load:.2f}.",
-            f"A save takes at most 1.2 times the memory of a shard: {growth[NAMES[0]]['save_bytes']:.2f}.",
+            "Training pauses at most 0.10 times as long as with accelerate's save_state: "
+            f"{stall:.2f}.",
+            "A verified load takes at most 2 times as long as accelerate's, which verifies "
+            f"nothing: {load:.2f}.",
+            "A save takes at most 1.2 times the memory of a shard: "
+            f"{growth[NAMES[0]]['save_bytes']:.2f}.",
         ],
         started=started,
     )

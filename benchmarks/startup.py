@@ -65,7 +65,8 @@ def main() -> None:
     results.write(
         "startup",
         title="Start-up",
-        how="Each in a new process, in interleaved rounds; the minimum, because other load can only add time.",
+        how="Each in a new process, in interleaved rounds; the minimum, because other load can "
+        "only add time.",
         tables=tables,
         goals=[
             f"First step within 1.10 of raw torch: {ours['of raw torch']:.2f}.",

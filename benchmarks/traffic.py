@@ -1,4 +1,5 @@
-"""What a run sends beside its gradients, counted for 2, 4 and 8 processes: connections, bytes and TCP segments."""
+"""What a run sends beside its gradients, counted for 2, 4 and 8 processes: connections, bytes and
+TCP segments."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ PARTS = {"rendezvous": 0, "start": 1, "step": 3, "evaluation": 4}  # by the snap
 
 
 def traffic() -> tuple[int, int, int]:
-    """Return the TCP connections of this process, and the bytes and segments that it has sent over them."""
+    """Return the TCP connections of this process, and the bytes and segments that it has sent over
+    them."""
     text = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, check=True).stdout
     lines = [line for line in text.splitlines() if f"pid={os.getpid()}," in line]
 
@@ -50,7 +52,8 @@ def traffic() -> tuple[int, int, int]:
 
 
 class Snapshots(Callback):
-    """Counts at the end of the start, after the first step, after the last step of the epoch, after the evaluation."""
+    """Counts at the end of the start, after the first step, after the last step of the epoch, after
+    the evaluation."""
 
     def __init__(self) -> None:
         self.rows = [traffic()]
@@ -67,7 +70,8 @@ class Snapshots(Callback):
 
 
 def count(norm: bool) -> list[list[list[int]]]:
-    """Train a model of 2,570 weights, with a batch norm or without; return what each process counted as JSON."""
+    """Train a model of 2,570 weights, with a batch norm or without; return what each process
+    counted as JSON."""
     num_processes = int(os.environ["WORLD_SIZE"])
     samples = [
         (torch.randn(256), index % 10) for index in range(8 * num_processes * (1 + NUM_STEPS))
@@ -107,7 +111,8 @@ def measure(num_processes: int, norm: bool) -> list[list[list[int]]]:
 
 
 def table(rows: dict[int, Any], part: str, *, num_weights: int = 0) -> list[results.Row]:
-    """Return what the main process and the busiest other one sent in a part of the run, and what more would send.
+    """Return what the main process and the busiest other one sent in a part of the run, and what
+    more would send.
 
     Of a step, the bytes of `num_weights` gradients are left out: an all-reduce sends 2 (P - 1) / P
     of them.
@@ -169,11 +174,12 @@ def main() -> None:
     results.write(
         "traffic",
         title="What is sent beside the gradients",
-        how="A model of 2,570 weights, gloo on loopback, counted by `ss` for each process's TCP connections; a step is "
-        f"the mean of {NUM_STEPS}, without the bytes of the gradients; the evaluation has 1,000 samples. The start "
-        "holds the comparison of versions, code, config and data, DDP's broadcast of the weights, and the resume; "
-        "checkpoints are not sent. The last rows continue in a line from 4 and 8 processes: nothing beyond 8 was "
-        "counted.",
+        how="A model of 2,570 weights, gloo on loopback, counted by `ss` for each process's TCP "
+        f"connections; a step is the mean of {NUM_STEPS}, without the bytes of the gradients; "
+        "the evaluation has 1,000 samples. The start holds the comparison of versions, code, "
+        "config and data, DDP's broadcast of the weights, and the resume; checkpoints are "
+        "not sent. The last rows continue in a line from 4 and 8 processes: nothing beyond 8 "
+        "was counted.",
         tables=tables,
         started=started,
     )

@@ -1,4 +1,5 @@
-"""The tests that need a GPU, and what a first user would meet: warnings, other losses than a CPU's."""
+"""The tests that need a GPU, and what a first user would meet: warnings, other losses than a
+CPU's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the loaders copy to a GPU beside the computation: that it is whole, and that it is beside."""
+"""What the loaders copy to a GPU beside the computation: that it is whole, and that it is
+beside."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def compare_pixels(page: Page, setting: Setting) -> None:
 
 
 def _hash_pixels(num_steps: int) -> str:
-    """Return a hash of each step's pixels, as the stream that trains sees them, with the next copies under way."""
+    """Return a hash of each step's pixels, as the stream that trains sees them, with the next
+    copies under way."""
     found: list[Tensor] = []
     for batch in _step_batches(num_steps):
         pixels = batch.micro_batches[0].inputs.view(torch.int32).flatten().long()
@@ -120,7 +122,8 @@ def trace_copies(page: Page, setting: Setting) -> None:
 
 
 def under_compute(events: Sequence[Mapping[str, Any]]) -> tuple[int, float]:
-    """Return the number of copies from pinned memory, and the share of their time in which a kernel runs."""
+    """Return the number of copies from pinned memory, and the share of their time in which a kernel
+    runs."""
     copies = [_span(event) for event in events if "Pinned -> Device" in str(event.get("name"))]
     kernels = sorted(_span(event) for event in events if event.get("cat") == "kernel")
     covered_us = 0.0

@@ -1,4 +1,5 @@
-"""Exactness on a GPU: equal runs, runs that are killed and resumed, splits of a batch, and who lacks what kernel."""
+"""Exactness on a GPU: equal runs, runs that are killed and resumed, splits of a batch, and who
+lacks what kernel."""
 
 from __future__ import annotations
 
@@ -99,7 +100,8 @@ def run(page: Page, setting: Setting) -> None:
 def _compare(
     page: Page, setting: Setting, folder: Path, case: str, flags: tuple[str, ...], num_steps: int
 ) -> None:
-    """Train twice, and once killed in the middle: the tensors of the last checkpoint must be the same."""
+    """Train twice, and once killed in the middle: the tensors of the last checkpoint must be the
+    same."""
     folder.mkdir()
     steps = (*SMALL, "--max-steps", str(num_steps), *flags)
     train(setting, folder / "one", *steps)
@@ -114,7 +116,8 @@ def _compare(
 
 
 def _save_in_training(page: Page, setting: Setting, folder: Path, num_steps: int) -> None:
-    """Compare a checkpoint that was written while training went on with that of a run that had ended there."""
+    """Compare a checkpoint that was written while training went on with that of a run that had
+    ended there."""
     flags = (*SMALL, "--schedule.shape", "constant", "--ema", "0.99")
     kept = (
         "--checkpoint.every-n-steps",
@@ -134,7 +137,8 @@ def _save_in_training(page: Page, setting: Setting, folder: Path, num_steps: int
 
 
 def _split(page: Page, setting: Setting, folder: Path, num_steps: int) -> None:
-    """The same parts of a batch on 1, 2 and 4 processes that share the device; the last step of an epoch is short."""
+    """The same parts of a batch on 1, 2 and 4 processes that share the device; the last step of an
+    epoch is short."""
     hashes_of = set()
     for num_processes in (1, 2) if setting.is_tiny else (1, 2, 4):
         name = folder / f"split-{num_processes}"

@@ -1,4 +1,5 @@
-"""Several processes: a group of NCCL, a process that is killed, and one that keeps the others waiting for too long.
+"""Several processes: a group of NCCL, a process that is killed, and one that keeps the others
+waiting for too long.
 
 NCCL takes one process per GPU; with a single GPU the processes share it, over gloo.
 """
@@ -26,7 +27,8 @@ from .runs import SMALL, command, newest_step
 JOINED = """
 import os, time, warnings
 warnings.simplefilter("always")
-os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 import torch, torch.distributed as dist
 from accel_trainer.distributed.process_group import init_process_group
 torch.cuda.set_device(0)
@@ -71,7 +73,8 @@ def _join(page: Page) -> None:
 
 
 def _kill(page: Page, setting: Setting, folder: Path) -> None:
-    """Kill one of two processes, which the other then meets in a collective: it must end, without a launcher's help."""
+    """Kill one of two processes, which the other then meets in a collective: it must end, without a
+    launcher's help."""
     flags = (
         *SMALL,
         "--max-steps",

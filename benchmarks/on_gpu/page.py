@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Where a part runs, and how much it does: `is_tiny` tries it with a few steps, also without a GPU."""
+    """Where a part runs, and how much it does: `is_tiny` tries it with a few steps, also without a
+    GPU."""
 
     device: str
     dataset: str
@@ -38,7 +39,8 @@ class Setting:
 
 @dataclass
 class Page:
-    """Tables, and what held; written after each row, so that whatever ends a part, its rows are kept."""
+    """Tables, and what held; written after each row, so that whatever ends a part, its rows are
+    kept."""
 
     part: str
     title: str

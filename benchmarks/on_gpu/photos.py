@@ -1,4 +1,5 @@
-"""Photos decoded from the disk into a ResNet-50: how much of a step waits for them, by the number of workers."""
+"""Photos decoded from the disk into a ResNet-50: how much of a step waits for them, by the number
+of workers."""
 
 from __future__ import annotations
 

@@ -55,7 +55,8 @@ def train(
 
 
 def kill_and_resume(setting: Setting, folder: Path, *flags: str, at_step: int) -> None:
-    """Train, kill the run once a checkpoint of `at_step` or later is there, and start it again to its end."""
+    """Train, kill the run once a checkpoint of `at_step` or later is there, and start it again to
+    its end."""
     words = command(
         setting, folder, *flags, "--checkpoint.every-n-steps", str(max(1, at_step // 2))
     )
@@ -78,7 +79,8 @@ def newest_step(folder: Path) -> int:
 
 
 def hashes(folder: Path, *, step: int | None = None) -> dict[str, str]:
-    """Return the SHA-256 of the tensors of a checkpoint, as its manifest has them; None: of the newest."""
+    """Return the SHA-256 of the tensors of a checkpoint, as its manifest has them; None: of the
+    newest."""
     number = newest_step(folder) if step is None else step
     (found,) = (
         path

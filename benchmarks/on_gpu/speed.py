@@ -1,4 +1,5 @@
-"""What a step costs beside a raw loop and other toolkits, and what an epoch of ResNet-18 costs from files."""
+"""What a step costs beside a raw loop and other toolkits, and what an epoch of ResNet-18 costs from
+files."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ def _measure_step(page: Page, setting: Setting, model: str, steps: int) -> None:
 
 
 def _count_syncs(page: Page, setting: Setting) -> None:
-    """Count the times that the host waits for the device in 50 steps, beyond those of a run of 25."""
+    """Count the times that the host waits for the device in 50 steps, beyond those of a run of
+    25."""
     counts = {}
     for num_steps in (25, 75):
         model = loops.make_model("tiny").to(setting.device)
@@ -92,7 +94,8 @@ def _count_syncs(page: Page, setting: Setting) -> None:
 
 
 def _compare_with_data_on_device(page: Page, setting: Setting) -> None:
-    """Compare an epoch of the recipe with the same steps on batches that lie on the device: the limit."""
+    """Compare an epoch of the recipe with the same steps on batches that lie on the device: the
+    limit."""
     net, steps = ("resnet8", 8) if setting.is_tiny else ("resnet18", 300)
     row = results.in_process("loops", "ours, all on", f"fast {net}", str(steps), setting.device)
     limit = loops.BATCH_SIZE / row["step_us"] * 1e6

@@ -24,7 +24,8 @@ SAMPLES_PER_STEP = 6
 
 
 def losses(step: int) -> list[float]:
-    """The float32 losses of a step's samples: any split of them over processes has the same exact sum."""
+    """The float32 losses of a step's samples: any split of them over processes has the same exact
+    sum."""
     return (
         torch.rand(SAMPLES_PER_STEP, generator=torch.Generator().manual_seed(step)).mul(20).tolist()
     )

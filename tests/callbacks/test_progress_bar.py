@@ -1,4 +1,5 @@
-"""What a run prints: on a terminal, into a file, in quiet, on several processes, and when it goes on."""
+"""What a run prints: on a terminal, into a file, in quiet, on several processes, and when it goes
+on."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def test_lines_in_a_file_say_how_it_goes_and_what_is_left(tmp_path: Path) -> Non
     assert found == [("1", "2"), ("1", "4"), ("1", "5"), ("2", "6"), ("2", "8"), ("2", "10")]
     (last,) = (line for line in lines if "step 10/10  loss" in line)
     assert re.search(
-        r"  learning rate \S+  samples/s [\d,]+  data wait \S+%  peak memory \d\.\d GiB  00:00 left$",
+        r"  learning rate \S+  samples/s [\d,]+  data wait \S+%"
+        r"  peak memory \d\.\d GiB  00:00 left$",
         last,
     )
     assert "\r" not in job.output(0)
@@ -97,7 +99,10 @@ def test_a_run_that_continues_reports_from_where(tmp_path: Path) -> None:
 
 def on_terminal(folder: Path, columns: int, log_every_n_steps: int = 2) -> str:
     """Return what an attempt writes to a terminal."""
-    code = f"from tests.callbacks.test_progress_bar import attempt, Path; attempt(Path({str(folder)!r}), "
+    code = (
+        "from tests.callbacks.test_progress_bar import attempt, Path; "
+        f"attempt(Path({str(folder)!r}), "
+    )
     code += f"log_every_n_steps={log_every_n_steps})"
     return terminal.run_python(code, columns=columns)
 

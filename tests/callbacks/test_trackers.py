@@ -127,8 +127,11 @@ def read_trackio(folder: Path) -> Iterator[Point]:
 
 
 READERS = {
-    "tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio
-}  # fmt: skip
+    "tensorboard": read_tensorboard,
+    "wandb": read_wandb,
+    "mlflow": read_mlflow,
+    "trackio": read_trackio,
+}
 # What they import beside themselves where their rows are kept on this machine.
 _NEEDED = {"mlflow": "sqlalchemy"}
 
@@ -212,7 +215,10 @@ def test_a_tracker_that_raises_is_warned_about_and_turned_off(
     broken.on_call = staticmethod(fail)
     train(tmp_path)
     assert broken.calls == [1, 2]
-    said = "broken failed (OSError: the server is on fire) and is ignored until the next start; training continues"
+    said = (
+        "broken failed (OSError: the server is on fire) and is ignored until the next start; "
+        "training continues"
+    )
     assert [record.getMessage() for record in caplog.records] == [said]
 
 

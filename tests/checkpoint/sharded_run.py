@@ -27,7 +27,8 @@ KINDS: dict[str, dict[str, str]] = {
 
 
 class ComparesResume(Callback):
-    """Fails if what was restored is not, in every bit of every tensor, the checkpoint that the run resumes from."""
+    """Fails if what was restored is not, in every bit of every tensor, the checkpoint that the run
+    resumes from."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
         loaded = load_checkpoint(trainer._checkpointer.directory)
@@ -60,7 +61,8 @@ def flat(value: Any, path: str = "") -> dict[str, bytes]:
 
 
 def train_until_killed(folder: Path, victim: int, num_changes: int) -> None:
-    """Train, and kill process `victim` in the middle of a change of the disk, after so many others."""
+    """Train, and kill process `victim` in the middle of a change of the disk, after so many
+    others."""
     with installed(DyingDisk(num_changes)) if int(os.environ["RANK"]) == victim else nullcontext():
         train(folder, "sharded", None, "adamw")
 

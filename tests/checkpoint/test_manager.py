@@ -142,8 +142,10 @@ def test_a_name_is_a_position_and_no_clock_changes_the_order(
         checkpointer.save(position, pieces_at(position.optimizer_step))
     checkpointer.wait(must_succeed=True)
     assert names(directory) == [
-        "step-0000000009-epoch-00000", "step-0000000009-epoch-00001", "step-0000000010-epoch-00001",
-    ]  # fmt: skip
+        "step-0000000009-epoch-00000",
+        "step-0000000009-epoch-00001",
+        "step-0000000010-epoch-00001",
+    ]
     assert checkpoint_name(after) == names(directory)[1]
     loaded = load_checkpoint(checkpointer.directory, checkpoint_name(after))
     assert loaded is not None

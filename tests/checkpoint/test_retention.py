@@ -30,8 +30,11 @@ def test_the_last_the_best_and_the_permanent_are_kept(directory: Path) -> None:
     kept = [name_at(step) for step in (3, 5, 10, 11, 12)]
     assert names(directory) == ["best.json", *kept]
     assert json.loads((directory / "best.json").read_bytes()) == {
-        "name": name_at(3), "metric": "accuracy", "value": 0.9, "mode": "max",
-    }  # fmt: skip
+        "name": name_at(3),
+        "metric": "accuracy",
+        "value": 0.9,
+        "mode": "max",
+    }
 
 
 def test_the_old_best_goes_once_there_is_a_better_one(directory: Path) -> None:

@@ -1,4 +1,5 @@
-"""Checkpoints of shards: each process writes its own, and any number of processes resumes from them."""
+"""Checkpoints of shards: each process writes its own, and any number of processes resumes from
+them."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ def quiet_datasets() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def photo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run on 45 photos of 3 classes, of which it sets some aside; the photos are in `../photos`."""
+    """The folder of a run on 45 photos of 3 classes, of which it sets some aside; the photos are in
+    `../photos`."""
     folder = tmp_path_factory.mktemp("photos")
     for number, name in enumerate(("ant", "bee", "cow")):
         size = (60 + 9 * number, 50)

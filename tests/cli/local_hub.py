@@ -1,4 +1,5 @@
-"""The part of the hub that a push and a download need, on this machine: what `huggingface_hub` asks over HTTP."""
+"""The part of the hub that a push and a download need, on this machine: what `huggingface_hub` asks
+over HTTP."""
 
 from __future__ import annotations
 

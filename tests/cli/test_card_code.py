@@ -1,4 +1,5 @@
-"""The code of a model card, copied: it gives the class that `predict` gives, whatever the picture."""
+"""The code of a model card, copied: it gives the class that `predict` gives, whatever the
+picture."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _ORIENTATION = 0x0112
 
 
 def pictures() -> dict[str, bytes]:
-    """Extreme aspect ratios, transparency, CMYK, 16 bits, palettes, turned photos, and large ones."""
+    """Extreme aspect ratios, transparency, CMYK, 16 bits, palettes, turned photos, and large
+    ones."""
     found = {}
     for number, (width, height) in enumerate(
         [(400, 9), (9, 400), (1, 1), (1, 90), (300, 100), (111, 333), (640, 480)]
@@ -47,7 +49,7 @@ def pictures() -> dict[str, bytes]:
         "progressive.jpg": encoded(photo(300, 200), progressive=True),
         "bitmap.bmp": encoded(photo(50, 60), "bmp"),
         "profile.jpg": encoded(photo(99, 60), icc_profile=profile),
-    }  # fmt: skip
+    }
     sixteen = (np.arange(60 * 90, dtype=np.uint16).reshape(60, 90) * 12).astype(np.uint16)
     found["sixteen bits.png"] = encoded(Image.fromarray(sixteen), "png")
     found["sixteen bits.tiff"] = encoded(Image.fromarray(sixteen), "tiff")
@@ -67,7 +69,8 @@ def code_of(card: Path) -> str:
 
 
 def run_card(export: Path, files: list[Path], *, name: str) -> dict[str, list[str]]:
-    """Run the card's code on each file, in one process that cannot import this package; return what it printed."""
+    """Run the card's code on each file, in one process that cannot import this package; return what
+    it printed."""
     code = code_of(export / "README.md")
     assert code.count(f'"{name}"') >= 1, "its only input"
     script = (

@@ -118,7 +118,8 @@ def test_a_slow_network_is_reported_with_its_cost() -> None:
 
 
 def test_a_failed_run_is_explained_by_its_last_error(tmp_path: Path, capsys: Shown) -> None:
-    """For real: a parameter that takes no part in the loss, which stops torch's reduction of two processes."""
+    """For real: a parameter that takes no part in the loss, which stops torch's reduction of two
+    processes."""
     job = processes.start(
         train_with_an_idle_layer, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
     )

@@ -1,4 +1,5 @@
-"""Each check of the doctor finds its fault, brought about for real where that can be done, and is silent without it."""
+"""Each check of the doctor finds its fault, brought about for real where that can be done, and is
+silent without it."""
 
 from __future__ import annotations
 

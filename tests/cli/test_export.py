@@ -1,4 +1,5 @@
-"""`accel-trainer export`, `verify` and `predict` on a real run, also when somebody changed something."""
+"""`accel-trainer export`, `verify` and `predict` on a real run, also when somebody changed
+something."""
 
 from __future__ import annotations
 
@@ -207,7 +208,8 @@ def load_module(path: Path) -> Any:
 
 
 def call_apart(*argv: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Call `accel-trainer` in a new process, because the hub's client reads its settings on import."""
+    """Call `accel-trainer` in a new process, because the hub's client reads its settings on
+    import."""
     code = "import sys; from accel_trainer.cli.main import main; sys.exit(main())"
     command = [sys.executable, "-c", code, *map(str, argv)]
     environment |= {"NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
@@ -481,9 +483,13 @@ def test_a_picture_is_read_as_an_evaluation_reads_it(
     digit(runs, tmp_path / "digit.png")
     images = load_images("digits", cache_dir=runs.parent / "cache")
     loader = ImageEvalLoader(
-        images.test, batch_size=1, num_processes=1, process_index=0,
-        normalization=images.normalization, device=torch.device("cpu"),
-    )  # fmt: skip
+        images.test,
+        batch_size=1,
+        num_processes=1,
+        process_index=0,
+        normalization=images.normalization,
+        device=torch.device("cpu"),
+    )
     expected = next(iter(loader.batches())).inputs[0]
     read = read_image(tmp_path / "digit.png", read_export_config(model))
     torch.testing.assert_close(read, expected, rtol=0, atol=1e-6)

@@ -28,15 +28,16 @@ import sys
 import torch
 from torch import nn
 from accel_trainer import (
-    ClassificationTask, EvalOutput, MeanLoss, RecipeConfig, StepOutput, TopKAccuracy, build_dataset_loaders,
-    build_trainer, main, start_run,
+    ClassificationTask, EvalOutput, MeanLoss, RecipeConfig, StepOutput, TopKAccuracy,
+    build_dataset_loaders, build_trainer, main, start_run,
 )
 
 
 class Pixels(nn.Module):
     def __init__(self):
         super().__init__()
-        self.body, self.head = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten()), nn.Linear(16, 3)
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+        self.head = nn.Linear(16, 3)
 
     def forward(self, images):
         return self.head(self.body(images))
@@ -60,7 +61,8 @@ class DictTask(ClassificationTask):
 
     def eval_step(self, model, batch):
         logits = model(tokens=batch.inputs["tokens"], mask=batch.inputs["mask"])["logits"]
-        return EvalOutput(nn.functional.cross_entropy(logits, batch.targets, reduction="none"), logits)
+        losses = nn.functional.cross_entropy(logits, batch.targets, reduction="none")
+        return EvalOutput(losses, logits)
 
 
 class Texts:
@@ -69,7 +71,8 @@ class Texts:
 
     def __getitem__(self, index):
         length = 3 + index % 2
-        return {"tokens": torch.arange(length) + index % 9, "mask": torch.ones(length), "labels": index % 3}
+        tokens = torch.arange(length) + index % 9
+        return {"tokens": tokens, "mask": torch.ones(length), "labels": index % 3}
 
 
 class Images(Texts):
@@ -79,7 +82,8 @@ class Images(Texts):
 
 def collate(samples):
     parts = {name: [sample[name] for sample in samples] for name in ("tokens", "mask")}
-    padded = {name: nn.utils.rnn.pad_sequence(values, batch_first=True) for name, values in parts.items()}
+    pad = nn.utils.rnn.pad_sequence
+    padded = {name: pad(values, batch_first=True) for name, values in parts.items()}
     return padded, torch.tensor([sample["labels"] for sample in samples])
 
 
@@ -95,8 +99,9 @@ def train(config):
             "normalization": {"mean": [0.0], "std": [1.0]},
         }
         return build_trainer(
-            run, model=Pixels() if KIND == "pixels" else Words(), loader=loader, eval_loader=eval_loader,
-            task=ClassificationTask() if KIND == "pixels" else DictTask(), metrics=[MeanLoss(), TopKAccuracy()],
+            run, model=Pixels() if KIND == "pixels" else Words(),
+            task=ClassificationTask() if KIND == "pixels" else DictTask(),
+            loader=loader, eval_loader=eval_loader, metrics=[MeanLoss(), TopKAccuracy()],
             export_config=described if KIND == "pixels" else None,
         ).fit()
 
@@ -114,7 +119,8 @@ if __name__ == "__main__":
 def train(
     folder: Path, kind: str, *flags: str, python: str | Path
 ) -> subprocess.CompletedProcess[str]:
-    """Run the recipe, which nobody else can import, in a process of `python`; the run is `folder`/run."""
+    """Run the recipe, which nobody else can import, in a process of `python`; the run is
+    `folder`/run."""
     folder.mkdir(exist_ok=True)
     recipe = folder / "only_here.py"
     recipe.write_text(RECIPE)
@@ -260,8 +266,10 @@ def test_an_onnx_of_other_weights_differs(
 ) -> None:
     run = shutil.copytree(pixels, tmp_path / "run")
     example = load_file(run / "export" / "example.safetensors")
-    save_file({name: value + (0 if name == "images" else 0.01) for name, value in example.items()},
-              run / "export" / "example.safetensors")  # fmt: skip
+    save_file(
+        {name: value + (0 if name == "images" else 0.01) for name, value in example.items()},
+        run / "export" / "example.safetensors",
+    )
     code, out, _ = run_command(capsys, ["verify", run])
     assert code == 1
     assert re.search(r"^example.safetensors .* CHANGED$", out, re.MULTILINE)

@@ -48,7 +48,8 @@ def test_an_unknown_command_is_one_line_that_names_the_nearest(
 def test_only_the_command_that_is_called_is_imported() -> None:
     probe = (
         "import sys; from accel_trainer.cli.main import main; main(['status', '/nowhere'])\n"
-        "print([name for name, module in sys.modules.items() if name.startswith('accel_trainer.cli.')"
+        "print([name for name, module in sys.modules.items() if "
+        "name.startswith('accel_trainer.cli.')"
         # The packages of commands are empty, and the package itself exports the command line of
         # recipes.
         " and not hasattr(module, '__path__') and '.recipe.' not in name])"
@@ -76,10 +77,13 @@ def test_the_help_of_a_command_has_an_example(
     [
         (["runs", "--sotr", "best"], "unrecognized arguments: --sotr: did you mean --sort?"),
         (["runs", "--sort", "bset"], "see accel-trainer runs --help"),
-        (["replay", "runs/first"], "the following arguments are required: --step: see accel-trainer replay --help"),
+        (
+            ["replay", "runs/first"],
+            "the following arguments are required: --step: see accel-trainer replay --help",
+        ),
         (["sweep", "recipes/minimal.py", "--vlues", "x"], "unknown flag --vlues"),
     ],
-)  # fmt: skip
+)
 def test_a_misspelt_flag_is_one_line_that_names_the_nearest(
     typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,9 +107,13 @@ def test_a_misspelt_flag_is_one_line_that_names_the_nearest(
     ],
 )
 def test_ctrl_c_ends_a_command_in_one_line(
-    command: str, place: str, photo_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    command: str,
+    place: str,
+    photo_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     module, _, name = f"accel_trainer.cli.{place}".rpartition(".")
     step = getattr(importlib.import_module(module), name)
 

@@ -44,7 +44,8 @@ def test_a_resumed_run_still_says_what_it_started_from(tmp_path: Path) -> None:
     run = replace(read_run(tmp_path / "second"), rows=[])  # no curves
     loaded, frozen, task = run.origin
     assert loaded.startswith(
-        f"{file} (sha256 {sha256}): 12 tensors loaded; skipped: layers.9.bias, layers.9.weight; new:"
+        f"{file} (sha256 {sha256}): 12 tensors loaded; skipped: layers.9.bias, layers.9.weight; "
+        "new:"
     )
     assert frozen.endswith(r"216 of them frozen: ^layers\.0\.")
     assert task.startswith("task, such as the teacher's weights: sha256 ")

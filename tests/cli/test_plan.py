@@ -19,12 +19,40 @@ from tests.processes import run
 from tests.variants import slow
 
 RECIPES = Path(cifar.__file__).parent
-FLAGS = ["--dataset", "digits", "--model", "resnet8", "--model.norm", "group", "--model.width", "4",
-         "--augment.crop-padding", "1", "--global-batch-size", "256", "--accumulate", "2", "--epochs", "3",
-         "--trainer.evaluate-every-n-epochs", "2", "--optimizer.learning-rate-scaling", "linear",
-         "--schedule.warmup-epochs", "0.5", "--max-steps", "14", "--checkpoint-every-n-steps", "4",
-         "--checkpoint.keep-every-n-steps", "1", "--trainer.log-every-n-steps", "1",
-         "--runtime.num-threads", "1"]  # fmt: skip
+FLAGS = [
+    "--dataset",
+    "digits",
+    "--model",
+    "resnet8",
+    "--model.norm",
+    "group",
+    "--model.width",
+    "4",
+    "--augment.crop-padding",
+    "1",
+    "--global-batch-size",
+    "256",
+    "--accumulate",
+    "2",
+    "--epochs",
+    "3",
+    "--trainer.evaluate-every-n-epochs",
+    "2",
+    "--optimizer.learning-rate-scaling",
+    "linear",
+    "--schedule.warmup-epochs",
+    "0.5",
+    "--max-steps",
+    "14",
+    "--checkpoint-every-n-steps",
+    "4",
+    "--checkpoint.keep-every-n-steps",
+    "1",
+    "--trainer.log-every-n-steps",
+    "1",
+    "--runtime.num-threads",
+    "1",
+]
 
 
 def train(flags: list[str]) -> None:
@@ -76,7 +104,8 @@ def test_a_plan_for_any_number_of_processes_starts_none_of_them(
     code, lines, _ = plan(capsys, RECIPES / "cifar.py", *config, "--num-processes", "8")
     assert code == 0
     assert lines[:4] == [
-        "64 per device x 8 processes x 1 accumulation = 512 per step, 3 steps per epoch of 1438 samples",
+        "64 per device x 8 processes x 1 accumulation = 512 per step, 3 steps per epoch of 1438 "
+        "samples",
         "the last step of an epoch has 414 samples",
         "10 epochs, 30 steps",
         "peak learning rate 0.1, warmup ends with step 8 (epoch 2.67)",
@@ -136,7 +165,10 @@ def test_a_dataset_with_a_reader_of_the_users_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = "from accel_trainer import RecipeConfig\nfrom dataclasses import dataclass\n"
-    source += "@dataclass(frozen=True, kw_only=True)\nclass Config(RecipeConfig):\n    dataset: str = 'mine'\n"
+    source += (
+        "@dataclass(frozen=True, kw_only=True)\nclass Config(RecipeConfig):\n    dataset: "
+        "str = 'mine'\n"
+    )
     (tmp_path / "recipe.py").write_text(source)
     code, _, err = plan(capsys, tmp_path / "recipe.py")
     assert code == 64

@@ -67,15 +67,20 @@ class Page(HTMLParser):
 
 
 def with_few_charts(run: RunReader) -> RunReader:
-    """The run as if it had logged only a loss: most of the time of a report goes into its charts."""
-    rows = [{name: row[name] for name in ("event", "optimizer_step", "epoch", "train/loss")}
-            for row in run.rows if "train/loss" in row]  # fmt: skip
+    """The run as if it had logged only a loss: most of the time of a report goes into its
+    charts."""
+    rows = [
+        {name: row[name] for name in ("event", "optimizer_step", "epoch", "train/loss")}
+        for row in run.rows
+        if "train/loss" in row
+    ]
     return replace(run, rows=rows, result={**run.result, "metrics": {}})
 
 
 @pytest.fixture(scope="module")
 def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The report of a run, with training images: where its page is, and what the command printed."""
+    """The report of a run, with training images: where its page is, and what the command
+    printed."""
     path = tmp_path_factory.mktemp("report") / "page.html"
     words = [
         "report",
@@ -102,7 +107,8 @@ def page(report: tuple[Path, str]) -> str:
 def page_of_both(
     runs: Path, one_that_forks: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """The page of a folder of two runs, opened with a browser that writes into `opened` what it is given."""
+    """The page of a folder of two runs, opened with a browser that writes into `opened` what it is
+    given."""
     folder = tmp_path_factory.mktemp("both")
     browser = folder / "browser"
     browser.write_text(f'#!/bin/sh\necho "$1" > {folder}/opened\n')
@@ -140,8 +146,9 @@ def test_the_script_gets_every_logged_number(runs: Path) -> None:
     run = read_run(runs / "fast")
     data = page_data([run])
     assert [chart["names"] for chart in data["charts"]][:2] == [
-        ["train/loss", "eval/loss", "eval_ema/loss"], ["eval/accuracy", "eval_ema/accuracy"]
-    ]  # fmt: skip
+        ["train/loss", "eval/loss", "eval_ema/loss"],
+        ["eval/accuracy", "eval_ema/accuracy"],
+    ]
     (shown,) = data["runs"]
     place, values = shown["series"]["train/loss"]
     logged = [(row["optimizer_step"], row["train/loss"]) for row in run.rows if "train/loss" in row]
@@ -176,8 +183,11 @@ def test_a_browser_runs_the_script_and_asks_the_network_for_nothing(
     ]
     done = subprocess.run(
         [*command, f"--user-data-dir={tmp_path}/profile", page_of_both.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     drawn = Page(done.stdout)
     assert done.stdout.count('class="live"') == 8, "one for each chart over the steps"
     assert drawn.counts["button"] == 1 + 3 + 2 + 8, (
@@ -195,11 +205,27 @@ def test_a_report_shows_curves_classes_pictures_and_settings(page: str) -> None:
     parsed = Page(page)
     headings = [re.sub(r"error [\d.]+%", "error", heading) for heading in parsed.headings]
     assert headings == [
-        "fast", "Curves", "Loss", "Accuracy", "Top-5 accuracy", "Gradient norm", "Learning rate", "Samples per second",
-        "Time waiting for data", "Peak memory (GiB)", "Where the time went", "Classes", "Confusion",
-        "Accuracy by class", "Calibration: expected error", "Most confident mistakes",
-        "Training images, as the model saw them", "Settings", "Settings that differ from the defaults", "Environment",
-    ]  # fmt: skip
+        "fast",
+        "Curves",
+        "Loss",
+        "Accuracy",
+        "Top-5 accuracy",
+        "Gradient norm",
+        "Learning rate",
+        "Samples per second",
+        "Time waiting for data",
+        "Peak memory (GiB)",
+        "Where the time went",
+        "Classes",
+        "Confusion",
+        "Accuracy by class",
+        "Calibration: expected error",
+        "Most confident mistakes",
+        "Training images, as the model saw them",
+        "Settings",
+        "Settings that differ from the defaults",
+        "Environment",
+    ]
     assert parsed.counts["svg"] == 12
     assert parsed.counts["img"] > 16, "samples and mistakes"
 

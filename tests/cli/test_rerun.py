@@ -71,8 +71,8 @@ def test_a_run_on_digits_comes_out_the_same_again(
     code, out, err = run_command(capsys, ["rerun", first])
     assert (code, err) == (0, "")
     assert (
-        f"training first again in {tmp_path / 'first-rerun'}, with {ROOT / 'recipes' / 'cifar.py'}\n"
-        in out
+        f"training first again in {tmp_path / 'first-rerun'}, with "
+        f"{ROOT / 'recipes' / 'cifar.py'}\n" in out
     )
     assert "\nequal: the same weights after step 5, SHA-256 of model.safetensors " in out
     assert ", ema.safetensors " in out

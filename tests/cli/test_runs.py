@@ -80,8 +80,8 @@ def test_a_folder_without_runs_is_named(tmp_path: Path, capsys: pytest.CaptureFi
     code, _, err = run_command(capsys, ["runs", tmp_path])
     assert code == 73
     assert (
-        err
-        == f"accel_trainer: error[NO_RUNS]: no runs in {tmp_path}: give the folder that holds them\n"
+        err == f"accel_trainer: error[NO_RUNS]: no runs in {tmp_path}: give the folder that holds "
+        "them\n"
     )
 
 

@@ -1,4 +1,5 @@
-"""Exports that somebody forged: each command ends in one line before it asks for memory, and names are only shown."""
+"""Exports that somebody forged: each command ends in one line before it asks for memory, and names
+are only shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A run folder that somebody else has filled with traps: every command that looks ends in one line, and only looks."""
+"""A run folder that somebody else has filled with traps: every command that looks ends in one line,
+and only looks."""
 
 from __future__ import annotations
 
@@ -29,8 +30,14 @@ Trap = Callable[[Path], object]
 _LIMIT_S = 60  # of a look that waits for a pipe or reads a file without end
 _SECRET = "what-lies-elsewhere"
 FILES = (
-    "attempts.jsonl", "config.yaml", "environment.json", "metrics.jsonl", "result.json", "run.lock", "status.json",
-)  # fmt: skip
+    "attempts.jsonl",
+    "config.yaml",
+    "environment.json",
+    "metrics.jsonl",
+    "result.json",
+    "run.lock",
+    "status.json",
+)
 ROW = {"event": "eval", "optimizer_step": 1, "epoch": 1, "eval/accuracy": 0.5}
 
 
@@ -128,7 +135,8 @@ def link(name: str, target: str) -> Trap:
 
 
 def sparse_checkpoint(run: Path) -> None:
-    """Weights of a terabyte, to which size and hash of the manifest agree as far as anyone can tell unread."""
+    """Weights of a terabyte, to which size and hash of the manifest agree as far as anyone can tell
+    unread."""
     folder = run / "checkpoints" / name_at(2)
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -157,10 +165,21 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 )
 DEEP = "[" * 100_000
 ODD = [
-    "[]", "5", "null", '"x"', "", "\xff", "{", DEEP, "9" * 10_000, '{"state": 5, "exit_code": "x"}',
-    '{"state": "done", "metrics": 5, "best": [], "optimizer_step": "x", "wall_s": {}}', '{"best": {"metric": []}}',
-    '{"metrics": {"eval/confusion_matrix": 5}}', '{"state": "running", "exit_code": true, "error": {}}',
-]  # fmt: skip
+    "[]",
+    "5",
+    "null",
+    '"x"',
+    "",
+    "\xff",
+    "{",
+    DEEP,
+    "9" * 10_000,
+    '{"state": 5, "exit_code": "x"}',
+    '{"state": "done", "metrics": 5, "best": [], "optimizer_step": "x", "wall_s": {}}',
+    '{"best": {"metric": []}}',
+    '{"metrics": {"eval/confusion_matrix": 5}}',
+    '{"state": "running", "exit_code": true, "error": {}}',
+]
 ODD_ROWS = [
     "5",
     "[]",
@@ -170,10 +189,21 @@ ODD_ROWS = [
     '{"event": "eval", "optimizer_step": -1, "epoch": 1}',
 ]
 ODD_CONFIGS = [
-    "trainer: 5", "trainer: {monitor: [], num_epochs: {}}", "dataset: [1]", "seed: x", "run: []", "? [a]\n: b", DEEP,
-    "seed: 1\nseed: 2", "x: " + "9" * 5000, "x: " + "1:" * 100_000 + "1", "x: 2020-13-45", "!!python/object:os.x {}",
-    "batch: {global_batch_size: x}", "augment: {crop_mode: unknown}\nschedule: {shape: unknown}\nmodel: {name: x}",
-]  # fmt: skip
+    "trainer: 5",
+    "trainer: {monitor: [], num_epochs: {}}",
+    "dataset: [1]",
+    "seed: x",
+    "run: []",
+    "? [a]\n: b",
+    DEEP,
+    "seed: 1\nseed: 2",
+    "x: " + "9" * 5000,
+    "x: " + "1:" * 100_000 + "1",
+    "x: 2020-13-45",
+    "!!python/object:os.x {}",
+    "batch: {global_batch_size: x}",
+    "augment: {crop_mode: unknown}\nschedule: {shape: unknown}\nmodel: {name: x}",
+]
 TRAPS: dict[str, Trap] = {
     "nothing odd": lambda run: None,
     **{f"fifo {name}": fifo(name) for name in FILES},
@@ -201,9 +231,17 @@ TRAPS: dict[str, Trap] = {
 
 # The others vary the file or its content.
 FEW = (
-    "nothing odd", "fifo status.json", "link metrics.jsonl", "link checkpoints to /", "alias bomb", "row '5'",
-    "sparse config.yaml", "sparse checkpoint", "forged optimizer", "values of no use",
-)  # fmt: skip
+    "nothing odd",
+    "fifo status.json",
+    "link metrics.jsonl",
+    "link checkpoints to /",
+    "alias bomb",
+    "row '5'",
+    "sparse config.yaml",
+    "sparse checkpoint",
+    "forged optimizer",
+    "values of no use",
+)
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,11 @@ def test_a_sweep_is_over_the_flags_with_several_values(tmp_path: Path) -> None:
         tmp_path, "--seed", "0", "1", "--epochs", "3", "--track", "a", "b", "--lr", "0.1", "0.2"
     )
     assert [(t.config.seed, t.config.optimizer.learning_rate) for t in trials] == [
-        (0, 0.1), (0, 0.2), (1, 0.1), (1, 0.2)
-    ]  # fmt: skip
+        (0, 0.1),
+        (0, 0.2),
+        (1, 0.1),
+        (1, 0.2),
+    ]
     assert {t.config.trainer.num_epochs for t in trials} == {3}
     assert {t.config.run.track for t in trials} == {("a", "b")}, (
         "a flag that takes several values is one value"

@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[2]
 
 def door(*words: object) -> str:
     """Return Python that runs a command."""
-    return f"import sys; from accel_trainer.cli.main import main; sys.exit(main({[str(word) for word in words]}))"
+    return (
+        "import sys; from accel_trainer.cli.main import main; "
+        f"sys.exit(main({[str(word) for word in words]}))"
+    )
 
 
 @pytest.fixture(scope="module")

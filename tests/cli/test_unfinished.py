@@ -1,4 +1,5 @@
-"""Commands that use weights, on a run that was killed or is still running, and on a checkpoint: the best so far."""
+"""Commands that use weights, on a run that was killed or is still running, and on a checkpoint: the
+best so far."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from tests.cli.conftest import run_command, train
 
 @pytest.fixture
 def unfinished(runs: Path, tmp_path: Path) -> Path:
-    """A run as a kill leaves it: with checkpoints, without a result and without exported weights."""
+    """A run as a kill leaves it: with checkpoints, without a result and without exported
+    weights."""
     run = shutil.copytree(runs / "fast", tmp_path / "run")
     (run / "result.json").unlink()
     (run / "status.json").write_text(json.dumps({"state": "running", "exit_code": None}))

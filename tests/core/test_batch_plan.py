@@ -66,11 +66,15 @@ def test_an_exact_plan_has_the_same_micro_batches_for_any_processes() -> None:
     ):
         plans = [
             BatchPlan(
-                num_samples=num_samples, global_batch_size=global_batch, per_device_batch_size=micro,
-                num_processes=number, reduce="exact",
+                num_samples=num_samples,
+                global_batch_size=global_batch,
+                per_device_batch_size=micro,
+                num_processes=number,
+                reduce="exact",
             )
-            for number in (1, 2, 4, 8, 16) if number <= global_batch // micro
-        ]  # fmt: skip
+            for number in (1, 2, 4, 8, 16)
+            if number <= global_batch // micro
+        ]
         for step in range(plans[0].steps_per_epoch):
             whole = plans[0].micro_batches(step, 0)
             assert len(whole) == global_batch // micro
@@ -137,7 +141,8 @@ def test_the_config_gives_global_batch_micro_batch_and_accumulation(
 def test_the_arithmetic_is_described_in_one_line() -> None:
     plan = BatchConfig(per_device_batch_size=8, accumulation_steps=3).plan(100, num_processes=2)
     assert plan.describe() == (
-        "8 per device x 2 processes x 3 accumulation = 48 per step, 3 steps per epoch of 100 samples"
+        "8 per device x 2 processes x 3 accumulation = 48 per step, 3 steps per epoch of 100 "
+        "samples"
     )
 
 

@@ -31,7 +31,8 @@ def lowbias32(x: int) -> int:
 
 
 def test_the_streams_of_numbers_never_change() -> None:
-    """A change here changes every augmentation and every order: a resumed run would not be the same run."""
+    """A change here changes every augmentation and every order: a resumed run would not be the same
+    run."""
     assert [fold_in(), fold_in(0), fold_in(0, 0), fold_in(3, 7)] == [
         2654435769,
         83415710,
@@ -41,11 +42,21 @@ def test_the_streams_of_numbers_never_change() -> None:
     assert [fold_in(2**32), fold_in(2**63 - 1, 5)] == [2504614470, 3970784627]
     ids = torch.tensor([0, 1, 2, 49_999, 2**31, 2**40 + 5])
     assert random_bits(KEY, ids, 0).tolist() == [
-        601237586, 2524849018, 16622539, 1407952801, 3211651389, 2882276530,
-    ]  # fmt: skip
+        601237586,
+        2524849018,
+        16622539,
+        1407952801,
+        3211651389,
+        2882276530,
+    ]
     assert random_bits(KEY, ids, 1).tolist() == [
-        2225176927, 2627871474, 3295058755, 39042423, 1667103894, 1683513718,
-    ]  # fmt: skip
+        2225176927,
+        2627871474,
+        3295058755,
+        39042423,
+        1667103894,
+        1683513718,
+    ]
     assert random_int(KEY, ids, 1, high=9).tolist() == [4, 5, 6, 0, 3, 3]
     assert epoch_permutation(10, seed=0, epoch=0).tolist() == [1, 9, 8, 3, 2, 0, 4, 7, 5, 6]
     assert epoch_permutation(10, seed=0, epoch=1).tolist() == [1, 9, 5, 0, 6, 7, 4, 2, 8, 3]

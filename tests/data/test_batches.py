@@ -177,7 +177,7 @@ def test_a_net_of_three_dimensions_trains_with_channels_last_on(tmp_path: Path) 
         samples = Samples(torch.Tensor.clone, 24)
         loader, eval_loader = build_dataset_loaders(
             samples, samples, run.config.batch, seed=0, accelerator=run.accelerator
-        )  # fmt: skip
+        )
         model = Net()
         trainer = build_trainer(
             run,
@@ -194,7 +194,7 @@ def test_a_net_of_three_dimensions_trains_with_channels_last_on(tmp_path: Path) 
 def test_workers_stay_for_all_epochs_and_evaluations(tmp_path: Path) -> None:
     job = processes.start(
         train_with_workers, tmp_path, num_processes=1, folder=tmp_path / "logs", has_workers=True
-    )  # fmt: skip
+    )
     assert job.wait() == [0], job.output()
     pids = Counter((tmp_path / "pids").read_text().split())
     main, *workers = sorted(pids, key=int)

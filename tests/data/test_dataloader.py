@@ -30,7 +30,8 @@ NUM_SAMPLES, GLOBAL_BATCH = 31, 12
 
 
 class Noisy:
-    """Samples that draw from all three global generators, as transforms do: the draws, and the index."""
+    """Samples that draw from all three global generators, as transforms do: the draws, and the
+    index."""
 
     def __init__(self, num: int = NUM_SAMPLES) -> None:
         self._num = num
@@ -256,7 +257,8 @@ def read_faulty(fault: Callable[[], object], *, num_workers: int = 0, **options:
 FAULTS = [
     (
         raise_an_error,
-        r"DATA_SAMPLE\]: sample 17 cannot be read \(KeyError: 'a\\nfault', at .* in raise_an_error\): fix it",
+        r"DATA_SAMPLE\]: sample 17 cannot be read "
+        r"\(KeyError: 'a\\nfault', at .* in raise_an_error\): fix it",
     ),
     (lambda: 3, r"DATA_SAMPLE\]: sample 17 has label 3, the classes are 0 to 2: fix it"),
     (lambda: -100, r"DATA_SAMPLE\]: sample 17 has label -100, the classes are 0 to 2: fix it"),

@@ -70,7 +70,7 @@ def train(
     with start_run(config, recipe="points") as run:
         loaders = build_dataset_loaders(
             data, Points(10), run.config.batch, seed=config.seed, accelerator=run.accelerator
-        )  # fmt: skip
+        )
         return build_trainer(
             run,
             model=nn.Linear(4, 2),

@@ -1,4 +1,5 @@
-"""Streams: each sample once for any number of processes, from any step, and nothing lost in a stop."""
+"""Streams: each sample once for any number of processes, from any step, and nothing lost in a
+stop."""
 
 from __future__ import annotations
 
@@ -135,9 +136,14 @@ def test_a_collate_function_makes_the_batches_of_both_loaders() -> None:
         return {"number": torch.stack(numbers), "labels": torch.tensor(labels)}
 
     train, test = build_stream_loaders(
-        Numbers, lambda: Numbers(0), BatchConfig(global_batch_size=4), num_train=8, num_test=5,
-        accelerator=Accelerator(cpu=True), collate=collate,
-    )  # fmt: skip
+        Numbers,
+        lambda: Numbers(0),
+        BatchConfig(global_batch_size=4),
+        num_train=8,
+        num_test=5,
+        accelerator=Accelerator(cpu=True),
+        collate=collate,
+    )
     for batch in (next(train.step_batches(0, 0)).micro_batches[0], next(test.batches())):
         assert batch.inputs.keys() == {"number"}
         assert (batch.inputs["number"].flatten() % 2 == batch.targets).all()

@@ -1,4 +1,5 @@
-"""A NaN or inf is found before the update, on all processes, and told with the sample it came from."""
+"""A NaN or inf is found before the update, on all processes, and told with the sample it came
+from."""
 
 from __future__ import annotations
 
@@ -102,9 +103,15 @@ def are_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def run(
-    folder: Path, *, policy: str, watcher: Watcher | None = None, max_steps: int | None = None,
-    task: ClassificationTask | None = None, norm: str = "batch", **changes: Any,
-) -> RunResult:  # fmt: skip
+    folder: Path,
+    *,
+    policy: str,
+    watcher: Watcher | None = None,
+    max_steps: int | None = None,
+    task: ClassificationTask | None = None,
+    norm: str = "batch",
+    **changes: Any,
+) -> RunResult:
     clipping = changes.pop("max_grad_norm", None)
     config = workload.make_config(folder, **changes)
     trainer = replace(
@@ -226,9 +233,12 @@ def unfused(model: nn.Module, config: OptimizerConfig) -> SGD:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "unfused"])
 @pytest.mark.parametrize("max_grad_norm", [None, 1.0])
 def test_a_skipped_step_leaves_no_trace_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    optimizer: str, max_grad_norm: float | None,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    optimizer: str,
+    max_grad_norm: float | None,
+) -> None:
     changes = {
         "optimizer": OptimizerConfig(
             name="adamw" if optimizer == "adamw" else "sgd", learning_rate=0.01

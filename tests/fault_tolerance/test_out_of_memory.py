@@ -56,7 +56,8 @@ def ask_for_too_much() -> None:
 
 
 class Cramped(ClassificationTask, Callback):
-    """A classification for which, in and after a step, memory has room for forwards of `room` samples."""
+    """A classification for which, in and after a step, memory has room for forwards of `room`
+    samples."""
 
     def __init__(
         self, room: int, *, step: int = BAD_STEP, rank: int = 0, where: str = "forward"
@@ -139,8 +140,11 @@ def train_below_a_limit(folder: Path) -> None:
     few = replace(config, trainer=replace(config.trainer, max_steps=1))
     # all that is loaded late
     workload.train(replace(few, run=replace(few.run, output_dir=folder / "before")))
-    taken = next(int(line.split()[1]) << 10 for line in Path("/proc/self/status").read_text().splitlines()
-                 if line.startswith("VmSize"))  # fmt: skip
+    taken = next(
+        int(line.split()[1]) << 10
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmSize")
+    )
     resource.setrlimit(resource.RLIMIT_AS, (taken + (760 << 20), resource.RLIM_INFINITY))
     run_as_a_command(replace(few, run=replace(few.run, output_dir=folder / "cramped")), Hungry())
 
@@ -149,8 +153,10 @@ def run_as_a_command(config: RecipeConfig, task: ClassificationTask) -> None:
     callbacks = (task,) if isinstance(task, Callback) else ()
     main(
         lambda _: workload.train(config, task=task, callbacks=callbacks, dtype=torch.float64),
-        RecipeConfig, description="", argv=[],
-    )  # fmt: skip
+        RecipeConfig,
+        description="",
+        argv=[],
+    )
 
 
 def test_out_of_memory_is_one_line_and_the_flags_that_it_names_resume(tmp_path: Path) -> None:

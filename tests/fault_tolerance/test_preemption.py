@@ -226,7 +226,8 @@ def test_a_signal_before_there_is_anything_to_save_leaves_at_once() -> None:
 def test_processes_with_unequal_shares_go_through_them_together(
     tmp_path: Path, stops_at: int | None, num_seen: list[int]
 ) -> None:
-    """The process that asks for the stop has the most to do, and one item more until that is agreed."""
+    """The process that asks for the stop has the most to do, and one item more until that is
+    agreed."""
     processes.run(go_through, tmp_path, stops_at, num_processes=3, folder=tmp_path / "logs")
     assert [int((tmp_path / str(rank)).read_text()) for rank in range(3)] == num_seen
 

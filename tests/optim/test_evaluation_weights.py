@@ -1,4 +1,5 @@
-"""Optimizers that evaluate other weights than they train: an evaluation or a save changes no bit of the training."""
+"""Optimizers that evaluate other weights than they train: an evaluation or a save changes no bit of
+the training."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ BETA = 0.9
 
 
 class ScheduleFree(Optimizer):
-    """Schedule-free SGD: the parameters are y while it trains, and x, the average of z, while it evaluates."""
+    """Schedule-free SGD: the parameters are y while it trains, and x, the average of z, while it
+    evaluates."""
 
     def __init__(self, parameters: Any, *, lr: float) -> None:
         super().__init__(parameters, {"lr": lr, "k": 0, "trains": False})

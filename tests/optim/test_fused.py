@@ -1,4 +1,5 @@
-"""The fused kernels of torch are used only where they step a parameter as its plain loops do, whatever its memory."""
+"""The fused kernels of torch are used only where they step a parameter as its plain loops do,
+whatever its memory."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 class Parts(nn.Module):
-    """One parameter of each layout, one that gets its first gradient late, one without elements, one without any."""
+    """One parameter of each layout, one that gets its first gradient late, one without elements,
+    one without any."""
 
     def __init__(self, dtype: torch.dtype, *, kernel: tuple[int, ...], num_empty: int) -> None:
         super().__init__()
@@ -184,7 +186,8 @@ class KeepsDtypes(nn.Module):
 
 
 class OddNet(KeepsDtypes):
-    """Parameters that are slices, transposed, expanded, in half precision, late, unused and without elements."""
+    """Parameters that are slices, transposed, expanded, in half precision, late, unused and without
+    elements."""
 
     def __init__(self, *, norm: str, dropout: float) -> None:
         super().__init__()

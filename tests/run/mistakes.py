@@ -1,4 +1,5 @@
-"""Mistakes that people make in code of their own: a small recipe, and parts of it that are wrong."""
+"""Mistakes that people make in code of their own: a small recipe, and parts of it that are
+wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What people get wrong is one line that names it, with an exit code that a scheduler can act on."""
+"""What people get wrong is one line that names it, with an exit code that a scheduler can act
+on."""
 
 from __future__ import annotations
 
@@ -146,7 +147,12 @@ BAD_FLAGS = [
 
 # Variables of the launch, and the same.
 BAD_LAUNCHES = [
-    ({"WORLD_SIZE": "2"}, "", 64, "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
+    (
+        {"WORLD_SIZE": "2"},
+        "",
+        64,
+        "WORLD_SIZE is 2 without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT",
+    ),
     ({"WORLD_SIZE": "many", "RANK": "0"}, "", 64, "WORLD_SIZE is many, but must be a number"),
     ({**TWO, "RANK": "banana"}, "", 64, "RANK is banana, but must be a number"),
     ({**TWO, "MASTER_PORT": "99999"}, "", 64, "MASTER_PORT is 99999, but must be below 65536"),
@@ -155,11 +161,26 @@ BAD_LAUNCHES = [
     (TWO, "--local-rank=3", 64, "torch.distributed.launch passes it: start with torchrun instead"),
     ({}, "--runtime.backend nccl", 64, "--runtime.backend nccl needs GPUs, and there are none"),
     (TWO, "--runtime.backend nccl", 64, "--runtime.backend nccl needs GPUs, and there are none"),
-    ({"ACCELERATE_USE_CPU": "maybe"}, "", 64, "ACCELERATE_USE_CPU is maybe: set it to true or false"),
-    ({"ACCELERATE_MIXED_PRECISION": "fp8"}, "", 64, "accelerate rejects its settings (Using `fp8` precision requires"),
-    ({"ACCELERATE_USE_DEEPSPEED": "true"}, "", 64, "accelerate rejects its settings (DeepSpeed is not installed"),
+    (
+        {"ACCELERATE_USE_CPU": "maybe"},
+        "",
+        64,
+        "ACCELERATE_USE_CPU is maybe: set it to true or false",
+    ),
+    (
+        {"ACCELERATE_MIXED_PRECISION": "fp8"},
+        "",
+        64,
+        "accelerate rejects its settings (Using `fp8` precision requires",
+    ),
+    (
+        {"ACCELERATE_USE_DEEPSPEED": "true"},
+        "",
+        64,
+        "accelerate rejects its settings (DeepSpeed is not installed",
+    ),
     ({"OMP_NUM_THREADS": "1000000"}, "", 64, "OMP_NUM_THREADS is 1000000: set it to 1 to 1024"),
-]  # fmt: skip
+]
 
 # What looks wrong, and works.
 GOOD = [
@@ -196,7 +217,8 @@ def outcomes(place: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tupl
 
 
 def start_all(place: Path, folder: Path) -> None:
-    """Start the recipe for each case: in this process, or with variables of a launch in one that is forked from it."""
+    """Start the recipe for each case: in this process, or with variables of a launch in one that is
+    forked from it."""
     codes = []
     for index, (variables, flags, *_) in enumerate(CASES):
         log = os.open(folder / f"{index}.log", os.O_WRONLY | os.O_CREAT)

@@ -20,7 +20,10 @@ def said_of(flag: str, config_class: type[RecipeConfig] = cifar.Config) -> str:
     return str(caught.value).partition(f"{flag}: ")[2]
 
 
-TO_THE_LAUNCHER = "give it to the launcher, before the recipe: torchrun --FLAG ... RECIPE, or accelerate launch --FLAG ... RECIPE"
+TO_THE_LAUNCHER = (
+    "give it to the launcher, before the recipe: torchrun --FLAG ... RECIPE, or accelerate "
+    "launch --FLAG ... RECIPE"
+)
 
 
 @pytest.mark.parametrize(
@@ -34,15 +37,18 @@ TO_THE_LAUNCHER = "give it to the launcher, before the recipe: torchrun --FLAG .
         ("--use-amp", "did you mean --mixed-precision bf16?"),
         (
             "--world-size",
-            "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE",
+            "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N "
+            "RECIPE",
         ),
         (
             "--num_gpus",
-            "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N RECIPE",
+            "the launcher starts the processes: accelerate launch --multi_gpu --num_processes N "
+            "RECIPE",
         ),
         (
             "--device",
-            "GPUs are detected: CUDA_VISIBLE_DEVICES selects one, ACCELERATE_USE_CPU=true uses the CPU",
+            "GPUs are detected: CUDA_VISIBLE_DEVICES selects one, ACCELERATE_USE_CPU=true uses "
+            "the CPU",
         ),
         ("--img-size", "images keep their size: resize the files first"),
         ("-j", "did you mean --batch.num-workers?"),
@@ -73,11 +79,13 @@ TO_THE_LAUNCHER = "give it to the launcher, before the recipe: torchrun --FLAG .
         ("--quantize", "there is no quantization: --onnx exports a file for other tools"),
         (
             "--model-parallel",
-            "the launcher chooses it: accelerate launch --config_file accelerate_configs/fsdp.yaml RECIPE",
+            "the launcher chooses it: accelerate launch --config_file "
+            "accelerate_configs/fsdp.yaml RECIPE",
         ),
         (
             "--use-dynamic-scaling",
-            "the loss is scaled dynamically with --mixed-precision fp16, from --runtime.loss-scale on",
+            "the loss is scaled dynamically with --mixed-precision fp16, from "
+            "--runtime.loss-scale on",
         ),
         ("--map-location", "weights are read into memory of the CPU, and then moved to the device"),
         ("--criterion", "the recipe chooses its task, such as MultiLabelTask"),

@@ -164,7 +164,8 @@ FILES: list[tuple[str, str]] = [
     ),
     (
         "seed: !!python/object/apply:os.system ['true']",
-        "line 1: could not determine a constructor for the tag 'tag:yaml.org,2002:python/object/apply:os.system'",
+        "line 1: could not determine a constructor for the tag "
+        "'tag:yaml.org,2002:python/object/apply:os.system'",
     ),
     (
         "seed: 1\nseed_2: !mine 3",

@@ -1,4 +1,5 @@
-"""The usual mistakes in a user's own code: what is printed last, for each; `mistakes.py` has the code."""
+"""The usual mistakes in a user's own code: what is printed last, for each; `mistakes.py` has the
+code."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ RAISED = [
     ),
     (
         having(metrics=[m.FailsInUpdate()]),
-        "metric FailsInUpdate failed (AttributeError: 'EvalOutput' object has no attribute 'logits')",
+        "metric FailsInUpdate failed (AttributeError: 'EvalOutput' object has no attribute "
+        "'logits')",
         "update",
     ),
     (
@@ -112,13 +114,14 @@ RAISED = [
     ),
     (
         having(callbacks=[m.FailsAtStart()]),
-        "callback FailsAtStart.on_fit_start failed (AttributeError: 'FailsAtStart' object has no attribute "
-        "'scheduler')",
+        "callback FailsAtStart.on_fit_start failed (AttributeError: 'FailsAtStart' object has no "
+        "attribute 'scheduler')",
         "on_fit_start",
     ),
     (
         having(callbacks=[m.FailsAtStep()]),
-        "callback FailsAtStep.on_step_end failed (AttributeError: 'StepReport' object has no attribute 'loss')",
+        "callback FailsAtStep.on_step_end failed (AttributeError: 'StepReport' object has no "
+        "attribute 'loss')",
         "on_step_end",
     ),
     (
@@ -138,16 +141,18 @@ RAISED = [
 IN_THE_MODEL = [
     (
         with_model(lambda: nn.Sequential(nn.Linear(5, 3))),
-        "RuntimeError: ...mat1 and mat2 shapes cannot be multiplied (8x6 and 5x3), in Linear of the model",
+        "RuntimeError: ...mat1 and mat2 shapes cannot be multiplied (8x6 and 5x3), in Linear of "
+        "the model",
     ),
     (
         with_model(m.ChangesAnActivation),
-        "RuntimeError: one of the variables needed for gradient computation has been modified by an inplace "
-        "operation: ..., in the backward of the loss",
+        "RuntimeError: one of the variables needed for gradient computation has been modified by "
+        "an inplace operation: ..., in the backward of the loss",
     ),
     (
         having(task=m.KeepsItsGraph()),
-        "RuntimeError: Trying to backward through the graph a second time ..., in the backward of the loss",
+        "RuntimeError: Trying to backward through the graph a second time ..., in the backward "
+        "of the loss",
     ),
 ]
 # What does not fit, and is found before it fails: the exit code, the name of the error and the
@@ -156,7 +161,8 @@ FITS_NOT = [
     (
         having(task=m.ReturnsATensor()),
         "TASK",
-        "the task returned float32 []: return StepOutput(loss_sum) of accel_trainer from train_step",
+        "the task returned float32 []: return StepOutput(loss_sum) of accel_trainer from "
+        "train_step",
     ),
     (
         having(task=m.ReturnsNone()),
@@ -201,7 +207,8 @@ FITS_NOT = [
     (
         having(task=m.EvaluatesToAFloat()),
         "TASK",
-        "the task returned a EvalOutput: return EvalOutput(losses, outputs) of ..., the losses a tensor [B]",
+        "the task returned a EvalOutput: return EvalOutput(losses, outputs) of ..., the losses a "
+        "tensor [B]",
     ),
     (
         having(task=ClassificationTask),
@@ -344,12 +351,14 @@ FITS_NOT = [
     (
         having(train_set=m.IsNotThere()),
         "DATA_SAMPLE",
-        "sample 0 cannot be read (FileNotFoundError: ... '/nonexistent/0.png', at mistakes.py in __getitem__): ...",
+        "sample 0 cannot be read (FileNotFoundError: ... '/nonexistent/0.png', at mistakes.py in "
+        "__getitem__): ...",
     ),
     (
         having(collate=m.collates_wrongly),
         "DATA_SAMPLE",
-        "samples ... (TypeError: list indices must be integers..., at mistakes.py in collates_wrongly): ...",
+        "samples ... (TypeError: list indices must be integers..., at mistakes.py in "
+        "collates_wrongly): ...",
     ),
     (
         having(train_set=m.YieldsPhotos()),
@@ -468,7 +477,10 @@ def test_an_error_in_the_code_of_one_process_has_its_exit_code_on_all(tmp_path: 
         fail_on_the_last_process, tmp_path / "run", num_processes=2, folder=tmp_path / "logs"
     )
     assert job.wait() == [80, 80], job.output()
-    said = "step 1, training: callback FailsOnTheLastProcess.on_step_end failed (ZeroDivisionError: division by zero), at "
+    said = (
+        "step 1, training: callback FailsOnTheLastProcess.on_step_end failed (ZeroDivisionError: "
+        "division by zero), at "
+    )
     assert f"error[PROCESS]: rank 1, {said}" in job.output().splitlines()[-1]
     assert "Traceback" not in job.output()
     frames = [line for line in job.output(1).splitlines() if line.startswith('  File "')]

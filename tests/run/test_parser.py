@@ -60,17 +60,21 @@ def test_an_error_of_a_config_class_keeps_its_code() -> None:
     [
         ("", parsed()),
         ("trainer:\n", parsed()),
-        ("trainer:\n  num_epochs: 4\n  learning_rate: 1e-3\nseed: 2", replace(
-            parsed(num_epochs=4, learning_rate=0.001), seed=2)),
+        (
+            "trainer:\n  num_epochs: 4\n  learning_rate: 1e-3\nseed: 2",
+            replace(parsed(num_epochs=4, learning_rate=0.001), seed=2),
+        ),
         ("trainer.num_epochs: 4", parsed(num_epochs=4)),
         ("trainer: {num-epochs: 4}", parsed(num_epochs=4)),
-        ("trainer: {use_ema: true, max_grad_norm: null, learning_rate: .inf}",
-         parsed(use_ema=True, learning_rate=float("inf"))),
+        (
+            "trainer: {use_ema: true, max_grad_norm: null, learning_rate: .inf}",
+            parsed(use_ema=True, learning_rate=float("inf")),
+        ),
         ("trainer: {use_ema: no, betas: [0, 1], tags: []}", parsed(betas=(0.0, 1.0))),
         ("trainer: {run_name: '--lr 3'}", parsed(run_name="--lr 3")),
         ("trainer: {tags: ['--seed', --, -h]}", parsed(tags=("--seed", "--", "-h"))),
     ],
-)  # fmt: skip
+)
 def test_a_file_is_parsed(text: str, expected: Config, tmp_path: Path) -> None:
     assert load_config(Config, text) == expected
     (tmp_path / "run.yaml").write_text(text)
@@ -100,9 +104,13 @@ def test_flags_win_over_the_file_wherever_they_stand_and_origins_say_so(tmp_path
 )
 def test_a_saved_config_parses_back_equal(text: str) -> None:
     config = parsed(
-        learning_rate=0.1 + 0.2, betas=(1e-300, 1 / 3), tags=("a", "b c", ""), use_ema=True,
-        output_dir=Path("x y/z"), run_name=text,
-    )  # fmt: skip
+        learning_rate=0.1 + 0.2,
+        betas=(1e-300, 1 / 3),
+        tags=("a", "b c", ""),
+        use_ema=True,
+        output_dir=Path("x y/z"),
+        run_name=text,
+    )
     assert load_config(Config, save_config(config)) == config
 
 

@@ -106,15 +106,23 @@ def test_gpus_without_a_process_are_named_with_the_launch_that_uses_them(
 @pytest.mark.parametrize(
     ("optimizer", "schedule", "said"),
     [
-        ({}, {}, "4 times --optimizer.base-batch-size 256 and --lr 0.1 is not scaled: set --optimizer."
-                 "learning-rate-scaling linear, or --optimizer.base-batch-size 1024 if"),
+        (
+            {},
+            {},
+            "4 times --optimizer.base-batch-size 256 and --lr 0.1 is not scaled: set --optimizer."
+            "learning-rate-scaling linear, or --optimizer.base-batch-size 1024 if",
+        ),
         ({"name": "adamw"}, {}, "set --optimizer.learning-rate-scaling sqrt"),
-        ({"learning_rate_scaling": "linear"}, {}, "starts at its peak: set --schedule.warmup-epochs"),
+        (
+            {"learning_rate_scaling": "linear"},
+            {},
+            "starts at its peak: set --schedule.warmup-epochs",
+        ),
         ({"learning_rate_scaling": "linear"}, {"warmup_epochs": 5}, None),
         ({"learning_rate_scaling": "linear"}, {"shape": "triangular"}, None),
         ({"base_batch_size": 257}, {}, None),
     ],
-)  # fmt: skip
+)
 def test_an_unscaled_learning_rate_with_many_processes_is_reported(
     pretend: Callable[..., None],
     optimizer: dict[str, Any],

@@ -33,9 +33,12 @@ def test_a_run_leaves_its_environment_in_its_folder(tmp_path: Path) -> None:
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["packages"]["torch"] == metadata.version("torch")
     assert environment["hardware"] | {"num_cpus": None} == {
-        "device": "cpu", "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
-        "num_cpus": None, "num_threads": 1, "num_processes": 1,
-    }  # fmt: skip
+        "device": "cpu",
+        "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
+        "num_cpus": None,
+        "num_threads": 1,
+        "num_processes": 1,
+    }
     assert environment["mixed_precision"] == "no"
 
 
@@ -131,11 +134,15 @@ def test_origins_without_a_command_line_of_the_recipe_are_from_python(
 
 
 def test_secrets_on_the_command_line_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = "train.py --hub-token hf_1 --db.password=p=2 --api-key 3 --epochs 4 --num-tokens 5 --use-token --lr 6"
+    argv = (
+        "train.py --hub-token hf_1 --db.password=p=2 --api-key 3 --epochs 4 --num-tokens 5 "
+        "--use-token --lr 6"
+    )
     monkeypatch.setattr(sys, "argv", argv.split())
     shown = " ".join(describe_environment(Accelerator(cpu=True))["command"]["arguments"])
     assert shown == (
-        "train.py --hub-token *** --db.password=*** --api-key *** --epochs 4 --num-tokens 5 --use-token --lr 6"
+        "train.py --hub-token *** --db.password=*** --api-key *** --epochs 4 --num-tokens 5 "
+        "--use-token --lr 6"
     )
 
 

@@ -39,7 +39,8 @@ class Restored:
 def restore(
     *, error: Exception | None = None, allowed: Sequence[str] = (), **stored: Any
 ) -> Sequence[str] | None:
-    """Restore a checkpoint with the manifest of now, but for what was `stored`; return the changes."""
+    """Restore a checkpoint with the manifest of now, but for what was `stored`; return the
+    changes."""
     trainer = Restored(error)
     manifest = {name: value for name, value in {**NOW, **stored}.items() if value is not None}
     checkpoint = LoadedCheckpoint("step-3", manifest, {"model": {}})
@@ -111,7 +112,10 @@ def test_a_checkpoint_that_cannot_be_restored_is_one_line(error: Exception) -> N
     with pytest.raises(CheckpointError if is_content else type(error)) as caught:
         restore(error=error)
     if is_content:
-        said = "step-3 contains state that this run cannot load (KeyError: 'momentum'): use another checkpoint"
+        said = (
+            "step-3 contains state that this run cannot load (KeyError: 'momentum'): use another "
+            "checkpoint"
+        )
         assert str(caught.value) == f"error[CKPT_STATE]: {said}"
     else:
         assert caught.value is error

@@ -74,7 +74,10 @@ def test_a_changed_config_is_listed_with_the_flag_that_allows_it(tmp_path: Path)
 
 
 def test_allow_change_of_an_unknown_setting_is_one_line_with_the_names(tmp_path: Path) -> None:
-    said = r"--allow-change nothing.like.it: there is no such setting: choose from data, seed, batch\.global_batch"
+    said = (
+        r"--allow-change nothing.like.it: there is no such setting: "
+        r"choose from data, seed, batch\.global_batch"
+    )
     with pytest.raises(ConfigError, match=said) as caught:
         run(tmp_path / "run", run={"allow_change": ("seed", "nothing.like.it")})
     assert "\n" not in str(caught.value)

@@ -1,4 +1,5 @@
-"""Images that cannot be used: each kind of fault stops a run with its name, or is left out on all processes alike."""
+"""Images that cannot be used: each kind of fault stops a run with its name, or is left out on all
+processes alike."""
 
 from __future__ import annotations
 

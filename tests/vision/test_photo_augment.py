@@ -186,8 +186,10 @@ def test_the_hue_is_turned_as_computed_pixel_by_pixel() -> None:
 
 def test_the_order_of_the_jitter_is_random() -> None:
     pixels = small()
-    results = {jitter_colors(pixels, (0.9, 0.9, 0.9, 0.4), (order / 24, 0.9, 0.1, 0.8, 0.9)).tobytes()
-               for order in range(24)}  # fmt: skip
+    results = {
+        jitter_colors(pixels, (0.9, 0.9, 0.9, 0.4), (order / 24, 0.9, 0.1, 0.8, 0.9)).tobytes()
+        for order in range(24)
+    }
     assert len(results) > 6
     assert np.array_equal(jitter_colors(pixels, (0, 0, 0, 0), (0.5,) * 5), pixels)
 

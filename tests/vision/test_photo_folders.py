@@ -201,34 +201,58 @@ FOLDERS = {
         both(splits("train", "val"), splits("test", per_class=5)), Loaded(6, 6)
     ),
     "train, a fraction set aside": Folder(splits("train", per_class=12), Loaded(None, None), 0.3),
-    "classes at the top, a fraction set aside": Folder(splits("", per_class=12), Loaded(None, None), 0.3),
+    "classes at the top, a fraction set aside": Folder(
+        splits("", per_class=12), Loaded(None, None), 0.3
+    ),
     "a slash at the end": Folder(splits("train", "val"), Loaded(6, 6), path="/"),
     "val with fewer classes": Folder(
         both(splits("train"), splits("val", classes=("ant",))), Loaded(6, 3)
     ),
     "every format and mode": Folder(in_formats, Loaded(None, None), 0.3),
     "suffixes in capitals": Folder(
-        both(files("train/ant/1.JPG", "train/bee/1.JPEG"), files("val/ant/1.Jpg", "val/bee/1.PNG")), Loaded(2, 2)
+        both(files("train/ant/1.JPG", "train/bee/1.JPEG"), files("val/ant/1.Jpg", "val/bee/1.PNG")),
+        Loaded(2, 2),
     ),
-    "classes two folders deep": Folder(
-        both(splits("train/insects", "val/insects")), Loaded(6, 6)
-    ),
+    "classes two folders deep": Folder(both(splits("train/insects", "val/insects")), Loaded(6, 6)),
     "classes in different groups": Folder(
-        both(splits("train/flying", classes=("bee",)), splits("train/walking", "val/walking", classes=("ant",))),
+        both(
+            splits("train/flying", classes=("bee",)),
+            splits("train/walking", "val/walking", classes=("ant",)),
+        ),
         Loaded(6, 3),
     ),
     "a class called train": Folder(
-        splits("", classes=("boat", "car", "train"), per_class=9), Loaded(None, None, ("boat", "car", "train")), 0.3
+        splits("", classes=("boat", "car", "train"), per_class=9),
+        Loaded(None, None, ("boat", "car", "train")),
+        0.3,
     ),
-    "numbers as classes": Folder(splits("train", "val", classes=CLASSES_0_1), Loaded(6, 6, CLASSES_0_1)),
+    "numbers as classes": Folder(
+        splits("train", "val", classes=CLASSES_0_1), Loaded(6, 6, CLASSES_0_1)
+    ),
     "spaces and other letters": Folder(
-        splits("train", "val", classes=("Große Bären", "猫 и собака")), Loaded(6, 6, ("Große Bären", "猫 и собака"))
+        splits("train", "val", classes=("Große Bären", "猫 и собака")),
+        Loaded(6, 6, ("Große Bären", "猫 и собака")),
     ),
-    "brackets and stars in the path": Folder(splits("a [1] {b} *?/train", "a [1] {b} *?/val"), Loaded(6, 6),
-                                             path="a [1] {b} *?"),
+    "brackets and stars in the path": Folder(
+        splits("a [1] {b} *?/train", "a [1] {b} *?/val"), Loaded(6, 6), path="a [1] {b} *?"
+    ),
     "odd names of files": Folder(
-        files(*(f"{split}/{name}/{file}" for split in ("train", "val") for name in ANTS_AND_BEES
-                for file in ("a b.jpg", "c[1].jpg", "100%.jpg", "#1.jpg", "x..y.jpg", "-.jpg", "q?.jpg"))),
+        files(
+            *(
+                f"{split}/{name}/{file}"
+                for split in ("train", "val")
+                for name in ANTS_AND_BEES
+                for file in (
+                    "a b.jpg",
+                    "c[1].jpg",
+                    "100%.jpg",
+                    "#1.jpg",
+                    "x..y.jpg",
+                    "-.jpg",
+                    "q?.jpg",
+                )
+            )
+        ),
         Loaded(14, 14),
     ),
     "the same names in all classes": Folder(splits("train", "val", per_class=1), Loaded(2, 2)),
@@ -237,7 +261,10 @@ FOLDERS = {
         both(splits("train", "val"), lambda root: (root / "train" / "cow").mkdir()), Loaded(6, 6)
     ),
     "other files beside": Folder(
-        both(splits("train", "val"), texts({"train/ant/Thumbs.db": "", "README.md": "# Ants", "notes.txt": ""})),
+        both(
+            splits("train", "val"),
+            texts({"train/ant/Thumbs.db": "", "README.md": "# Ants", "notes.txt": ""}),
+        ),
         Loaded(6, 6),
     ),
     "hidden files of macOS": Folder(
@@ -248,8 +275,12 @@ FOLDERS = {
         ),
         Loaded(6, 6),
     ),
-    "a hidden folder": Folder(both(splits("train", "val"), files(".trash/ant/1.jpg")), Loaded(6, 6)),
-    "another folder beside train": Folder(both(splits("train", "val"), files("raw/1.jpg")), Loaded(6, 6)),
+    "a hidden folder": Folder(
+        both(splits("train", "val"), files(".trash/ant/1.jpg")), Loaded(6, 6)
+    ),
+    "another folder beside train": Folder(
+        both(splits("train", "val"), files("raw/1.jpg")), Loaded(6, 6)
+    ),
     "tiny photos": Folder(
         both(
             lambda root: write_photos(root / "train", ["ant/1.jpg", "bee/1.jpg"], size=(1, 1)),
@@ -259,12 +290,19 @@ FOLDERS = {
     ),
     # --- metadata ---
     "metadata.csv": Folder(
-        both(files("a.jpg", "b.jpg", "more/c.jpg"), texts({"metadata.csv": METADATA})), Loaded(None, None), 0.5
+        both(files("a.jpg", "b.jpg", "more/c.jpg"), texts({"metadata.csv": METADATA})),
+        Loaded(None, None),
+        0.5,
     ),
     "metadata.jsonl": Folder(
         both(
             files("a.jpg", "b.jpg"),
-            texts({"metadata.jsonl": '{"file_name": "a.jpg", "label": 7}\n{"file_name": "b.jpg", "label": 3}\n'}),
+            texts(
+                {
+                    "metadata.jsonl": '{"file_name": "a.jpg", "label": 7}\n{"file_name": '
+                    '"b.jpg", "label": 3}\n'
+                }
+            ),
         ),
         Loaded(None, None, ("3", "7")),
         0.5,
@@ -278,7 +316,10 @@ FOLDERS = {
         Loaded(2, 1),
     ),
     "metadata.csv with more columns": Folder(
-        both(files("a.jpg", "b.jpg"), texts({"metadata.csv": "file_name,label,text\na.jpg,ant,x\nb.jpg,bee,y\n"})),
+        both(
+            files("a.jpg", "b.jpg"),
+            texts({"metadata.csv": "file_name,label,text\na.jpg,ant,x\nb.jpg,bee,y\n"}),
+        ),
         Loaded(None, None),
         0.5,
     ),
@@ -294,30 +335,56 @@ FOLDERS = {
         Loaded(8, 4),
     ),
     "parquet of other programs": Folder(plain_parquet([0, 1, 1]), Loaded(3, 3, CLASSES_0_1)),
-    "parquet of polars": Folder(plain_parquet([0, 1, 1], pa.large_binary()), Loaded(3, 3, CLASSES_0_1)),
+    "parquet of polars": Folder(
+        plain_parquet([0, 1, 1], pa.large_binary()), Loaded(3, 3, CLASSES_0_1)
+    ),
     "parquet with bytes and path in a struct": Folder(
-        plain_parquet([0, 1, 1], pa.struct({"bytes": pa.binary(), "path": pa.string()})), Loaded(3, 3, CLASSES_0_1)
+        plain_parquet([0, 1, 1], pa.struct({"bytes": pa.binary(), "path": pa.string()})),
+        Loaded(3, 3, CLASSES_0_1),
     ),
     "parquet with strings as labels": Folder(plain_parquet(["bee", "ant", "bee"]), Loaded(3, 3)),
-    "one parquet file": Folder(parquet("photos.parquet"), Loaded(None, None), 0.5, "photos.parquet"),
+    "one parquet file": Folder(
+        parquet("photos.parquet"), Loaded(None, None), 0.5, "photos.parquet"
+    ),
     "save_to_disk with splits": Folder(saved(train=5, test=4), Loaded(5, 4)),
     "save_to_disk of a single dataset": Folder(saved(train=6), Loaded(None, None), 0.5),
-    "tars": Folder(tars("train-0000.tar", "val-0000.tar", jpg=jpg, cls=label), Loaded(4, 4, CLASSES_0_1)),
-    "tars in folders": Folder(tars("train/0.tar", "test/0.tar", jpg=jpg, cls=label), Loaded(4, 4, CLASSES_0_1)),
-    "one tar": Folder(tars("a.tar", jpg=jpg, cls=label), Loaded(None, None, CLASSES_0_1), 0.5, "a.tar"),
+    "tars": Folder(
+        tars("train-0000.tar", "val-0000.tar", jpg=jpg, cls=label), Loaded(4, 4, CLASSES_0_1)
+    ),
+    "tars in folders": Folder(
+        tars("train/0.tar", "test/0.tar", jpg=jpg, cls=label), Loaded(4, 4, CLASSES_0_1)
+    ),
+    "one tar": Folder(
+        tars("a.tar", jpg=jpg, cls=label), Loaded(None, None, CLASSES_0_1), 0.5, "a.tar"
+    ),
     # --- refused ---
     "nothing there": Folder(lambda root: root.mkdir(), "no folder", path="nowhere"),
     "an empty folder": Folder(lambda root: root.mkdir(), "no photos in"),
-    "only other files": Folder(texts({"a.txt": "", "b.csv": "x,y\n1,2\n"}), "only .csv, .txt files: expected train/"),
+    "only other files": Folder(
+        texts({"a.txt": "", "b.csv": "x,y\n1,2\n"}), "only .csv, .txt files: expected train/"
+    ),
     "photos of a phone": Folder(texts({"ant/1.heic": "", "bee/2.heic": ""}), "only .heic files"),
-    "no validation split": Folder(splits("train"), "has no validation split: set one aside with --val-fraction 0.1"),
-    "a fraction though there is val": Folder(splits("train", "val"), "does not apply: leave it out", 0.1),
-    "a fraction that leaves nothing": Folder(splits("train", per_class=2), "no validation photos", 1e-9),
+    "no validation split": Folder(
+        splits("train"), "has no validation split: set one aside with --val-fraction 0.1"
+    ),
+    "a fraction though there is val": Folder(
+        splits("train", "val"), "does not apply: leave it out", 0.1
+    ),
+    "a fraction that leaves nothing": Folder(
+        splits("train", per_class=2), "no validation photos", 1e-9
+    ),
     "val without train": Folder(splits("val"), "has val/ but no train/"),
-    "no classes": Folder(files("1.jpg", "2.jpg"), "are in one class folder (.), so there is nothing", 0.1),
-    "no classes in the splits": Folder(files("train/1.jpg", "train/2.jpg", "val/3.jpg"), "no class folders", 0.1),
+    "no classes": Folder(
+        files("1.jpg", "2.jpg"), "are in one class folder (.), so there is nothing", 0.1
+    ),
+    "no classes in the splits": Folder(
+        files("train/1.jpg", "train/2.jpg", "val/3.jpg"), "no class folders", 0.1
+    ),
     "as for YOLO": Folder(
-        both(files("images/train/1.jpg", "images/val/2.jpg"), texts({"labels/train/1.txt": "0 1 1 1 1"})),
+        both(
+            files("images/train/1.jpg", "images/val/2.jpg"),
+            texts({"labels/train/1.txt": "0 1 1 1 1"}),
+        ),
         "no class folders",
         0.1,
     ),
@@ -326,20 +393,29 @@ FOLDERS = {
         "are in one class folder",
         0.1,
     ),
-    "a single class": Folder(splits("train", "val", classes=("ant",)), "are in one class folder", 0.0),
-    "different depths": Folder(files("ant/1.jpg", "bee/small/2.jpg"), "at different depths (ant/1.jpg and bee/", 0.1),
+    "a single class": Folder(
+        splits("train", "val", classes=("ant",)), "are in one class folder", 0.0
+    ),
+    "different depths": Folder(
+        files("ant/1.jpg", "bee/small/2.jpg"), "at different depths (ant/1.jpg and bee/", 0.1
+    ),
     "ImageNet, whose val has no classes": Folder(
         both(splits("train"), files("val/1.jpg", "val/2.jpg")), "has no validation split"
     ),
-    "ImageNet as downloaded": Folder(tars("train/ant.tar", "train/bee.tar", JPEG=jpg), "is of labels", 0.1),
+    "ImageNet as downloaded": Folder(
+        tars("train/ant.tar", "train/bee.tar", JPEG=jpg), "is of labels", 0.1
+    ),
     "a class that is only in val": Folder(
-        both(splits("train"), splits("val", classes=("ant", "wasp"))), "is of class wasp, which no training photo has"
+        both(splits("train"), splits("val", classes=("ant", "wasp"))),
+        "is of class wasp, which no training photo has",
     ),
     "a photo": Folder(files("1.jpg"), "is not a folder, parquet or a tar", path="1.jpg"),
     "a zip": Folder(zipped, "extract it", path="photos.zip"),
     "a folder with a zip": Folder(zipped, "only .zip files"),
     "a zip beside the photos": Folder(
-        both(splits("", per_class=9), lambda root: zipped(root, "more.zip")), "an archive of photos (", 0.3
+        both(splits("", per_class=9), lambda root: zipped(root, "more.zip")),
+        "an archive of photos (",
+        0.3,
     ),
     "pickles": Folder(texts({"data_batch_1": "", "batches.meta": ""}), "no photos in"),
     "metadata without file names": Folder(
@@ -351,46 +427,66 @@ FOLDERS = {
         0.1,
     ),
     "metadata of a photo that is missing": Folder(
-        both(files("a.jpg", "b.jpg"), texts({"metadata.csv": "file_name,label\na.jpg,ant\nb.jpg,bee\nz.jpg,ant\n"})),
+        both(
+            files("a.jpg", "b.jpg"),
+            texts({"metadata.csv": "file_name,label\na.jpg,ant\nb.jpg,bee\nz.jpg,ant\n"}),
+        ),
         "z.jpg cannot be read (No such file or directory)",
         0.5,
     ),
-    "damaged parquet": Folder(texts({"train.parquet": "PAR1 no", "test.parquet": ""}), "test.parquet is damaged"),
-    "damaged tar": Folder(texts({"train.tar": "no tar at all", "val.tar": ""}), "cannot be read by datasets"),
+    "damaged parquet": Folder(
+        texts({"train.parquet": "PAR1 no", "test.parquet": ""}), "test.parquet is damaged"
+    ),
+    "damaged tar": Folder(
+        texts({"train.tar": "no tar at all", "val.tar": ""}), "cannot be read by datasets"
+    ),
     "parquet without photos": Folder(
-        lambda root: both(lambda root: root.mkdir(), *(
-            lambda root, name=name: pq.write_table(pa.table({"x": [1], "label": [0]}), root / name)
-            for name in ("train.parquet", "test.parquet")
-        ))(root),
+        lambda root: both(
+            lambda root: root.mkdir(),
+            *(
+                lambda root, name=name: pq.write_table(
+                    pa.table({"x": [1], "label": [0]}), root / name
+                )
+                for name in ("train.parquet", "test.parquet")
+            ),
+        )(root),
         "none is of images",
     ),
     "several labels for each photo": Folder(
-        parquet("train.parquet", "test.parquet", label=([[0], [1], [0, 1], []], List(Value("int64")))),
+        parquet(
+            "train.parquet", "test.parquet", label=([[0], [1], [0, 1], []], List(Value("int64")))
+        ),
         "none is of labels",
     ),
     "numbers with a point as labels": Folder(plain_parquet([0.5, 1.5, 0.5]), "none is of labels"),
     "a label that is missing": Folder(plain_parquet([0, None, 1]), "row 1 of"),
     "a label below 0": Folder(plain_parquet([0, 1, -1]), "row 2 of"),
     "two columns of photos": Folder(
-        lambda root: (root.mkdir(), [
-            two_photos().to_parquet(str(root / f"{name}.parquet")) for name in ("train", "test")
-        ]),
+        lambda root: (
+            root.mkdir(),
+            [two_photos().to_parquet(str(root / f"{name}.parquet")) for name in ("train", "test")],
+        ),
         "columns image1, image2 of",
     ),
     "save_to_disk without its files": Folder(
-        both(texts({"state.json": "{}"}), texts({"dataset_info.json": "{}"})), "cannot be read by datasets"
+        both(texts({"state.json": "{}"}), texts({"dataset_info.json": "{}"})),
+        "cannot be read by datasets",
     ),
     "an empty photo": Folder(
         both(splits("train", "val"), texts({"train/ant/9.jpg": ""})), "ant/9.jpg (row 3 of"
     ),
     "a text called jpg": Folder(
-        both(splits("train", "val"), texts({"val/bee/9.jpg": "<html>404</html>"})), "(it is not an image in"
+        both(splits("train", "val"), texts({"val/bee/9.jpg": "<html>404</html>"})),
+        "(it is not an image in",
     ),
     "half a photo": Folder(
-        both(splits("train", "val"), lambda root: (root / "val" / "ant" / "9.jpg").write_bytes(jpg(0)[:300])),
+        both(
+            splits("train", "val"),
+            lambda root: (root / "val" / "ant" / "9.jpg").write_bytes(jpg(0)[:300]),
+        ),
         "val/ant/9.jpg (row 3 of",
     ),
-}  # fmt: skip
+}
 
 
 def test_there_are_enough() -> None:

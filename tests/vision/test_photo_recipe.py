@@ -129,7 +129,8 @@ def run_in_float64(photos: Path, folder: Path, *extra: str) -> None:
 
 
 def test_it_trains_on_an_accelerator_as_on_the_cpu(photos: Path, tmp_path: Path) -> None:
-    """One that can only pretend: batches are pinned, copied on a stream of their own, and normalised there."""
+    """One that can only pretend: batches are pinned, copied on a stream of their own, and
+    normalised there."""
     flags = [*EVERYTHING, "--model.norm", "batch"]  # a norm whose bits there are those of the CPU
     run_there = (photos, tmp_path / "there", *flags, "--batch.num-workers", "2")
     processes.run_on("pretend", run, *run_there, folder=tmp_path / "logs")

@@ -126,9 +126,13 @@ def test_a_mixture_of_photos_with_several_labels_weighs_each(tmp_path: Path) -> 
     )
     photos = load(splits, tmp_path, multi_label=True)
     loader, _ = build_photo_loaders(
-        photos, BatchConfig(per_device_batch_size=8), augment=PhotoAugmentConfig(mixup=1.0),
-        transform=EvalTransform(size=8), seed=0, accelerator=Accelerator(cpu=True),
-    )  # fmt: skip
+        photos,
+        BatchConfig(per_device_batch_size=8),
+        augment=PhotoAugmentConfig(mixup=1.0),
+        transform=EvalTransform(size=8),
+        seed=0,
+        accelerator=Accelerator(cpu=True),
+    )
     (batch,) = next(iter(loader.step_batches(0, 0))).micro_batches
     assert batch.targets.shape == (8, 3)
     assert 0 < batch.targets[batch.targets > 0].min() < 1

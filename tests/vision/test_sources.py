@@ -291,7 +291,8 @@ def test_sizes_differ_between_splits(root: Path) -> None:
         (cut_parquet, r"DATA_PARQUET\]: .*train.parquet cannot be read"),
         (
             other_columns,
-            r"DATA_COLUMNS\]: the splits of .*train.parquet differ in column label: write both with the same features",
+            r"DATA_COLUMNS\]: the splits of .*train.parquet differ in column label: "
+            "write both with the same features",
         ),
         (
             unseen_test_label,

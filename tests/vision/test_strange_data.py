@@ -1,4 +1,5 @@
-"""Folders and tables of strangers: nothing in them is run, expanded, followed in circles or handed to a program."""
+"""Folders and tables of strangers: nothing in them is run, expanded, followed in circles or handed
+to a program."""
 
 from __future__ import annotations
 
@@ -75,10 +76,15 @@ def tar(root: Path, data: bytes) -> None:
     members = {"0.jpg": data, **others}
     write_tar(
         root / "train.tar",
-        {name: content for jpg in members for name, content in (
-            (jpg, members[jpg]), (jpg.replace("jpg", "cls"), b"%d" % LABELS[int(jpg[0])]),
-        )},
-    )  # fmt: skip
+        {
+            name: content
+            for jpg in members
+            for name, content in (
+                (jpg, members[jpg]),
+                (jpg.replace("jpg", "cls"), b"%d" % LABELS[int(jpg[0])]),
+            )
+        },
+    )
 
 
 @pytest.fixture
@@ -198,10 +204,15 @@ def test_the_name_of_a_photo_a_class_or_a_folder_is_only_a_name(
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("parquet", "$SECRET"), ("tar", "$SECRET"), ("metadata", "$SECRET"),
-        ("parquet", "a::b"), ("tar", "a::b"), ("metadata", "a::b"), ("save_to_disk", "a::b"),
+        ("parquet", "$SECRET"),
+        ("tar", "$SECRET"),
+        ("metadata", "$SECRET"),
+        ("parquet", "a::b"),
+        ("tar", "a::b"),
+        ("metadata", "a::b"),
+        ("save_to_disk", "a::b"),
     ],
-)  # fmt: skip
+)
 def test_a_table_whose_path_datasets_would_change_is_refused(
     kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,7 +360,10 @@ def test_a_member_of_a_tar_is_not_loaded_by_torch(
     decode_all(load_photos(tmp_path / "photos", val_fraction=0.5, cache_dir=tmp_path / "cache"))
 
 
-CARD = "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: {path}\n---\n# Ants\n"
+CARD = (
+    "---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: "
+    "{path}\n---\n# Ants\n"
+)
 
 
 @pytest.mark.parametrize("place", ["README.md", ".huggingface.yaml"])

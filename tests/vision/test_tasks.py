@@ -25,7 +25,8 @@ from ..training.test_tasks import (
 
 
 def reference_views(images: np.ndarray, tta: str) -> list[np.ndarray]:
-    """The views by numpy: shifts by one pixel to either corner with mirrored borders; then all of them mirrored."""
+    """The views by numpy: shifts by one pixel to either corner with mirrored borders; then all of
+    them mirrored."""
     views = [images]
     if tta == "flip_crop":
         padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), mode="reflect")

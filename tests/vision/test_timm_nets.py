@@ -29,11 +29,27 @@ from ..variants import slow_but
 
 # Convolutions, attention, both; norms over batches, layers, groups and none at all.
 NAMES = [
-    "resnet18", "resnet50d", "seresnet50", "regnetx_002", "mobilenetv3_small_050", "efficientnet_b0",
-    "convnext_atto", "convnextv2_atto", "vit_tiny_patch16_224", "deit_tiny_patch16_224", "mixer_s32_224",
-    "densenet121", "vgg11", "dla34", "ghostnet_100", "mobilevit_xxs", "edgenext_xx_small", "lcnet_050",
-    "mnasnet_small", "resmlp_12_224",
-]  # fmt: skip
+    "resnet18",
+    "resnet50d",
+    "seresnet50",
+    "regnetx_002",
+    "mobilenetv3_small_050",
+    "efficientnet_b0",
+    "convnext_atto",
+    "convnextv2_atto",
+    "vit_tiny_patch16_224",
+    "deit_tiny_patch16_224",
+    "mixer_s32_224",
+    "densenet121",
+    "vgg11",
+    "dla34",
+    "ghostnet_100",
+    "mobilevit_xxs",
+    "edgenext_xx_small",
+    "lcnet_050",
+    "mnasnet_small",
+    "resmlp_12_224",
+]
 FIXED_SIZE = ("vit_tiny_patch16_224", "deit_tiny_patch16_224", "mixer_s32_224", "resmlp_12_224")
 
 
@@ -117,8 +133,8 @@ def test_weights_from_a_file_and_a_frozen_body(tmp_path: Path, timm: object) -> 
     loaded, frozen = read_run(tmp_path / "run").origin
     sha256 = hashlib.sha256((tmp_path / "weights.safetensors").read_bytes()).hexdigest()
     assert (
-        f"weights.safetensors (sha256 {sha256}): 120 tensors loaded; skipped: fc.bias, fc.weight; new: fc."
-        in loaded
+        f"weights.safetensors (sha256 {sha256}): 120 tensors loaded; skipped: fc.bias, fc.weight; "
+        "new: fc." in loaded
     )
     assert frozen.endswith("of them frozen: ^(conv1|bn1|layer[12])")
 

@@ -29,9 +29,12 @@ def smooth_images(size: int, num: int = 600) -> ImageDataset:
     scaled = images.double() / 255
     mean, std = scaled.mean((0, 2, 3)).tolist(), scaled.std((0, 2, 3)).tolist()
     return ImageDataset(
-        train=split, test=split, class_names=("a", "b"), fingerprint="",
+        train=split,
+        test=split,
+        class_names=("a", "b"),
+        fingerprint="",
         normalization=Normalization(mean=tuple(mean), std=tuple(std)),
-    )  # fmt: skip
+    )
 
 
 def model_of(name: str = "airbench94") -> torch.nn.Module:

@@ -223,7 +223,8 @@ def norm_shapes(name: str, channels: int) -> Iterator[tuple[str, list[int]]]:
 def torchvision_shapes(
     stages: Sequence[int], *, is_bottleneck: bool
 ) -> Iterator[tuple[str, list[int]]]:
-    """Yield the names and shapes of torchvision's state dict, in its order, by the rule that its code follows."""
+    """Yield the names and shapes of torchvision's state dict, in its order, by the rule that its
+    code follows."""
     yield "conv1.weight", [64, 3, 7, 7]
     yield from norm_shapes("bn1", 64)
     channels = 64
