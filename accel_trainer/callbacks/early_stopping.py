@@ -20,15 +20,14 @@ class EarlyStopping(Callback):
         self.best_checkpoint: str | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Decide again: a run may continue with another patience."""
+        """Decide again whether to stop: a run may continue with another patience."""
         self._stop_if_due(trainer)
 
     def on_evaluate_end(self, trainer: TrainerView, metrics: Mapping[str, Any]) -> None:
-        """Count evaluations since the best."""
+        """Count the evaluations since the best one, and stop if there are too many."""
         best = None if trainer.best is None else trainer.best.name
-        self.num_bad_evaluations = (
-            0 if best != self.best_checkpoint else self.num_bad_evaluations + 1
-        )
+        is_better = best != self.best_checkpoint
+        self.num_bad_evaluations = 0 if is_better else self.num_bad_evaluations + 1
         self.best_checkpoint = best
         self._stop_if_due(trainer)
 
@@ -37,14 +36,14 @@ class EarlyStopping(Callback):
             trainer.request_stop(f"early stopping: no better evaluation in {self.patience}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counter, and the best it counts from."""
+        """Return the counter, and the best checkpoint from which it counts."""
         return {
             "num_bad_evaluations": self.num_bad_evaluations,
             "best_checkpoint": self.best_checkpoint,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counter."""
+        """Restore what `state_dict` returned."""
         self.num_bad_evaluations = state["num_bad_evaluations"]
         self.best_checkpoint = state["best_checkpoint"]
 
@@ -53,9 +52,10 @@ class TimeLimit(Callback):
     """Stops after `max_seconds` of this attempt; the same command continues the run."""
 
     def __init__(self, stop_flag: StopFlag, *, max_seconds: float) -> None:
-        self._stop_flag, self._deadline_s = stop_flag, time.monotonic() + max_seconds
+        self._stop_flag = stop_flag
+        self._deadline_s = time.monotonic() + max_seconds
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """Check the clock."""
+        """Request a stop once the time is over."""
         if time.monotonic() > self._deadline_s:
             self._stop_flag.request(TIME_LIMIT)

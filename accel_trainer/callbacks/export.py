@@ -1,4 +1,4 @@
-"""`export/`: the best evaluated weights of a run, else the last, and what is needed to build the model."""
+"""Writes `export/`: the best weights of a run, or else the last, and what builds their model."""
 
 from __future__ import annotations
 
@@ -32,33 +32,35 @@ ONNX_FILES = {"model.onnx": "onnx_sha256", "example.safetensors": "example_sha25
 
 
 class OnnxExport(NamedTuple):
-    """What a run writes its ONNX file from: a copy of the model, on the CPU, and how the task calls it."""
+    """What an ONNX file is made from: the model, and a task and a loader that show its use."""
 
     model: nn.Module
+    """A copy of the model on the CPU."""
     task: Task
     loader: EvalLoader
 
     def files(self, weights: Mapping[str, Tensor]) -> tuple[bytes, bytes]:
-        """Return the contents of `ONNX_FILES`: the model, and some inputs and outputs of it by their names."""
+        """Return the contents of `ONNX_FILES`: the model, and an example of inputs and outputs."""
         load_weights(self.model, weights)
         batch = next(batch for batch in self.loader.batches() if len(batch))
         batch = batch.map(lambda tensor: tensor[:_EXAMPLE_SIZE].to("cpu"))
         calls: list[Any] = []
-        with self.model.eval().register_forward_pre_hook(
-            lambda _, *call: calls.append(call), with_kwargs=True
-        ):
-            self.task.eval_step(self.model, batch)
-        onnx, example = _to_onnx(self.model, *calls[0])
+        model = self.model.eval()
+        with model.register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True):
+            self.task.eval_step(model, batch)
+        onnx, example = _to_onnx(model, *calls[0])
         return onnx, safetensors.torch.save(example)
 
 
 class Exporter(Callback):
-    """Writes `export/model.safetensors` and `export/config.json` on the main process once a run has ended.
+    """Writes `model.safetensors` and `config.json` into `export/` when a run has ended.
 
-    What is needed to build the model is in `export/config.json` from the start, for commands that
-    use a checkpoint. `config` is what is needed to build the model; `weights` are exported from the
-    last step if no evaluation was the best. With `onnx` also `model.onnx`; if the model cannot be
-    converted, a warning says so and the run is done.
+    For the main process; on the others it does nothing.
+
+    `config` is what is needed to build the model. It is in `export/config.json` from the start, for
+    commands that use a checkpoint. If no evaluation was the best, `weights` says which weights of
+    the last step are exported. With `onnx`, the model is also converted to `model.onnx`. If that
+    fails, a warning says why, and the run is complete without it.
     """
 
     def __init__(
@@ -69,39 +71,38 @@ class Exporter(Callback):
         config: Mapping[str, Any],
         onnx: OnnxExport | None = None,
     ) -> None:
-        self._run_folder, self._folder = run_folder, run_folder / "export"
-        self._weights, self._config, self._onnx = weights, config, onnx
+        self._run_folder = run_folder
+        self._folder = run_folder / "export"
+        self._weights = weights
+        self._config = config
+        self._onnx = onnx
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Describe the model, unless an earlier end of the run has exported it."""
+        """Write what builds the model, unless the run has ended before and exported it."""
         if trainer.accelerator.is_main_process and not (self._folder / "config.json").exists():
             with writes_to(self._run_folder):
                 filesystem.make_directory(self._folder)
                 self._write_config(self._config)
 
     def on_fit_end(self, trainer: TrainerView, result: RunResult) -> None:
-        """Export, unless the run continues later."""
+        """Export the weights, unless the run was preempted and will continue."""
         if trainer.accelerator.is_main_process and result.state != "preempted":
             with writes_to(self._run_folder):
                 filesystem.make_directory(self._folder)
                 if not self._export_best(result):
-                    name = checkpoint_name(result.position)
-                    self._export(
-                        f"{self._weights} after step {result.position.optimizer_step}",
-                        name,
-                        self._weights,
-                    )
+                    source = f"{self._weights} after step {result.position.optimizer_step}"
+                    self._export(source, checkpoint_name(result.position), self._weights)
 
     def _export_best(self, result: RunResult) -> bool:
+        """Export the best weights; return whether the run has them."""
         if result.best is None:
             return False
+        name = result.best.name
         weights = "ema" if result.best.metric.startswith("eval_ema/") else "model"
         try:
-            self._export(
-                f"{weights} of the best checkpoint {result.best.name}", result.best.name, weights
-            )
+            self._export(f"{weights} of the best checkpoint {name}", name, weights)
         except CheckpointError:
-            return False  # a branch does not have the best checkpoint of its run
+            return False  # a branch does not have the best checkpoint of the run that it left
         return True
 
     def _export(self, source: str, checkpoint: str, weights: str) -> None:
@@ -116,24 +117,25 @@ class Exporter(Callback):
         self._write_config(config)
 
     def _write_config(self, config: Mapping[str, Any]) -> None:
-        filesystem.write_file_atomic(
-            self._folder / "config.json", json.dumps(config, indent=1).encode()
-        )
+        data = json.dumps(config, indent=1).encode()
+        filesystem.write_file_atomic(self._folder / "config.json", data)
 
     def _export_onnx(self, onnx: OnnxExport, weights: Mapping[str, Tensor]) -> dict[str, str]:
-        """Write the ONNX file and its example, and return their hashes; none, with a warning, if that fails."""
-        # it warns that torchvision is missing (torch 2.13)
+        """Write the ONNX file and its example, and return their hashes.
+
+        If the model cannot be converted, warn and return no hash.
+        """
+        # The exporter warns if torchvision is missing (torch 2.13).
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         try:
             with warnings.catch_warnings(), torch.no_grad():
-                # of the exporter, about torch's own internals (torch 2.13)
+                # The exporter causes warnings about torch's internals (torch 2.13).
                 warnings.simplefilter("ignore")
                 files = dict(zip(ONNX_FILES, onnx.files(weights), strict=True))
         except Exception as error:  # torch's exporter raises many types
+            path = self._folder / "model.onnx"
             reason = " ".join(str(error.__cause__ or error).split())[:200]
-            _logger.warning(
-                "no %s: torch cannot convert the model (%s)", self._folder / "model.onnx", reason
-            )
+            _logger.warning("no %s: torch cannot convert the model (%s)", path, reason)
             return {}
         for name, data in files.items():
             filesystem.write_file_atomic(self._folder / name, data)
@@ -143,18 +145,18 @@ class Exporter(Callback):
 def _to_onnx(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[bytes, dict[str, Tensor]]:
-    """Return the model for batches of any size, and the inputs and outputs of this one."""
-    batch, shapes, inputs = (
-        torch.export.Dim("batch"),
-        torch.export.ShapesCollection(),
-        _tensors((args, kwargs)),
-    )
+    """Return the ONNX model for batches of any size, and the named inputs and outputs of this call.
+
+    Raises ValueError if an input or output has no batch dimension.
+    """
+    batch = torch.export.Dim("batch")
+    shapes = torch.export.ShapesCollection()
+    inputs = _tensors((args, kwargs))
     for tensor in inputs:
         others = {axis: torch.export.Dim.AUTO for axis, size in enumerate(tensor.shape) if size > 1}
         shapes[tensor] = others | ({0: batch} if tensor.ndim else {})
-    traced = torch.export.export(
-        model, args, kwargs, dynamic_shapes=shapes.dynamic_shapes(model, args, kwargs)
-    )
+    dynamic_shapes = shapes.dynamic_shapes(model, args, kwargs)
+    traced = torch.export.export(model, args, kwargs, dynamic_shapes=dynamic_shapes)
     program = torch.onnx.export(traced, verbose=False)
     assert program is not None
     graph = program.model_proto.graph
@@ -163,13 +165,14 @@ def _to_onnx(
     }
     if any(size[:1] != next(iter(sizes.values()))[:1] for size in sizes.values()):
         raise ValueError("its inputs and outputs are not all of one sample each, [B, ...]")
-    example = dict(zip(sizes, [*inputs, *_tensors(model(*args, **kwargs))], strict=True))
-    return bytes(program.model_proto.SerializeToString()), {
-        n: each.contiguous().clone() for n, each in example.items()
-    }
+    tensors = [*inputs, *_tensors(model(*args, **kwargs))]
+    # safetensors refuses tensors with gaps and tensors that share memory.
+    copies = [tensor.contiguous().clone() for tensor in tensors]
+    return program.model_proto.SerializeToString(), dict(zip(sizes, copies, strict=True))
 
 
 def _tensors(data: Any) -> list[Tensor]:
+    """Return the tensors in nested lists, tuples and dicts, in their order."""
     found: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:

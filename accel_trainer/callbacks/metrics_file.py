@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: append-only, one JSON object a line, cut back to the checkpoint that a run resumes from."""
+"""`metrics.jsonl`: one JSON object a line; a resume removes the rows after its checkpoint."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ _logger = logging.getLogger(__name__)
 
 
 class MetricsFile:
-    """The rows of a run. Every checkpoint holds its length, so that a resume never repeats a row.
+    """The rows of a run. Every checkpoint has the file's length, so that no resume repeats a row.
 
-    Rows that cannot be written are kept and written with the next. Training continues, but no
-    checkpoint is committed until they are on the disk: `sync` comes first.
+    Rows that cannot be written are kept, and are written together with the next one. Training
+    continues, but no checkpoint is committed before all rows are on the disk (`sync`).
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = AppendFile(path)
-        # as a power loss may leave one: the next row must not continue it
+        # A power loss may leave half a line, which the next row must not continue.
         self._file.drop_half_line()
         self._unwritten = b""
-        self._lock = threading.Lock()  # a row is appended while the thread that saves syncs
+        # A row may be appended while the thread that saves a checkpoint calls `sync`.
+        self._lock = threading.Lock()
 
     @property
     def size(self) -> int:
-        """Length in bytes, with the rows that are not written yet."""
+        """Length in bytes, including the rows that are not written yet."""
         with self._lock:
             return self._file.size + len(self._unwritten)
 
@@ -46,11 +47,8 @@ class MetricsFile:
                 self._write()
             except OSError as error:
                 if is_first:
-                    _logger.warning(
-                        "a row of %s cannot be written yet and is kept: %s",
-                        self.path,
-                        error.strerror,
-                    )
+                    text = "a row of %s cannot be written yet and is kept: %s"
+                    _logger.warning(text, self.path, error.strerror)
 
     def _write(self) -> None:
         if self._unwritten:
@@ -64,7 +62,7 @@ class MetricsFile:
             _logger.warning(text, self.path, self.size, size)
         else:
             self._file.truncate(size)
-            self._file.drop_half_line()  # rows that somebody has edited end elsewhere
+            self._file.drop_half_line()  # if somebody has edited the rows, one may be cut in half
 
     def sync(self) -> None:
         """Make all rows durable (fsync). Raises OSError."""
@@ -78,11 +76,14 @@ class MetricsFile:
 
 
 def read_history(run: Path | str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a run's `metrics.jsonl`, one at a time, also while the run writes more; NaN and inf are texts.
+    """Yield the rows of a run's `metrics.jsonl`; NaN and inf are strings.
 
-    Raises OSError: there is none.
+    The run may be writing more rows: a line that is not complete yet is left out.
+
+    Raises:
+        OSError: the file cannot be read.
     """
-    for line in read_lines(Path(run) / "metrics.jsonl"):  # without one that is still being written
+    for line in read_lines(Path(run) / "metrics.jsonl"):
         yield json.loads(line)
 
 

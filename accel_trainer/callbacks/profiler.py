@@ -1,4 +1,4 @@
-"""`--profile`: a trace of some steps."""
+"""Writes a trace of some steps (`--profile`)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ from ..core.callback import Callback, RunResult, TrainerView
 from ..core.guards import check_not_moved
 from ..core.types import StepReport
 
-_WARMUP_STEPS, _STEPS = 5, 10
+_WARMUP_STEPS = 5
+_STEPS = 10
 
 
 class Profile(Callback):
     """Traces steps 6 to 15 of an attempt on the main process into `trace.json` in `folder`.
 
-    The weights are the same with and without it, bit for bit. `show` gets a line that says where
-    the trace is.
+    Profiling does not change the bits of the weights. `show` gets a line that says where the trace
+    is.
     """
 
     def __init__(self, folder: Path, *, show: Callable[[str], None]) -> None:
-        self._folder, self._show = folder, show
+        self._folder = folder
+        self._show = show
         self._profiler: torch.profiler.profile | None = None
         self._num_steps = 0
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Start the profiler, which waits for the first steps to pass."""
+        """Start the profiler, which does not record the first steps."""
         if trainer.is_finished or not trainer.accelerator.is_main_process:
             return
         filesystem.make_directory(self._folder)
@@ -38,16 +40,20 @@ class Profile(Callback):
         self._profiler.start()
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """Mark the step; after the last one, write the trace, with a **host sync**."""
+        """Tell the profiler that a step has ended; after the last one, write the trace.
+
+        **Host sync** when it does.
+        """
         if self._profiler is None:
             return
         self._num_steps += 1
         self._profiler.step()
         if self._num_steps == _WARMUP_STEPS + _STEPS:
-            profiler, self._profiler = self._profiler, None
+            profiler = self._profiler
+            self._profiler = None
             profiler.stop()
             trace = self._folder / "trace.json"
-            check_not_moved(trace)  # torch writes it
+            check_not_moved(trace)  # here, since torch writes the file
             profiler.export_chrome_trace(str(trace))
             self._show(f"profile: steps {_WARMUP_STEPS + 1} to {self._num_steps} are in {trace}")
 

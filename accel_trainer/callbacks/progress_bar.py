@@ -1,4 +1,4 @@
-"""What people see of a run: a bar on a terminal, plain lines elsewhere; on the main process only."""
+"""Shows the progress of a run: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ..core.types import StepReport
 from ..training.config import TrainerConfig
 from ..training.metrics import is_number
 
-# The loss stands before the speed: tqdm cuts what a narrow terminal has no room for.
+# The loss stands before the speed: tqdm cuts off what does not fit on a narrow terminal.
 _FORMAT = "{desc} |{bar}| {n_fmt}/{total_fmt}  {remaining} left{postfix}  {rate_fmt}"
 _NUM_ON_BAR = 2
 
 
 class ProgressBar(Callback):
-    """Shows each row of numbers (`show` is a sink of `MetricLogger`), and the steps and time left.
+    """Shows rows of numbers (`show` is a sink of `MetricLogger`), the steps, and the time left.
 
-    The time left follows from the time per step of this attempt, which includes logs, saves and
-    evaluations.
+    The time left is estimated from the mean time of a step in this attempt, including logs, saves
+    and evaluations. With `is_quiet`, as on all processes but the main one, it shows nothing.
     """
 
     def __init__(self, config: TrainerConfig, *, banner: str, is_quiet: bool = False) -> None:
@@ -48,10 +48,13 @@ class ProgressBar(Callback):
             self.write(f"this run is finished: nothing left to train after step {self._first_step}")
             return
         if self._first_step:
-            where = f"after step {self._first_step}, epoch {trainer.state.epoch + 1} of {self._config.num_epochs}"
-            self.write(f"continuing {where}, from {checkpoint_name(trainer.state)}")
+            epoch = f"epoch {trainer.state.epoch + 1} of {self._config.num_epochs}"
+            self.write(
+                f"continuing after step {self._first_step}, {epoch}, "
+                f"from {checkpoint_name(trainer.state)}"
+            )
         if sys.stderr.isatty() and not self._is_quiet:
-            # a warning gets a line of its own
+            # Log messages are printed above the bar.
             self._terminal.enter_context(logging_redirect_tqdm())
             self._bar = tqdm(
                 desc=self._epoch(trainer.state.epoch + 1),
@@ -71,7 +74,7 @@ class ProgressBar(Callback):
         self._bar.update()
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """Show a row of numbers: on the bar if it is one of training, else on a line."""
+        """Show a row of numbers: on the bar if it is a `train` row, else on a line."""
         numbers = _numbers(row)
         step = row["optimizer_step"]
         left = ""
@@ -81,8 +84,8 @@ class ProgressBar(Callback):
                 return
             step_s = (time.monotonic() - self._start_s) / (step - self._first_step)
             left = f"{tqdm.format_interval(step_s * (self._num_steps - step))} left"
-        line = f"{self._epoch(row['epoch'])}  step {step}/{self._num_steps}  {'  '.join(numbers)}  {left}"
-        self.write(line.rstrip())
+        line = f"{self._epoch(row['epoch'])}  step {step}/{self._num_steps}  {'  '.join(numbers)}"
+        self.write(f"{line}  {left}".rstrip())
 
     def write(self, text: str) -> None:
         """Show some lines, above the bar if there is one."""
@@ -94,7 +97,8 @@ class ProgressBar(Callback):
         self._terminal.close()
         step = result.position.optimizer_step
         self.write(
-            f"{result.state}: {result.stop_reason} at step {step}  {'  '.join(_numbers(result.metrics))}"
+            f"{result.state}: {result.stop_reason} at step {step}  "
+            f"{'  '.join(_numbers(result.metrics))}"
         )
         if (best := result.best) is not None:
             self.write(f"best: {_short(best.metric)} {best.value:.4f} in {best.name}")
@@ -108,19 +112,16 @@ class ProgressBar(Callback):
 
 
 def _numbers(row: Mapping[str, Any]) -> list[str]:
+    """Return the numbers of a row with their names, as a person reads them."""
     numbers = {name: value for name, value in row.items() if "/" in name and is_number(value)}
     return [f"{_short(name)} {_number(name, value)}" for name, value in numbers.items()]
 
 
 def _short(name: str) -> str:
-    """Return the name as a person says it: `train/loss` is loss, `eval/accuracy` eval accuracy."""
+    """Return a name as a person says it: `train/loss` is loss, `eval/accuracy` eval accuracy."""
     group, _, rest = name.partition("/")
-    rest = (
-        rest.replace("_", " ")
-        .replace(" per s", "/s")
-        .removesuffix(" fraction")
-        .removesuffix(" gib")
-    )
+    rest = rest.replace("_", " ").replace(" per s", "/s")
+    rest = rest.removesuffix(" fraction").removesuffix(" gib")
     return rest if group in ("train", "optim", "perf") else f"{group.replace('_', ' ')} {rest}"
 
 

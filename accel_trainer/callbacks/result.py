@@ -1,4 +1,4 @@
-"""The records of a run's attempts (`attempts.jsonl`), and how the last one ended (`result.json`)."""
+"""Records a run's attempts in `attempts.jsonl`, and how the last one ended in `result.json`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of `metrics.jsonl` in trackers, through accelerate's adapters; one that raises does not stop a run."""
+"""Copies `metrics.jsonl` into trackers, through accelerate's adapters."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .metrics_file import read_history
 _logger = logging.getLogger(__name__)
 
 _WANDB_SETTINGS = {"console": "off", "silent": True, "init_timeout": 60}  # seconds
-_PLAIN = (bool, int, float, str)  # what every tracker takes as a hyperparameter
-# Defaults that keep trackers in their folder and quiet, for those that read them from the
-# environment.
+_PLAIN = (bool, int, float, str)  # the types of hyperparameters that every tracker accepts
+# Some trackers read their settings from the environment: these defaults keep them in their folder
+# and quiet.
 _VARIABLES = {
     "mlflow": {"MLFLOW_TRACKING_URI": "sqlite:///{}/mlflow.db", "MLFLOW_LOGGING_LEVEL": "WARNING"},
     "trackio": {"TRACKIO_DIR": "{}"},
@@ -46,32 +46,32 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers(Callback):
-    """Keeps a copy of the history in each tracker named, below `trackers/` in the run folder.
+    """Keeps a copy of the history in each named tracker, in `trackers/` in the run folder.
 
     For the main process.
 
-    Every start makes the copy again from the rows that the checkpoint kept, so that each row is
-    there once, with the value of the history. Offline, unless the tracker's own environment
-    variables say otherwise; an online run of wandb is continued by an id that is kept in the run
-    folder. A tracker that fails is dropped until the next start.
+    Every start makes the copy again from the rows of the history, so that no row is missing or
+    repeated. Trackers work offline unless their environment variables say otherwise. An id in the
+    run folder lets a resume continue an online run of wandb. A tracker that raises an error is
+    ignored until the next start; the run continues.
     """
 
     def __init__(self, names: Sequence[str], *, run: Path, config: Mapping[str, Any]) -> None:
-        self._names, self._run, self._config = names, run, config
+        self._names = names
+        self._run = run
+        self._config = config
         self._trackers: dict[str, GeneralTracker] = {}
         self._variables = ExitStack()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Start the trackers; the history has been cut back to the checkpoint."""
+        """Start the trackers, and copy the rows that the history has at the checkpoint."""
         filesystem.make_directory(self._run / "trackers")
         for name in self._names:
-            unset = {
-                key: value
+            folder = self._run / "trackers" / name
+            defaults = {
+                key: value.format(folder)
                 for key, value in _VARIABLES.get(name, {}).items()
                 if key not in os.environ
-            }
-            defaults = {
-                key: value.format(self._run / "trackers" / name) for key, value in unset.items()
             }
             self._variables.enter_context(patch_environment(**defaults))
             with self._dropped_on_error(name):
@@ -112,12 +112,13 @@ class Trackers(Callback):
 
 def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:
     """Start a tracker in an empty folder, as run `run.name` of the project `run.parent.name`."""
-    folder, adapter = run / "trackers" / name, LOGGER_TYPE_TO_CLASS[name]
+    folder = run / "trackers" / name
+    adapter = LOGGER_TYPE_TO_CLASS[name]
     if folder.exists():
         filesystem.remove_directories([folder])
     filesystem.make_directory(folder)
     options: dict[str, dict[str, Any]] = {
-        "tensorboard": {"purge_step": 0},  # a viewer that is open forgets what it had read
+        "tensorboard": {"purge_step": 0},  # an open viewer drops the rows that it had read
         "mlflow": {"run_name": run.name},
         "trackio": {"name": run.name},
         "wandb": {
@@ -139,8 +140,12 @@ def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:
 
 
 def _wandb_mode(run: Path) -> dict[str, str]:
-    """Return that wandb is offline, or if the user has set it to be online, that it continues the run of one id."""
-    mode, id_file = os.environ.get("WANDB_MODE", "offline"), run / "trackers" / "id"
+    """Return wandb's mode from the environment, offline by default; if online, also the run's id.
+
+    The id is kept in a file, so that a resume continues the same run of wandb.
+    """
+    mode = os.environ.get("WANDB_MODE", "offline")
+    id_file = run / "trackers" / "id"
     if mode != "online":
         return {"mode": mode}
     if not id_file.exists():

@@ -17,7 +17,7 @@ def say(text: str, *, write: Callable[[str], object] = print) -> None:
     try:
         write(text)
         flush()
-    except (OSError, ValueError) as error:  # ValueError: it was closed
+    except (OSError, ValueError) as error:  # ValueError: stdout was closed
         _logger.warning(
             "cannot write to stdout (%s): nothing more is printed, training continues", error
         )
@@ -53,5 +53,8 @@ def flush() -> None:
 
 
 def mute() -> None:
-    """Redirect stdout to nowhere: what it still buffers would fail again when Python ends, with exit code 120."""
+    """Redirect stdout to nowhere.
+
+    Else Python would fail again to write what stdout still buffers, and end with exit code 120.
+    """
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)

@@ -1,4 +1,4 @@
-"""How a run is doing, for others to read: `status.json`, and per process `logs/rank-NNNNN.json`."""
+"""Records how a run is doing: `status.json`, and for each process `logs/rank-NNNNN.json`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from ..core.user_code import PeerFailed, describe_error, exit_code_of, is_lost_p
 from ..distributed.launch_env import count_local_processes
 from .watchdog import Watchdog
 
-_NUM_LOOKS = 80  # in 8 s: a stuck process reports a little after the timeout that the others met
+# 8 s: a stuck process reports its failure a little after the others have met the timeout.
+_NUM_LOOKS = 80
+_LOOK_INTERVAL_S = 0.1
 _EXIT_CODES = {"preempted": ExitCode.PREEMPTED, "diverged": ExitCode.DIVERGED}
 _STATES = {code: state for state, code in _EXIT_CODES.items()}
 _EXITED = "exited without an error report: killed, or out of memory (see `dmesg`)"
@@ -39,7 +41,7 @@ _REASONS = {psutil.STATUS_ZOMBIE: _EXITED, psutil.STATUS_STOPPED: _SUSPENDED}
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a process failed, and where it was then."""
+    """Why and where a process failed."""
 
     rank: int
     where: str
@@ -61,9 +63,9 @@ def failures_reported(
         ProcessError: another process failed first.
     """
     report = _Report(folder, activity, rank)
-    with writes_to(folder), suppress(FileExistsError):  # another process of this machine was faster
+    with writes_to(folder), suppress(FileExistsError):  # another process has just made it
         filesystem.make_directory(folder / "logs")
-    report.write("running")  # replaces that of an earlier launch
+    report.write("running")  # replaces the record of an earlier attempt
     watchdog.on_stuck = report.write_stuck
     try:
         yield
@@ -73,7 +75,7 @@ def failures_reported(
         mine = first = report.failure(describe_error(error), exit_code_of(error))
         activity.phase = "end"  # no longer watched
         if is_lost_peer(error):
-            check_not_moved(folder)  # nobody finds there why the others ended
+            check_not_moved(folder)  # in another folder are no records of the other processes
             first = _find_first(folder, mine, num_processes)
             if (
                 first is mine
@@ -85,7 +87,7 @@ def failures_reported(
         if first is not mine:
             raise ProcessError("PROCESS", str(first), first.rank, first.exit_code) from error
         if isinstance(error, Exception) and not isinstance(error, UserError):
-            # As `add_note` of Python 3.11 does: it is shown with a traceback.
+            # A traceback shows it. Python 3.11 has `add_note` for this.
             vars(error).setdefault("__notes__", []).append(str(mine))
         raise
 
@@ -125,11 +127,10 @@ class _Report:
             filesystem.write_file_atomic(self.folder / "status.json", data)
 
     def write_failure(self, failure: Failure) -> None:
-        # the folder may be what failed: the error itself matters more
+        state = _STATES.get(ExitCode(failure.exit_code), "failed")
+        # The folder may be what failed, and the error itself matters more.
         with suppress(OSError, UserError):
-            self.write(
-                _STATES.get(ExitCode(failure.exit_code), "failed"), failure.exit_code, failure
-            )
+            self.write(state, failure.exit_code, failure)
 
     def write_stuck(self, stuck_s: float) -> str:
         failure = self.failure(f"stuck, no progress for {stuck_s:.0f} s", ExitCode.INTERNAL)
@@ -138,24 +139,25 @@ class _Report:
 
 
 def _find_first(folder: Path, mine: Failure, num_processes: int) -> Failure:
-    """Return the failure of another process that `mine` is the consequence of; `mine` if none is found."""
+    """Return the failure of another process that caused `mine`; `mine` if none is found."""
     silent: list[Failure] = []
     for _ in range(_NUM_LOOKS):
         records = [_read_record(folder, rank) for rank in range(num_processes)]
         if failures := [record["failure"] for record in records if record.get("failure")]:
             return Failure(**min(failures, key=itemgetter("time_s")))
-        if silent:  # before the records were read: a process that is gone has reported, if it could
+        # These processes were gone before the records were read again: they report nothing more.
+        if silent:
             return silent[0]
         reasons = [_find_reason(record) for record in records]
         silent = [
             replace(mine, rank=rank, error=reason) for rank, reason in enumerate(reasons) if reason
         ]
-        time.sleep(0.1)
+        time.sleep(_LOOK_INTERVAL_S)
     return mine
 
 
 def _find_reason(record: dict[str, Any]) -> str | None:
-    """Return why a process does not answer; None: it runs, or it is on another machine."""
+    """Return why a process does not answer; None if it runs or is on another machine."""
     if record.get("host") != platform.node():
         return None
     try:
@@ -169,7 +171,7 @@ def _record_path(folder: Path, rank: int) -> Path:
 
 
 def _read_record(folder: Path, rank: int) -> dict[str, Any]:
-    """Return what a process wrote; nothing, if it is on another machine's disk."""
+    """Return the record of a process; empty if it is missing, or on another machine's disk."""
     try:
         return read_json_object(_record_path(folder, rank))
     except (OSError, ValueError):

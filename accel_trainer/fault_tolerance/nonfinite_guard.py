@@ -1,4 +1,4 @@
-"""Finds gradients that are NaN or inf before the update, and reports the samples that cause them."""
+"""Finds gradients that are NaN or inf before the update, and reports the samples behind them."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class NonfiniteGuard:
             _logger.warning("%s; training continues", fact)
 
     def _write(self, record: Mapping[str, Any]) -> str:
-        """Write the record of a step into a file on the main process; return what a message says."""
+        """Write the record of a step into a file on the main process; return it as a message."""
         path = self._folder / f"nonfinite-step-{record['optimizer_step']:010d}.json"
         if self._accelerator.is_main_process:
             with suppress(OSError):  # a full disk must not hide the error itself

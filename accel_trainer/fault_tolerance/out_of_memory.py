@@ -1,4 +1,4 @@
-"""Out of memory: a one-line error that says what would fit."""
+"""Turns an out-of-memory error into one line that says what would fit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from ..core.batch_plan import BatchConfig
 from ..core.errors import OutOfMemoryError
 from ..distributed.machine import peak_memory_bytes
 
-_FRAGMENTED_FRACTION = 0.2  # of what torch reserved on a GPU and could not use
+# Memory counts as fragmented if torch could not use this fraction of what it reserved on a GPU.
+_FRAGMENTED_FRACTION = 0.2
 _NEEDS_LESS = (
     "use a smaller model or images, --mixed-precision bf16, or shard the weights (docs/fsdp.md)"
 )
@@ -37,7 +38,7 @@ def _peak(accelerator: Accelerator) -> str:
 
 
 def describe_peak(used_bytes: int, reserved_bytes: int) -> str:
-    """Return the most memory that was used, and what to do where much more was reserved on a GPU."""
+    """Return the most memory that was used, and what to do if much more was reserved on a GPU."""
     used = f"peak {used_bytes / 2**30:.2f} GiB"
     if used_bytes >= (1 - _FRAGMENTED_FRACTION) * reserved_bytes:
         return used
@@ -49,28 +50,33 @@ def describe_peak(used_bytes: int, reserved_bytes: int) -> str:
 def explain_out_of_memory(
     config: BatchConfig, activity: Activity, accelerator: Accelerator
 ) -> Iterator[None]:
-    """Raise an OutOfMemoryError that says what to do for an error of the block that says that memory is full."""
+    """Replace an out-of-memory error of the block by an OutOfMemoryError that says what to do."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        fact = f"after step {activity.position.optimizer_step}, phase {activity.phase} ({_peak(accelerator)})"
+        where = f"after step {activity.position.optimizer_step}, phase {activity.phase}"
         fix = _NEEDS_LESS
         if activity.phase == "evaluation":
             fix = f"set --batch.eval-batch-size below {config.eval_batch_size}"
         elif activity.phase == "training":
             fix = _smaller_forwards(config, accelerator.num_processes)
-        raise OutOfMemoryError("OUT_OF_MEMORY", f"out of memory {fact}: {fix}") from error
+        raise OutOfMemoryError(
+            "OUT_OF_MEMORY", f"out of memory {where} ({_peak(accelerator)}): {fix}"
+        ) from error
 
 
 def _smaller_forwards(config: BatchConfig, num_processes: int) -> str:
-    """Return how to train the same global batch in forwards of half the size."""
+    """Return how to train with the same global batch in forwards of half the size."""
     size = config.resolved_per_device_batch_size(num_processes)
     if size == 1:
         return _NEEDS_LESS
     if config.reduce == "exact":
-        return "with --reduce exact another --batch-size changes the result: start a new run with half of it"
+        return (
+            "with --reduce exact another --batch-size changes the result: "
+            "start a new run with half of it"
+        )
     global_batch_size = config.resolved_global_batch_size(num_processes)
     num_micro_batches = math.ceil(global_batch_size / num_processes / math.ceil(size / 2))
     flags = f"--global-batch-size {global_batch_size} --accumulate {num_micro_batches}"

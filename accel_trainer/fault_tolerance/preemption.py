@@ -141,8 +141,8 @@ class StopFlag:
 def stop_on_signals(flag: StopFlag) -> Iterator[None]:
     """Raise `flag` on the first TERM, INT, USR1 or HUP inside the block.
 
-    A second INT exits at once with 130. A signal that was ignored stays ignored, as under nohup. Outside the main thread, where Python
-    allows no handlers, the block runs without them.
+    A second INT exits at once with 130. A signal that was ignored stays ignored, as under nohup.
+    Outside the main thread, where Python allows no handlers, the block runs without them.
     """
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -151,8 +151,11 @@ def stop_on_signals(flag: StopFlag) -> Iterator[None]:
         flag.request(number)
         if flag.is_starting:
             flag.is_starting = False  # a second signal must not interrupt the cleanup
-            fact = f"{signal.Signals(number).name} before training began; nothing is lost"
-            raise Preempted("PREEMPTED", f"{fact}: run the same command again")
+            raise Preempted(
+                "PREEMPTED",
+                f"{signal.Signals(number).name} before training began; nothing is lost: "
+                "run the same command again",
+            )
 
     handled = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     try:

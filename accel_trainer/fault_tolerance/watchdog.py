@@ -1,4 +1,4 @@
-"""A thread that notices when training is stuck or its launcher is dead."""
+"""A thread that notices when training is stuck or the launcher has died."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..core.errors import ExitCode
 from .preemption import StopFlag
 
 _INTERVAL_S = 0.5
-# The collectives' timeout limits how long a process waits for others. A little later those that
-# waited have ended with that error, and a process that still makes no progress is the one they
-# waited for.
+# The timeout of collectives limits how long a process waits for others. A little later, the
+# processes that waited have ended with that error. A process that still makes no progress is the
+# one that they waited for.
 _GRACE_S = 3.0
-# The start, the end and the disk may take as long as they need.
+# In other phases (start, end, waiting for the disk) a process may take as long as it needs.
 _WATCHED = ("training", "evaluation", "save")
 
 
 class Watchdog:
-    """Ends a process that makes no progress for `timeout_s`, and stops it cleanly if its launcher dies.
+    """Ends a process without progress for `timeout_s`; stops it cleanly if its launcher dies.
 
-    Progress is a change of the count of forwards, or of the stop flag's count of polls: one per
-    step and evaluated batch. `on_stuck` gets the seconds, and returns the last line that a stuck
-    process prints, after the stacks of its threads.
+    Progress is a forward, or a poll of the stop flag: there is one for each step and each evaluated
+    batch. `on_stuck` gets the seconds without progress. A stuck process prints the stacks of its
+    threads, then the line that `on_stuck` returns.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Watchdog:
                 os.kill(os.getpid(), signal.SIGTERM)
             phase = self._activity.phase
             now = (phase, self._stop_flag.num_polls + self._activity.num_forwards)
-            # Counted in intervals of this thread, not by a clock: none passes while the process is
-            # suspended.
+            # Intervals of this thread are counted, and no clock is read: while the process is
+            # suspended, no interval passes.
             idle_s = idle_s + _INTERVAL_S if now == seen and phase in _WATCHED else 0.0
             seen = now
             if idle_s > self._timeout_s:

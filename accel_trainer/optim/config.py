@@ -1,4 +1,4 @@
-"""Which optimizer trains which parameters, and how fast."""
+"""The settings of the optimizer, and the optimizers by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from ..core.config import AT_LEAST_ONE, BELOW_ONE, INSIDE_ONE, NOT_NEGATIVE, POS
 from ..core.errors import ConfigError
 from .muon import Muon
 
-_OWN: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW, "muon": Muon}
+# These names win over the classes of torch.optim, which has a `Muon` that trains no filters.
+_SHORT_NAMES: dict[str, type[Optimizer]] = {"sgd": SGD, "adamw": AdamW, "muon": Muon}
 _LEARNING_RATES = {"sgd": 0.1, "muon": 0.1, "adamw": 1e-3}
 UNSUITABLE = {
     "LBFGS": "it needs several forwards for a step",
@@ -82,7 +83,7 @@ class OptimizerConfig:
         pattern_values(self, "weight_decays")
 
     def with_learning_rate(self) -> OptimizerConfig:
-        """Return the config with a number as `learning_rate`, so that a run records which."""
+        """Return the config with `learning_rate` filled in, so that a run records its default."""
         if self.learning_rate is not None:
             return self
         default = inspect.signature(optimizer_class_of(self.name)).parameters["lr"].default
@@ -90,7 +91,7 @@ class OptimizerConfig:
 
 
 def pattern_values(config: OptimizerConfig, setting: str) -> dict[str, float]:
-    """Return the numbers by pattern of a setting of texts `PATTERN=NUMBER`. Raises ConfigError."""
+    """Return the numbers by pattern of a setting `PATTERN=NUMBER ...`. Raises ConfigError."""
     values = {}
     for text in getattr(config, setting):
         pattern, _, number = text.rpartition("=")
@@ -113,12 +114,11 @@ def optimizer_class_of(name: str) -> type[Optimizer]:
         )
     classes = {key: value for key, value in vars(torch.optim).items() if isinstance(value, type)}
     del classes["Optimizer"]  # the base class
-    if name in (known := classes | _OWN):
+    if name in (known := classes | _SHORT_NAMES):
         return known[name]
-    near = {key.lower(): key for key in known}.get(name.lower()) or next(
-        iter(get_close_matches(name, known)), None
-    )
-    hint = f"did you mean {near}? " if near else ""
+    same = [key for key in known if key.lower() == name.lower()]
+    near = [*same[-1:], *get_close_matches(name, known)]
+    hint = f"did you mean {near[0]}? " if near else ""
     choices = "it is sgd, adamw, muon or a class of torch.optim, such as RMSprop"
     raise ConfigError(
         "CONFIG", f"--optimizer.name is {name}, which does not exist: {hint}{choices}"

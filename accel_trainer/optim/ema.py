@@ -12,9 +12,9 @@ from ..core.shards import is_shard, local_part
 class Ema:
     """Keeps `model`, a copy in evaluation mode whose weights are averages of those of `source`.
 
-    In each update, average = decay * average + (1 - decay) * source. The decay is (1 + step) / (10 + step) until that reaches `decay`: the random initial weights
-    fade, as in Tensorflow's ExponentialMovingAverage. torch's AveragedModel would sync the host in
-    each update.
+    In each update, average = decay * average + (1 - decay) * source. The decay is
+    (1 + step) / (10 + step) until that reaches `decay`: the random initial weights fade, as in
+    Tensorflow's ExponentialMovingAverage. torch's AveragedModel would sync the host in each update.
 
     `copied` is a copy of `source`. If the weights are sharded, both are sharded in the same way.
     """

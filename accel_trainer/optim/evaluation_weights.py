@@ -1,4 +1,4 @@
-"""Optimizers that evaluate other weights than they train, such as the schedule-free ones."""
+"""Optimizers that evaluate other weights than they train, such as schedule-free optimizers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ def has_evaluation_weights(optimizer: Optimizer) -> bool:
 
 @contextmanager
 def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
-    """Let the parameters be what `optimizer` evaluates during the block.
+    """Replace the parameters by the weights that `optimizer` evaluates, for the block.
 
-    Afterwards they have the same bits as before.
-
-    Its own way back rounds, and training would depend on how often it is evaluated.
+    Afterwards the parameters have the same bits as before. The optimizer's way back to them rounds:
+    with it, training would depend on how often the model is evaluated.
     """
     if not has_evaluation_weights(optimizer):
         yield
         return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     trained = [parameter.detach().clone() for parameter in parameters]
-    optimizer.eval()  # type: ignore[attr-defined]  # it has, see above
+    optimizer.eval()  # type: ignore[attr-defined]  # as has_evaluation_weights has found
     try:
         yield
     finally:
-        optimizer.train()  # type: ignore[attr-defined]  # as above
+        optimizer.train()  # type: ignore[attr-defined]  # the same
         with torch.no_grad():
             for parameter, value in zip(parameters, trained, strict=True):
                 parameter.copy_(value)

@@ -1,7 +1,7 @@
 """Learning-rate schedules: pure functions of the number of completed optimizer steps.
 
-Nothing is stored in a checkpoint: a resumed run, another number of processes and another
-accumulation see the same curve.
+No state of theirs is in a checkpoint. The curve does not depend on resumes, on the number of
+processes or on gradient accumulation.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ def build_schedule(
 
 
 def _decay(config: ScheduleConfig, step: int, num_steps: int) -> float:
-    """Return the factor of `config.shape` after `step` of its `num_steps`: from 1 to 0, unless it is exponential."""
+    """Return the factor of `config.shape` after `step` of its `num_steps`.
+
+    The factor falls from 1 to 0, except for `exponential` and `step`.
+    """
     progress = min(1.0, step / num_steps)
     if config.shape == "exponential":
         return float(config.gamma**step)
@@ -95,20 +98,18 @@ def _decay(config: ScheduleConfig, step: int, num_steps: int) -> float:
         return float(config.gamma ** sum(progress >= milestone for milestone in config.milestones))
     if config.shape == "cosine":
         return 0.5 * (1 + math.cos(math.pi * progress))
-    power = {"constant": 0.0, "linear": 1.0, "triangular": 1.0, "polynomial": config.power}[
-        config.shape
-    ]
-    return float((1 - progress) ** power)
+    powers = {"constant": 0.0, "linear": 1.0, "triangular": 1.0, "polynomial": config.power}
+    return float((1 - progress) ** powers[config.shape])
 
 
 def schedule_from_torch(
     factory: Callable[[Optimizer], LRScheduler], *, learning_rate: float
 ) -> Schedule:
-    """Return the learning rates of a torch scheduler as a function of the completed optimizer steps.
+    """Return the learning rates of a torch scheduler as a function of completed optimizer steps.
 
-    `factory` gets a stand-in optimizer with `learning_rate`; its scheduler steps once per optimizer
-    step. What it does to anything but the learning rate, such as the momentum of OneCycleLR, has no
-    effect.
+    `factory` gets a stand-in optimizer with `learning_rate`, and returns a scheduler that steps
+    once for each optimizer step. Its changes of other settings, such as the momentum of OneCycleLR,
+    have no effect.
     """
     stand_in = SGD([torch.zeros(1, requires_grad=True)], lr=learning_rate, momentum=0.9)
     scheduler = factory(stand_in)
@@ -125,10 +126,12 @@ def schedule_from_torch(
 
 
 def checked_schedule(schedule: Schedule, *, num_steps: int) -> Schedule:
-    """Return a recipe's `schedule` with Python's floats, after a look at the first and the last of `num_steps` steps.
+    """Return a recipe's `schedule`, with floats as learning rates.
+
+    It is tried at the first and the last of `num_steps` steps.
 
     Raises:
-        ConfigError: it fails, or gives something other than a number from 0.
+        ConfigError: it raises an error, or returns something else than a number of 0 or more.
     """
     if isinstance(schedule, LRScheduler):
         fact = f"schedule= is torch's {type(schedule).__name__}"

@@ -1,4 +1,7 @@
-"""Muon: orthogonalised momentum for filters, and SGD for all other parameters."""
+"""`muon`: SGD that orthogonalises the momentum of filters; not torch.optim's `Muon`.
+
+torch's class takes matrices only, and orthogonalises in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,22 @@ import torch
 from torch import Tensor
 from torch.optim import SGD
 
-# The quintic of K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024
-# (kellerjordan.github.io/posts/muon): the steepest at 0 that keeps large singular values within 0.7
-# to 1.2.
+# The quintic polynomial of K. Jordan et al., "Muon: An optimizer for hidden layers in neural
+# networks", 2024 (kellerjordan.github.io/posts/muon): of those that keep large singular values
+# within 0.7 to 1.2, it is the steepest at 0.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-_ITERATIONS = 3  # as many as airbench94_muon makes; five come closer and train no better there
+# As in airbench94_muon. Five iterations come closer to 1, and train no better there.
+_ITERATIONS = 3
 
 
 class Muon(SGD):
-    """SGD, in which groups with a `filter_momentum` step along their orthogonalised momentum.
+    """SGD, except for groups with a `filter_momentum`: these step along orthogonalised momentum.
 
-    Filters [out, in, ...] are taken as a matrix [out, in * ...]. As in airbench94_muon, their
-    momentum is Nesterov's and their norm is kept at sqrt(out); filters of norm 0 keep it until the
-    first step. Give such groups a `momentum` and `weight_decay` of 0. Parameters must not be
-    sharded.
+    Filters [out, in, ...] are treated as a matrix [out, in * ...]. As in airbench94_muon, their
+    momentum is Nesterov's, and before each step their norm is set to sqrt(out), unless it is 0.
+    Such groups need a `momentum` and `weight_decay` of 0. Parameters must not be sharded.
+
+    Checkpoints contain the name of this class, so it cannot change.
     """
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -39,25 +44,29 @@ class Muon(SGD):
         return super().step(closure)
 
     def _orthogonalize(self, filters: Tensor, momentum: float) -> None:
-        """Replace the gradient by the step for SGD without momentum, in place: fused kernels need its layout."""
-        gradient, state = filters.grad, self.state[filters]
+        """Replace the gradient by the direction in which SGD without momentum then steps.
+
+        In place, since fused kernels need the layout of the gradient.
+        """
+        gradient = filters.grad
+        state = self.state[filters]
         assert gradient is not None
         scale: Tensor | None = getattr(self, "grad_scale", None)
         found_inf: Tensor | None = getattr(self, "found_inf", None)
-        before = (
-            state["momentum_buffer"] if "momentum_buffer" in state else torch.zeros_like(filters)
-        )
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(filters)
+        before = state["momentum_buffer"]
         unscaled = gradient if scale is None else gradient / scale
         buffer = torch.add(unscaled, before, alpha=momentum)
         direction = orthogonalized((unscaled + momentum * buffer).flatten(1)).view_as(filters)
         length = len(filters) ** 0.5 / filters.norm()
-        # filters that are 0 have no direction to keep
+        # Filters that are 0 have no direction, and cannot get another norm.
         length = torch.where(length.isfinite(), length, 1.0)
-        # the step may be skipped: change nothing then, without a host sync
+        # If the step is skipped, nothing may change. `where` decides it without a host sync.
         if found_inf is not None:
             buffer = torch.where(found_inf > 0, before, buffer)
             length = torch.where(found_inf > 0, 1.0, length)
-        state["momentum_buffer"] = before.copy_(buffer)
+        before.copy_(buffer)
         filters.mul_(length)
         gradient.copy_(direction if scale is None else direction * scale)
 
@@ -65,8 +74,8 @@ class Muon(SGD):
 def orthogonalized(matrix: Tensor) -> Tensor:
     """Move the singular values of a matrix [M, N] close to 1, by Newton-Schulz iterations.
 
-    In the precision of the matrix: in bfloat16, as usual, the smallest difference between two
-    numbers of processes would become 0.4 %.
+    The iterations keep the dtype of the matrix. In bfloat16, which is usual, the smallest
+    difference between runs on different numbers of processes would become 0.4 %.
     """
     a, b, c = _COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]

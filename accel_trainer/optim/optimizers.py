@@ -19,12 +19,13 @@ from .parameter_groups import parameter_groups
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
-    """Build the optimizer of `model`'s trainable parameters on their device; fused where torch has a fused kernel.
+    """Build the optimizer of `model`'s trainable parameters, fused if torch has a fused kernel.
 
     Raises:
         ConfigError: all parameters are frozen, or torch's class refuses them or the settings.
     """
-    config, groups = config.with_learning_rate(), parameter_groups(model, config)
+    config = config.with_learning_rate()
+    groups = parameter_groups(model, config)
     if not groups:
         raise ConfigError("FREEZE", "all parameters of the model are frozen: leave some to train")
     optimizer_class = optimizer_class_of(config.name)
@@ -39,12 +40,11 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     }
     if issubclass(optimizer_class, SGD):
         del settings["betas"], settings["eps"]
-    defaults = {
-        name: parameter.default
+    # Some classes need a pair for a setting that is a number here, such as the eps of Adafactor.
+    is_pair = {
+        name: isinstance(parameter.default, tuple)
         for name, parameter in inspect.signature(optimizer_class).parameters.items()
     }
-    # the eps of Adafactor is one
-    is_pair = {name: isinstance(default, tuple) for name, default in defaults.items()}
     known = {
         name: value
         for name, value in settings.items()
@@ -53,69 +53,69 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
     try:
         return optimizer_class(groups, **known)
     except (TypeError, ValueError, RuntimeError) as error:
-        fact = f"torch.optim.{config.name} rejects this model or these settings ({str(error).splitlines()[0]})"
-        raise ConfigError("CONFIG", f"{fact}: choose another --optimizer.name") from error
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            "CONFIG",
+            f"torch.optim.{config.name} rejects this model or these settings ({reason}): "
+            "choose another --optimizer.name",
+        ) from error
 
 
 def why_not_fused(optimizer_class: type[Optimizer], parameter: Tensor) -> str | None:
-    """Return why torch's fused kernel would not step `parameter` correctly, and None if it does.
+    """Return why torch's fused kernel would not step `parameter` correctly; None if it would.
 
-    It decides by what a resumed run has, too. In half precision the other kernels compute in
-    float32, and are better than unfused.
+    The answer does not change in a resumed run. In half precision, other fused kernels than SGD's
+    on the CPU compute in float32, and are more exact than unfused ones.
     """
     on_cpu = parameter.device.type == "cpu"
     if not on_cpu and not has_streams(parameter.device):
         return f"is on {parameter.device.type}"
     if not parameter.is_floating_point():
         return f"is {parameter.dtype}"
-    if (
-        on_cpu
-        and issubclass(optimizer_class, SGD)
-        and parameter.dtype not in (torch.float32, torch.float64)
-    ):
-        return f"is {parameter.dtype}"  # neither steps nor momentum are right (torch 2.13)
+    is_half = parameter.dtype not in (torch.float32, torch.float64)
+    if is_half and on_cpu and issubclass(optimizer_class, SGD):
+        return f"is {parameter.dtype}"  # steps and momentum are wrong (torch 2.13)
     return None if is_dense(parameter) else "is a view with gaps"
 
 
 def make_ready(optimizer: Optimizer) -> None:
-    """Let a prepared `optimizer` take its first step, or the first one after a resume."""
+    """Prepare `optimizer` for its first step, and for the first step after a resume."""
     if has_evaluation_weights(optimizer):
-        optimizer.train()  # type: ignore[attr-defined]  # it has, see above
+        optimizer.train()  # type: ignore[attr-defined]  # as has_evaluation_weights has found
     if isinstance(optimizer, SGD):
         fill_momentum(optimizer)
         optimizer.register_load_state_dict_post_hook(fill_momentum)
 
 
 def fill_momentum(optimizer: Optimizer) -> None:
-    """Let SGD's fused kernel find a momentum for every parameter before the first step, and after a resume.
+    """Give SGD's fused kernel a momentum buffer for every parameter that has none.
 
-    Without one, a first gradient after the first step is a TypeError, and a first step that a NaN
-    skips leaves uninitialised memory (torch 2.13). It is -0.0, so that the first step has the bits
-    that it has without one.
+    Without it, a parameter whose first gradient comes after the first step causes a TypeError, and
+    a first step that a NaN skips leaves uninitialised memory (torch 2.13). The buffer is -0.0, so
+    that the first step has the same bits as without it.
     """
-    groups = [group for group in optimizer.param_groups if group["fused"]]
-    for parameter in (
-        parameter for group in groups if group["momentum"] for parameter in group["params"]
-    ):
-        if optimizer.state[parameter].get("momentum_buffer") is None:
-            optimizer.state[parameter]["momentum_buffer"] = torch.full_like(parameter, -0.0)
+    groups = [group for group in optimizer.param_groups if group["fused"] and group["momentum"]]
+    for parameter in (parameter for group in groups for parameter in group["params"]):
+        state = optimizer.state[parameter]
+        if state.get("momentum_buffer") is None:
+            state["momentum_buffer"] = torch.full_like(parameter, -0.0)
 
 
 def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Module) -> Optimizer:
     """Return the optimizer that a recipe builds for `model`.
 
-    When a schedule sets the learning rates of its groups, they keep their ratios to that of the
-    first; 0 stays 0.
+    The learning rates of its groups keep their ratios to that of the first group when a schedule
+    sets them; 0 stays 0.
 
     Raises:
         ConfigError: it is no optimizer of this model's trainable parameters.
     """
-    is_function = callable(build) and not str(getattr(build, "__module__", "")).startswith(
-        "torch.optim"
-    )
+    module = str(getattr(build, "__module__", ""))
+    is_function = callable(build) and not module.startswith("torch.optim")
     optimizer = build(model) if is_function else build
     if not is_function or not isinstance(optimizer, Optimizer):
-        fact = f"optimizer= {'returns' if is_function else 'is'} an object of type {type(optimizer).__name__}"
+        verb = "returns" if is_function else "is"
+        fact = f"optimizer= {verb} an object of type {type(optimizer).__name__}"
         raise ConfigError(
             "CONFIG", f"{fact}: pass a function that takes the model and returns a torch optimizer"
         )
@@ -125,7 +125,7 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
             f"the recipe's optimizer is {type(optimizer).__name__}, but {reason}: use another",
         )
     try:
-        # a scheduler replaces that of the instance
+        # Of the class, since a scheduler replaces the `step` of the instance.
         inspect.signature(type(optimizer).step).bind(optimizer)
     except TypeError as error:
         fact = f"{type(optimizer).__name__}.step cannot be called without arguments ({error})"
@@ -145,24 +145,26 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
 
 
 def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
-    """Raise ConfigError for parameters that only the optimizer has, or that only the model trains."""
+    """Raise ConfigError unless the optimizer has exactly the parameters that the model trains."""
     parameters = {id(p): name for name, p in model.named_parameters()}
     theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not theirs <= parameters.keys():
         fact = "the recipe's optimizer has parameters that are not the model's"
         raise ConfigError("CONFIG", f"{fact}: build it from the model that the function receives")
-    # Their gradients would be added up over all steps, and be part of the norm that is clipped.
+    # The gradients of the others would add up over all steps, and count in the clipped norm.
     if left_out := [
         name for name, p in model.named_parameters() if p.requires_grad and id(p) not in theirs
     ]:
-        fact = f"the recipe's optimizer has {len(theirs)} parameters, without {', '.join(left_out[:3])}"
         raise ConfigError(
-            "CONFIG", f"{fact}: add them, or freeze them by --freeze or requires_grad_(False)"
+            "CONFIG",
+            f"the recipe's optimizer has {len(theirs)} parameters, without "
+            f"{', '.join(left_out[:3])}: "
+            "add them, or freeze them by --freeze or requires_grad_(False)",
         )
 
 
 def _check_fused(optimizer: Optimizer, model: nn.Module) -> None:
-    """Raise ConfigError for a fused optimizer whose kernel is wrong for a parameter or a setting."""
+    """Raise ConfigError for a fused optimizer if its kernel is wrong for a parameter or setting."""
     names = {id(p): name for name, p in model.named_parameters()}
     for group in optimizer.param_groups:
         if not group.get("fused"):
@@ -175,7 +177,8 @@ def _check_fused(optimizer: Optimizer, model: nn.Module) -> None:
         if isinstance(optimizer, SGD) and group["momentum"] and group["dampening"]:
             wrong = [f"a dampening of {group['dampening']}"]
         if wrong:
-            fact = (
-                f"the recipe's optimizer is fused, and torch's kernel does not support {wrong[0]}"
+            raise ConfigError(
+                "CONFIG",
+                "the recipe's optimizer is fused, and torch's kernel does not support "
+                f"{wrong[0]}: pass fused=False",
             )
-            raise ConfigError("CONFIG", f"{fact}: pass fused=False")

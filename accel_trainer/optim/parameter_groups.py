@@ -1,4 +1,4 @@
-"""Which parameters are trained, in groups of equal settings."""
+"""Groups the trained parameters by their settings, and freezes parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _BLOCK = re.compile(r"(?:[^.]+\.)*?\d+(?=\.)")  # up to the first part of the na
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
-    """Split the trainable parameters into groups of equal settings, by their number of dimensions."""
+    """Split the trainable parameters into groups of equal settings.
+
+    The settings follow from the number of dimensions, the name and the depth of a parameter.
+    """
     groups: dict[tuple[tuple[str, Any], ...], list[tuple[str, Tensor]]] = {}
     depths = layer_depths(name for name, _ in model.named_parameters())
     trained = {
@@ -26,13 +29,11 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
     for name, parameter in trained.items():
         settings = _settings(parameter.ndim, config)
         if config.layer_decay is not None:
-            scales[name] = scales.get(name, 1.0) * config.layer_decay ** (
-                max(depths.values()) - depths[name]
-            )
+            height = max(depths.values()) - depths[name]
+            scales[name] = scales.get(name, 1.0) * config.layer_decay**height
         if name in scales:
-            settings["learning_rate_scale"] = (
-                settings.get("learning_rate_scale", 1.0) * scales[name]
-            )
+            scale = settings.get("learning_rate_scale", 1.0)
+            settings["learning_rate_scale"] = scale * scales[name]
         settings["weight_decay"] = decays.get(name, settings["weight_decay"])
         groups.setdefault(tuple(settings.items()), []).append((name, parameter))
     return [
@@ -44,22 +45,25 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 def _values_by_name(
     names: Iterable[str], setting: str, config: OptimizerConfig
 ) -> dict[str, float]:
-    """Return the value of each name that a pattern finds; the last counts.
+    """Return the value of each name that a pattern finds; of several patterns, the last counts.
 
-    Raises ConfigError if one finds none.
+    Raises ConfigError if a pattern finds no name.
     """
     values: dict[str, float] = {}
     for pattern, value in pattern_values(config, setting).items():
         found = [name for name in names if re.search(pattern, name)]
         if not found:
-            fact = f"optimizer.{setting} has {pattern!r}, which matches no trained parameter ({', '.join(names)[:80]})"
-            raise ConfigError("CONFIG", f"{fact}: correct it")
+            raise ConfigError(
+                "CONFIG",
+                f"optimizer.{setting} has {pattern!r}, which matches no trained parameter "
+                f"({', '.join(names)[:80]}): correct it",
+            )
         values |= dict.fromkeys(found, value)
     return values
 
 
 def _settings(num_dimensions: int, config: OptimizerConfig) -> dict[str, Any]:
-    """Return what the group of a parameter sets differently from the optimizer."""
+    """Return the settings of a parameter's group that differ from those of the optimizer."""
     if config.name == "muon" and num_dimensions > 2:
         return {
             "weight_decay": 0.0,
@@ -84,8 +88,9 @@ def layer_depths(names: Iterable[str]) -> dict[str, int]:
     """Return the depth of each parameter, from 0 at the input, by the numbered blocks of its name.
 
     `layer1.0.conv1.weight` is in the block `layer1.0`, `blocks.3.attn.qkv.bias` in `blocks.3`.
-    Names without a number are in the stem if they come before the first block, in the head if they
-    come after it. (As fine-tuning of vision transformers does since BEiT, arXiv 2106.08254.)
+    Names without a number are in the stem if they come before the first block, and in the head if
+    they come after it. This is usual in fine-tuning vision transformers since BEiT (arXiv
+    2106.08254).
     """
     blocks: dict[str, int] = {}
     depths: dict[str, int | None] = {}
@@ -107,10 +112,8 @@ def freeze(model: nn.Module, pattern: str) -> None:
     parameters = dict(model.named_parameters())
     found = [name for name in parameters if re.search(pattern, name)]
     if not found or len(found) == len(parameters):
-        which, names = (
-            "all" if found else "none",
-            ", ".join([*list(parameters)[:2], list(parameters)[-1]]),
-        )
+        which = "all" if found else "none"
+        names = ", ".join([*list(parameters)[:2], list(parameters)[-1]])
         fact = f"--freeze {pattern!r} matches {which} of the {len(parameters)} parameters ({names})"
         raise ConfigError("FREEZE", f"{fact}: it must match some, not all")
     for name in found:

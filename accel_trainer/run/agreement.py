@@ -1,4 +1,4 @@
-"""What must be the same on all processes of a run, or one line that names what is not."""
+"""Checks that code, settings and data are the same on all processes of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .config import RecipeConfig, describe_shared
 
 
 def describe_identity(config: RecipeConfig) -> dict[str, str]:
-    """Return versions, sources and config, by name."""
+    """Return what must be the same on all processes, by name: versions, sources and config."""
     sources = [*sorted(Path(__file__).parents[1].rglob("*.py")), Path(sys.argv[0])]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources if path.is_file()))
     return {
@@ -29,7 +29,7 @@ def describe_identity(config: RecipeConfig) -> dict[str, str]:
 def check_same_everywhere(values: Mapping[str, str], accelerator: Accelerator) -> None:
     """Raise on all processes if a named value differs from the main process's. **Collective.**
 
-    Of a value of several lines, the first that differs is shown.
+    The message shows the first line that differs if a value has several lines.
     """
     listed = []
     for name, value in values.items():

@@ -64,33 +64,34 @@ def build_trainer(
 
     **Collective.**
 
-    `model` is plain, on the CPU. `data_fingerprint` identifies the content of the data: a run does
-    not continue on other data. None: a hash of some samples, if the loaders have one.
-    `export_config` is written beside the exported weights as JSON. `optimizer` builds an optimizer
-    of your own for the model on its device, and `schedule` gives its learning rate at each step;
-    None: both follow the config. `trainer_class` is for a subclass that overrides `train_step`.
+    `model` is a plain module on the CPU. `data_fingerprint` identifies the content of the data: a
+    run does not continue on other data; None: a hash of some samples, if the loaders have one.
+    `export_config` is written beside the exported weights as JSON. `optimizer` is a function that
+    builds your optimizer for the model on its device, and `schedule` a function that returns the
+    learning rate at each step; None: they follow the config. `trainer_class` is a subclass that
+    overrides `train_step`.
 
     The order matters:
 
     1. Parts and data are checked first: nothing has been changed yet.
-    2. Initial weights are loaded and parameters frozen where the model lies, on the CPU; ONNX
-       copies it there.
-    3. The model is placed on its device and compiled: what comes later holds the tensors that are
-       placed.
-    4. The optimizer is built of the placed parameters, and the learning rate of every step is
-       known.
-    5. What all processes must have alike is compared before any of them waits for the others in
-       training.
-    6. The checkpointer and the callbacks of the run are built; what they open is closed with the
-       run.
+    2. Initial weights are loaded, parameters are frozen, and the model is copied for the ONNX
+       export, all on the CPU.
+    3. The model is moved to its device and compiled. Everything built later refers to the tensors
+       on the device.
+    4. The optimizer is built from these parameters, and the learning rate of every step is known.
+    5. What must be the same on all processes is compared before any of them waits for the others
+       in training.
+    6. The checkpointer and the callbacks are built. What they open is closed with the run.
     7. The trainer is assembled, which wraps the model.
-    8. A checkpoint has room on the disk, and can be stored.
-    9. The checkpoint that the run continues from is restored last, into objects that are complete.
+    8. A trial shows that a checkpoint can be stored and has room on the disk.
+    9. The checkpoint that the run continues from is restored last: everything that it is loaded
+       into is complete.
 
     Raises:
-        ConfigError: a part is not what its name says, some processes have other data than the main
+        ConfigError: an argument has the wrong type, some processes have other data than the main
             process, or a setting has no effect.
-        CheckpointError: the checkpoint to continue from does not fit, or a checkpoint has no room.
+        CheckpointError: the checkpoint to continue from does not fit, or the disk has no room for a
+            checkpoint.
     """
     check_parts(
         model=model,
@@ -228,9 +229,10 @@ def _fingerprint(part: Any) -> str:
 
 
 def _load_weights(run: Run, model: nn.Module) -> list[str]:
-    """Load the initial weights of a new run and freeze what is not trained; return in lines where weights come from.
+    """Load the initial weights of a new run, and freeze what is not trained.
 
-    Later starts repeat the lines.
+    Return lines that say where the weights come from. A run that continues repeats the lines of its
+    checkpoint.
     """
     origin = _load_origin(run, model)
     pattern = run.config.optimizer.freeze
@@ -242,6 +244,7 @@ def _load_weights(run: Run, model: nn.Module) -> list[str]:
 
 
 def _load_origin(run: Run, model: nn.Module) -> list[str]:
+    """Load the initial weights of a new run; return lines that say where they come from."""
     if run.checkpoint is not None:
         return list(run.checkpoint.manifest.get("origin", []))
     origin = [str(model.weights_origin)] if hasattr(model, "weights_origin") else []
@@ -265,9 +268,11 @@ def _copy_for_onnx(
 
 
 def _compile(run: Run, model: nn.Module) -> bool | None:
-    """Compile `model` if the config asks for it; return whether, None if it does not ask.
+    """Compile `model` if the config asks for it and all processes can.
 
     **Collective.**
+
+    Return whether it was compiled; None if the config does not ask for it.
     """
     if not run.config.runtime.compile:
         return None
@@ -285,7 +290,7 @@ def _compile(run: Run, model: nn.Module) -> bool | None:
 def _check_same_parts(
     run: Run, model: nn.Module, optimization: Optimization, task: Task, metrics: Sequence[Metric]
 ) -> None:
-    """Raise ConfigError if some process has another model, optimizer, task, schedule or metrics.
+    """Raise ConfigError if the model, optimizer, metrics, task or schedule of some process differs.
 
     **Collective.**
     """
@@ -301,17 +306,17 @@ def _check_same_parts(
 
 
 def _describe_model(model: nn.Module) -> str:
-    """Return the class and a line per parameter and buffer."""
+    """Return the class of `model`, and a line for each parameter and buffer."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     lines = (
-        f"{name} {list(each.shape)} {each.dtype}" + " trained" * each.requires_grad
-        for name, each in tensors
+        f"{name} {list(tensor.shape)} {tensor.dtype}" + " trained" * tensor.requires_grad
+        for name, tensor in tensors
     )
     return "\n".join([type(model).__qualname__, *lines])
 
 
 def _describe_optimizer(optimizer: Optimizer) -> str:
-    """Return the class and a line per group, with its settings that are plain values."""
+    """Return the class of `optimizer`, and a line for each group with its plain settings."""
     lines = [type(optimizer).__qualname__]
     for group in optimizer.param_groups:
         plain = {
@@ -327,7 +332,7 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
 
 
 def _open_history(run: Run) -> MetricsFile | None:
-    """Return the rows of the run, on the main process."""
+    """Return the file of the run's rows on the main process, None on the others."""
     if not run.accelerator.is_main_process:
         return None
     return run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl")))
@@ -358,13 +363,15 @@ def prepare_checkpoints(trainer: Trainer, checkpointer: Checkpointer) -> None:
 def _banner(
     run: Run, plan: BatchPlan, model: nn.Module, optimization: Optimization, data: Mapping[str, Any]
 ) -> str:
-    """Return what a run says of itself at its start."""
+    """Return what a run prints about itself at its start."""
     num_train, num_eval = data["num_samples"]
     checked = describe_fingerprint(data["data_fingerprint"])
     return (
-        f"{describe_machine(run.accelerator)}\n{plan.describe()}, {describe_length(run.config, plan)}\n"
+        f"{describe_machine(run.accelerator)}\n"
+        f"{plan.describe()}, {describe_length(run.config, plan)}\n"
         f"{optimization.description}, {describe_parameters(model)}, reduce: {plan.reduce}\n"
-        f"{num_train} + {num_eval} samples; a resume checks {checked}\nrun folder {run.folder}"
+        f"{num_train} + {num_eval} samples; a resume checks {checked}\n"
+        f"run folder {run.folder}"
     )
 
 
@@ -374,6 +381,11 @@ def _banner(
 def _restore(
     run: Run, trainer: Trainer, metadata: Mapping[str, Any], history: MetricsFile | None
 ) -> None:
+    """Restore the checkpoint that `start_run` has loaded; of a new run, empty the history.
+
+    `metadata` is what the manifests of this run will say. `restore_checkpoint` compares it with the
+    manifest of the checkpoint before it changes the trainer.
+    """
     if run.checkpoint is not None:
         restore_checkpoint(
             trainer,
@@ -383,4 +395,4 @@ def _restore(
             allowed=run.config.run.allow_change,
         )
     elif history is not None:
-        history.truncate(0)  # rows of an attempt that died before its first checkpoint
+        history.truncate(0)  # of an attempt that died before its first checkpoint

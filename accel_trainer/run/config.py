@@ -43,8 +43,8 @@ MUTABLE_ON_RESUME = (
     "runtime.backend",
     "runtime.debug_distributed",
 )
-# Settings of which each process may have a value of its own.
-_OWN_OF_A_PROCESS = (
+# Settings whose values may differ between the processes of a run.
+_PER_PROCESS = (
     "run.",
     "batch.num_workers",
     "runtime.num_threads",
@@ -52,7 +52,7 @@ _OWN_OF_A_PROCESS = (
     "runtime.stuck_timeout_s",
     "runtime.debug_distributed",
 )
-# Of the mutable ones, those that decide the bits of `--reduce exact`.
+# Mutable settings that decide the bits of a result with `--reduce exact`.
 _PINNED_IF_EXACT = ("batch.per_device_batch_size", "batch.eval_batch_size", "runtime.num_threads")
 
 
@@ -61,22 +61,22 @@ class RunConfig:
     """Where a run lives and where it starts from."""
 
     output_dir: Annotated[Path | None, tyro.conf.arg(aliases=["--output-dir"])] = None
-    """The run folder; None: `runs/<recipe>-<time>`, or the newest unfinished one of the same
-    config."""
+    """The run folder; None: the newest unfinished one of the same config, or else
+    `runs/<recipe>-<time>`."""
     resume: Annotated[str, tyro.conf.arg(aliases=["--resume"])] = "auto"
     """`auto` resumes the run in the folder, if any; `never` refuses to; or a checkpoint or run to
     branch off from."""
     init_from: Annotated[Path | None, tyro.conf.arg(aliases=["--init-from"])] = None
-    """A checkpoint, run or safetensors file whose weights a new run starts from; nothing else of it
-    is used."""
+    """A checkpoint, run or safetensors file whose weights a new run starts from; only its weights
+    are used."""
     init_skip: Annotated[str | None, tyro.conf.arg(aliases=["--init-skip"])] = None
     """Do not load tensors whose names match this regular expression from `init_from`."""
     allow_change: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--allow-change"])] = ()
-    """Settings (dotted names, or `data`) that may differ from the run that is resumed."""
+    """Settings (dotted names, or `data`) that may differ from those of the resumed run."""
     track: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--track"])] = ()
     """Trackers to copy `metrics.jsonl` into, offline: `tensorboard`, `wandb`, `mlflow`, `trackio`,
-    or another that accelerate knows. Their own environment variables, such as WANDB_MODE=online,
-    apply."""
+    or another tracker that accelerate knows. Their environment variables, such as
+    WANDB_MODE=online, apply."""
     runs_dir: Path = Path("runs")
     """Where run folders are created if `output_dir` is not set."""
     cache_dir: Annotated[Path, tyro.conf.arg(aliases=["--cache-dir"])] = Path(
@@ -86,11 +86,11 @@ class RunConfig:
     profile: Annotated[bool, tyro.conf.arg(aliases=["--profile"])] = False
     """Write a trace of a few steps to `profile/` in the run folder, for https://ui.perfetto.dev."""
     onnx: Annotated[bool, tyro.conf.arg(aliases=["--onnx"])] = False
-    """Also export the model as ONNX, so that others can verify it and predict with it without its
-    class."""
+    """Also export the model as ONNX, so that others can verify it and predict with it without the
+    model's class."""
     dry_run: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False
-    """Train 6 steps at once, and 3 + 3 with a resume in a new process, in a temporary folder, and
-    compare them."""
+    """In a temporary folder, train 6 steps at once, and 3 + 3 steps with a resume in a new process,
+    and compare the two."""
     quiet: Annotated[bool, tyro.conf.arg(aliases=["--quiet"])] = False
     """Print only warnings and errors. The files of the run do not change."""
     debug: Annotated[bool, tyro.conf.arg(aliases=["--debug"])] = False
@@ -107,7 +107,8 @@ class RunConfig:
                 "CONFIG", "--init-skip has no effect without --init-from: add that, or leave it out"
             )
         if self.init_from is not None and self.resume not in ("auto", "never"):
-            fact = f"--resume {self.resume} and --init-from {self.init_from} both set the initial weights"
+            flags = f"--resume {self.resume} and --init-from {self.init_from}"
+            fact = f"{flags} both set the initial weights"
             raise ConfigError("CONFIG", f"{fact}: remove one of them")
         for name in ("output_dir", "init_from", "runs_dir", "cache_dir"):
             if (path := getattr(self, name)) is not None:
@@ -118,7 +119,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeConfig:
-    """What every recipe can set. A recipe's own config adds its data and its model."""
+    """The settings of every recipe. A recipe subclasses it to add those of its data and model."""
 
     seed: int = 0
     """Decides the initial weights, the order of the data, and every augmentation and dropout."""
@@ -135,26 +136,25 @@ C = TypeVar("C", bound=RecipeConfig)
 
 
 def with_defaults(config: C) -> C:
-    """Return the config with what follows from its other values, as a run stores it."""
+    """Return the config with the values filled in that follow from others, as a run stores it."""
     runtime = config.runtime
     if config.batch.reduce == "exact":  # nothing may depend on the number of processes
         runtime = replace(runtime, sync_batch_norm=False, num_threads=runtime.num_threads or 1)
     return replace(config, optimizer=config.optimizer.with_learning_rate(), runtime=runtime)
 
 
-# Version 0.1.0 stored "max" for every metric without a mode of its own, which is now None.
+# Version 0.1.0 stored "max" where the mode was left to the metric, for which None is stored now.
 _FORMER_DEFAULT = ("trainer.monitor_mode", "max", None)
 
 
 def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tuple[str, Any, Any]]:
-    """Return `(dotted name, old, new)` of the values that decide what is trained and differ from the `stored` config.
+    """Return `(dotted name, old, new)` for each setting that decides the training and was changed.
 
-    A value that is not stored counts as its default; a stored value without a setting is ignored.
+    A setting that is not in the `stored` config had its default; a stored value for which there is
+    no setting is ignored.
     """
-    before = {
-        **dict(flatten_config(config_to_dict(type(config)()))),
-        **dict(flatten_config(stored)),
-    }
+    defaults = flatten_config(config_to_dict(type(config)()))
+    before = {**dict(defaults), **dict(flatten_config(stored))}
     changes = [
         (name, before[name], new)
         for name, new in _decisive_values(config).items()
@@ -164,22 +164,22 @@ def training_changes(stored: Mapping[str, Any], config: RecipeConfig) -> list[tu
 
 
 def identity_sha256(config: RecipeConfig) -> str:
-    """Return a hash of what decides the training."""
+    """Return a hash of the settings that decide the training."""
     return hashlib.sha256(json.dumps(_decisive_values(config), sort_keys=True).encode()).hexdigest()
 
 
 def describe_shared(config: RecipeConfig) -> str:
-    """Return what must be the same on all processes, a line per setting."""
+    """Return a line for each setting that must be the same on all processes."""
     decisive = _decisive_values(config)
     return "\n".join(
         f"{name}: {value}"
         for name, value in flatten_config(config_to_dict(config))
-        if name in decisive or not name.startswith(_OWN_OF_A_PROCESS)
+        if name in decisive or not name.startswith(_PER_PROCESS)
     )
 
 
 def check_allowed_changes(config: RecipeConfig) -> None:
-    """Raise ConfigError for a name in `--allow-change` that is no value of the config."""
+    """Raise ConfigError for a name in `--allow-change` that is no setting."""
     known = {"data", *dict(flatten_config(config_to_dict(config)))}
     for name in config.run.allow_change:
         if name.replace("-", "_") not in known:
@@ -190,6 +190,7 @@ def check_allowed_changes(config: RecipeConfig) -> None:
 
 
 def _decisive_values(config: RecipeConfig) -> dict[str, Any]:
+    """Return the settings that decide the training, by dotted name."""
     values = flatten_config(config_to_dict(config))
     pinned = _PINNED_IF_EXACT if config.batch.reduce == "exact" else ()
     return {

@@ -1,4 +1,4 @@
-"""What `--dry-run` changes in a run: fewer samples in an evaluation, and a record of what no checkpoint holds."""
+"""What `--dry-run` changes in a run: it evaluates fewer samples, and records unsaved state."""
 
 from __future__ import annotations
 
@@ -29,62 +29,63 @@ GENERATORS: dict[str, Callable[[], Any]] = {
 
 
 class FewSamples:
-    """The first `num_own` samples of each process, with ids from 0 on."""
+    """The first `num_local` samples of each process, with new ids from 0 on."""
 
-    def __init__(self, loader: EvalLoader, num_own: int, accelerator: Accelerator) -> None:
-        self.num_samples = num_own * accelerator.num_processes
-        self._loader, self._num_own, self._first = (
-            loader,
-            num_own,
-            num_own * accelerator.process_index,
-        )
+    def __init__(self, loader: EvalLoader, num_local: int, accelerator: Accelerator) -> None:
+        self.num_samples = num_local * accelerator.num_processes
+        self._loader = loader
+        first = num_local * accelerator.process_index
+        self._ids = range(first, first + num_local)
 
     def batches(self) -> Iterator[Batch]:
         """Yield this process's samples."""
-        ids = range(self._first, self._first + self._num_own)
+        left = self._ids
         for batch in self._loader.batches():
-            mine, ids = ids[: len(batch)], ids[len(batch) :]
-            first = batch.map(lambda tensor, own=mine: tensor[: len(own)])  # type: ignore[misc]  # a default
-            yield replace(first, sample_ids=first.sample_ids.new_tensor(mine))
-            if not ids:
+            ids = left[: len(batch)]
+            left = left[len(batch) :]
+            cut = batch.map(lambda tensor, own=ids: tensor[: len(own)])  # type: ignore[misc]  # a default
+            yield replace(cut, sample_ids=cut.sample_ids.new_tensor(ids))
+            if not left:
                 return
 
 
 def limit_evaluation(
     loader: EvalLoader, *, num_parts: int | None, accelerator: Accelerator
 ) -> EvalLoader:
-    """Return a loader of fewer samples, if one of this package has more than a dry run needs."""
+    """Return a loader of at most `MAX_EVAL_SAMPLES` samples, if `loader` is one of this package."""
     is_ours = type(loader).__module__.startswith(f"{__name__.partition('.')[0]}.")
     num_parts = num_parts or accelerator.num_processes
     if not is_ours or loader.num_samples <= MAX_EVAL_SAMPLES or num_parts > MAX_EVAL_SAMPLES:
         return loader
-    num_equal = loader.num_samples // num_parts * num_parts  # of which each process has as many
-    return FewSamples(
-        loader, min(num_equal, MAX_EVAL_SAMPLES) // accelerator.num_processes, accelerator
-    )
+    num_samples = loader.num_samples // num_parts * num_parts  # the same number in each part
+    num_samples = min(num_samples, MAX_EVAL_SAMPLES)
+    return FewSamples(loader, num_samples // accelerator.num_processes, accelerator)
 
 
 class UnseenRecorder(Callback):
-    """Writes marks of what no checkpoint holds, where a dry run is interrupted and where it continues."""
+    """Writes hashes of state that no checkpoint holds, when a dry run ends and when it resumes."""
 
     def __init__(self, folder: Path, parts: Mapping[str, object], *, model: nn.Module) -> None:
-        self._folder, self._parts, self._model = folder, parts, model
+        self._folder = folder
+        self._parts = parts
+        self._model = model
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Record what a resume begins with."""
+        """Record the state that a resume begins with."""
         if trainer.state.optimizer_step:
             self._record(trainer)
 
     def on_step_end(self, trainer: TrainerView, report: StepReport) -> None:
-        """Record what an interruption loses."""
+        """Record the state that an interruption loses."""
         if report.optimizer_step == NUM_STEPS:
             self._record(trainer)
 
     def _record(self, trainer: TrainerView) -> None:
-        if trainer.accelerator.is_main_process:
-            marks = mark_unseen(self._parts, model=self._model)
-            seen = {**marks, **{name: state() for name, state in GENERATORS.items()}}
-            hashes = {
-                name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in seen.items()
-            }
-            filesystem.write_file_atomic(self._folder / UNSEEN_FILE, json.dumps(hashes).encode())
+        if not trainer.accelerator.is_main_process:
+            return
+        marks = mark_unseen(self._parts, model=self._model)
+        marks |= {name: state() for name, state in GENERATORS.items()}
+        hashes = {
+            name: hashlib.sha256(repr(mark).encode()).hexdigest() for name, mark in marks.items()
+        }
+        filesystem.write_file_atomic(self._folder / UNSEEN_FILE, json.dumps(hashes).encode())

@@ -1,4 +1,4 @@
-"""The folder of a run: locked, swept and described; restored if the run is refused."""
+"""Opens the folder of a run: locks it, cleans it up and writes the config into it."""
 
 from __future__ import annotations
 
@@ -44,13 +44,14 @@ from .resume import (
     with_batch,
 )
 
-_SWEPT = ("logs", "export", "profile")  # the checkpointer sweeps its own folder
-_NUM_REMOVALS, _REMOVAL_S = 5, 0.1
+_SWEPT = ("logs", "export", "profile")  # the checkpointer sweeps `checkpoints`
+_NUM_REMOVALS = 5
+_REMOVAL_S = 0.1
 
 
 @dataclass(frozen=True)
 class OpenedFolder:
-    """What the main process found, for all processes: plain values, which JSON can hold."""
+    """What the main process found in the folder and sends to the others, as JSON values."""
 
     path: str
     source: Source | None
@@ -71,13 +72,14 @@ def open_folder(
 ) -> OpenedFolder:
     """Lock the run folder and write the config into it. For the main process.
 
-    `lock` holds the lock, and ends the run if another folder takes the path. If the run is refused,
-    it removes a new folder or restores the config of an old one.
+    What `lock` closes at the end of the run: the lock file, the guards that end the run if another
+    folder takes the path, and the cleanup after a run that was refused. The cleanup removes a new
+    folder, or restores the config of an old one.
 
     Raises:
         ConfigError: the config differs from that of the run it would continue.
         OutputError: the folder cannot be written or is in use.
-        CheckpointError: what the run would continue from cannot be read.
+        CheckpointError: the run that it would continue cannot be read.
     """
     check_trackers(config.run.track)
     wanted = choose_folder(config, recipe)
@@ -113,7 +115,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _copy_history(run: Path, folder: Path) -> None:
-    """Begin with the rows of the run that this one branches from."""
+    """Copy the rows of the run that this one branches off from."""
     path = run / "metrics.jsonl"
     if path.is_symlink() or not path.is_file():
         raise CheckpointError("RUN_HISTORY", f"{path} is not a file: restore it")
@@ -122,9 +124,10 @@ def _copy_history(run: Path, folder: Path) -> None:
 
 @contextmanager
 def _undone_if_refused(folder: Path, stop_flag: StopFlag, *, is_new: bool) -> Iterator[None]:
-    """If the run is refused before it saves a checkpoint, restore the config of an old folder.
+    """Leave no trace in the folder if the block refuses the run by a UserError.
 
-    Of a new folder, what the start has written is removed, but nothing once training has begun.
+    The config of an old folder is restored, unless a checkpoint was saved. From a new folder, what
+    the start has written is removed, unless training has begun.
     """
     path = folder / "config.yaml"
     stored = path.read_bytes() if os.access(path, os.R_OK) else None
@@ -135,7 +138,7 @@ def _undone_if_refused(folder: Path, stop_flag: StopFlag, *, is_new: bool) -> It
     except (DivergedError, OutOfMemoryError, Preempted, ProcessError):
         raise  # the run was not refused, and the folder says why it ended
     except UserError:
-        # The folder may be what failed: the error itself matters more.
+        # The folder may be what failed, and the error itself matters more.
         with suppress(OSError, UserError):
             if stored is not None and set(checkpoints.glob("step-*")) <= before:
                 filesystem.write_file_atomic(path, stored)
@@ -145,9 +148,9 @@ def _undone_if_refused(folder: Path, stop_flag: StopFlag, *, is_new: bool) -> It
 
 
 def _remove_refused(folder: Path) -> None:
-    """Remove a new folder, in which other processes may be reporting their errors just now."""
+    """Remove a new folder, in which other processes may still be reporting their errors."""
     for _ in range(_NUM_REMOVALS):
-        with suppress(OSError):  # a report came between the look and the removal
+        with suppress(OSError):  # a report was written while the folder was being removed
             remove_new_folder(folder)
         if not folder.exists():
             return

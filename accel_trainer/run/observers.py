@@ -1,4 +1,4 @@
-"""The callbacks that a run's config asks for: what stops it, logs, shows and exports it."""
+"""Builds the callbacks that a run's config asks for: they stop, log, show and export the run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def build_callbacks(
 def _build_log(
     run: Run, banner: str, history: MetricsFile | None
 ) -> tuple[MetricLogger, ProgressBar, list[Trackers]]:
-    """Return what writes rows of numbers, and who else gets them."""
+    """Return the logger that writes rows of numbers, and those that it passes the rows to."""
     config = run.config
     is_main = run.accelerator.is_main_process
     is_quiet = config.run.quiet or not is_main

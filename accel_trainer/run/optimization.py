@@ -1,4 +1,4 @@
-"""How a run descends: its optimizer, and the learning rate of every step."""
+"""The optimizer of a run, its learning rate at every step, and its number of steps."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from .config import RecipeConfig, with_defaults
 
 @dataclass(frozen=True)
 class Optimization:
-    """The optimizer, the learning rate of every step, how it is described, and the number of steps."""
+    """What changes the weights of a run, and for how many steps."""
 
     optimizer: Optimizer
     schedule: Schedule
     description: str
+    """The learning rates in a few words, for the banner of the run."""
     num_steps: int
 
 
@@ -40,42 +41,45 @@ def plan_optimization(
     build_own: Callable[[nn.Module], Optimizer] | None,
     schedule: Schedule | None,
 ) -> Optimization:
-    """Return the recipe's optimizer and schedule, or those of the config. Raises ConfigError."""
+    """Return the recipe's optimizer and schedule, and what it does not build from the config.
+
+    Raises ConfigError.
+    """
     _refuse_unused(config, optimizer=build_own is not None, schedule=schedule is not None)
     num_steps = count_steps(config, plan)
     if build_own is None:
         optimizer = build_optimizer(model, config.optimizer)
     else:
         optimizer = build_own_optimizer(build_own, model)
-        config = replace(
-            config, optimizer=OptimizerConfig(learning_rate=float(optimizer.param_groups[0]["lr"]))
-        )
+        learning_rate = float(optimizer.param_groups[0]["lr"])
+        config = replace(config, optimizer=OptimizerConfig(learning_rate=learning_rate))
     if schedule is not None:
         checked = checked_schedule(schedule, num_steps=num_steps)
         return Optimization(optimizer, checked, "the recipe's learning rates", num_steps)
     peak_learning_rate, schedule = plan_learning_rate(config, plan)
-    return Optimization(
-        optimizer, schedule, f"peak learning rate {peak_learning_rate:g}", num_steps
-    )
+    description = f"peak learning rate {peak_learning_rate:g}"
+    return Optimization(optimizer, schedule, description, num_steps)
 
 
 def _refuse_unused(config: RecipeConfig, *, optimizer: bool, schedule: bool) -> None:
-    """Raise ConfigError for settings of an optimizer or a schedule that the recipe builds itself."""
-    default = (
-        config
-        if not optimizer
-        else replace(config, optimizer=OptimizerConfig(freeze=config.optimizer.freeze))
-    )
+    """Raise ConfigError for settings of an optimizer or schedule that the recipe builds itself."""
+    default = config
+    if optimizer:
+        default = replace(config, optimizer=OptimizerConfig(freeze=config.optimizer.freeze))
     if schedule:
         rates = replace(default.optimizer, learning_rate=None, learning_rate_scaling="none")
         default = replace(default, optimizer=rates, schedule=ScheduleConfig())
     if unused := diff_config(config_to_dict(with_defaults(default)), config_to_dict(config)):
-        fact = f"{unused[0][0]} has no effect: the recipe sets {'the optimizer' if optimizer else 'a schedule'} itself"
-        raise ConfigError("CONFIG", f"{fact}: leave it out, or change the recipe")
+        built = "the optimizer" if optimizer else "a schedule"
+        raise ConfigError(
+            "CONFIG",
+            f"{unused[0][0]} has no effect: the recipe sets {built} itself: "
+            "leave it out, or change the recipe",
+        )
 
 
 def plan_learning_rate(config: RecipeConfig, plan: BatchPlan) -> tuple[float, Schedule]:
-    """Return the peak learning rate, scaled to the global batch, and the learning rate of every step."""
+    """Return the peak learning rate, scaled to the global batch, and the schedule with it."""
     optimizer = config.optimizer.with_learning_rate()
     assert optimizer.learning_rate is not None
     peak_learning_rate = scale_learning_rate(

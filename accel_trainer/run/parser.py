@@ -29,7 +29,7 @@ from . import plain_yaml
 C = TypeVar("C")
 
 FAMILIAR_FLAGS = Path(__file__).with_name("familiar_flags.yaml")
-_NEAR = 0.75  # of the letters: `--step-size` and `--batch-size` share 0.63
+_MIN_SIMILARITY = 0.75  # `--step-size` and `--batch-size` have 0.63
 _FLAG = re.compile(r"--?[a-zA-Z]")  # a negative number is a value
 
 
@@ -51,7 +51,7 @@ class ConfigField:
     def convert(self, words: Sequence[str], where: str) -> Any:
         """Return the value that the words mean. Raises ConfigError, which begins with `where`."""
         is_path = Path in {self.type, *get_args(self.type)}
-        if is_path and "" in words:  # it would be the current folder
+        if is_path and "" in words:  # an empty path is the current folder
             raise ConfigError("CONFIG", f"{where} is empty: give a path, or leave it out")
         try:
             with contextlib.redirect_stderr(io.StringIO()):  # tyro's report has several lines
@@ -83,7 +83,7 @@ def parse_config(
 def parse_config_and_origins(
     config_class: type[C], argv: Sequence[str]
 ) -> tuple[C, dict[str, str]]:
-    """Return the config and, by dotted name, where each value is from: default, file or flag."""
+    """Return the config and, by dotted name, the origin of each value: default, file or flag."""
     known = config_fields(config_class)
     by_flag = {flag: field for field in known.values() for flag in [*field.flags, *field.negations]}
     from_files: dict[str, Any] = {}
@@ -112,7 +112,7 @@ def save_config(config: Any) -> str:
 
 
 def config_fields(config_class: Any, prefix: str = "") -> dict[str, ConfigField]:
-    """Return the fields of a config class and of the config classes in it, by dotted name."""
+    """Return the fields of a config class, with those of nested config classes, by dotted name."""
     found: dict[str, ConfigField] = {}
     types = get_type_hints(config_class)
     hints = get_type_hints(config_class, include_extras=True)
@@ -132,7 +132,7 @@ def config_fields(config_class: Any, prefix: str = "") -> dict[str, ConfigField]
 
 
 def _split_at_flags(argv: Sequence[str]) -> list[list[str]]:
-    """Return each flag with its words."""
+    """Return for each flag a list of the flag and its words."""
     groups: list[list[str]] = []
     for word in argv:
         if _FLAG.match(word):
@@ -185,7 +185,7 @@ def _parse_file(config_class: Any, text: str, *, source: str) -> dict[str, Any]:
 
 
 def words_of(field: ConfigField, value: Any, where: str) -> list[str]:
-    """Return a value of YAML as the words of a flag. Raises ConfigError if YAML changed a text."""
+    """Return a value of YAML as the words of a flag. Raises ConfigError for a text to be quoted."""
     items = value if isinstance(value, list) else [value]
     types = {field.type, *get_args(field.type)}
     for item in items:
@@ -210,7 +210,7 @@ def _build(config_class: type[C], values: Mapping[str, Any]) -> C:
 def _arguments(
     defaults: Mapping[str, Any], values: Mapping[str, Any], prefix: str = ""
 ) -> dict[str, Any]:
-    """Return the values by dotted name, or else the defaults, as arguments of a config class."""
+    """Return arguments of a config class: the values, by dotted name, or else the defaults."""
     arguments = {}
     for name, default in defaults.items():
         arguments[name] = values.get(prefix + name, default)
@@ -222,7 +222,7 @@ def _arguments(
 
 
 def suggest(name: str, known: Collection[str]) -> str:
-    """Return our name of another toolkit's flag, or else the nearest name."""
+    """Return a hint: the name of this flag in our package, or else the most similar name."""
     plain = name.lstrip("-").replace("_", "-").lower()
     table = plain_yaml.read_plain_yaml(FAMILIAR_FLAGS) if name.startswith("-") else {}
     theirs = {plain, re.sub(r"^(trainer|model|data)\.", "", plain)}  # as LightningCLI writes them
@@ -231,8 +231,8 @@ def suggest(name: str, known: Collection[str]) -> str:
         usable = [row for row in rows if not row.startswith("--") or row.split()[0] in known]
         ours = [*usable, "see --help"][0]
         return f"did you mean {ours}?" if ours.startswith("--") else ours
-    # By the last part of a name, or the whole. One that is further away would mislead.
+    # Compared by the whole name or its last part. A name that is less similar would mislead.
     spelt = {each.rpartition(".")[2].lstrip("-"): each for each in known}
     spelt |= {each.lstrip("-"): each for each in known}
-    nearest = difflib.get_close_matches(plain, spelt, n=1, cutoff=_NEAR)
+    nearest = difflib.get_close_matches(plain, spelt, n=1, cutoff=_MIN_SIMILARITY)
     return f"did you mean {spelt[nearest[0]]}?" if nearest else "see --help"

@@ -1,4 +1,4 @@
-"""The parts that a recipe gives to the trainer: instances of the right kind, or one line that names the part."""
+"""Checks the parts of a recipe (model, task, loaders, ...) before they are used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _LISTS = ("metrics", "callbacks")
 
 
 def check_parts(**parts: Any) -> None:
-    """Raise ConfigError for a part, or an item of `metrics` or `callbacks`, that is not what its name says."""
+    """Raise ConfigError if an argument of `build_trainer` cannot be what its name says.
+
+    Of `metrics` and `callbacks`, each item is checked.
+    """
     for name, part in parts.items():
         if name in _LISTS and (isinstance(part, str | type) or not isinstance(part, Iterable)):
             raise ConfigError("CONFIG", f"{name}= is no list: put it in brackets")
@@ -34,9 +37,6 @@ def _check(name: str, part: Any) -> None:
             f"{name}= has the class {part.__name__}: give an instance of it, {part.__name__}()",
         )
     if missing := [attribute for attribute in _NEEDED[name] if not hasattr(part, attribute)]:
-        fact = (
-            f"{name}= has an object of type {type(part).__name__}, without {' and '.join(missing)}"
-        )
-        raise ConfigError(
-            "CONFIG", f"{fact}: see the documentation of build_trainer for what it can be"
-        )
+        kind = f"an object of type {type(part).__name__}, without {' and '.join(missing)}"
+        fix = "see the documentation of build_trainer for what it can be"
+        raise ConfigError("CONFIG", f"{name}= has {kind}: {fix}")

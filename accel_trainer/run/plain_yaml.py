@@ -1,4 +1,4 @@
-"""YAML of plain values, which anyone may have written."""
+"""Reads YAML of plain values from untrusted files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_BYTES = 1 << 20
 
 
 def read_plain_yaml(path: Path) -> dict[str, Any]:
-    """Return the values by name in a file that is not empty. Raises OSError or ValueError."""
+    """Return the values in a file by name. Raises OSError, or ValueError if there are none."""
     values = parse_plain_yaml(read_file(path, max_bytes=MAX_BYTES).decode())
     if not values:
         raise ValueError(f"{path.name} is empty")
@@ -21,7 +21,7 @@ def read_plain_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse_plain_yaml(text: str) -> dict[str, Any]:
-    """Return the values by name in a text. Raises ValueError."""
+    """Return the values in a text by name. Raises ValueError."""
     try:
         values = _Loader(text).get_single_data() or {}
     except Exception as error:  # PyYAML raises any type, such as KeyError for `!!bool x`
@@ -34,7 +34,7 @@ def parse_plain_yaml(text: str) -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses aliases, a few of which make gigabytes, and a name that appears twice.
+    """Refuses names that appear twice, and aliases: a few of them can stand for gigabytes.
 
     Not `CSafeLoader`, which ends the process by a segmentation fault for deeply nested text.
     """

@@ -1,4 +1,4 @@
-"""Checks before any work: what would fail, or silently not be what the user meant.
+"""Checks a launch before any work: will it fail, or silently not do what the user meant?
 
 These are cheap and run at every start; `accel-trainer doctor` has more.
 """
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from .config import RecipeConfig
 
 TRIED_TORCH = ("2.13", "2.15")  # `make test-torch`; the table is in docs/troubleshooting.md
-_HAS_TF32 = (8, 0)
-_LARGE_BATCH = 4  # times the batch that a learning rate was tuned at
+_HAS_TF32 = (8, 0)  # CUDA's compute capability
+_LARGE_BATCH = 4  # as a multiple of the batch size that the learning rate was tuned for
 
 
 def refuse_launch(config: RecipeConfig) -> None:
@@ -30,18 +30,15 @@ def refuse_launch(config: RecipeConfig) -> None:
     if torch.backends.mps.is_available():
         fact = f"{num_processes} processes cannot share the GPU of a Mac"
         raise ConfigError("MPS_PROCESSES", f"{fact}: launch one with `python`, or use the CPU")
-    if (
-        torch.cuda.device_count()
-        and config.runtime.backend != "gloo"
-        and not dist.is_nccl_available()
-    ):
+    needs_nccl = torch.cuda.device_count() > 0 and config.runtime.backend != "gloo"
+    if needs_nccl and not dist.is_nccl_available():
         fact = f"{num_processes} processes on GPUs, and this torch {torch.__version__} has no NCCL"
         fix = "install torch for CUDA on Linux, or use --runtime.backend gloo"
         raise ConfigError("NCCL_MISSING", f"{fact}: {fix}")
 
 
 def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict[str, str]:
-    """Return what is probably not meant: by its code the fact, the value and the fix."""
+    """Return warnings by their codes: each says what is probably not meant, and the fix."""
     runtime = config.runtime
     num_gpus = 0 if is_switched_on("ACCELERATE_USE_CPU") else torch.cuda.device_count()
     found = {}
@@ -55,12 +52,8 @@ def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict
         )
         found["CUBLAS_LATE"] = f"{fact}: {fix}"
     precision = runtime.mixed_precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    if (
-        num_gpus
-        and precision == "no"
-        and not runtime.tf32
-        and torch.cuda.get_device_capability() >= _HAS_TF32
-    ):
+    is_float32 = precision == "no" and not runtime.tf32
+    if num_gpus and is_float32 and torch.cuda.get_device_capability() >= _HAS_TF32:
         fact = "float32 without TF32 does not use this GPU's tensor cores"
         found["TENSOR_CORES"] = f"{fact}: add --mixed-precision bf16, or --runtime.tf32"
     num_used = _count("LOCAL_WORLD_SIZE")
@@ -74,25 +67,30 @@ def find_warnings(config: RecipeConfig, *, is_too_late_for_cublas: bool) -> dict
 
 
 def _find_large_batch(config: RecipeConfig) -> str | None:
-    """Return what to do where a batch grew with the processes, and its learning rate is not scaled and warmed up."""
+    """Return a warning if many processes make a large batch, and the learning rate ignores that.
+
+    None if the learning rate is scaled and warmed up, or the batch is not large.
+    """
     num_processes = _count("WORLD_SIZE")
     optimizer = config.optimizer.with_learning_rate()
     schedule = config.schedule
     batch = config.batch.resolved_global_batch_size(num_processes)
     base = optimizer.base_batch_size
+    if num_processes == 1 or batch < _LARGE_BATCH * base:
+        return None
     large = (
         f"the global batch {batch} is {batch / base:.3g} times --optimizer.base-batch-size {base}"
     )
-    if num_processes == 1 or batch < _LARGE_BATCH * base:
-        return None
     if optimizer.learning_rate_scaling == "none":
-        rule = (
-            f"--optimizer.learning-rate-scaling {'linear' if optimizer.name == 'sgd' else 'sqrt'}"
-        )
+        scaling = "linear" if optimizer.name == "sgd" else "sqrt"
+        rule = f"--optimizer.learning-rate-scaling {scaling}"
         fix = f"set {rule}, or --optimizer.base-batch-size {batch} if it was tuned for this batch"
         return f"{large} and --lr {optimizer.learning_rate:g} is not scaled: {fix}"
     if schedule.warmup_epochs == 0 and schedule.shape != "triangular":
-        return f"{large} and the learning rate starts at its peak: set --schedule.warmup-epochs, such as 5"
+        return (
+            f"{large} and the learning rate starts at its peak: "
+            "set --schedule.warmup-epochs, such as 5"
+        )
     return None
 
 

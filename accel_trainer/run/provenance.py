@@ -1,4 +1,4 @@
-"""What a run's config does not show: packages, hardware, the code, and where each value came from."""
+"""What the config of a run does not show: packages, hardware, code, and the origin of values."""
 
 from __future__ import annotations
 
@@ -24,29 +24,31 @@ from .parser import parse_config_and_origins
 
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
 _GIT_TIMEOUT_S = 10
-# The values of flags such as `--hub-token`.
-_SECRET = re.compile(
+# Matches the values of flags such as `--hub-token`.
+_SECRET_FLAG = re.compile(
     r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*"
 )
-_IN_ADDRESS = re.compile(r"(?<=://)[^/\0\s@]+(?=@)")
-# By the prefixes of the hub, GitHub, GitLab, OpenAI, AWS, Slack and newer Weights & Biases keys, or
-# long hex.
+_LOGIN_IN_URL = re.compile(r"(?<=://)[^/\0\s@]+(?=@)")
+# Matches keys of the hub, GitHub, GitLab, OpenAI, AWS, Slack and newer ones of Weights & Biases by
+# their prefixes, and any long hexadecimal number.
 _LIKE_SECRET = re.compile(
     r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|AKIA|xox[abprs]-|wandb_v1_)[\w-]{8,}|\b[0-9a-f]{40,}\b"
 )
-# Known to hold no secret: communication between processes, their addresses, and how `accelerate
-# launch` shards.
+# Variables that hold no secret: settings of communication and of how `accelerate launch` shards.
 _VARIABLES = re.compile(
-    "GLOO_SOCKET_IFNAME|MASTER_(ADDR|PORT)|OMP_NUM_THREADS|SLURM_JOB_ID|TORCHELASTIC_(RESTART_COUNT|RUN_ID)"
+    "GLOO_SOCKET_IFNAME|MASTER_(ADDR|PORT)|OMP_NUM_THREADS|SLURM_JOB_ID"
+    "|TORCHELASTIC_(RESTART_COUNT|RUN_ID)"
     "|ACCELERATE_USE_(CPU|FSDP)|TORCH_(CPP_LOG_LEVEL|DISTRIBUTED_DEBUG)"
-    "|FSDP_(AUTO_WRAP_POLICY|MIN_NUM_PARAMS|RESHARD_AFTER_FORWARD|STATE_DICT_TYPE|TRANSFORMER_CLS_TO_WRAP|VERSION)"
+    "|FSDP_(AUTO_WRAP_POLICY|MIN_NUM_PARAMS|RESHARD_AFTER_FORWARD|STATE_DICT_TYPE"
+    "|TRANSFORMER_CLS_TO_WRAP|VERSION)"
     "|NCCL_(ALGO|DEBUG|IB_DISABLE|IB_HCA|P2P_DISABLE|PROTO|SHM_DISABLE|SOCKET_IFNAME)"
 )
 
 
 def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
     """Return what is needed to compare or repeat runs, as JSON values."""
-    device, arguments = accelerator.device, _SECRET.sub(r"\1***", "\0".join(sys.argv))
+    device = accelerator.device
+    arguments = _SECRET_FLAG.sub(r"\1***", "\0".join(sys.argv))
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "python": platform.python_version(),
@@ -76,11 +78,15 @@ def describe_environment(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def _mask(text: str) -> str:
-    return _LIKE_SECRET.sub("***", _IN_ADDRESS.sub("***", text))
+    return _LIKE_SECRET.sub("***", _LOGIN_IN_URL.sub("***", text))
 
 
 def find_origins(config: Any) -> dict[str, str]:
-    """Return where each value came from, by dotted name; `python` if it differs from the command line's."""
+    """Return the origin of each value by dotted name.
+
+    The origin is `default`, `file`, `flag` or `environment`; `python` if the value is not the one
+    that the command line gives.
+    """
     try:
         parsed, origins = parse_config_and_origins(type(config), sys.argv[1:])
     except ConfigError:  # the command line of something else, such as a notebook's kernel
@@ -92,13 +98,13 @@ def find_origins(config: Any) -> dict[str, str]:
 
 
 def _code() -> dict[str, Any]:
-    """Return the recipe's path and hash, its git commit, and whether tracked files were changed since."""
+    """Return the recipe's path and hash, its git commit, and whether tracked files have changed."""
     recipe = Path(sys.argv[0]).resolve()
-    commit, changes = _git("rev-parse", "HEAD"), _git("diff", "--name-only", "HEAD")
+    changes = _git("diff", "--name-only", "HEAD")
     return {
         "recipe": str(recipe),
         "sha256": hashlib.sha256(recipe.read_bytes()).hexdigest() if recipe.is_file() else None,
-        "git_commit": commit,
+        "git_commit": _git("rev-parse", "HEAD"),
         "is_changed": None if changes is None else bool(changes),
     }
 

@@ -1,4 +1,8 @@
-"""Whether a checkpoint is of this run: of its data and its task; and how a trainer continues from it."""
+"""Restores a trainer from a loaded checkpoint, if the data and the task are the same.
+
+The settings have been compared before, in `folder.py`. `Trainer.restore` then passes each piece of
+the checkpoint to the object that it belongs to.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,8 @@ from ..training.trainer import Trainer
 
 _logger = logging.getLogger(__name__)
 
-_DECISIVE = ("num_processes", "num_threads")  # of the last bits, with the versions
+# What decides the last bits of a result, beside the versions of libraries.
+_DECIDES_LAST_BITS = ("num_processes", "num_threads")
 
 
 def restore_checkpoint(
@@ -24,13 +29,13 @@ def restore_checkpoint(
     changes: Sequence[str],
     allowed: Sequence[str],
 ) -> None:
-    """Let `trainer` continue from `checkpoint`; `metadata` is what its own checkpoints will have.
+    """Check that `checkpoint` belongs to this run, and load its state into `trainer`.
 
-    `changes` are the settings that were changed on purpose, and `allowed` those that may be.
+    `metadata` describes this start of the run, as the manifests of its checkpoints will. `changes`
+    are the settings that were changed on purpose, `allowed` the names in `--allow-change`.
 
     Raises:
-        CheckpointError: the data or the task is another, or the content is nothing that this run
-            has saved.
+        CheckpointError: the data or the task has changed, or this run cannot load the state.
     """
     changes = [*changes, *_data_changes(checkpoint.manifest, metadata, allowed)]
     _check_task(checkpoint, metadata["task_fingerprint"])
@@ -38,28 +43,34 @@ def restore_checkpoint(
     try:
         trainer.restore(checkpoint.pieces, changes=changes)
         for stored in checkpoint.slices:
-            stored.kept = None  # verified here, and read on another process
+            stored.kept = None  # frees slices that this process has verified for another one
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
-        message = f"{checkpoint.name} contains state that this run cannot load ({reason}): use another checkpoint"
-        raise CheckpointError("CKPT_STATE", message) from error
+        raise CheckpointError(
+            "CKPT_STATE",
+            f"{checkpoint.name} contains state that this run cannot load ({reason}): "
+            "use another checkpoint",
+        ) from error
 
 
 def _data_changes(
     stored: Mapping[str, Any], now: Mapping[str, Any], allowed: Sequence[str]
 ) -> list[str]:
-    """Return `["data"]` if the data differs from the checkpoint's, and that is allowed; else nothing."""
-    before, after = stored.get("num_samples", now["num_samples"]), now["num_samples"]
-    old, new = stored.get("data_fingerprint", ""), now["data_fingerprint"]
+    """Return `["data"]` if the data has changed on purpose, and `[]` if it is the same.
+
+    Raises CheckpointError for any other change of the data.
+    """
+    after = now["num_samples"]
+    before = stored.get("num_samples", after)
+    old = stored.get("data_fingerprint", "")
+    new = now["data_fingerprint"]
     if before == after and is_same_data(old, new):
         return []
     if "data" in allowed:
         return ["data"]
-    change = (
-        f"{tuple(before)} -> {tuple(after)} samples"
-        if before != after
-        else f"{old[:16]} -> {new[:16]}"
-    )
+    change = f"{old[:16]} -> {new[:16]}"
+    if before != after:
+        change = f"{tuple(before)} -> {tuple(after)} samples"
     fix = "restore it, choose another --output-dir, or continue on purpose with --allow-change data"
     raise CheckpointError(
         "DATA_CHANGED", f"the data is not what this run was trained on ({change}): {fix}"
@@ -68,16 +79,17 @@ def _data_changes(
 
 def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
     if checkpoint.manifest.get("task_fingerprint", fingerprint) != fingerprint:
-        fact = "the task is not what this run was trained with, such as its class weights or its teacher"
-        raise CheckpointError("TASK_CHANGED", f"{fact}: restore it, or choose another --output-dir")
+        raise CheckpointError(
+            "TASK_CHANGED",
+            "the task is not what this run was trained with, such as its class weights or its "
+            "teacher: restore it, or choose another --output-dir",
+        )
 
 
 def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) -> None:
-    """Warn of other libraries, threads or processes than the checkpoint's: the last bits may differ."""
-    before, now = (
-        {**(each.get("versions") or {}), **{name: each[name] for name in _DECISIVE if name in each}}
-        for each in (checkpoint.manifest, metadata)
-    )
+    """Warn if libraries, threads or processes have changed: the last bits may differ."""
+    before = _what_decides_last_bits(checkpoint.manifest)
+    now = _what_decides_last_bits(metadata)
     if metadata["reduce"] == "exact":
         del before["num_processes"]
     if changed := [
@@ -85,3 +97,8 @@ def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) 
     ]:
         text = "changed since %s was saved: %s; the results may differ in the last bits"
         _logger.warning(text, checkpoint.name, ", ".join(changed))
+
+
+def _what_decides_last_bits(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = {name: metadata[name] for name in _DECIDES_LAST_BITS if name in metadata}
+    return {**(metadata.get("versions") or {}), **numbers}

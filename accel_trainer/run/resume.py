@@ -42,7 +42,7 @@ class Source:
 
 
 def choose_folder(config: RecipeConfig, recipe: str) -> Path:
-    """Return the run folder: the given one, an unfinished one to resume, or one still to be made."""
+    """Return the run folder: the given one, an unfinished one to resume, or a new name."""
     run = config.run
     if run.output_dir is not None:
         return run.output_dir
@@ -82,8 +82,10 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
     """
     if has_checkpoints(folder / "checkpoints"):
         if run.resume == "never":
-            fact = f"{folder} has checkpoints and --resume is never"
-            raise OutputError("RUN_EXISTS", f"{fact}: choose another folder")
+            raise OutputError(
+                "RUN_EXISTS",
+                f"{folder} has checkpoints and --resume is never: choose another folder",
+            )
         return Source(str(folder))
     if run.resume in ("auto", "never"):
         return None
@@ -92,8 +94,9 @@ def find_source(folder: Path, run: RunConfig) -> Source | None:
         return Source(str(path.parent.parent), path.name)
     if has_checkpoints(path / "checkpoints"):
         return Source(str(path))
-    fact = f"--resume {run.resume} is neither a checkpoint nor a run"
-    raise CheckpointError("CKPT_NOT_FOUND", f"{fact}: check the path")
+    raise CheckpointError(
+        "CKPT_NOT_FOUND", f"--resume {run.resume} is neither a checkpoint nor a run: check the path"
+    )
 
 
 def read_stored_config(source: Source) -> dict[str, Any]:
@@ -105,8 +108,9 @@ def read_stored_config(source: Source) -> dict[str, Any]:
             raise ValueError(f"batch is {str(batch)[:80]}, expected whole numbers by name")
         return stored
     except (OSError, ValueError) as error:
-        fact = f"{path} cannot be read ({error})"
-        raise CheckpointError("RUN_CONFIG", f"{fact}: restore it") from error
+        raise CheckpointError(
+            "RUN_CONFIG", f"{path} cannot be read ({error}): restore it"
+        ) from error
 
 
 def _is_batch(batch: object) -> bool:

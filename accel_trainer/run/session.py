@@ -1,4 +1,4 @@
-"""Starts a run: its processes, its folder, and the checkpoint it continues from."""
+"""Starts a run: joins its processes, opens its folder and loads the checkpoint to continue from."""
 
 from __future__ import annotations
 
@@ -35,15 +35,14 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """A started run: its processes, its folder and the checkpoint it continues from, on every process.
-
-    `config` has the global batch size filled in, which stays the same after a change of hardware.
-    """
+    """A started run, on every process."""
 
     config: RecipeConfig
+    """With the global batch size filled in, which stays the same after a change of hardware."""
     accelerator: Accelerator
     folder: Path
     checkpoint: LoadedCheckpoint | None
+    """What the run continues from; `build_trainer` restores it. None: the run is new."""
     changes: tuple[str, ...]
     """Settings that decide the training and were changed on purpose since the checkpoint."""
     nondeterministic: set[str]
@@ -51,25 +50,26 @@ class Run:
     activity: Activity
     stop_flag: StopFlag
     resources: ExitStack
-    """Closed when the run ends, in whatever way."""
+    """Closed at the end of the run, also after an error."""
 
 
 @contextmanager
 def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
-    """Join the processes, lock the run folder and find where to start. **Collective.**
+    """Join the processes, lock the run folder and load the checkpoint. **Collective.**
 
     The order matters; what is entered is left in reverse:
 
-    1. Mistakes in settings are said before any process waits for another.
-    2. The processes join, and compare code and settings: they will take the same steps.
-    3. Signals and hangs are heeded before a file changes.
-    4. The main process opens the folder, and tells the others what to continue.
-    5. Errors are reported in that folder, those of memory and of compilation in plain words.
-    6. The checkpoint is read last: it is large, and nothing else can refuse the run any more.
+    1. Mistakes in settings are reported before any process waits for another.
+    2. The processes join, and check that code and settings are the same on all of them.
+    3. Signals are handled and hangs are noticed before any file changes.
+    4. The main process opens the folder, and tells the others what the run continues from.
+    5. From here on, errors are reported in that folder; those of memory and of compilation are
+       explained.
+    6. The checkpoint is loaded last: it is large, and the settings can no longer refuse the run.
 
     Raises:
-        ConfigError: the config differs from that of the run it would continue, or between
-            processes.
+        ConfigError: the config differs from that of the run it would continue, or from that of
+            another process.
         ProcessError: the other processes cannot be reached, or one of them failed.
         OutputError: the folder cannot be written or is in use.
         CheckpointError: there are checkpoints, and none is valid.
@@ -82,7 +82,8 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     rank = accelerator.process_index
     num_processes = accelerator.num_processes
     activity = Activity()
-    stop_flag = StopFlag(num_processes=num_processes, timeout_s=config.runtime.timeout_s)
+    timeout_s = config.runtime.timeout_s
+    stop_flag = StopFlag(num_processes=num_processes, timeout_s=timeout_s)
     watchdog = _build_watchdog(config, activity, stop_flag, num_processes)
     with ExitStack() as lock, stop_on_signals(stop_flag), watchdog:
         stop_flag.is_starting = True  # until the trainer begins
@@ -99,7 +100,6 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
                 nondeterminism_named(says_it=accelerator.is_main_process) as operations,
                 ExitStack() as resources,
             ):
-                timeout_s = config.runtime.timeout_s
                 yield Run(
                     config=config,
                     accelerator=accelerator,
@@ -115,7 +115,7 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
 
 
 def _join(config: RecipeConfig) -> Accelerator:
-    """Return the accelerator, once all processes have the same code and settings.
+    """Return the accelerator, after a check that code and settings are the same on all processes.
 
     **Collective.**
     """
@@ -140,7 +140,7 @@ def _open_on_main(
     stop_flag: StopFlag,
     lock: ExitStack,
 ) -> OpenedFolder:
-    """Return what the main process has found in the run folder. **Collective.**"""
+    """Open the run folder on the main process; return what it found there. **Collective.**"""
 
     def open_it() -> dict[str, object]:
         found = open_folder(config, recipe, accelerator=accelerator, stop_flag=stop_flag, lock=lock)
