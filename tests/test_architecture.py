@@ -414,7 +414,7 @@ RULES = {
             "run.preflight",
             "run.provenance",  # records it
             "cli.launch",
-            "cli.sweep.processes",
+            "cli.common.processes",
             "cli.doctor.findings",
             "cli.recipe.dry_run",  # hands it to the processes that it starts
             "callbacks.trackers",  # theirs say where they store
@@ -426,7 +426,7 @@ RULES = {
         {
             "fault_tolerance.preemption",
             "data.signals",  # those of data workers, and of a process that is done
-            "cli.launch",  # hands signals on to the processes it starts
+            "cli.common.processes",  # forwards signals to the processes it starts
         },
         "signal.signal(signal.SIGTERM, handle)",
     ),
@@ -438,7 +438,7 @@ RULES = {
             "core.console",
             "cli.main",
             "cli.launch",
-            "cli.runs.tables",  # escapes what names tell a terminal to do
+            "cli.common.output",  # escapes control characters in names
             "cli.share.plain_evaluation",  # a script without this package
         },
         "print('hello')",

@@ -1,4 +1,4 @@
-"""`accel-trainer lr-find RECIPE.py [its flags]`: run a learning-rate range test, with its curve and a suggestion."""
+"""`accel-trainer lr-find RECIPE.py [its flags]`: run a range test and suggest a learning rate."""
 
 from __future__ import annotations
 
@@ -13,27 +13,31 @@ from pathlib import Path
 
 from ..core.errors import ConfigError, ExitCode, OutputError
 from ..run.parser import parse_config
-from .launch import signals_handed_on
-from .parser import CommandParser
-from .plan import find_config_class
+from .common.output import tell
+from .common.parser import CommandParser
+from .common.processes import forward_signals, start_recipe
+from .common.recipes import find_config_class
 from .report.figures import save_picture
 from .runs.run_reader import read_run
-from .runs.tables import tell
-from .sweep.processes import start_recipe
 
 _EXAMPLE = "example: accel-trainer lr-find recipes/cifar.py --config recipes/configs/digits.yaml"
 _RULES = (
-    "The range test of L. N. Smith, Cyclical Learning Rates for Training Neural Networks (arXiv 1506.01186, 2015): "
-    "the learning rate grows by the same factor each step. The suggestion is where the loss, averaged over about ten "
-    "steps, falls most steeply before its minimum, but at most one tenth of the learning rate at which it diverges: "
-    "where it exceeds its first value after the minimum, or is NaN."
+    "The range test of L. N. Smith, Cyclical Learning Rates for Training Neural Networks "
+    "(arXiv 1506.01186, 2015): the learning rate grows by the same factor each step. The "
+    "suggestion is where the loss, averaged over about ten steps, falls most steeply before its "
+    "minimum, but at most one tenth of the learning rate at which it diverges: where it exceeds "
+    "its first value after the minimum, or is NaN."
 )
-_MEMORY = 0.9  # of the running mean of the loss
+_MEMORY = 0.9  # decay of the running mean of the loss
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """The loss at each step of a growing learning rate, raw and averaged, until the end or divergence."""
+class RangeTest:
+    """The loss at each step of a growing learning rate, and what follows from it.
+
+    `smooth` is the running mean of `losses`. `steepest` is the learning rate where it falls most
+    steeply (None: it never fell), `divergence` the one where it diverges (None: it did not).
+    """
 
     learning_rates: Sequence[float]
     losses: Sequence[float]
@@ -50,7 +54,10 @@ class Sweep:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the test in a temporary folder, draw the curve, print a suggestion; return 1 if the loss never fell."""
+    """Run the test in a temporary folder, draw the curve and print a suggestion.
+
+    Returns 1 if the loss never fell, else 0.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     recipe = argv.pop(0) if argv and not argv[0].startswith("-") else None
     parser = CommandParser(
@@ -81,14 +88,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     ramp = [*flags, *_ramp(options.lowest, growth, options.steps)]
     parse_config(find_config_class(Path(recipe)), ramp, description="")
     losses = _measure([recipe, *ramp], options.num_processes)
-    sweep = judge([options.lowest * growth**step for step in range(len(losses))], losses)
-    _draw(sweep, options.png)
-    tell("\n".join([*_verdict(sweep), f"the curve is in {options.png}"]))
-    return ExitCode.DONE if sweep.suggestion is not None else 1
+    test = analyze([options.lowest * growth**step for step in range(len(losses))], losses)
+    _draw(test, options.png)
+    tell("\n".join([*_verdict(test), f"the curve is in {options.png}"]))
+    return ExitCode.DONE if test.suggestion is not None else 1
 
 
 def _ramp(lowest: float, growth: float, num_steps: int) -> list[str]:
-    """Return the flags of a run whose learning rate grows at each step and which evaluates only at its end."""
+    """Return the flags of a run whose learning rate grows each step and which evaluates once."""
     flags = {
         "--lr": lowest,
         "--schedule.shape": "exponential",
@@ -105,12 +112,12 @@ def _ramp(lowest: float, growth: float, num_steps: int) -> list[str]:
 
 
 def _measure(command: Sequence[str], num_processes: int) -> list[float]:
-    """Return the loss of each step of a run in a temporary folder; the last is NaN if the run diverged."""
+    """Return the loss of each step of a run in a temporary folder, then NaN if the run diverged."""
     with tempfile.TemporaryDirectory(prefix="lr-find-") as temporary:
         folder = Path(temporary) / "run"
         command = [*command, "--output-dir", str(folder)]
         with (
-            signals_handed_on(),
+            forward_signals(),
             start_recipe(
                 command, num_processes=num_processes, output=subprocess.DEVNULL
             ) as process,
@@ -122,9 +129,10 @@ def _measure(command: Sequence[str], num_processes: int) -> list[float]:
     return [*losses, math.nan] if code == ExitCode.DIVERGED else losses
 
 
-def judge(learning_rates: Sequence[float], losses: Sequence[float]) -> Sweep:
+def analyze(learning_rates: Sequence[float], losses: Sequence[float]) -> RangeTest:
     """Find the steepest fall of the averaged loss and the point where it diverges, by `_RULES`."""
-    smooth, mean = [], 0.0
+    smooth = []
+    mean = 0.0
     for step, loss in enumerate(losses, 1):
         mean = _MEMORY * mean + (1 - _MEMORY) * loss
         smooth.append(mean / (1 - _MEMORY**step))
@@ -134,40 +142,39 @@ def judge(learning_rates: Sequence[float], losses: Sequence[float]) -> Sweep:
     steepest = learning_rates[slopes.index(min(slopes)) + 1] if slopes else None
     diverged = [step for step in range(lowest, len(finite)) if finite[step] > finite[0]]
     divergence = learning_rates[diverged[0]] if diverged else None
-    return Sweep(learning_rates, losses, smooth, steepest, divergence)
+    return RangeTest(learning_rates, losses, smooth, steepest, divergence)
 
 
-def _verdict(sweep: Sweep) -> list[str]:
-    if sweep.suggestion is None:
+def _verdict(test: RangeTest) -> list[str]:
+    if test.suggestion is None:
         return ["the loss never fell: check the data, the labels and the model"]
-    lines = [f"steepest fall of the loss at --lr {sweep.steepest:.2g}"]
-    if sweep.divergence is not None:
-        lines.append(
-            f"diverges at --lr {sweep.divergence:.2g}; one tenth of that is {sweep.divergence / 10:.2g}"
-        )
-    return [*lines, f"suggestion: --lr {sweep.suggestion:.2g}"]
+    lines = [f"steepest fall of the loss at --lr {test.steepest:.2g}"]
+    if test.divergence is not None:
+        tenth = test.divergence / 10
+        lines.append(f"diverges at --lr {test.divergence:.2g}; one tenth of that is {tenth:.2g}")
+    return [*lines, f"suggestion: --lr {test.suggestion:.2g}"]
 
 
-def _draw(sweep: Sweep, path: Path) -> None:
-    """Draw the loss over the learning rate, with the suggestion."""
+def _draw(test: RangeTest, path: Path) -> None:
+    """Draw the loss over the learning rate, with the suggestion, as a PNG at `path`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(
-        sweep.learning_rates, sweep.losses, ".", color="#b9b9b9", markersize=4, label="each step"
+        test.learning_rates, test.losses, ".", color="#b9b9b9", markersize=4, label="each step"
     )
-    axes.plot(sweep.learning_rates, sweep.smooth, color="#2f62d3", label="averaged")
-    if sweep.divergence is not None:
+    axes.plot(test.learning_rates, test.smooth, color="#2f62d3", label="averaged")
+    if test.divergence is not None:
         axes.axvline(
-            sweep.divergence,
+            test.divergence,
             color="#c8345e",
             linestyle=":",
-            label=f"diverges, {sweep.divergence:.2g}",
+            label=f"diverges, {test.divergence:.2g}",
         )
-    if sweep.suggestion is not None:
-        axes.axvline(sweep.suggestion, color="#0c8a6c", label=f"suggestion, {sweep.suggestion:.2g}")
-    finite = [value for value in sweep.losses if math.isfinite(value)]
+    if test.suggestion is not None:
+        axes.axvline(test.suggestion, color="#0c8a6c", label=f"suggestion, {test.suggestion:.2g}")
+    finite = [value for value in test.losses if math.isfinite(value)]
     axes.set(xscale="log", xlabel="--lr", ylabel="training loss", title="Learning-rate range test")
     axes.set_ylim(min(finite) - 0.05 * finite[0], finite[0] * 1.5)
     axes.spines[["top", "right"]].set_visible(False)

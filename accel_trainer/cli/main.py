@@ -1,4 +1,7 @@
-"""The entry point of `accel-trainer`. It imports only the command that is called."""
+"""The entry point of `accel-trainer`. It imports only the command that is called.
+
+There is no list of commands: `find_commands` finds them by the first line of their docstrings.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +18,22 @@ from typing import Any, cast
 
 from ..core import console
 from ..core.errors import ConfigError, ExitCode, UserError
-from .runs.tables import printable
+from .common.output import printable
 
 _PACKAGE = __name__.rpartition(".")[0]
 _INTERRUPTED = 130  # 128 + SIGINT
-# The first line of a source file: parsing all files would take longer than a small command.
+# Matches the first line of a command's source. Only this line is read: parsing all files would take
+# longer than a small command.
 _SUMMARY = re.compile(
     r'"""`accel-trainer (?P<name>[a-z-]+)(?P<arguments>[^`]*)`: (?P<text>.+?)(?:""")?\n'
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command in `argv` and return its exit code; without one, list the commands.
+    """Run the command in `argv` and return its exit code; without a command, list all commands.
 
-    A `UserError` becomes one line on stderr and its exit code, and Ctrl-C 130, as for a program
-    that it ends.
+    A `UserError` is printed as one line on stderr and returns its exit code. Ctrl-C returns 130, as
+    for a program that the signal kills.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
@@ -50,10 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         console.mute()  # stdout itself may have failed
-        print(
-            f"accel_trainer: error[IO]: {printable(str(error))}: check the paths, and the disk of stdout",
-            file=sys.stderr,
-        )
+        fix = "check the paths, and the disk of stdout"
+        print(f"accel_trainer: error[IO]: {printable(str(error))}: {fix}", file=sys.stderr)
         return ExitCode.OUTPUT
 
 
@@ -70,15 +72,16 @@ def _overview() -> str:
     lines = ["usage: accel-trainer COMMAND ...", ""]
     for name, (_, usage, text) in find_commands().items():
         wrapped = textwrap.wrap(text, shutil.get_terminal_size().columns - 6)
-        lines += [f"  {name}{usage}", *(f"      {line}" for line in wrapped)]
+        lines.append(f"  {name}{usage}")
+        lines += [f"      {line}" for line in wrapped]
     return "\n".join([*lines, "", "See accel-trainer COMMAND --help."])
 
 
 def find_commands() -> dict[str, tuple[str, str, str]]:
-    """Return, by name, the module, arguments and summary of each command, read without importing it.
+    """Return the module, the arguments and the summary of each command, by its name.
 
-    A module is a command if its docstring starts like "`accel-trainer status RUN`: how a run is
-    doing".
+    A module of this package is a command if its docstring starts like "`accel-trainer status RUN`:
+    show the state of a run". The modules are not imported.
     """
     commands = {}
     for module in pkgutil.walk_packages(sys.modules[_PACKAGE].__path__, f"{_PACKAGE}."):

@@ -1,4 +1,4 @@
-"""`accel-trainer new FOLDER`: start a project of your own: a recipe, a config, presets, a README and a test."""
+"""`accel-trainer new FOLDER`: start a project: a recipe, a config, presets, a README and a test."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from typing import NamedTuple
 from ..core import filesystem
 from ..core.errors import ConfigError
 from ..core.run_dir import writes_to
-from .parser import CommandParser
-from .runs.tables import tell
+from .common.output import tell
+from .common.parser import CommandParser
 
-_PACKAGE, _PRESETS = Path(__file__).parents[1], "accelerate_configs"
-
-
+_PACKAGE = Path(__file__).parents[1]
+_PRESETS = "accelerate_configs"
 _EXAMPLE = "example: accel-trainer new my-project --template images"
 
 
 class _Template(NamedTuple):
-    """`flags` of a first training, and those and the preparation of a small test."""
+    """The flags of a first training, and the flags and the preparation of a small test."""
 
     flags: str
     test_flags: str
@@ -54,7 +53,7 @@ pytest
 
 `train.py` is yours: change the model, the data and the task. Each run has its folder in `runs/`; the same command
 continues a run that was stopped, and `accel-trainer report RUN` makes a page of it.
-"""
+"""  # noqa: E501
 
 _CONFIG = """# accelerate launch train.py --config config.yaml
 # `python train.py --help-all` lists all settings, and the config.yaml of a run's folder has their values.
@@ -62,7 +61,7 @@ trainer:
   num_epochs: 10
 batch:
   global_batch_size: 64
-"""
+"""  # noqa: E501
 
 _TEST = '''"""The recipe takes a step, evaluates, saves and continues."""
 
@@ -98,7 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         (folder / _PRESETS).mkdir(parents=True)
         for path, data in files.items():
             (folder / path).write_bytes(data)
-    command = f"cd {shlex.quote(str(folder))} && accelerate launch train.py {_TEMPLATES[options.template].flags}"
+    flags = _TEMPLATES[options.template].flags
+    command = f"cd {shlex.quote(str(folder))} && accelerate launch train.py {flags}"
     tell(f"created {folder}: {command.rstrip()}")
     return 0
 
@@ -127,6 +127,6 @@ def _read(path: Path) -> bytes:
 
 
 def _template(name: str) -> Path:
-    """Return a folder of the repository, which lies in the package only where a wheel was installed."""
+    """Return the path of a folder of the repository, which a wheel holds inside the package."""
     inside = _PACKAGE / "templates" / name
     return inside if inside.is_dir() else _PACKAGE.parent / name

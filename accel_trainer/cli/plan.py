@@ -1,16 +1,19 @@
-"""`accel-trainer plan [RECIPE.py] [its flags] [--num-processes N]`: show batches, steps and learning rates of a run."""
+"""`accel-trainer plan [RECIPE.py] [its flags] [--num-processes N]`: show what a run will do.
+
+It prints the batches, steps and learning rates, and the steps after which the run evaluates and
+saves.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..core.batch_plan import BatchPlan
-from ..core.errors import ConfigError, UserError
+from ..core.errors import ConfigError
 from ..core.learning_rate import Schedule
 from ..core.train_state import TrainState
 from ..run.config import RecipeConfig
@@ -18,11 +21,16 @@ from ..run.optimization import plan_learning_rate
 from ..run.parser import parse_config
 from ..vision import BadImageConfig, PhotoConfig, load_photos
 from ..vision.sources.find import find_image_source
-from .parser import CommandParser
-from .runs.tables import show
+from .common.output import show
+from .common.parser import CommandParser
+from .common.recipes import find_config_class
 
-_EXAMPLE = "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml --num-processes 8"
-_KNOWN_SAMPLES = {"cifar10": 50_000, "cifar100": 50_000}  # so that a plan needs no download
+_EXAMPLE = (
+    "example: accel-trainer plan recipes/cifar.py --config recipes/configs/digits.yaml "
+    "--num-processes 8"
+)
+# A plan of these datasets needs no download.
+_KNOWN_SAMPLES = {"cifar10": 50_000, "cifar100": 50_000}
 _NUM_ROWS = 10
 
 
@@ -72,36 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def find_config_class(path: Path) -> type[RecipeConfig]:
-    """Import a recipe and return its config class: `RecipeConfig` or its most derived subclass."""
-    name = f"planned_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError("RECIPE", f"{path} is not a recipe: give the path of a Python file")
-    # where dataclasses look up their types
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except UserError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            "RECIPE",
-            f"{path} cannot be imported ({type(error).__name__}: {error}): run it to see where",
-        ) from error
-    classes = [
-        v for v in vars(module).values() if isinstance(v, type) and issubclass(v, RecipeConfig)
-    ]
-    if not classes:
-        raise ConfigError(
-            "RECIPE", f"{path} has no RecipeConfig: give a file like recipes/cifar.py"
-        )
-    return max(classes, key=lambda found: len(found.__mro__))
-
-
 def _count_samples(config: Any) -> int:
-    """Return the number of training samples, found by the reader that the recipe's settings are for."""
-    dataset, settings = getattr(config, "dataset", None), vars(config).values()
+    """Return the number of training samples, counted by the reader that the recipe would use."""
+    dataset = getattr(config, "dataset", None)
+    settings = vars(config).values()
     if not isinstance(dataset, str):
         raise ConfigError(
             "PLAN", "this recipe has no --dataset to count samples in: add --num-samples"
@@ -117,9 +99,12 @@ def _count_samples(config: Any) -> int:
             )
             return len(found.train)
     if not any(isinstance(images, BadImageConfig) for images in settings):
-        fact = "only a recipe with the settings of load_images or load_photos (BadImageConfig, PhotoConfig) is counted"
+        fact = (
+            "only a recipe with the settings of load_images or load_photos "
+            "(BadImageConfig, PhotoConfig) is counted"
+        )
         raise ConfigError("PLAN", f"{fact}: add --num-samples")
-    # decodes and caches nothing
+    # This decodes and caches nothing.
     return _KNOWN_SAMPLES.get(dataset) or len(find_image_source(dataset).read().train.labels)
 
 
@@ -127,7 +112,7 @@ def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> R
     """Return what a run of `config` on `num_processes` will do.
 
     Raises:
-        ConfigError: such a run would refuse to start.
+        ConfigError: the run would refuse to start.
     """
     if num_processes < 1:
         raise ConfigError("PLAN", f"--num-processes is {num_processes}: set it to 1 or more")
@@ -135,8 +120,15 @@ def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> R
     peak_learning_rate, learning_rate_at = plan_learning_rate(config, batch)
     total_steps = config.trainer.num_epochs * batch.steps_per_epoch
     positions = list(_positions(config, batch))
-    ends = [position for position in positions if position.step_in_epoch == 0]
-    every = config.trainer.evaluate_every_n_epochs
+    # A run also evaluates and saves at its last step.
+    evaluation_steps = {len(positions)}
+    save_steps = {len(positions)}
+    for position in positions:
+        is_epoch_end = position.step_in_epoch == 0
+        if is_epoch_end and config.trainer.evaluates_after(position.epoch):
+            evaluation_steps.add(position.optimizer_step)
+        if config.checkpoint.is_due(position):
+            save_steps.add(position.optimizer_step)
     return RunPlan(
         config=config,
         batch=batch,
@@ -146,45 +138,46 @@ def plan_run(config: RecipeConfig, *, num_samples: int, num_processes: int) -> R
         ),
         learning_rate_at=learning_rate_at,
         num_steps=len(positions),
-        # A run also evaluates and saves at its last step.
-        evaluation_steps=sorted(
-            {*(end.optimizer_step for end in ends if end.epoch % every == 0), len(positions)}
-        ),
-        save_steps=sorted(
-            {*(p.optimizer_step for p in positions if config.checkpoint.is_due(p)), len(positions)}
-        ),
+        evaluation_steps=sorted(evaluation_steps),
+        save_steps=sorted(save_steps),
     )
 
 
 def _positions(config: RecipeConfig, batch: BatchPlan) -> Iterator[TrainState]:
     """Yield the position of the run after each step."""
-    for epoch in range(config.trainer.num_epochs):
-        for step in range(1, batch.steps_per_epoch + 1):
-            done, is_end = epoch * batch.steps_per_epoch + step, step == batch.steps_per_epoch
-            yield TrainState(done, epoch + is_end, 0 if is_end else step)
-            if done == config.trainer.max_steps:
-                return
+    position = TrainState()
+    while position.epoch < config.trainer.num_epochs:
+        position.advance(batch.step_batch_size(position.step_in_epoch))
+        if position.step_in_epoch == batch.steps_per_epoch:
+            position.finish_epoch()
+        yield replace(position)
+        if position.optimizer_step == config.trainer.max_steps:
+            return
 
 
 def describe(plan: RunPlan) -> list[str]:
     """Return the plan as lines of text."""
-    batch, optimizer, trainer = (
-        plan.batch,
-        plan.config.optimizer.with_learning_rate(),
-        plan.config.trainer,
-    )
+    batch = plan.batch
+    trainer = plan.config.trainer
+    optimizer = plan.config.optimizer.with_learning_rate()
     last = batch.step_batch_size(batch.steps_per_epoch - 1)
     stop = "" if plan.num_steps == trainer.num_epochs * batch.steps_per_epoch else " (--max-steps)"
     ratio = f"{batch.global_batch_size}/{optimizer.base_batch_size}"
-    scaling = {"none": "", "linear": f" = {optimizer.learning_rate:g} x {ratio}"}.get(
-        optimizer.learning_rate_scaling, f" = {optimizer.learning_rate:g} x sqrt({ratio})"
-    )
+    if optimizer.learning_rate_scaling == "none":
+        scaling = ""
+    elif optimizer.learning_rate_scaling == "linear":
+        scaling = f" = {optimizer.learning_rate:g} x {ratio}"
+    else:
+        scaling = f" = {optimizer.learning_rate:g} x sqrt({ratio})"
     lines = [batch.describe()]
     if last != batch.global_batch_size:
         lines.append(f"the last step of an epoch has {last} samples")
     lines.append(f"{trainer.num_epochs} epochs, {plan.num_steps} steps{stop}")
     lines.append(f"peak learning rate {plan.peak_learning_rate:g}{scaling}, {_warmup(plan)}")
-    lines += ["", f"{'step':>9}  {'epoch':>7}  {'learning rate':>13}", *_curve(plan), ""]
+    lines.append("")
+    lines.append(f"{'step':>9}  {'epoch':>7}  {'learning rate':>13}")
+    lines += _curve(plan)
+    lines.append("")
     lines.append(f"evaluates after step {_listed(plan.evaluation_steps)}")
     lines.append(f"saves after step {_listed(plan.save_steps)}, and after each best evaluation")
     return lines
@@ -198,15 +191,11 @@ def _warmup(plan: RunPlan) -> str:
 
 
 def _curve(plan: RunPlan) -> list[str]:
-    """Return the learning rate at about ten steps."""
-    count = plan.num_steps
-    steps = {
-        1,
-        plan.warmup_steps,
-        *(round(count * row / _NUM_ROWS) for row in range(_NUM_ROWS + 1)),
-    }
+    """Return rows with the learning rate at about ten steps."""
+    evenly_spaced = {round(plan.num_steps * row / _NUM_ROWS) for row in range(_NUM_ROWS + 1)}
+    steps = {1, plan.warmup_steps} | evenly_spaced
     rows = []
-    for step in sorted(step for step in steps if 1 <= step <= count):
+    for step in sorted(step for step in steps if 1 <= step <= plan.num_steps):
         learning_rate = plan.learning_rate_at(step - 1)
         epoch = step / plan.batch.steps_per_epoch
         rows.append(f"{step:>9,}  {epoch:>7.2f}  {learning_rate:>13.4g}")
@@ -214,8 +203,8 @@ def _curve(plan: RunPlan) -> list[str]:
 
 
 def _listed(steps: Sequence[int]) -> str:
-    if len(steps) <= 6:
-        return ", ".join(f"{step:,}" for step in steps)
-    return (
-        f"{', '.join(f'{step:,}' for step in steps[:3])}, ... {steps[-1]:,} ({len(steps):,} times)"
-    )
+    """Return the steps as text: all of up to six, else the first three and the last."""
+    shown = [f"{step:,}" for step in steps]
+    if len(shown) <= 6:
+        return ", ".join(shown)
+    return f"{', '.join(shown[:3])}, ... {shown[-1]} ({len(shown):,} times)"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_trainer.cli.lr_find import judge
+from accel_trainer.cli.lr_find import analyze
 from tests.cli.conftest import run_command
 
 ROOT = Path(__file__).parents[2]
@@ -17,25 +17,25 @@ RATES = [1e-5 * 10 ** (step / 20) for step in range(121)]  # to 10
 
 def test_lr_find_suggests_the_steepest_fall_up_to_a_tenth_of_divergence() -> None:
     falls_at = [2.3 - 1.5 / (1 + (1e-2 / rate) ** 2) for rate in RATES]
-    found = judge(RATES, falls_at)
+    found = analyze(RATES, falls_at)
     assert found.divergence is None
     # the mean follows the loss late
     assert found.suggestion == found.steepest == pytest.approx(1.2e-2, rel=0.7)
     explodes = [loss + (rate / 0.3) ** 4 for loss, rate in zip(falls_at, RATES, strict=True)]
-    found = judge(RATES, explodes)
+    found = analyze(RATES, explodes)
     assert found.divergence == pytest.approx(0.4, rel=0.5)
     assert found.suggestion == min(found.steepest, found.divergence / 10)
-    early = judge(
+    early = analyze(
         RATES, [loss + (rate / 0.02) ** 4 for loss, rate in zip(falls_at, RATES, strict=True)]
     )
     assert early.suggestion == early.divergence / 10 < early.steepest
 
 
 def test_lr_find_of_a_nan_loss_diverges_and_of_no_fall_suggests_nothing() -> None:
-    found = judge(RATES[:51], [3 - 0.02 * step for step in range(50)] + [math.nan])
+    found = analyze(RATES[:51], [3 - 0.02 * step for step in range(50)] + [math.nan])
     assert found.divergence == RATES[50]
     assert found.suggestion == RATES[50] / 10
-    assert judge(RATES, [2.0 + step for step in range(121)]).suggestion is None
+    assert analyze(RATES, [2.0 + step for step in range(121)]).suggestion is None
 
 
 @pytest.mark.usefixtures("python_is_forked")

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from accel_trainer.cli.common.output import printable
 from accel_trainer.cli.main import main as door
-from accel_trainer.cli.runs.tables import printable
 from tests.cli.conftest import run_command
 
 _ROOM_BYTES = 2**34  # of address space beyond what there is now

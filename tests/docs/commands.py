@@ -17,8 +17,8 @@ import torch.distributed.run
 from accelerate.commands.launch import launch_command_parser
 
 from accel_trainer import parse_config
+from accel_trainer.cli.common.recipes import find_config_class
 from accel_trainer.cli.main import main as accel_trainer
-from accel_trainer.cli.plan import find_config_class
 
 from .pages import ROOT
 

@@ -25,9 +25,9 @@ from ...distributed.machine import available_cpus
 from ...vision import EvalTransform, PhotoSplit, load_photos
 from ...vision.data.photo_decode import decode_photo, opened_image
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
-from ..parser import CommandParser
-from ..runs.tables import both_ends, format_table, tell
-from ..threads import in_order
+from ..common.output import both_ends, format_table, tell
+from ..common.parser import CommandParser
+from ..common.threads import in_order
 from .page import draw_page
 
 _NUM_CLASSES = 10  # of the largest and of the smallest that are shown

@@ -28,9 +28,9 @@ from ...distributed.machine import available_cpus
 from ...vision.data.photo_decode import decoder_version
 from ...vision.sources.photo_columns import CHECKSUM
 from ...vision.sources.photo_splits import PhotoSplits, load_splits
-from ..parser import CommandParser
-from ..runs.tables import tell
-from ..threads import in_order
+from ..common.output import tell
+from ..common.parser import CommandParser
+from ..common.threads import in_order
 from .reencode import reencode
 from .shards import Shard, describe_shards, plan_shards, write_shard
 

@@ -22,9 +22,9 @@ from ...core.errors import ExitCode
 from ...distributed.launch_env import setup_launch_env
 from ...run.config import RecipeConfig
 from ...run.parser import parse_config
-from ..plan import find_config_class
+from ..common.output import show, tell
+from ..common.recipes import find_config_class
 from ..runs.status import require_status
-from ..runs.tables import show, tell
 from . import launching, machine
 from .findings import Check, Finding, LaunchContext, examine
 from .starting import WHAT_HOLDS, examine_start

@@ -8,9 +8,9 @@ from typing import Any
 
 from ...core.errors import OutputError
 from ...vision.data.photo_decode import FORMATS
+from ..common.output import format_number
 from ..runs.run_reader import RunReader
 from ..runs.settings import changed_settings
-from ..runs.tables import format_number
 
 
 def write_card(

@@ -8,9 +8,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..common.output import format_duration, is_fraction
 from ..runs.confusion import Confusion
 from ..runs.run_reader import RunReader
-from ..runs.tables import format_duration, is_fraction
 from .figures import LIGHT, NUM_SERIES, Chart, draw_chart
 
 if TYPE_CHECKING:

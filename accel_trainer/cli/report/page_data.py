@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..common.output import is_fraction
 from ..runs.run_reader import RunReader
-from ..runs.tables import is_fraction
 from .charts import KINDS, group_curves
 from .figures import series_name
 

@@ -22,12 +22,12 @@ from ...core.errors import OutputError
 from ...core.run_dir import expand_home
 from ...training.evaluation_file import read_details
 from ...vision import ImageDataset, Photos
-from ..parser import CommandParser
+from ..common.output import format_duration, format_number, tell
+from ..common.parser import CommandParser
 from ..runs.confusion import read_confusion
 from ..runs.run_reader import RunReader, read_run, reading
 from ..runs.runs import find_runs
 from ..runs.settings import changed_settings, differing_settings, flatten
-from ..runs.tables import format_duration, format_number, tell
 from .figures import DARK, LIGHT, Chart, series_name
 from .pictures import draw_samples, load_data, read_mistakes
 

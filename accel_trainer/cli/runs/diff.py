@@ -8,9 +8,9 @@ from typing import Any
 
 from ...core.config import diff_config
 from ...training.metrics import is_number
-from ..parser import CommandParser
+from ..common.output import format_number, show
+from ..common.parser import CommandParser
 from .run_reader import RunReader, read_run, reading
-from .tables import format_number, show
 
 # Folder, time, command and addresses: these never cause a different result.
 _EVERY_RUN_ITS_OWN = (

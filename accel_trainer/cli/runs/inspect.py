@@ -15,9 +15,9 @@ from ...checkpoint.retention import best_name
 from ...checkpoint.sharded import read_slices
 from ...core.errors import CheckpointError, ExitCode
 from ...core.filesystem import TEMPORARY_NAME
-from ..parser import CommandParser
+from ..common.output import format_table, show, tell
+from ..common.parser import CommandParser
 from .run_reader import reading
-from .tables import format_table, show, tell
 
 _POSITION = ("optimizer_step", "epoch", "step_in_epoch", "samples_seen")
 _EXAMPLE = "example: accel-trainer inspect runs/first"

@@ -12,11 +12,11 @@ from typing import Any
 from ...checkpoint.format import list_checkpoints, step_of
 from ...checkpoint.serialization import read_json_object
 from ...core.run_dir import prepare_directory
-from ..launch import signals_handed_on
-from ..parser import CommandParser
-from ..sweep.processes import recorded_flags, recorded_recipe, recorded_start, start_recipe
+from ..common.output import show, tell
+from ..common.parser import CommandParser
+from ..common.processes import forward_signals, start_recipe
+from .recorded_start import recorded_flags, recorded_recipe, recorded_start
 from .run_reader import read_run
-from .tables import show, tell
 
 _EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         folder = prepare_directory(Path(temporary) / "run")
         command = [str(recipe), *flags, *_flags(run, options.step, folder)]
         with (
-            signals_handed_on(),
+            forward_signals(),
             start_recipe(command, **start, output=subprocess.DEVNULL) as process,
         ):
             code = process.wait()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from ...checkpoint.format import list_checkpoints, read_manifest, step_of
 from ...core.errors import CheckpointError, ExitCode
-from ..launch import signals_handed_on
-from ..parser import CommandParser
-from ..sweep.processes import recorded_recipe, recorded_start, start_recipe
+from ..common.output import show, tell
+from ..common.parser import CommandParser
+from ..common.processes import forward_signals, start_recipe
 from .diff import compare
+from .recorded_start import recorded_recipe, recorded_start
 from .run_reader import RunReader, read_run
-from .tables import show, tell
 
 _EXAMPLE = "example: accel-trainer rerun runs/first --output-dir runs/first-again"
 _DIFFERENT = 1
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     show(f"training {run.name} again in {folder}, with {recipe}")
     sys.stdout.flush()
     with (
-        signals_handed_on(),
+        forward_signals(),
         start_recipe(command, **start) as process,
     ):
         _warn_as_it_starts(run, folder, process)

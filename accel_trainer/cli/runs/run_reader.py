@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,21 @@ from ...checkpoint.format import list_checkpoints, read_manifest
 from ...checkpoint.serialization import parse_json, read_json_object
 from ...core.errors import CheckpointError, OutputError, UserError
 from ...core.filesystem import read_lines
+from ...run.config import RecipeConfig
 from ...run.plain_yaml import read_plain_yaml
+from .metric_groups import EVALUATION_GROUPS
 from .status import read_status
 
 _MAX_RECORD_BYTES = 1 << 26
 _MAX_ROWS = 20_000
-_GROUPS = (
-    "augment",
-    "batch",
-    "model",
-    "optimizer",
-    "run",
-    "runtime",
-    "schedule",
-    "task",
-    "trainer",
-)
-_CONFIG = dict.fromkeys(_GROUPS, dict) | {"dataset": str, "seed": int}
+# The expected types of some entries of a run's files; None is always allowed.
+_CONFIG = {
+    **{part.name: dict for part in fields(RecipeConfig)},
+    # Parts and values that the recipes of vision add.
+    **dict.fromkeys(("augment", "model", "task"), dict),
+    "dataset": str,
+    "seed": int,
+}
 _RESULT = {
     "state": str,
     "stop_reason": str,
@@ -63,7 +62,7 @@ class RunReader:
 
     @property
     def dataset(self) -> str:
-        """The dataset's name, or that of its folder; empty if the recipe has no such setting."""
+        """The dataset's name, or its folder's name; empty if the recipe has no such setting."""
         return str(self.config.get("dataset") or "").rstrip("/").rpartition("/")[2]
 
     @cached_property
@@ -76,7 +75,7 @@ class RunReader:
 
     @cached_property
     def manifest(self) -> Mapping[str, Any]:
-        """The manifest of the newest checkpoint that has a readable one; else empty."""
+        """The manifest of the newest checkpoint whose manifest is readable; empty without one."""
         for path in reversed(list_checkpoints(self.folder / "checkpoints")):
             with suppress(CheckpointError):
                 return read_manifest(path)[1]
@@ -100,23 +99,29 @@ class RunReader:
 
     @property
     def origin(self) -> list[str]:
-        """Where the initial weights came from, what is frozen, and what the task has beside its settings, in lines."""
-        lines = self.manifest.get("origin")
-        task = self.manifest.get("task_fingerprint")
-        shown = [str(line) for line in lines] if isinstance(lines, list) else []
-        return [*shown, *([f"task, such as the teacher's weights: sha256 {task}"] if task else [])]
+        """Lines that say where the initial weights came from, and what else decided the training.
+
+        That is what is frozen, and the hash of what the task holds besides its settings.
+        """
+        stored = self.manifest.get("origin")
+        lines = [str(line) for line in stored] if isinstance(stored, list) else []
+        if task := self.manifest.get("task_fingerprint"):
+            lines.append(f"task, such as the teacher's weights: sha256 {task}")
+        return lines
 
     def training_clock(self) -> tuple[list[int], list[float]] | None:
-        """Return steps, and the seconds of training until each: without evaluations, saves and pauses.
+        """Return steps, and the seconds of training until each; None if no speed was logged.
 
-        None if the run has logged no speed.
+        Evaluations, saves and pauses are not counted.
         """
-        samples, done = self.result.get("samples_seen"), self.result.get("optimizer_step")
+        samples = self.result.get("samples_seen")
+        num_steps = self.result.get("optimizer_step")
         stored = (self.config.get("batch") or {}).get("global_batch_size")
-        samples_per_step = samples / done if samples and done else stored
+        samples_per_step = samples / num_steps if samples and num_steps else stored
         if not isinstance(samples_per_step, int | float):
             return None
-        steps, seconds = [0], [0.0]
+        steps = [0]
+        seconds = [0.0]
         for step, samples_per_s in zip(*self.series("perf/samples_per_s"), strict=True):
             if step > steps[-1] and samples_per_s > 0:
                 seconds.append(seconds[-1] + (step - steps[-1]) * samples_per_step / samples_per_s)
@@ -141,12 +146,12 @@ class RunReader:
 
     @property
     def num_killed(self) -> int:
-        """How many attempts were killed; their time is not known."""
-        starts = [number for number, row in enumerate(self.attempts) if row["event"] == "start"]
-        return sum(self.attempts[after - 1]["event"] == "start" for after in starts[1:])
+        """How many attempts were killed: their `start` row is followed by another `start` row."""
+        events = [row["event"] for row in self.attempts]
+        return sum(pair == ("start", "start") for pair in pairwise(events))
 
     def series(self, name: str) -> tuple[list[int], list[float]]:
-        """Return the optimizer steps and the values of a metric, in the order in which they were measured."""
+        """Return the optimizer steps and the values of a metric, in the order of measurement."""
         found = [(row["optimizer_step"], float(row[name])) for row in self.rows if name in row]
         return [step for step, _ in found], [value for _, value in found]
 
@@ -164,13 +169,15 @@ class RunReader:
         return [row for row in self.rows if row["event"] == "eval"]
 
     def headline(self) -> str | None:
-        """Return the metric to judge the run by: the one that chose its best, else an accuracy, else a loss."""
+        """Return the metric to compare runs by; None without evaluations.
+
+        It is the metric that chose the best checkpoint, else an accuracy, else a loss.
+        """
         best = self.result.get("best") or {}
         names = [name for row in self.evaluations() for name in row if name.startswith("eval")]
         candidates = [best.get("metric"), (self.config.get("trainer") or {}).get("monitor")]
-        candidates += [
-            f"{group}/{kind}" for kind in ("accuracy", "loss") for group in ("eval_ema", "eval")
-        ]
+        for kind in ("accuracy", "loss"):
+            candidates += [f"{group}/{kind}" for group in EVALUATION_GROUPS]
         return next((name for name in candidates if name in names), None)
 
     def is_lower_better(self, metric: str) -> bool:
@@ -181,7 +188,7 @@ class RunReader:
         return metric.endswith("loss")
 
     def best_evaluation(self) -> Mapping[str, Any]:
-        """Return the row of the best evaluation by the headline metric."""
+        """Return the row of the best evaluation by the headline metric; empty without one."""
         evaluations, metric = self.evaluations(), self.headline()
         if not evaluations or metric is None:
             return {}
@@ -221,7 +228,8 @@ def reading(*folders: Path) -> Iterator[None]:
     except (UserError, OSError):
         raise
     except Exception as error:
-        where, reason = ", ".join(map(str, folders)), f"{type(error).__name__}: {error}"
+        where = ", ".join(map(str, folders))
+        reason = f"{type(error).__name__}: {error}"
         raise OutputError(
             "NOT_A_RUN", f"{where}: malformed contents ({reason:.200}): check the folder"
         ) from error
@@ -239,36 +247,50 @@ def _read_json(path: Path) -> dict[str, Any]:
     return read_json_object(path, max_bytes=_MAX_RECORD_BYTES) if os.path.lexists(path) else {}
 
 
-def _read_rows(path: Path, is_sound: Callable[[Any], bool]) -> Iterator[dict[str, Any]]:
+def _read_rows(path: Path, is_valid: Callable[[Any], bool]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a JSON-lines file, if it exists. Raises ValueError for an invalid row."""
     if os.path.lexists(path):
         for number, line in enumerate(read_lines(path), start=1):
             row = parse_json(line)
-            if not is_sound(row):
+            if not is_valid(row):
                 raise ValueError(f"line {number} of {path.name} is not a row")
             yield row
 
 
 def _read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of numbers, thinned out evenly if there are very many."""
-    kept: dict[bool, list[dict[str, Any]]] = {False: [], True: []}  # training rows, evaluation rows
-    every, seen = {False: 1, True: 1}, {False: 0, True: 0}
+    """Return the rows of numbers in order of steps, thinned out evenly if there are very many."""
+    training = _ThinnedRows()
+    evaluations = _ThinnedRows()
     for row in _read_rows(path, _is_metrics):
-        kind = row["event"] == "eval"
-        if seen[kind] % every[kind] == 0:
+        thinned = evaluations if row["event"] == "eval" else training
+        thinned.add(row)
+    return sorted(training.kept + evaluations.kept, key=lambda row: int(row["optimizer_step"]))
+
+
+class _ThinnedRows:
+    """Keeps every n-th row, and doubles n whenever more than `_MAX_ROWS` rows are kept."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Any]] = []
+        self._num_seen = 0
+        self._every = 1
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Keep the numbers of `row` if it is its turn."""
+        if self._num_seen % self._every == 0:
             numbers = {name: _number(value) for name, value in row.items() if name != "event"}
-            kept[kind].append(
-                {"event": row["event"], **{n: v for n, v in numbers.items() if v is not None}}
-            )
-        seen[kind] += 1
-        if len(kept[kind]) > _MAX_ROWS:
-            del kept[kind][1::2]
-            every[kind] *= 2
-    return sorted(kept[False] + kept[True], key=lambda row: int(row["optimizer_step"]))
+            known = {name: value for name, value in numbers.items() if value is not None}
+            self.kept.append({"event": row["event"], **known})
+        self._num_seen += 1
+        if len(self.kept) > _MAX_ROWS:
+            del self.kept[1::2]
+            self._every *= 2
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, str):
-        return float(value) if value in ("nan", "inf", "-inf") else None  # not numbers in JSON
+    """Return a value of a row as a number; None if it is none, or an integer beyond 64 bits."""
+    if isinstance(value, str):  # JSON has no NaN and no infinity
+        return float(value) if value in ("nan", "inf", "-inf") else None
     is_small = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
     return value if is_small else None
 

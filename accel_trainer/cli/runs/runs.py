@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ...core.errors import OutputError
-from ..parser import CommandParser
+from ..common.output import format_duration, format_number, format_table, tell
+from ..common.parser import CommandParser
 from .run_reader import RunReader, read_run
-from .tables import format_duration, format_number, format_table, tell
 
 _COLUMNS = ("name", "data", "state", "step", "epoch", "metric", "best", "last", "samples/s", "wall")
 _EXAMPLE = "example: accel-trainer runs runs --sort best"

@@ -1,4 +1,4 @@
-"""Compares settings of runs by dotted names, with the defaults and with each other."""
+"""Compares settings of runs, by their dotted names, with the defaults and with each other."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from ...run.config import RecipeConfig, with_defaults
 from ...vision import AugmentConfig, BadImageConfig, ImageClassificationConfig, ModelConfig
 from .run_reader import RunReader
 
-# Folders and checkpoints do not affect what is trained.
-_NOT_TRAINING = ("run.", "checkpoint.")
+# Settings of folders and checkpoints, which a comparison leaves out. The engine's MUTABLE_ON_RESUME
+# is longer: a reader wants to see how batches were split and how many steps were allowed.
+_NOT_COMPARED = ("run.", "checkpoint.")
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,19 +39,19 @@ def changed_settings(run: RunReader) -> list[tuple[str, Any, Any]]:
     defaults["optimizer"]["name"] = OptimizerConfig.name
     own = flatten(run.config)
     return [
-        change
-        for change in diff_config(defaults, run.config)
-        if change[0] in own and _is_training(change[0])
+        (name, default_value, value)
+        for name, default_value, value in diff_config(defaults, run.config)
+        if name in own and _is_compared(name)
     ]
 
 
 def differing_settings(runs: Sequence[RunReader]) -> list[dict[str, Any]]:
     """Return name and values of the settings that differ between runs."""
     configs = [flatten(run.config) for run in runs]
-    names = dict.fromkeys(name for config in configs for name in config if _is_training(name))
+    names = dict.fromkeys(name for config in configs for name in config if _is_compared(name))
     rows = [{"name": name, "values": [config.get(name) for config in configs]} for name in names]
     return [row for row in rows if any(value != row["values"][0] for value in row["values"])]
 
 
-def _is_training(name: str) -> bool:
-    return not name.startswith(_NOT_TRAINING)
+def _is_compared(name: str) -> bool:
+    return not name.startswith(_NOT_COMPARED)

@@ -9,8 +9,8 @@ from typing import Any
 from ...checkpoint.serialization import read_json_object
 from ...core.errors import ConfigError, ExitCode
 from ...core.run_dir import is_in_use
-from ..parser import CommandParser
-from .tables import show
+from ..common.output import show
+from ..common.parser import CommandParser
 
 _EXAMPLE = "example: accel-trainer status runs/first --exit-code"
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def require_status(run: Path) -> dict[str, Any]:
-    """Return what `read_status` does, or raise ConfigError."""
+    """Return what `read_status` returns. Raises ConfigError if that fails."""
     try:
         return read_status(run)
     except (OSError, ValueError) as error:
@@ -37,15 +37,16 @@ def require_status(run: Path) -> dict[str, Any]:
 
 
 def read_status(run: Path) -> dict[str, Any]:
-    """Return the contents of `status.json`; a run that says `running` but holds no lock was `killed`.
+    """Return the contents of `status.json`, with state `killed` for a run that was killed.
+
+    Such a run still says `running`, but nothing holds its lock.
 
     Raises OSError or ValueError if there is no readable status.
     """
     status = read_json_object(run / "status.json")
-    if not isinstance(status.get("state"), str) or type(status.get("exit_code", 0)) not in (
-        int,
-        type(None),
-    ):
+    has_state = isinstance(status.get("state"), str)
+    has_exit_code = type(status.get("exit_code", 0)) in (int, type(None))
+    if not has_state or not has_exit_code:
         raise ValueError("status.json has no state or no exit code")
     if status["state"] == "running" and not is_in_use(run):
         status |= {"state": "killed", "exit_code": int(ExitCode.INTERNAL)}

@@ -1,4 +1,4 @@
-"""The export of a run that has not ended, or of a checkpoint: a temporary one, with the best weights so far."""
+"""Finds the export of a run, or makes a temporary one of a checkpoint or of an unfinished run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 from ...checkpoint.format import LoadedCheckpoint, decode_files, read_files
 from ...checkpoint.retention import BEST_FILE, best_name, find_checkpoint
@@ -17,28 +16,27 @@ from ...checkpoint.sharded import stream_tensors
 from ...core import filesystem
 from ...core.errors import CheckpointError, ConfigError
 from ...vision.pretrained import find_export, read_export_content
-
-Weights = Literal["model", "ema"]
+from ..runs.metric_groups import Weights, weights_of_metric
 
 
 @contextmanager
 def opened_export(path: Path | str, *, weights: Weights | None = None) -> Iterator[Path]:
-    """Yield the folder of the export at `path`: a run, one of its checkpoints, an export, or ORG/NAME on the hub.
+    """Yield the folder of the export at `path`.
 
-    A checkpoint, or a run that has not ended, has none: then it is a temporary one, of the best
-    checkpoint so far, else of the newest. Its `config.json` says which, as `weights`. `weights`
-    chooses those of a checkpoint.
+    `path` is a run, one of its checkpoints, an export, or ORG/NAME on the hub. A checkpoint and a
+    run that has not ended have no export: for them a temporary one is made, for a run from its best
+    checkpoint so far, else from its newest. `weights` in its `config.json` says which. The argument
+    `weights` chooses the weights of a checkpoint.
 
     Raises:
-        CheckpointError: there is nothing to export, or it is damaged.
-        ConfigError: `weights` are not there, or `path` is no checkpoint.
+        CheckpointError: there is nothing to export, it is damaged, or it has no such weights.
+        ConfigError: `weights` is given and `path` is no checkpoint.
     """
     folder = Path(path)
     is_checkpoint = (folder / "manifest.json").is_file()
     run = folder.resolve().parent.parent if is_checkpoint else folder
-    if not is_checkpoint and (
-        (run / "model.safetensors").is_file() or not has_only_checkpoints(run)
-    ):
+    has_export = (run / "model.safetensors").is_file() or not has_only_checkpoints(run)
+    if not is_checkpoint and has_export:
         if weights is not None:
             raise ConfigError(
                 "USAGE",
@@ -47,9 +45,11 @@ def opened_export(path: Path | str, *, weights: Weights | None = None) -> Iterat
         yield find_export(path)
         return
     content = _description(run)
-    loaded, says = (
-        (decode_files(read_files(folder), folder), "") if is_checkpoint else _best_so_far(run)
-    )
+    if is_checkpoint:
+        loaded = decode_files(read_files(folder), folder)
+        origin = ""
+    else:
+        loaded, origin = _best_so_far(run)
     chosen: str = weights or ("ema" if "ema" in loaded.pieces else "model")
     if not is_checkpoint and weights is None and loaded.name == best_name(run / "checkpoints"):
         chosen = _weights_of_best(run)
@@ -61,9 +61,9 @@ def opened_export(path: Path | str, *, weights: Weights | None = None) -> Iterat
         export = Path(temporary)
         filesystem.replace_file(export / "model.safetensors", stream_tensors(loaded.pieces[chosen]))
         digest = filesystem.sha256_of(export / "model.safetensors")
-        content |= {"weights": f"{chosen} of {says}{loaded.name}", "sha256": digest}
+        content |= {"weights": f"{chosen} of {origin}{loaded.name}", "sha256": digest}
         filesystem.write_file_atomic(export / "config.json", json.dumps(content).encode())
-        if says:
+        if origin:
             logging.getLogger(__name__).warning(
                 "%s has not ended: using the %s", path, content["weights"]
             )
@@ -71,12 +71,13 @@ def opened_export(path: Path | str, *, weights: Weights | None = None) -> Iterat
 
 
 def has_only_checkpoints(run: Path) -> bool:
-    """Whether a run has saved, but not ended."""
+    """Whether `run` is a run with checkpoints that has not ended."""
     has_export = (run / "export" / "model.safetensors").is_file()
     return not has_export and (run / "config.yaml").is_file() and (run / "checkpoints").is_dir()
 
 
 def _description(run: Path) -> dict[str, object]:
+    """Return what `export/config.json` says of the model, without hashes of files."""
     if not (run / "export" / "config.json").is_file() or (run / "export").is_symlink():
         fact = f"{run} does not describe its model yet"
         raise CheckpointError(
@@ -87,18 +88,18 @@ def _description(run: Path) -> dict[str, object]:
 
 
 def _best_so_far(run: Path) -> tuple[LoadedCheckpoint, str]:
+    """Return the best checkpoint of a run, else the newest, and text that says which it is."""
     directory = run / "checkpoints"
     best = best_name(directory)
     if best is not None and (directory / best).is_dir():
-        return decode_files(
-            read_files(directory / best), directory / best
-        ), "the best checkpoint so far, "
+        loaded = decode_files(read_files(directory / best), directory / best)
+        return loaded, "the best checkpoint so far, "
     found = find_checkpoint(directory)
     if found is None:
         raise CheckpointError("EXPORT", f"{run} has saved no checkpoint yet: wait for its first")
     return found[1], "the newest checkpoint so far, "
 
 
-def _weights_of_best(run: Path) -> str:
+def _weights_of_best(run: Path) -> Weights:
     metric = read_json_object(run / "checkpoints" / BEST_FILE).get("metric")
-    return "ema" if str(metric).startswith("eval_ema/") else "model"
+    return weights_of_metric(str(metric))

@@ -30,11 +30,12 @@ from ...vision.pretrained import (
     read_export_content,
 )
 from ...vision.tasks import ImageClassificationConfig, ImageClassificationTask
-from ..parser import CommandParser
+from ..common.output import both_ends, format_number, format_table, tell
+from ..common.parser import CommandParser
 from ..runs.confusion import read_confusion
+from ..runs.metric_groups import Weights
 from ..runs.run_reader import RunReader, read_run
-from ..runs.tables import both_ends, format_number, format_table, tell
-from .best_so_far import Weights, opened_export
+from .best_so_far import opened_export
 from .evaluation_data import DataChoice, load_eval_data
 
 _EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"

@@ -1,4 +1,7 @@
-"""`accel-trainer export RUN --to DIR | --hub ORG/NAME`: export the trained model with its source and a model card."""
+"""`accel-trainer export RUN --to DIR | --hub ORG/NAME`: export the trained model.
+
+The export holds the weights, their source as plain torch, and a model card.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ from ...core.errors import CheckpointError, OutputError
 from ...core.run_dir import prepare_directory
 from ...training.metrics import is_number
 from ...vision.pretrained import ExportConfig, read_export_config, read_export_content
-from ..parser import CommandParser
+from ..common.output import tell
+from ..common.parser import CommandParser
 from ..report.card import write_card
+from ..runs.metric_groups import group_of_weights
 from ..runs.run_reader import RunReader, read_run
-from ..runs.tables import tell
 from .best_so_far import opened_export
 from .onnx_model import is_own_model, write_onnx
 from .plain_model import write_source, write_transform
@@ -32,7 +36,7 @@ from .publish import create_repository, upload
 
 _MAX_WEIGHTS_BYTES = 2**36
 _EXAMPLE = "example: accel-trainer export runs/first --to model"
-# The step in a run's description of its exported weights.
+# Finds the step in a run's description of its exported weights.
 _STEP = re.compile(r"step[- ](\d+)")
 
 
@@ -56,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         export(run, options.to, with_onnx=options.onnx)
         tell(options.to)
         return 0
-    create_repository(options.hub)  # before any work: fails without a network or a login
+    create_repository(options.hub)  # before any work: this fails without a network or a login
     with tempfile.TemporaryDirectory() as folder:
         export(run, Path(folder), with_onnx=options.onnx)
         tell(upload(Path(folder), options.hub))
@@ -67,17 +71,14 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
     """Write weights, config, source and model card to `folder`, and optionally the model as ONNX.
 
     Raises:
-        CheckpointError: the run has no exported model, or no ONNX of a model that is not one of
-            accel_trainer.vision.
+        CheckpointError: the run has no exported model, or it wrote no ONNX file of a model that is
+            not from accel_trainer.vision.
         OutputError: the folder cannot be written, or the run's records contradict each other.
     """
     with opened_export(run.folder) as source:
         config = read_export_content(source) | {"evaluation": _evaluation(run)}
-        files = (
-            _own_model(source, config, with_onnx)
-            if is_own_model(source)
-            else _our_model(source, config, with_onnx)
-        )
+        collect = _files_of_own_model if is_own_model(source) else _files_of_our_model
+        files = collect(source, config, with_onnx)
     metrics = reported_metrics(run, config)
     if "eval_transform" in config:
         files["transform.py"] = write_transform().encode()
@@ -95,8 +96,10 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
         ) from error
 
 
-def _own_model(source: Path, config: Mapping[str, Any], with_onnx: bool) -> dict[str, bytes]:
-    """Return the files that the run has written."""
+def _files_of_own_model(
+    source: Path, config: Mapping[str, Any], with_onnx: bool
+) -> dict[str, bytes]:
+    """Return the files of a user's own model, which the run has written."""
     names = ["model.safetensors", *(name for name, key in ONNX_FILES.items() if key in config)]
     if with_onnx and len(names) == 1:
         fix = "start its recipe again with --onnx, which then only exports"
@@ -108,12 +111,15 @@ def _own_model(source: Path, config: Mapping[str, Any], with_onnx: bool) -> dict
     }
 
 
-def _our_model(source: Path, config: dict[str, Any], with_onnx: bool) -> dict[str, bytes]:
-    """Return the weights, the source of the model, and optionally its ONNX; their hashes go into `config`."""
+def _files_of_our_model(source: Path, config: dict[str, Any], with_onnx: bool) -> dict[str, bytes]:
+    """Return the weights, the source of the model, and optionally its ONNX file.
+
+    The hashes of the weights and of the ONNX file are stored in `config`.
+    """
     described = read_export_config(source)
     stored = filesystem.read_file(source / "model.safetensors", max_bytes=_MAX_WEIGHTS_BYTES)
     weights = _with_current_names(stored, described)
-    # another hash stays: `verify` then finds the damage
+    # A wrong hash is kept, so that `verify` finds the damage.
     if config.get("sha256") in (None, _sha256(stored)):
         config["sha256"] = _sha256(weights)
     files = {}
@@ -128,7 +134,7 @@ def _sha256(data: bytes) -> str:
 
 
 def _with_current_names(stored: bytes, described: ExportConfig) -> bytes:
-    """Return the file of weights by the names of today, which are those of `model.py`."""
+    """Return the file of weights with the current names of tensors, which `model.py` has, too."""
     try:
         weights = unpack_tensors(stored)
     except ValueError as error:
@@ -141,18 +147,19 @@ def _with_current_names(stored: bytes, described: ExportConfig) -> bytes:
 
 
 def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, float]:
-    """Return the metrics that the run measured for its exported weights, by names without their group.
+    """Return the metrics of the run's exported weights, by their names without the group.
 
     Raises:
         OutputError: `result.json` and `metrics.jsonl` contradict each other.
     """
     weights = str(config.get("weights"))
-    group = "eval_ema/" if weights.startswith("ema") else "eval/"
+    group = f"{group_of_weights(weights)}/"
     match = _STEP.search(weights)
     step = int(match[1]) if match else None
     rows = [row for row in run.evaluations() if row["optimizer_step"] == step]
-    final = run.result.get("metrics") or {} if run.result.get("optimizer_step") == step else {}
-    claims = [*rows, final]
+    claims = list(rows)
+    if run.result.get("optimizer_step") == step:
+        claims.append(run.result.get("metrics") or {})
     best = run.result.get("best")
     if best is not None and best["name"] in weights:
         claims.append({best["metric"]: best["value"]})
@@ -161,22 +168,19 @@ def reported_metrics(run: RunReader, config: Mapping[str, Any]) -> dict[str, flo
         if name.startswith(group) and is_number(value):
             known = metrics.setdefault(name.removeprefix(group), value)
             if known != value:
-                raise OutputError(
-                    "RUN_CHANGED",
-                    f"{run.folder}: metrics.jsonl says {name} {known} at step {step}, result.json {value}",
-                )
+                fact = f"metrics.jsonl says {name} {known} at step {step}, result.json {value}"
+                raise OutputError("RUN_CHANGED", f"{run.folder}: {fact}")
     return metrics
 
 
 def _evaluation(run: RunReader) -> dict[str, Any]:
     """Return the evaluation settings that change the numbers."""
-    precision = run.environment.get("mixed_precision") or (run.config.get("runtime") or {}).get(
-        "mixed_precision"
-    )
+    runtime = run.config.get("runtime") or {}
+    precision = run.environment.get("mixed_precision") or runtime.get("mixed_precision")
     settings = {
         "mixed_precision": precision or "no",
         "tta": (run.config.get("task") or {}).get("tta", "none"),
         "seed": run.config.get("seed", 0),
     }
-    photos = run.config.get("photos")  # which of them are for validation
+    photos = run.config.get("photos")  # says which photos are for validation
     return settings if photos is None else {**settings, "photos": photos}

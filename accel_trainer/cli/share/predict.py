@@ -29,9 +29,9 @@ from ...vision.pretrained import (
     read_export_config,
     read_export_content,
 )
-from ..parser import CommandParser
-from ..runs.tables import tell
-from ..threads import in_order
+from ..common.output import tell
+from ..common.parser import CommandParser
+from ..common.threads import in_order
 from .best_so_far import opened_export
 from .onnx_model import SUFFIXES, OnnxModel, is_own_model, predict_file
 

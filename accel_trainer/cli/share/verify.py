@@ -26,10 +26,10 @@ from ...core.errors import CheckpointError, DataError, ExitCode
 from ...core.run_dir import expand_home
 from ...distributed.machine import available_cpus
 from ...vision.pretrained import find_export, read_export_config, read_export_content
-from ..parser import CommandParser
+from ..common.output import format_number, is_fraction, tell
+from ..common.parser import CommandParser
+from ..common.threads import in_order
 from ..runs.run_reader import read_run
-from ..runs.tables import format_number, is_fraction, tell
-from ..threads import in_order
 from .evaluation_data import DataChoice, load_eval_data
 from .export import export
 from .onnx_model import OnnxModel, is_own_model

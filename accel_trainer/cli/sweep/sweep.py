@@ -14,12 +14,11 @@ from ...core.config import config_to_dict, diff_config
 from ...core.errors import ConfigError, ExitCode, OutputError
 from ...core.run_dir import prepare_directory, writes_to
 from ...run.config import with_defaults
-from ..launch import signals_handed_on
-from ..parser import CommandParser
-from ..plan import find_config_class
+from ..common.output import format_number, format_table, tell
+from ..common.parser import CommandParser
+from ..common.processes import forward_signals, start_recipe
+from ..common.recipes import find_config_class
 from ..runs.run_reader import RunReader, read_run
-from ..runs.tables import format_number, format_table, tell
-from .processes import start_recipe
 from .trials import Trial, plan_trials
 
 _EXAMPLE = (
@@ -85,7 +84,7 @@ def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list
     After a signal no other is started.
     """
     codes: list[int] = []
-    with signals_handed_on() as received:
+    with forward_signals() as received:
         for number, trial in enumerate(trials, 1):
             where = f"[{number}/{len(trials)}] {trial.folder.name}"
             if _finished_run(trial) is not None:

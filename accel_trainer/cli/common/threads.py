@@ -1,4 +1,4 @@
-"""Computes with threads, in order, a bounded number of items ahead."""
+"""Maps a function over items with threads: results in order, with a bounded read-ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def in_order(
 ) -> Iterator[T]:
     """Yield `function(item)` for each item, in order.
 
-    An error of `function` is raised at its place.
+    An error in `function` is raised when the result of its item is due.
     """
     waiting: deque[Future[T]] = deque()
     try:

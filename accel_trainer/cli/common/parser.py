@@ -1,4 +1,4 @@
-"""argparse with one-line errors that name the fix."""
+"""An argument parser whose errors are one line that names the fix."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 from typing import NoReturn
 
-from ..core.errors import ConfigError
+from ...core.errors import ConfigError
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Raises ConfigError with the nearest flag instead of printing the usage and exiting with 2."""
+    """An ArgumentParser that raises ConfigError with the nearest flag instead of exiting with 2."""
 
     def add_data_options(self) -> None:
         """Add the flags of commands that read labelled photos."""

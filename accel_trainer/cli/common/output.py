@@ -1,4 +1,4 @@
-"""Formats numbers and tables as plain text."""
+"""Formats numbers and tables as plain text, and prints them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TextIO
 
 from ...core.console import fold, terminal_columns
 
-# ASCII's and Latin-1's, those that change the direction of text, and halves of pairs, which cannot
-# be printed.
+# Control characters of ASCII and Latin-1, characters that change the direction of text, and
+# unpaired surrogates, which cannot be printed.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _INDENT = "    "
 _NUMERIC = {"step", "epoch", "best", "last", "samples/s", "wall", "bytes"}
 
 
 def format_number(metric: str, value: float) -> str:
-    """Return a metric as text: a fraction in percent, a count in full, anything else with four digits."""
+    """Return a metric as text: fractions in percent, counts in full, the rest with four digits."""
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.2%}" if is_fraction(metric) else f"{value:.4g}"
@@ -42,43 +42,48 @@ def show(text: str) -> None:
 
 
 def tell(text: object, *, file: TextIO | None = None, flush: bool = False) -> None:
-    """Print lines whole. What names in the data tell a terminal to do is shown, not done."""
+    """Print `text` without folding its lines.
+
+    Control characters, which file and class names may contain, are printed as escapes.
+    """
     print(printable(str(text)), file=file, flush=flush)
 
 
 def printable(text: str) -> str:
-    """Return `text` with control characters, which a terminal would obey, as their escapes; lines stay lines."""
+    """Return `text` with escapes instead of control characters; line breaks and tabs stay."""
     return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows of text under their columns, numbers aligned to the right.
 
-    On a terminal that is too narrow, the columns that do not fit stand below, indented.
+    On a terminal that is too narrow, the columns that do not fit are printed below, indented.
     """
     lines = [[cell.replace("\n", "\\n") for cell in line] for line in (columns, *rows)]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     aligns = [">" if name in _NUMERIC else "<" for name in columns]
     groups = _groups(widths, terminal_columns())
-    return "\n".join(
-        _INDENT * (number > 0)
-        + "  ".join(f"{line[i]:{aligns[i]}{widths[i]}}" for i in group).rstrip()
-        for line in lines
-        for number, group in enumerate(groups)
-        if number == 0 or any(line[i] for i in group)
-    )
+    printed = []
+    for line in lines:
+        for number, group in enumerate(groups):
+            if number == 0 or any(line[i] for i in group):
+                cells = "  ".join(f"{line[i]:{aligns[i]}{widths[i]}}" for i in group)
+                printed.append(_INDENT * (number > 0) + cells.rstrip())
+    return "\n".join(printed)
 
 
 def both_ends(rows: list[list[str]], count: int) -> list[list[str]]:
-    """Return the first and the last `count` rows, of classes, and between them how many are left out."""
-    if len(rows) <= 2 * count:
+    """Return the first and last `count` rows of classes, and a row with the number left out."""
+    num_left_out = len(rows) - 2 * count
+    if num_left_out <= 0:
         return rows
-    between = [f"({len(rows) - 2 * count:,} more classes)", *[""] * (len(rows[0]) - 1)]
+    empty_cells = [""] * (len(rows[0]) - 1)
+    between = [f"({num_left_out:,} more classes)", *empty_cells]
     return [*rows[:count], between, *rows[-count:]]
 
 
 def _groups(widths: Sequence[int], room: int | None) -> list[list[int]]:
-    """Return the columns of each line of a row, so that none is longer than `room`."""
+    """Return the columns of each printed line of a row, so that no line is longer than `room`."""
     groups: list[list[int]] = [[]]
     for column, width in enumerate(widths):
         taken = len(_INDENT) + sum(widths[i] + 2 for i in groups[-1])

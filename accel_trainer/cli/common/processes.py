@@ -1,0 +1,94 @@
+"""Starts a recipe in new processes, as a user would, and forwards signals to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from ...core.platform import STOP_SIGNALS
+
+_LAUNCH = (
+    "-m",
+    "accel_trainer.cli.launch",
+    "--multi_gpu",
+    "--num_machines",
+    "1",
+    "--main_process_port",
+    "0",
+    "--dynamo_backend",
+    "no",
+)
+
+
+def start_recipe(
+    command: Sequence[str],
+    *,
+    num_processes: int = 1,
+    directory: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    output: IO[Any] | int | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a recipe with its flags; call it inside `forward_signals`.
+
+    The recipe ends when this process ends. `variables` are added to the environment, `directory` is
+    the working directory (None: that of this process) and `output` receives stdout (None: it goes
+    where this process's does).
+    """
+    environment = {**os.environ, "ACCEL_TRAINER_LAUNCHER": str(os.getpid()), **(variables or {})}
+    launcher: list[str] = []
+    if num_processes > 1:
+        precision = environment.get("ACCELERATE_MIXED_PRECISION", "no")
+        launcher = [
+            *_LAUNCH,
+            "--num_processes",
+            str(num_processes),
+            "--mixed_precision",
+            precision,
+        ]
+    return subprocess.Popen(
+        [sys.executable, *launcher, *command],
+        cwd=directory,
+        env=environment,
+        stdout=output,
+    )
+
+
+@contextmanager
+def forward_signals() -> Iterator[list[int]]:
+    """Forward signals to all children inside the block; yield the list of signal numbers received.
+
+    A first INT is forwarded as TERM: a terminal also sends INT to the children, and a second INT
+    would make them exit at once. The launchers of torch and accelerate do not expose the children
+    that they start, so `Popen` is patched to record them.
+    """
+    received: list[int] = []
+    children: list[subprocess.Popen[Any]] = []
+    start = subprocess.Popen.__init__
+
+    def start_and_record(self: subprocess.Popen[Any], *args: Any, **options: Any) -> None:
+        start(self, *args, **options)
+        children.append(self)
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        is_first = number not in received
+        received.append(number)
+        sent = signal.SIGTERM if number == signal.SIGINT and is_first else number
+        for child in children:
+            if child.returncode is None:
+                child.send_signal(sent)
+
+    previous = {number: signal.signal(number, forward) for number in STOP_SIGNALS}
+    subprocess.Popen.__init__ = start_and_record  # type: ignore[method-assign]
+    try:
+        yield received
+    finally:
+        subprocess.Popen.__init__ = start  # type: ignore[method-assign]
+        for number, handler in previous.items():
+            signal.signal(number, handler)

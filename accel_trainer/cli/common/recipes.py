@@ -1,0 +1,43 @@
+"""Finds the config class of a recipe file, for commands that read a recipe's flags."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+from ...core.errors import ConfigError, UserError
+from ...run.config import RecipeConfig
+
+
+def find_config_class(path: Path) -> type[RecipeConfig]:
+    """Import a recipe and return its config class: `RecipeConfig` or its most derived subclass.
+
+    Raises:
+        ConfigError: `path` is no Python file, cannot be imported, or has no config class.
+    """
+    name = f"planned_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError("RECIPE", f"{path} is not a recipe: give the path of a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look up their types there
+    try:
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            "RECIPE",
+            f"{path} cannot be imported ({type(error).__name__}: {error}): run it to see where",
+        ) from error
+    classes = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, RecipeConfig)
+    ]
+    if not classes:
+        raise ConfigError(
+            "RECIPE", f"{path} has no RecipeConfig: give a file like recipes/cifar.py"
+        )
+    return max(classes, key=lambda found: len(found.__mro__))
