@@ -17,7 +17,7 @@ from torch import nn
 from accel_trainer import RuntimeConfig
 from accel_trainer.cli.doctor import together
 from accel_trainer.cli.doctor.command import CHECKS
-from accel_trainer.cli.doctor.starting import WHAT_HOLDS
+from accel_trainer.cli.doctor.starting import START_EXPECTATIONS
 from accel_trainer.cli.doctor.symptoms import SYMPTOMS, diagnose
 from accel_trainer.cli.main import main
 from tests import processes, workload
@@ -194,7 +194,7 @@ def test_the_last_lines_of_a_failed_run_are_explained(
 def test_the_page_has_every_code_and_no_other() -> None:
     of_all_processes = {"LAUNCH", "RENDEZVOUS", "CLOCKS", "SLOW_NETWORK"}
     codes = (
-        WHAT_HOLDS.keys()
+        START_EXPECTATIONS.keys()
         | {check.code for check in CHECKS}
         | {symptom.code for symptom in SYMPTOMS}
         | of_all_processes

@@ -56,7 +56,8 @@ def test_only_the_command_that_is_called_is_imported() -> None:
     )
     run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     loaded = [
-        f"accel_trainer.cli.{name}" for name in ("common.output", "main", "common.parser", "runs.status")
+        f"accel_trainer.cli.{name}"
+        for name in ("common.output", "main", "common.parser", "runs.status")
     ]
     assert run.stdout.strip() == str(loaded)
 

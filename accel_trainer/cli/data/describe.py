@@ -1,4 +1,4 @@
-"""`accel-trainer data SOURCE`: list the classes, sizes, formats, duplicates and broken files of a dataset of photos.
+"""`accel-trainer data SOURCE`: list classes, sizes, formats, duplicates and broken files of photos.
 
 SOURCE is read as `recipes/images.py --dataset` reads it, and every photo is decoded. The exit code
 is 65 if a run would stop, because of a broken photo or the layout of the data, else 0.
@@ -30,7 +30,7 @@ from ..common.parser import CommandParser
 from ..common.threads import in_order
 from .page import draw_page
 
-_NUM_CLASSES = 10  # of the largest and of the smallest that are shown
+_NUM_CLASSES = 10  # shown of the largest, and of the smallest
 _NUM_LISTED = 5
 _EXAMPLE = (
     "example: accel-trainer data photos --val-fraction 0.1 --html photos.html --image-size 128"
@@ -39,7 +39,11 @@ _EXAMPLE = (
 
 @dataclass(frozen=True)
 class Photo:
-    """What is known of a photo: its upright size, its format and mode, a hash of its bytes; or why it is broken."""
+    """What is known of a photo, or the problem that makes it unusable.
+
+    `height` and `width` are those of the upright photo, `kind` is its format and mode, and `sha256`
+    the hash of its bytes.
+    """
 
     name: str
     height: int
@@ -121,27 +125,27 @@ def examine_photo(split: PhotoSplit, index: int) -> Photo:
 def describe(
     source: str, found: PhotoSplits, photos: Mapping[str, Sequence[Photo]]
 ) -> Iterator[str]:
-    """Yield paragraphs."""
+    """Yield the paragraphs of the description."""
     everything = [photo for split in photos.values() for photo in split]
-    whole = [photo for photo in everything if photo.problem is None]
+    intact = [photo for photo in everything if photo.problem is None]
+    problems = [photo.problem for photo in everything if photo.problem]
     yield f"{source}: {len(everything):,} photos of {len(found.class_names):,} classes"
     yield format_table(["class", *photos], _class_rows(found))
-    if whole:
-        yield _describe_sizes(whole)
+    if intact:
+        yield _describe_sizes(intact)
     yield _describe_duplicates(photos)
-    broken = [photo.problem for photo in everything if photo.problem]
-    if broken:
-        yield "\n".join(
-            [f"{len(broken):,} broken:", *_listed([str(problem) for problem in broken])]
-        )
+    if problems:
+        yield "\n".join([f"{len(problems):,} broken:", *_first_lines(problems)])
 
 
 def _class_rows(found: PhotoSplits) -> list[list[str]]:
-    """Return a row per class with its photos in each split, the largest first; of many the largest and smallest."""
-    counts = np.stack(
-        [np.bincount(s.labels, minlength=len(found.class_names)) for s in found.splits.values()],
-        axis=1,
-    )
+    """Return a row per class with its photos in each split, the largest class first.
+
+    Of many classes only the largest and the smallest are shown.
+    """
+    num_classes = len(found.class_names)
+    by_split = [np.bincount(split.labels, minlength=num_classes) for split in found.splits.values()]
+    counts = np.stack(by_split, axis=1)
     order = np.argsort(-counts.sum(1), kind="stable").tolist()
     rows = [[found.class_names[at], *(f"{count:,}" for count in counts[at])] for at in order]
     totals = ["(all)", *(f"{count:,}" for count in counts.sum(0))]
@@ -152,19 +156,21 @@ def _describe_sizes(photos: Sequence[Photo]) -> str:
     shorter = [min(photo.height, photo.width) for photo in photos]
     sizes = Counter((photo.width, photo.height) for photo in photos)
     (width, height), count = sizes.most_common(1)[0]
-    kinds = ", ".join(
-        f"{number:,} {kind}"
-        for kind, number in Counter(photo.kind for photo in photos).most_common()
-    )
+    by_kind = Counter(photo.kind for photo in photos).most_common()
+    kinds = ", ".join(f"{number:,} {kind}" for kind, number in by_kind)
     return (
-        f"shorter side: {min(shorter):,} to {max(shorter):,} pixels, median {median_low(shorter):,}\n"
+        f"shorter side: {min(shorter):,} to {max(shorter):,} pixels, "
+        f"median {median_low(shorter):,}\n"
         f"sizes: {len(sizes):,}, most often {width:,}x{height:,} ({count:,} times)\n"
         f"formats: {kinds}"
     )
 
 
 def _describe_duplicates(photos: Mapping[str, Sequence[Photo]]) -> str:
-    """Say which photos have the same bytes; those in two splits make an evaluation look better than it is."""
+    """Return lines that name photos with the same bytes, first those in different splits.
+
+    A photo in two splits makes an evaluation look better than it is.
+    """
     places: dict[bytes, list[tuple[str, str]]] = defaultdict(list)
     for split, members in photos.items():
         for photo in members:
@@ -175,16 +181,17 @@ def _describe_duplicates(photos: Mapping[str, Sequence[Photo]]) -> str:
         return "duplicates: none"
     leaks = [group for group in groups if len({split for split, _ in group}) > 1]
     num_more = sum(len(group) - 1 for group in groups)
-    lines = [
-        f"duplicates: {num_more:,} photos have the bytes of another, {len(leaks):,} of them in another split"
-    ]
-    shown = [
-        " = ".join(name for _, name in group[:3])
-        for group in [*leaks, *(g for g in groups if g not in leaks)]
-    ]
-    return "\n".join([*lines, *_listed(shown)])
+    counts = (
+        f"duplicates: {num_more:,} photos have the bytes of another, "
+        f"{len(leaks):,} of them in another split"
+    )
+    others = [group for group in groups if group not in leaks]
+    shown = [" = ".join(name for _, name in group[:3]) for group in [*leaks, *others]]
+    return "\n".join([counts, *_first_lines(shown)])
 
 
-def _listed(lines: Sequence[str]) -> list[str]:
-    more = [f"  and {len(lines) - _NUM_LISTED:,} more"] if len(lines) > _NUM_LISTED else []
-    return [*(f"  {line}" for line in lines[:_NUM_LISTED]), *more]
+def _first_lines(lines: Sequence[str]) -> list[str]:
+    """Return the first lines, indented, and a line with the number of the others."""
+    shown = [f"  {line}" for line in lines[:_NUM_LISTED]]
+    num_more = len(lines) - _NUM_LISTED
+    return [*shown, f"  and {num_more:,} more"] if num_more > 0 else shown

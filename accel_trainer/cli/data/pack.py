@@ -1,4 +1,4 @@
-"""`accel-trainer pack SOURCE OUT`: shrink photos once and store them in a few files that any program can read.
+"""`accel-trainer pack SOURCE OUT`: shrink photos once and store them in a few Arrow files.
 
 OUT is what `datasets.load_from_disk` and `recipes/images.py --dataset OUT` read: Arrow files with
 the splits, class names and file names of SOURCE, and a SHA-256 for each photo, which a run checks
@@ -34,7 +34,10 @@ from ..common.threads import in_order
 from .reencode import reencode
 from .shards import Shard, describe_shards, plan_shards, write_shard
 
-_SETTINGS, _SUMS, _COMMIT, _LOCK = "pack.json", "SHA256SUMS", "dataset_dict.json", ".lock"
+_SETTINGS = "pack.json"
+_SUMS = "SHA256SUMS"
+_COMMIT = "dataset_dict.json"
+_LOCK = ".lock"
 _FORMAT = 1
 _EXAMPLE = "example: accel-trainer pack photos packed --short-side 256 --num-workers 8"
 
@@ -59,19 +62,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--on-bad-image",
         choices=("error", "skip"),
         default="error",
-        help="what to do with a photo that cannot be decoded: stop at the first, or skip them; default: error",
+        help=(
+            "what to do with a photo that cannot be decoded: stop at the first, or skip them; "
+            "default: error"
+        ),
     )
     parser.add_data_options()
     options = parser.parse_args(argv)
-    for name, least, most in (
-        ("short_side", 1, 1 << 16),
-        ("quality", 1, 100),
-        ("shard_size", 1, 1 << 20),
-    ):
-        if not least <= getattr(options, name) <= most:
-            flag, value = f"--{name.replace('_', '-')}", getattr(options, name)
-            raise ConfigError("USAGE", f"{flag} is {value}: set it to {least} to {most}")
-    torch.set_num_threads(1)  # the threads below are as many as there are CPUs
+    _check_range("--short-side", options.short_side, 1, 1 << 16)
+    _check_range("--quality", options.quality, 1, 100)
+    _check_range("--shard-size", options.shard_size, 1, 1 << 20)
+    torch.set_num_threads(1)  # the pool below already has one thread per CPU
     source = load_splits(
         options.source,
         image_column=options.image_column,
@@ -94,8 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _check_range(flag: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise ConfigError("USAGE", f"{flag} is {value}: set it to {least} to {most}")
+
+
 def pack(source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_workers: int) -> None:
-    """Write the shards that are not there or damaged, then the files that make `out` a dataset."""
+    """Write the shards that are missing or damaged, then the files that make `out` a dataset."""
     from datasets import load_from_disk
 
     known = _read_sums(out)
@@ -106,36 +112,31 @@ def pack(source: PhotoSplits, out: Path, settings: dict[str, Any], *, num_worker
             filesystem.make_directory(out / split)
             filesystem.sweep(out / split)
             shards = list(plan_shards(split, len(photos), settings["shard_size"]))
-            with tqdm(
-                desc=f"packing {split}", total=len(photos), unit="photo", disable=None
-            ) as bar:
+            progress = tqdm(desc=f"packing {split}", total=len(photos), unit="photo", disable=None)
+            with progress as bar:
                 for shard in shards:
                     path = out / split / shard.name
                     digest = filesystem.sha256_of(path) if path.exists() else None
-                    if digest is None or (
-                        known is not None and digest != known.get(f"{split}/{shard.name}")
-                    ):
-                        digest = write_shard(
-                            path, _records(source, shard, settings, threads, left_out, bar)
-                        )
+                    is_damaged = known is not None and digest != known.get(f"{split}/{shard.name}")
+                    if digest is None or is_damaged:
+                        records = _records(source, shard, settings, threads, left_out, bar)
+                        digest = write_shard(path, records)
                     sums[f"{split}/{shard.name}"] = digest
                     bar.update(shard.rows.stop - bar.n)
-            for name, content in describe_shards(
-                shards, source.class_names, source.fingerprint
-            ).items():
+            descriptions = describe_shards(shards, source.class_names, source.fingerprint)
+            for name, content in descriptions.items():
                 filesystem.write_file_atomic(out / split / name, _json(content))
-    filesystem.write_file_atomic(
-        out / _SUMS, "".join(f"{sums[name]}  {name}\n" for name in sums).encode()
-    )
+    lines = [f"{digest}  {name}\n" for name, digest in sums.items()]
+    filesystem.write_file_atomic(out / _SUMS, "".join(lines).encode())
     filesystem.write_file_atomic(out / _COMMIT, _json({"splits": list(source.splits)}))
     if left_out:
         tell(f"left out now: {len(left_out)} photos, the first because {left_out[0].args[0]}")
     num_bytes = sum((out / name).stat().st_size for name in sums)
-    counts = ", ".join(
-        f"{split.num_rows:,} {name}" for name, split in load_from_disk(str(out)).items()
-    )
+    packed = load_from_disk(str(out))
+    counts = ", ".join(f"{split.num_rows:,} {name}" for name, split in packed.items())
     tell(
-        f"{out}: {counts} photos of {len(source.class_names)} classes, {num_bytes:,} bytes in {len(sums)} files"
+        f"{out}: {counts} photos of {len(source.class_names)} classes, "
+        f"{num_bytes:,} bytes in {len(sums)} files"
     )
 
 
@@ -151,6 +152,7 @@ def _versions() -> dict[str, str]:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
+    """Hold a lock on `out` inside the block. Raises OutputError if another process holds it."""
     descriptor = filesystem.open_regular(out / _LOCK, os.O_RDWR | os.O_CREAT)
     try:
         platform.take_lock(descriptor)
@@ -166,12 +168,13 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _claim(out: Path, settings: dict[str, Any]) -> None:
-    """Store the settings in an empty folder.
+    """Store the settings in an empty folder, or check those of an earlier pack.
 
-    Raises OutputError for a folder that is something else.
+    Raises OutputError if the folder holds something else, or was packed with other settings.
     """
     filesystem.sweep(out)
-    path, fix = out / _SETTINGS, "choose another OUT, or delete it"
+    path = out / _SETTINGS
+    fix = "choose another OUT, or delete it"
     if not path.exists():
         if others := sorted(entry.name for entry in out.iterdir() if entry.name != _LOCK):
             raise OutputError(
@@ -192,16 +195,13 @@ def _claim(out: Path, settings: dict[str, Any]) -> None:
 
 
 def _read_sums(out: Path) -> dict[str, str] | None:
-    """Return the hashes of the files by name; None: they were never all written."""
+    """Return the hashes of the files by name; None if an earlier pack did not write all files."""
     try:
-        lines = (
-            filesystem.read_file(out / _SUMS, max_bytes=1 << 26)
-            .decode(errors="replace")
-            .splitlines()
-        )
+        content = filesystem.read_file(out / _SUMS, max_bytes=1 << 26)
     except FileNotFoundError:
         return None
-    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    parts = [line.partition("  ") for line in content.decode(errors="replace").splitlines()]
+    return {name: digest for digest, _, name in parts}
 
 
 def _records(
@@ -212,7 +212,10 @@ def _records(
     left_out: list[DataError],
     bar: Any,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a shard, in order."""
+    """Yield the rows of a shard, in order.
+
+    A photo that cannot be decoded is added to `left_out`. Raises DataError if the settings say so.
+    """
     photos = source.splits[shard.split]
 
     def record(index: int) -> dict[str, Any] | DataError:

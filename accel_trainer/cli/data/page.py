@@ -1,4 +1,4 @@
-"""One page of photos as a model sees them, without scripts or links."""
+"""Writes an HTML page of photos as a model sees them, without scripts or links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from ...core.errors import DataError
 from ...vision import EvalTransform, PhotoSplit
 from ...vision.sources.photo_splits import PhotoSplits
 
-_MAX_CLASSES, _PER_CLASS = 100, 6
+_MAX_CLASSES = 100
+_NUM_PER_CLASS = 6
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -30,19 +31,18 @@ img {{ width: 10rem; border-radius: 4px }}
 resized to {size} x {size} pixels. {note}</p>
 {classes}
 </html>
-"""
+"""  # noqa: E501
 
 
 def draw_page(source: str, found: PhotoSplits, transform: EvalTransform) -> str:
     """Return the page as HTML. A photo that cannot be decoded is left out."""
-    train = next(iter(found.splits.values()))
+    first = next(iter(found.splits.values()))
     sections = []
     for label, name in enumerate(found.class_names[:_MAX_CLASSES]):
-        members = np.flatnonzero(train.labels == label)
-        pictures = [_picture(train, int(index), transform) for index in members[:_PER_CLASS]]
-        sections.append(
-            f"<h2>{escape(name)} ({len(members):,})</h2>\n<div>{''.join(pictures)}</div>"
-        )
+        members = np.flatnonzero(first.labels == label)
+        pictures = [_picture(first, int(index), transform) for index in members[:_NUM_PER_CLASS]]
+        heading = f"<h2>{escape(name)} ({len(members):,})</h2>"
+        sections.append(f"{heading}\n<div>{''.join(pictures)}</div>")
     num_more = len(found.class_names) - _MAX_CLASSES
     note = f"{num_more:,} more classes are not shown." if num_more > 0 else ""
     return _PAGE.format(
@@ -55,6 +55,7 @@ def draw_page(source: str, found: PhotoSplits, transform: EvalTransform) -> str:
 
 
 def _picture(split: PhotoSplit, index: int, transform: EvalTransform) -> str:
+    """Return a photo as an HTML image; empty if it cannot be decoded."""
     name = split.name_of(index)
     try:
         pixels = transform(split.encoded_at(index), name)

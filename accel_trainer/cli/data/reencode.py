@@ -1,4 +1,4 @@
-"""Makes a photo smaller: once, before it is packed.
+"""Makes a photo smaller before it is packed.
 
 Shapes: H height, W width.
 """
@@ -14,27 +14,27 @@ from numpy.typing import NDArray
 
 from ...vision.data.photo_decode import decode_photo, read_header
 
-_MAX_SHRINK = 8
+_MAX_SHRINK = 8  # the largest factor by which a JPEG decoder can shrink
 
 
 def reencode(data: bytes, name: str, *, short_side: int, quality: int) -> bytes:
-    """Return a photo as JPEG whose shorter side has `short_side` pixels; one that is not larger keeps its bytes.
+    """Return a photo as a JPEG whose shorter side has `short_side` pixels.
 
-    Raises DataError that says `name` if the photo cannot be decoded.
+    A photo that is not larger keeps its bytes. Raises DataError with `name` if the photo cannot be
+    decoded.
     """
     header = read_header(data, name)
     shorter = min(header.height, header.width)
     if shorter <= short_side:
-        # a broken one is found now, not in the middle of a run
+        # A broken photo is found now, not in the middle of a run.
         decode_photo(data, name, header=header)
         return data
     shrink = 1
     while shrink < _MAX_SHRINK and shorter >= 4 * shrink * short_side:
         shrink *= 2
     pixels = decode_photo(data, name, header=header, shrink=shrink)
-    size = tuple(
-        max(1, round(side * short_side / shorter)) for side in (header.height, header.width)
-    )
+    sides = (header.height, header.width)
+    size = tuple(max(1, round(side * short_side / shorter)) for side in sides)
     images = torch.from_numpy(pixels).permute(2, 0, 1)[None]
     resized = F.interpolate(images, size=size, mode="bilinear", antialias=True, align_corners=False)
     return _encode(resized[0].permute(1, 2, 0).contiguous().numpy(), quality)

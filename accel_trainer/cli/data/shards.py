@@ -1,4 +1,4 @@
-"""The Arrow files of a packed dataset, and what `datasets` needs beside them."""
+"""Writes the Arrow files of a packed dataset, and the files that `datasets` needs beside them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from ...core import filesystem
 from ...vision.sources.photo_columns import CHECKSUM
 
-_BATCH = 64  # photos in an Arrow record batch
+_BATCH_SIZE = 64  # photos in an Arrow record batch
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Shard:
 
 
 def plan_shards(split: str, num_photos: int, shard_size: int) -> Iterator[Shard]:
-    """Yield the shards of a split; an empty one has an empty shard."""
+    """Yield the shards of a split; an empty split has one empty shard."""
     starts = range(0, num_photos, shard_size) or range(1)
     for number, start in enumerate(starts):
         name = f"data-{number:05}-of-{len(starts):05}.arrow"
@@ -55,23 +55,23 @@ def write_shard(path: Path, records: Iterator[dict[str, Any]]) -> str:
 
 
 def _stream(records: Iterator[dict[str, Any]]) -> Iterator[bytes]:
-    """Yield the parts of an Arrow stream."""
+    """Yield the records as the parts of an Arrow stream."""
     import pyarrow as pa
 
     schema = _features(()).arrow_schema.remove_metadata()
     file = io.BytesIO()
 
-    def written() -> bytes:
+    def take_written() -> bytes:
         data = file.getvalue()
         file.seek(0)
         file.truncate()
         return data
 
     with pa.ipc.new_stream(file, schema) as writer:
-        while rows := list(itertools.islice(records, _BATCH)):
+        while rows := list(itertools.islice(records, _BATCH_SIZE)):
             writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
-            yield written()
-    yield written()
+            yield take_written()
+    yield take_written()
 
 
 def describe_shards(

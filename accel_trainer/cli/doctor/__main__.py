@@ -1,4 +1,4 @@
-"""Runs the command as a module, so that launchers can start it on several processes."""
+"""Runs `accel-trainer doctor` as a module, so that launchers can start it on many processes."""
 
 import sys
 

@@ -1,7 +1,8 @@
-"""`accel-trainer doctor [RECIPE.py | RUN] [flags]`: find problems of this machine and launch, or explain a failed run.
+"""`accel-trainer doctor [RECIPE.py | RUN] [flags]`: find problems, or explain a failed run.
 
-A start checks the config, the data and the run folder itself, and `RECIPE.py --dry-run` tries them.
-To check many processes and the network between them, launch the doctor like a recipe:
+It looks for problems of this machine and of the launch. A start itself checks the config, the data
+and the run folder, and `RECIPE.py --dry-run` tries them. To check many processes and the network
+between them, launch the doctor like a recipe:
 
     accelerate launch --multi_gpu --num_processes 8 -m accel_trainer.cli.doctor recipes/cifar.py
     --batch-size 256
@@ -27,7 +28,7 @@ from ..common.recipes import find_config_class
 from ..runs.status import require_status
 from . import launching, machine
 from .findings import Check, Finding, LaunchContext, examine
-from .starting import WHAT_HOLDS, examine_start
+from .starting import START_EXPECTATIONS, examine_start
 from .symptoms import diagnose
 from .together import examine_together
 
@@ -58,15 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _explain(run: Path) -> tuple[list[str], list[Finding]]:
-    """Return how a run is doing, and what the error means that ended it."""
+    """Return lines with the state of a run, and the explanation of the error that ended it."""
     status = require_status(run)
-    return [f"{name}: {status[name]}" for name in ("state", "error") if status.get(name)], diagnose(
-        run
-    )
+    lines = [f"{name}: {status[name]}" for name in ("state", "error") if status.get(name)]
+    return lines, diagnose(run)
 
 
 def _examine(recipe: Path | None, flags: Sequence[str]) -> tuple[list[str], list[Finding]]:
-    """Return lines of what is well, and the findings of all processes; no lines where another process prints them."""
+    """Return lines about the machine and the checks that passed, and the findings of all processes.
+
+    There are no lines on a process that leaves the printing to another.
+    """
     config_class = RecipeConfig if recipe is None else find_config_class(recipe)
     config = parse_config(config_class, flags, description=_DESCRIPTION)
     setup_launch_env()  # refuses inconsistent launch variables
@@ -79,9 +82,11 @@ def _examine(recipe: Path | None, flags: Sequence[str]) -> tuple[list[str], list
         if lines and now.rank:
             return [], found
     codes = {finding.code for finding in found}
-    holds = WHAT_HOLDS | {check.code: (check.run.__doc__ or "").rstrip(".") for check in CHECKS}
-    well = [line for code, line in holds.items() if code not in codes]
-    return [*lines, *(f"{'ok':<8}{line}" for line in well)], found
+    expectations = START_EXPECTATIONS | {
+        check.code: (check.run.__doc__ or "").rstrip(".") for check in CHECKS
+    }
+    passed = [text for code, text in expectations.items() if code not in codes]
+    return [*lines, *(f"{'ok':<8}{text}" for text in passed)], found
 
 
 def _has_errors(found: Sequence[Finding]) -> bool:
@@ -89,18 +94,15 @@ def _has_errors(found: Sequence[Finding]) -> bool:
 
 
 def _describe(found: Sequence[Finding]) -> list[str]:
-    """Return a line per finding, with the processes that have it."""
+    """Return a sorted line per finding, with its processes if any but the first found something."""
     ranks: dict[str, list[int]] = {}
     for finding in found:
-        ranks.setdefault(f"{finding.severity:<8}{finding.code}: {finding.message}", []).append(
-            finding.rank
-        )
-    have_others = any(finding.rank for finding in found)
-    where = {
-        line: f" (on processes {', '.join(map(str, who))})" if have_others else ""
-        for line, who in ranks.items()
-    }
-    return [line + where[line] for line in sorted(ranks)]
+        line = f"{finding.severity:<8}{finding.code}: {finding.message}"
+        ranks.setdefault(line, []).append(finding.rank)
+    lines = sorted(ranks)
+    if any(finding.rank for finding in found):
+        return [f"{line} (on processes {', '.join(map(str, ranks[line]))})" for line in lines]
+    return lines
 
 
 def _summary(found: Sequence[Finding]) -> str:

@@ -13,30 +13,34 @@ from ...run.config import RecipeConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchContext:
-    """What the checks look at: a config, and the environment as a value, for tests."""
+    """What the checks look at: a config, and the environment, which tests replace."""
 
     config: RecipeConfig
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     @property
     def rank(self) -> int:
-        """Which process this is."""
+        """The rank of this process."""
         return int(self.environ.get("RANK", 0))
 
     @property
     def num_processes(self) -> int:
-        """Processes of the launch, on all machines."""
+        """The number of processes of the launch, on all machines."""
         return int(self.environ.get("WORLD_SIZE", 1))
 
     @property
     def num_local_processes(self) -> int:
-        """Processes of the launch on this machine."""
+        """The number of processes of the launch on this machine."""
         return int(self.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 @dataclass(frozen=True)
 class Check:
-    """`run` returns or raises what is wrong, its value and its fix in one line; its docstring is what should hold."""
+    """A check of one process.
+
+    `run` returns what is wrong with its value and its fix in one line, or raises it as a UserError
+    or OSError. The docstring of `run` is printed if nothing is wrong: it says what should hold.
+    """
 
     code: str
     severity: Literal["error", "warning"]

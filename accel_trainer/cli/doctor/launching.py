@@ -13,19 +13,18 @@ _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 def find_port(now: LaunchContext) -> str | None:
     """The port of the process group is free."""
     environ = now.environ
-    if (
-        environ.get("RANK") != "0"
-        or "MASTER_PORT" not in environ
-        or "TORCHELASTIC_RUN_ID" in environ
-    ):
-        return None  # torch's launcher already listens there
+    is_main_process = environ.get("RANK") == "0"
+    has_launcher = "TORCHELASTIC_RUN_ID" in environ  # torch's launcher already listens on the port
+    if not is_main_process or "MASTER_PORT" not in environ or has_launcher:
+        return None
     with socket.socket() as probe:
-        # a recently closed port is free
+        # With this option a recently closed port counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", int(environ["MASTER_PORT"])))
         except OSError as error:
-            return f"MASTER_PORT {environ['MASTER_PORT']} cannot be used ({error.strerror}): choose a free port"
+            fact = f"MASTER_PORT {environ['MASTER_PORT']} cannot be used ({error.strerror})"
+            return f"{fact}: choose a free port"
     return None
 
 
@@ -36,7 +35,8 @@ def find_unknown_address(now: LaunchContext) -> str | None:
         socket.getaddrinfo(address or "localhost", None)
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        return f"MASTER_ADDR {address} is unknown here ({reason}): set the address of the machine of rank 0"
+        fact = f"MASTER_ADDR {address} is unknown here ({reason})"
+        return f"{fact}: set the address of the machine of rank 0"
     return None
 
 
@@ -49,8 +49,9 @@ def find_loopback(now: LaunchContext) -> str | None:
     if now.num_processes == now.num_local_processes or not address.is_loopback:
         return None
     return (
-        f"MASTER_ADDR {now.environ['MASTER_ADDR']} means only this machine, and {now.num_local_processes} of "
-        f"{now.num_processes} processes are on it: set the address of the machine of rank 0 (--main_process_ip)"
+        f"MASTER_ADDR {now.environ['MASTER_ADDR']} means only this machine, and "
+        f"{now.num_local_processes} of {now.num_processes} processes are on it: set the address of "
+        "the machine of rank 0 (--main_process_ip)"
     )
 
 
@@ -59,13 +60,16 @@ def find_unknown_interface(now: LaunchContext) -> str | None:
     existing = [name for _, name in socket.if_nameindex()]
     for variable in _INTERFACES:
         value = now.environ.get(variable, "")
+        if not value or value.startswith("^"):  # ^ excludes interfaces
+            continue
         wanted = tuple(value.removeprefix("=").split(","))
-        is_exact = value.startswith("=")  # otherwise NCCL matches prefixes, and with ^ all others
-        known = [
-            name for name in existing if (name in wanted if is_exact else name.startswith(wanted))
-        ]
-        if value and value[0] != "^" and not known:
-            return f"{variable}={value} names no interface of {', '.join(existing)}: correct or unset it"
+        if value.startswith("="):
+            is_known = any(name in wanted for name in existing)
+        else:  # NCCL matches prefixes
+            is_known = any(name.startswith(wanted) for name in existing)
+        if not is_known:
+            fact = f"{variable}={value} names no interface of {', '.join(existing)}"
+            return f"{fact}: correct or unset it"
     return None
 
 

@@ -24,8 +24,8 @@ def find_small_shared_memory(now: LaunchContext) -> str | None:
     if size >= _MIN_SHARED_BYTES:
         return None
     return (
-        f"{_SHARED_MEMORY} has {size >> 20} MiB, and data workers (num_workers > 0) and NCCL die of a bus error when "
-        "it is full: start the container with --shm-size 8g or --ipc host"
+        f"{_SHARED_MEMORY} has {size >> 20} MiB, and data workers (num_workers > 0) and NCCL die "
+        "of a bus error when it is full: start the container with --shm-size 8g or --ipc host"
     )
 
 
@@ -38,20 +38,22 @@ def find_few_files(now: LaunchContext) -> str | None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= _MIN_FILES or soft == resource.RLIM_INFINITY:
         return None
-    return f"a process may open only {soft} files, too few for data workers: run `ulimit -n {hard}` before the launch"
+    fact = f"a process may open only {soft} files, too few for data workers"
+    return f"{fact}: run `ulimit -n {hard}` before the launch"
 
 
 def find_threads(now: LaunchContext) -> str | None:
     """There is a core for every thread."""
-    num_threads, num_cpus = now.config.runtime.num_threads or 1, available_cpus()
-    if num_threads * now.num_local_processes <= num_cpus:
+    num_threads = now.config.runtime.num_threads or 1
+    num_processes = now.num_local_processes
+    num_cpus = available_cpus()
+    if num_threads * num_processes <= num_cpus:
         return None
-    fix = max(1, num_cpus // now.num_local_processes)
-    return (
-        f"{now.num_local_processes} processes of {num_threads} threads share {num_cpus} cores: set "
-        f"--runtime.num-threads {fix}"
-        + (" and launch fewer processes" if now.num_local_processes > num_cpus else "")
-    )
+    fact = f"{num_processes} processes of {num_threads} threads share {num_cpus} cores"
+    fix = f"set --runtime.num-threads {max(1, num_cpus // num_processes)}"
+    if num_processes > num_cpus:
+        fix += " and launch fewer processes"
+    return f"{fact}: {fix}"
 
 
 def find_touched_cuda(now: LaunchContext) -> str | None:
@@ -59,8 +61,8 @@ def find_touched_cuda(now: LaunchContext) -> str | None:
     if not torch.cuda.is_initialized():
         return None
     return (
-        "importing the recipe uses CUDA, so no process can be forked, for data or from a notebook: move that code "
-        "(.cuda(), torch.cuda...) into train()"
+        "importing the recipe uses CUDA, so no process can be forked, for data or from a notebook: "
+        "move that code (.cuda(), torch.cuda...) into train()"
     )
 
 

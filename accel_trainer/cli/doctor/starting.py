@@ -1,4 +1,4 @@
-"""What a start would refuse or warn of."""
+"""Finds what a start of a run would refuse or warn of."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from ...distributed.determinism import is_too_late_for_cublas
 from ...run.preflight import find_warnings, refuse_launch
 from .findings import Finding, LaunchContext
 
-WHAT_HOLDS = {
+START_EXPECTATIONS = {
     "TORCH_UNTRIED": "The tests have run with this version of torch",
     "CUBLAS_LATE": "Deterministic kernels of cuBLAS were requested before CUDA was used",
     "TENSOR_CORES": "A GPU with tensor cores uses them",
     "MPS_PROCESSES": "The GPU of a Mac has one process",
     "NCCL_MISSING": "Several GPUs have NCCL to speak through",
     "IDLE_GPUS": "Every GPU of this machine has a process",
-    "LEARNING_RATE": "A batch that grew with the processes has its learning rate scaled and warmed up",
+    "LEARNING_RATE": (
+        "A batch that grew with the processes has its learning rate scaled and warmed up"
+    ),
 }
-"""What holds where a code is not found."""
+"""What should hold, by the code of the problem that is found if it does not."""
 
 
 def examine_start(now: LaunchContext) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Explains the errors of a failed run: known messages of torch, NCCL and the system, with the fix."""
+"""Explains the error of a failed run: known messages of torch, NCCL and the system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .findings import Finding
 
 @dataclass(frozen=True)
 class Symptom:
-    """`pattern` matches the error text; `meaning` is the cause and the fix."""
+    """A known error: `pattern` matches its text, `meaning` is its cause and its fix."""
 
     code: str
     pattern: str
@@ -27,7 +27,7 @@ SYMPTOMS = tuple(
 
 
 def diagnose(run: Path) -> list[Finding]:
-    """Return the explanation of the error that ended the run, if it is a known one."""
+    """Return the explanation of the error that ended the run, empty if the error is not known."""
     try:
         status = read_json_object(run / "status.json")
     except (OSError, ValueError):
@@ -36,12 +36,8 @@ def diagnose(run: Path) -> list[Finding]:
     if status.get("state") != "failed" or not error or not isinstance(error, str):
         return []
     first_line = error.splitlines()[0]
-    return [
-        Finding(
-            symptom.code,
-            "warning",
-            f"the last attempt ended with: {first_line[:160]}; {symptom.meaning}",
-        )
-        for symptom in SYMPTOMS
-        if re.search(symptom.pattern, error)
-    ][:1]
+    for symptom in SYMPTOMS:
+        if re.search(symptom.pattern, error):
+            message = f"the last attempt ended with: {first_line[:160]}; {symptom.meaning}"
+            return [Finding(symptom.code, "warning", message)]
+    return []

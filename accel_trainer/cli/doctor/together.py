@@ -16,13 +16,17 @@ from ...distributed.collectives import gather_rows, join_peers, shutdown
 from .findings import Finding, LaunchContext
 
 _MAX_WAIT_S = 30.0
-_LARGE_BYTES, _LARGE_TIMES, _SMALL_TIMES = 16 << 20, 5, 20
+_LARGE_BYTES = 16 << 20
+_NUM_LARGE = 5
+_NUM_SMALL = 20
 _SLOW_BYTES_PER_S = 100e6
 _MAX_CLOCK_SKEW_S = 2.0
 
 
 def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str], list[Finding]]:
     """Return lines about the machine and its network, and the findings of all processes.
+
+    There are no lines if the processes cannot connect.
 
     **Collective.**
     """
@@ -39,8 +43,8 @@ def examine_together(now: LaunchContext, mine: list[Finding]) -> tuple[list[str]
         if accelerator.is_main_process:
             mine = [*mine, *found]
         peers = join_peers(accelerator, timeout_s=timeout_s)
-        of_all = peers.agree(lambda: [asdict(finding) for finding in mine])
-        mine = [Finding(**values) for of_one in of_all for values in of_one]
+        by_process = peers.agree(lambda: [asdict(finding) for finding in mine])
+        mine = [Finding(**values) for findings in by_process for values in findings]
     shutdown(accelerator)
     return lines, mine
 
@@ -55,8 +59,8 @@ def _find_clock_skew(accelerator: Accelerator) -> list[Finding]:
     if skew_s <= _MAX_CLOCK_SKEW_S:
         return []
     message = (
-        f"the clocks of the machines differ by {skew_s:.1f} s, so the wrong error may be reported as the first: "
-        "synchronise them with NTP"
+        f"the clocks of the machines differ by {skew_s:.1f} s, so the wrong error may be reported "
+        "as the first: synchronise them with NTP"
     )
     return [Finding("CLOCKS", "warning", message)]
 
@@ -65,21 +69,23 @@ def _find_slow(bytes_per_s: float) -> list[Finding]:
     if bytes_per_s >= _SLOW_BYTES_PER_S:
         return []
     message = (
-        f"gradients are exchanged at {bytes_per_s / 1e6:.0f} MB/s, which takes {45e6 / bytes_per_s:.1f} s per step for "
-        "a ResNet-18: choose the fast network (NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), or raise --accumulate"
+        f"gradients are exchanged at {bytes_per_s / 1e6:.0f} MB/s, which takes "
+        f"{45e6 / bytes_per_s:.1f} s per step for a ResNet-18: choose the fast network "
+        "(NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME), or raise --accumulate"
     )
     return [Finding("SLOW_NETWORK", "warning", message)]
 
 
 def _measure(accelerator: Accelerator) -> tuple[str, float]:
-    """Time an all_reduce of one number and of many; return a line, and bytes per second.
+    """Time an all_reduce of one number and of many; return a line of text, and bytes per second.
 
     **Collective. Host sync.**
     """
     device = accelerator.device
-    small, large = torch.ones(1, device=device), torch.ones(_LARGE_BYTES // 4, device=device)
-    latency_s = _seconds(lambda: dist.all_reduce(small), small, times=_SMALL_TIMES)
-    bytes_per_s = _LARGE_BYTES / _seconds(lambda: dist.all_reduce(large), large, times=_LARGE_TIMES)
+    small = torch.ones(1, device=device)
+    large = torch.ones(_LARGE_BYTES // 4, device=device)
+    latency_s = _seconds(lambda: dist.all_reduce(small), small, times=_NUM_SMALL)
+    bytes_per_s = _LARGE_BYTES / _seconds(lambda: dist.all_reduce(large), large, times=_NUM_LARGE)
     line = (
         f"all_reduce over {accelerator.num_processes} processes: {bytes_per_s / 1e9:.3g} GB/s "
         f"({_LARGE_BYTES >> 20} MiB), {latency_s * 1e3:.3g} ms for one number"

@@ -17,12 +17,12 @@ from ...run.parser import config_fields
 
 _MAX_COLUMNS = 120
 _INDENT = 31
-_NOTHING = ("None", "False", "[]")
-_MAX_LINES = {"model.name": 4}  # a list of names; any other text has one line
+_EMPTY_DEFAULTS = ("None", "False", "[]")  # not worth printing
+_MAX_LINES = {"model.name": 4}  # its text is a list of names; any other text has one line
 
 
 def short_help(config_class: Any, *, description: str) -> str:
-    """Return the flags with a short name, their defaults and texts, the recipe's own first."""
+    """Return the flags with a short name, with defaults and texts; the recipe's own are first."""
     columns = min(shutil.get_terminal_size((_MAX_COLUMNS, 0)).columns, _MAX_COLUMNS)
     lines = [description.strip(), "", "The everyday flags, which override --config FILE (YAML):"]
     defaults = dict(flatten_config(config_to_dict(config_class())))
@@ -32,7 +32,7 @@ def short_help(config_class: Any, *, description: str) -> str:
         flags = known[name].flags
         if len(flags) > 1 or "." not in name:
             default = str(defaults[name])
-            typed = f"  {flags[-1]} {'' if default in _NOTHING else default}"
+            typed = f"  {flags[-1]} {'' if default in _EMPTY_DEFAULTS else default}"
             text = _first_sentences(known[name].owner).get(name.rpartition(".")[2], "")
             lines += textwrap.wrap(
                 f"{typed:<{_INDENT - 2}}  {text}",

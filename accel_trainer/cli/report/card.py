@@ -52,7 +52,10 @@ def write_card(
 
 
 def _split(config: Mapping[str, Any]) -> str:
-    """Return what the evaluated samples are: the best of a run on photos is chosen by those for validation."""
+    """Return the name of the evaluated split.
+
+    For a run on photos it is `validation`: these photos also chose the best weights.
+    """
     if config["evaluation"].get("photos") is not None:
         return "validation"
     return "test" if "model" in config else "evaluation"
@@ -62,7 +65,7 @@ def _metadata(run: RunReader, config: Mapping[str, Any], metrics: Mapping[str, f
     from huggingface_hub import EvalResult, ModelCardData
 
     dataset = run.dataset or "unknown"
-    name = config.get("model", {}).get("name")  # None: a model of one's own
+    name = config.get("model", {}).get("name")  # None: a user's own model
     task = "other" if name is None else "image-classification"
     return ModelCardData(
         library_name="pytorch",

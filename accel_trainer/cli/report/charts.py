@@ -16,15 +16,16 @@ from .figures import LIGHT, NUM_SERIES, Chart, draw_chart
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Semi-transparent, these are readable on white and on black.
-_RIGHT, _WRONG = (0.23, 0.45, 0.85), (0.90, 0.45, 0.13)
+# Semi-transparent, these colours are readable on white and on black.
+_RIGHT = (0.23, 0.45, 0.85)
+_WRONG = (0.90, 0.45, 0.13)
 
 _SIZE = (4.6, 2.6)  # inches; about the width of a phone
 _SQUARE = (4.6, 4.3)
 
 
 class Kind(NamedTuple):
-    """How the lines of a group of metrics are drawn; `color` is that of a page with one run."""
+    """How the lines of a group of metrics are drawn; `color` is used on a page with one run."""
 
     label: str
     color: str
@@ -48,28 +49,27 @@ _PHASE_COLORS = {
 _MAX_NAMED_CLASSES = 20
 _MAX_NAME = 18  # characters of a class
 _MAX_MARKERS = 40
-_MAX_RUNS_IN_LEGEND, _LEGEND_CHARACTERS, _LEGEND_ROW = 6, 60, 0.19  # inches
-_DOT_AREA = 120  # square points of a dot for all samples
+_MAX_RUNS_IN_LEGEND = 6
+_LEGEND_CHARACTERS = 60
+_LEGEND_ROW = 0.19  # inches
+_DOT_AREA = 120  # square points of a dot that stands for all samples
 
 
 def group_curves(runs: Sequence[RunReader]) -> dict[str, list[str]]:
-    """Return the metrics of each chart, in the order of the page."""
+    """Return the names of the metrics of each chart, in the order of the page."""
     names = list(dict.fromkeys(name for run in runs for name in run.metric_names()))
     charts: dict[str, list[str]] = {"loss": [], "accuracy": []}
     for name in names:
         group, _, quantity = name.partition("/")
         charts.setdefault(quantity if group in KINDS else name, []).append(name)
-    return {
-        chart: members
-        for chart, members in sorted(charts.items(), key=lambda item: "/" in item[0])
-        if members
-    }
+    ordered = sorted(charts.items(), key=lambda item: "/" in item[0])
+    return {chart: members for chart, members in ordered if members}
 
 
 def draw_curves(
     runs: Sequence[RunReader], *, quantities: Collection[str] | None = None
 ) -> list[Chart]:
-    """Return a chart per recorded quantity, of `quantities` only (None: of all)."""
+    """Return a chart per recorded quantity, or only of `quantities` if they are given."""
     return [
         _draw_curve(chart, members, runs)
         for chart, members in group_curves(runs).items()
@@ -78,15 +78,11 @@ def draw_curves(
 
 
 def _title(chart: str) -> str:
-    words = (
-        chart.rpartition("/")[2]
-        .replace("_per_s", " per second")
-        .replace("_gib", " (GiB)")
-        .replace("_", " ")
-    )
-    words = words.replace("grad ", "gradient ").replace(
-        "data wait fraction", "time waiting for data"
-    )
+    """Return the title of a chart: the name of its quantity in words."""
+    words = chart.rpartition("/")[2]
+    words = words.replace("_per_s", " per second").replace("_gib", " (GiB)").replace("_", " ")
+    words = words.replace("grad ", "gradient ")
+    words = words.replace("data wait fraction", "time waiting for data")
     words = re.sub(r"\btop(\d+)", r"top-\1", words)
     return words[:1].upper() + words[1:]
 
@@ -96,10 +92,11 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
 
     def draw(axes: Axes) -> None:
         for number, run in enumerate(runs):
-            own = LIGHT.series[number % NUM_SERIES] if len(runs) > 1 else None
+            color = LIGHT.series[number % NUM_SERIES] if len(runs) > 1 else None
+            line_color = color or LIGHT.muted
             for step in run.restarts:
-                axes.axvline(step, color=own or LIGHT.muted, linewidth=0.9, linestyle=":", zorder=0)
-            _plot_run(axes, run, names, color=own)
+                axes.axvline(step, color=line_color, linewidth=0.9, linestyle=":", zorder=0)
+            _plot_run(axes, run, names, color=color)
         axes.set_xlim(0, last_step * 1.02)  # the same x-axis in all charts
         axes.set_xlabel("optimizer step")
         axes.locator_params(nbins=6)
@@ -119,12 +116,11 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
                 borderpad=0,
             )
 
-    kinds = [name.partition("/")[0] for name in names]
-    labels = (
-        [run.name for run in runs]
-        if len(runs) > 1
-        else [KINDS[kind].label for kind in kinds if kind in KINDS]
-    )
+    if len(runs) > 1:
+        labels = [run.name for run in runs]
+    else:
+        kinds = [name.partition("/")[0] for name in names]
+        labels = [KINDS[kind].label for kind in kinds if kind in KINDS]
     columns, rows = _legend_shape(labels)
     name = re.sub(r"\W+", "_", chart.rpartition("/")[2])
     return draw_chart(
@@ -136,7 +132,10 @@ def _draw_curve(chart: str, names: Sequence[str], runs: Sequence[RunReader]) -> 
 
 
 def _legend_shape(labels: Sequence[str]) -> tuple[int, int]:
-    """Return columns and rows of a legend: none for one line, or for so many that the page's table is the legend."""
+    """Return columns and rows of a legend.
+
+    There is none for one line, nor for many lines: then the page's table is the legend.
+    """
     if not 1 < len(labels) <= _MAX_RUNS_IN_LEGEND:
         return 0, 0
     columns = max(1, min(3, _LEGEND_CHARACTERS // (max(map(len, labels)) + 5)))
@@ -152,12 +151,15 @@ def _plot_run(axes: Axes, run: RunReader, names: Sequence[str], *, color: str | 
         style = dict(kind.style)
         if len(steps) > _MAX_MARKERS:
             style.pop("marker", None)
-        label = kind.label if color is None else run.name if name == names[-1] else None
+        if color is None:
+            label: str | None = kind.label
+        else:
+            label = run.name if name == names[-1] else None
         axes.plot(steps, values, color=color or colors[kind.color], label=label, **style)
 
 
 def draw_time(runs: Sequence[RunReader]) -> Chart | None:
-    """Return the seconds per phase over the attempts that ended cleanly, a bar per run; None if there are none."""
+    """Return a bar per run with the seconds of each phase; None if no attempt ended cleanly."""
     timed = [run for run in runs if run.phase_s]
     if not timed:
         return None
@@ -201,19 +203,22 @@ def draw_time(runs: Sequence[RunReader]) -> Chart | None:
 
 
 def draw_confusion(name: str, confusion: Confusion, class_names: Sequence[str]) -> Chart:
-    """Return the confusion matrix, true classes as rows; of many classes the pairs that are confused most."""
+    """Return the confusion matrix with true classes as rows.
+
+    For many classes it is a chart of the pairs that are confused most.
+    """
     if confusion.num_classes > _MAX_NAMED_CLASSES:
         return _draw_confused_pairs(name, confusion, class_names)
     counts = confusion.matrix()
     fractions = [[count / max(1, sum(row)) for count in row] for row in counts]
-    # The square root keeps rare mistakes visible.
-    pixels = [
-        [
-            (*(_RIGHT if column == row else _WRONG), math.sqrt(fraction))
-            for column, fraction in enumerate(line)
-        ]
-        for row, line in enumerate(fractions)
-    ]
+
+    def pixel(row: int, column: int) -> tuple[float, ...]:
+        color = _RIGHT if column == row else _WRONG
+        # The square root keeps rare mistakes visible.
+        return (*color, math.sqrt(fractions[row][column]))
+
+    classes = range(len(counts))
+    pixels = [[pixel(row, column) for column in classes] for row in classes]
 
     def draw(axes: Axes) -> None:
         axes.imshow(pixels, interpolation="nearest")
@@ -221,17 +226,15 @@ def draw_confusion(name: str, confusion: Confusion, class_names: Sequence[str]) 
         axes.set(xlabel="predicted", ylabel="true")
         axes.spines[:].set_visible(False)
         axes.tick_params(length=0)
-        ticks = range(len(counts))
-        is_long = max(map(len, class_names)) > 3
-        turned: dict[str, Any] = (
-            {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
-        )
-        axes.set_xticks(ticks, class_names, **turned)
-        axes.set_yticks(ticks, class_names)
+        has_long_names = max(map(len, class_names)) > 3
+        turned: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(classes, class_names, **(turned if has_long_names else {}))
+        axes.set_yticks(classes, class_names)
         for row, line in enumerate(counts):
             for column, count in enumerate(line):
-                is_dark = fractions[row][column] > 0.35
-                color = LIGHT.on_fill if is_dark else LIGHT.ink if count else LIGHT.line
+                color = LIGHT.ink if count else LIGHT.line
+                if fractions[row][column] > 0.35:  # a dark cell
+                    color = LIGHT.on_fill
                 axes.text(
                     column, row, str(count), ha="center", va="center", color=color, fontsize=7.5
                 )
@@ -245,14 +248,10 @@ def _draw_confused_pairs(name: str, confusion: Confusion, class_names: Sequence[
     ]
     worst = heapq.nsmallest(_MAX_NAMED_CLASSES, mistakes, key=lambda pair: (-pair[0], pair[1:]))
     samples = confusion.samples()
-    bars = [
-        (
-            f"{_cut(class_names[row])} → {_cut(class_names[column])}",
-            count,
-            f"{count} of {samples[row]}",
-        )
-        for count, row, column in worst
-    ]
+    bars = []
+    for count, row, column in worst:
+        label = f"{_cut(class_names[row])} → {_cut(class_names[column])}"
+        bars.append((label, count, f"{count} of {samples[row]}"))
     longest = max((count for count, _, _ in worst), default=1)
     return _draw_bars(name, "Most confused: true → predicted", bars, longest=longest, series=1)
 
@@ -260,7 +259,7 @@ def _draw_confused_pairs(name: str, confusion: Confusion, class_names: Sequence[
 def _draw_bars(
     name: str, title: str, bars: Sequence[tuple[str, float, str]], *, longest: float, series: int
 ) -> Chart:
-    """Return horizontal bars, each with its name, its length up to `longest`, and what is written beside it."""
+    """Return horizontal bars: each has a label, a length up to `longest`, and text beside it."""
 
     def draw(axes: Axes) -> None:
         axes.barh(
@@ -284,16 +283,17 @@ def _cut(text: str) -> str:
 
 
 def draw_class_accuracy(name: str, values: Sequence[float], class_names: Sequence[str]) -> Chart:
-    """Return a bar per class with samples, the hardest on top; of many classes only the hardest and the easiest."""
-    known = [
-        (value, label)
-        for value, label in zip(values, class_names, strict=True)
-        if not math.isnan(value)
-    ]
-    shown, title = sorted(known), "Accuracy by class"
+    """Return a bar per class with samples, the hardest on top.
+
+    Of many classes only the hardest and the easiest are shown.
+    """
+    pairs = zip(values, class_names, strict=True)
+    shown = sorted((value, label) for value, label in pairs if not math.isnan(value))
+    title = "Accuracy by class"
     if len(shown) > _MAX_NAMED_CLASSES:
         half = _MAX_NAMED_CLASSES // 2
-        shown, title = [*shown[:half], *shown[-half:]], "The hardest and the easiest classes"
+        shown = [*shown[:half], *shown[-half:]]
+        title = "The hardest and the easiest classes"
     return _draw_bars(
         name,
         title,
@@ -305,9 +305,9 @@ def draw_class_accuracy(name: str, values: Sequence[float], class_names: Sequenc
 
 def draw_calibration(name: str, bins: Sequence[Mapping[str, float]]) -> Chart:
     """Return confidence against accuracy, with larger dots for more samples."""
-    samples, confidence, accuracy = (
-        [each[key] for each in bins] for key in ("samples", "confidence", "accuracy")
-    )
+    samples = [each["samples"] for each in bins]
+    confidence = [each["confidence"] for each in bins]
+    accuracy = [each["accuracy"] for each in bins]
     gaps = (
         count * abs(sure - right)
         for count, sure, right in zip(samples, confidence, accuracy, strict=True)

@@ -46,7 +46,7 @@ class Palette:
 
 
 def series_name(number: int) -> str:
-    """Return the CSS variable with the colour of the run of this number, from 0."""
+    """Return the CSS variable with the colour of run `number`, which counts from 0."""
     return f"series-{number % NUM_SERIES + 1}"
 
 
@@ -134,9 +134,8 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.handlelength": 1.4,
     "axes.xmargin": 0.01,
-    # names may contain dollar signs
     "figure.constrained_layout.use": True,
-    "text.parse_math": False,
+    "text.parse_math": False,  # names may contain dollar signs
 }
 
 
@@ -153,12 +152,12 @@ class Chart:
 def draw_chart(
     name: str, *, title: str, size: tuple[float, float], draw: Callable[[Axes], None]
 ) -> Chart:
-    """Return the chart that `draw` draws on axes of `size` in inches."""
+    """Return the chart that `draw` draws on the axes of a figure of `size` in inches."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     svg, png = io.StringIO(), io.BytesIO()
-    # which makes ids unique in a page, and reproducible
+    # The salt makes the ids in the SVG reproducible, and unique in the page.
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=size)
         draw(figure.add_subplot())
@@ -175,12 +174,11 @@ def _for_page(svg: str, title: str) -> str:
     """Return only the SVG element, without external references and with variables for colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = (
-        re.sub(r' (xmlns(:\w+)?|width|height|version)="[^"]*"', "", svg[: svg.index(">")])
-        + svg[svg.index(">") :]
-    )
+    end_of_tag = svg.index(">")
+    attributes = r' (xmlns(:\w+)?|width|height|version)="[^"]*"'
+    svg = re.sub(attributes, "", svg[:end_of_tag]) + svg[end_of_tag:]
     for variable, color in LIGHT.variables().items():
-        if variable not in ("page", "card"):  # which are around the chart
+        if variable not in ("page", "card"):  # colours around the chart
             svg = svg.replace(color, f"var(--{variable})")
     return svg.replace("<svg", f'<svg role="img" aria-label="{html.escape(title)}"', 1)
 

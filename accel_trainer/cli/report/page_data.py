@@ -1,4 +1,4 @@
-"""The numbers that the page's script draws, and the policy that lets only this script run."""
+"""The numbers that the page's script draws, and the policy that lets no other script run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..runs.run_reader import RunReader
 from .charts import KINDS, group_curves
 from .figures import series_name
 
-_MAX_POINTS = 8_000  # of a line, shared by the runs of the page
-_FEWEST_POINTS = 400
+_MAX_POINTS = 8_000  # of a line in all runs together
+_MIN_POINTS = 400  # of a line in each run
 
 
 def page_data(runs: Sequence[RunReader]) -> dict[str, Any]:
-    """Return the runs, their lines and the charts in the order of the page, as plain values for JSON."""
+    """Return the runs, their lines and the charts in the order of the page, as values for JSON."""
     charts = group_curves(runs)
-    limit = max(_FEWEST_POINTS, _MAX_POINTS // len(runs))
+    limit = max(_MIN_POINTS, _MAX_POINTS // len(runs))
     return {
         "runs": [_run(run, number, limit) for number, run in enumerate(runs)],
         "charts": [
@@ -36,20 +36,20 @@ def page_data(runs: Sequence[RunReader]) -> dict[str, Any]:
 
 
 def policy(script: str) -> str:
-    """Return a content security policy: nothing from the network, and no script but this one."""
+    """Return a content security policy: nothing from the network, and no script but `script`."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
-        "base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
 def _run(run: RunReader, number: int, limit: int) -> dict[str, Any]:
-    """Return the lines of a run; those measured at the same steps share their steps."""
+    """Return the lines of a run; lines with the same steps share one list of steps."""
     all_steps: list[list[int]] = []
     series: dict[str, tuple[int, list[float | None]]] = {}
     for name in run.metric_names():
-        steps, values = (_thin(column, limit) for column in run.series(name))
+        steps, values = (_thin_out(column, limit) for column in run.series(name))
         if steps not in all_steps:
             all_steps.append(steps)
         series[name] = all_steps.index(steps), [_short(value) for value in values]
@@ -64,14 +64,12 @@ def _run(run: RunReader, number: int, limit: int) -> dict[str, Any]:
     }
 
 
-def _thin(values: Sequence[Any], limit: int) -> list[Any]:
-    """Return every n-th value, and the last."""
-    kept = list(values[:: math.ceil(len(values) / limit) or 1])
-    return (
-        kept
-        if not values or (len(values) - 1) % math.ceil(len(values) / limit) == 0
-        else [*kept, values[-1]]
-    )
+def _thin_out(values: Sequence[Any], limit: int) -> list[Any]:
+    """Return every n-th value, and the last, where n keeps at most `limit` values and the last."""
+    every = math.ceil(len(values) / limit) or 1
+    kept = list(values[::every])
+    is_last_kept = (len(values) - 1) % every == 0
+    return kept if not values or is_last_kept else [*kept, values[-1]]
 
 
 def _short(value: float) -> float | None:

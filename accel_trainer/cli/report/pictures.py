@@ -1,4 +1,4 @@
-"""Images for a report: the most confident mistakes, and augmented training images.
+"""Images of a report: the most confident mistakes, and augmented training images.
 
 Shapes: B batch, C channels, H height, W width.
 """
@@ -41,7 +41,7 @@ Picture = Mapping[str, Any]
 
 
 def read_mistakes(run: RunReader) -> list[Picture]:
-    """Return the worst mistakes that the run has stored of its last evaluation, the most confident first."""
+    """Return the mistakes of the last evaluation that the run stored, the most confident first."""
     try:
         stored = read_json_object(run.folder / MISTAKES_FILE)["mistakes"]
     except FileNotFoundError:
@@ -80,11 +80,10 @@ def draw_samples(run: RunReader, data: ImageDataset | Photos) -> list[Picture]:
     except (TypeError, ConfigError):  # a config of another version
         return []
     batch = next(loader.step_batches(0, 0)).micro_batches[0]
-    mean, std = (
-        torch.tensor(values)[:, None, None] for values in (normalization.mean, normalization.std)
-    )
-    # [B, C, H, W]
-    pixels = ((batch.inputs * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
+    mean = torch.tensor(normalization.mean)[:, None, None]
+    std = torch.tensor(normalization.std)[:, None, None]
+    images = batch.inputs * std + mean  # [B, C, H, W]
+    pixels = (images * 255).round().clamp(0, 255).to(torch.uint8)
     targets = batch.targets if batch.targets.ndim == 1 else batch.targets.argmax(1)
     return [
         {
@@ -99,11 +98,9 @@ def _build_loader(
     run: RunReader, data: ImageDataset | Photos
 ) -> tuple[Loader, Normalization | EvalTransform]:
     plan = BatchConfig(per_device_batch_size=_NUM_PICTURES).plan(len(data.train), num_processes=1)
-    stored, seed, cpu = (
-        run.config.get("augment") or {},
-        run.config.get("seed") or 0,
-        torch.device("cpu"),
-    )
+    stored = run.config.get("augment") or {}
+    seed = run.config.get("seed") or 0
+    cpu = torch.device("cpu")
     augment: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in stored.items()
     }

@@ -1,7 +1,7 @@
-"""`accel-trainer report RUN [RUN ...]`: write one self-contained HTML page about runs, and its charts as PNG.
+"""`accel-trainer report RUN [RUN ...]`: write one self-contained HTML page about runs.
 
-The page works offline. Its charts show values on hover, zoom and smooth; without scripts they are
-pictures.
+Its charts are also written as PNG. The page works offline. Its charts show values on hover, zoom
+and smooth; without scripts they are pictures.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ...vision import ImageDataset, Photos
 from ..common.output import format_duration, format_number, tell
 from ..common.parser import CommandParser
 from ..runs.confusion import read_confusion
+from ..runs.metric_groups import EVALUATION_GROUPS
 from ..runs.run_reader import RunReader, read_run, reading
 from ..runs.runs import find_runs
 from ..runs.settings import changed_settings, differing_settings, flatten
@@ -32,7 +33,7 @@ from .figures import DARK, LIGHT, Chart, series_name
 from .pictures import draw_samples, load_data, read_mistakes
 
 _EXAMPLE = "example: accel-trainer report runs --open"
-_OPEN = 3  # runs whose details a page shows from the start
+_MAX_OPEN = 3  # a page of at most this many runs shows their details from the start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dataset", help="dataset to show training images of; default: none")
     parser.add_cache_option()
     options = parser.parse_args(argv)
-    path, data = options.to, None
+    path = options.to
+    data = None
     charts = path.with_suffix("")
     with reading(*options.run):
         runs = [run for folder in options.run for run in find_runs(folder) or [read_run(folder)]]
@@ -76,7 +78,8 @@ def render(
 ) -> tuple[str, dict[str, bytes]]:
     """Return the report as an HTML page, and its charts as PNG by file name.
 
-    Reads only the run folders. With `data`, that of the runs, the page shows some training images.
+    It reads nothing but the run folders. With `data`, the dataset of the runs, the page shows some
+    training images.
     """
     try:
         import jinja2
@@ -91,10 +94,9 @@ def render(
         raise OutputError(
             "REPORT", f"a report needs {error.name}: pip install 'accel-trainer[report]'"
         ) from error
-    template, script = (
-        resources.files(__package__).joinpath(f"report.{end}").read_text()
-        for end in ("html.jinja", "js")
-    )
+    files_of_page = resources.files(__package__)
+    template = files_of_page.joinpath("report.html.jinja").read_text()
+    script = files_of_page.joinpath("report.js").read_text()
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     page = environment.from_string(template).render(
@@ -110,16 +112,15 @@ def render(
         policy=policy(script),
         differences=differing_settings(runs),
         palettes={"light": LIGHT.variables(), "dark": DARK.variables()},
-        is_open=len(runs) <= _OPEN,
+        is_open=len(runs) <= _MAX_OPEN,
     )
     files: dict[str, bytes] = {}
     for chart in itertools.chain(curves, [] if time is None else [time], *classes):
-        names = (
-            f"{chart.name}{number}.png"
-            for number in itertools.chain([""], (f"-{n}" for n in itertools.count(2)))
-        )
-        # two runs may have the same name
-        files[next(name for name in names if name not in files)] = chart.png
+        name = f"{chart.name}.png"
+        numbers = itertools.count(2)
+        while name in files:  # two runs may have the same name
+            name = f"{chart.name}-{next(numbers)}.png"
+        files[name] = chart.png
     return page, files
 
 
@@ -151,7 +152,9 @@ def _subtitle(run: RunReader) -> str:
 
 def _facts(run: RunReader) -> list[dict[str, str]]:
     """Return the key numbers, the headline metric first."""
-    metric, best, result = run.headline(), run.best_evaluation(), run.result
+    metric = run.headline()
+    best = run.best_evaluation()
+    result = run.result
     shown = []
     if metric is not None:
         name = metric.replace("eval_ema/", "averaged ").replace("eval/", "")
@@ -161,17 +164,11 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
             shown.append(("loss", format_number(loss, best[loss]), "at the same step"))
     epochs = (run.config.get("trainer") or {}).get("num_epochs")
     if result.get("optimizer_step") is not None:
-        shown.append(
-            ("steps", f"{result['optimizer_step']:,}", f"{result.get('epoch')} of {epochs} epochs")
-        )
+        note = f"{result.get('epoch')} of {epochs} epochs"
+        shown.append(("steps", f"{result['optimizer_step']:,}", note))
     if samples_per_s := result.get("samples_per_s"):
-        shown.append(
-            (
-                "samples per second",
-                f"{samples_per_s:,.0f}",
-                f"{result.get('samples_seen') or 0:,} seen",
-            )
-        )
+        note = f"{result.get('samples_seen') or 0:,} seen"
+        shown.append(("samples per second", f"{samples_per_s:,.0f}", note))
     if result.get("wall_s") is not None:
         memory = (result.get("peak_memory_bytes") or 0) / 2**30
         seconds = sum(run.phase_s.values()) or result["wall_s"]
@@ -182,7 +179,7 @@ def _facts(run: RunReader) -> list[dict[str, str]]:
 def _class_charts(run: RunReader) -> list[Chart]:
     """Return charts of the confusion matrix, the accuracy per class and the calibration.
 
-    They are those of the averaged weights if there are any.
+    They show the averaged weights if these were evaluated.
     """
     from .charts import draw_calibration, draw_class_accuracy, draw_confusion
 
@@ -194,7 +191,8 @@ def _class_charts(run: RunReader) -> list[Chart]:
                 name: details.get(name) if _is_in_file(value) else value
                 for name, value in metrics.items()
             }
-    groups = [group for group in ("eval_ema/", "eval/") if f"{group}per_class_accuracy" in metrics]
+    prefixes = [f"{group}/" for group in EVALUATION_GROUPS]
+    groups = [prefix for prefix in prefixes if f"{prefix}per_class_accuracy" in metrics]
     confusion = read_confusion(metrics, groups[0]) if groups else None
     if confusion is None:
         return []
@@ -211,25 +209,24 @@ def _class_charts(run: RunReader) -> list[Chart]:
 
 
 def _is_in_file(value: Any) -> bool:
+    """Whether a value in the result only names the file that holds it."""
     return isinstance(value, dict) and "file" in value
 
 
 def _class_names(export: Path) -> list[str]:
     try:
-        return (
-            []
-            if export.is_symlink()
-            else list(map(str, read_json_object(export / "config.json")["class_names"]))
-        )
+        if export.is_symlink():
+            return []
+        names = read_json_object(export / "config.json")["class_names"]
+        return [str(name) for name in names]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
 def _environment(run: RunReader) -> list[tuple[str, Any]]:
     """Return name and value of the recorded environment, with the command as typed."""
-    values = flatten(
-        {name: value for name, value in run.environment.items() if name != "config_origins"}
-    )
+    recorded = {name: run.environment[name] for name in run.environment if name != "config_origins"}
+    values = flatten(recorded)
     if "command.arguments" in values:
         values["command.arguments"] = shlex.join(map(str, values["command.arguments"]))
     return list(values.items())

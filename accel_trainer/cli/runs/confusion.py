@@ -1,4 +1,9 @@
-"""Which classes an evaluation confused, from its results: for few classes a matrix, for many the pairs that occur."""
+"""Which classes an evaluation confused, read from its results.
+
+The results hold a matrix for few classes, and the pairs that occurred for many.
+
+Shapes: K classes, M pairs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,11 @@ from torch import Tensor
 
 
 class Confusion(NamedTuple):
-    """`pairs` int64 [M, 3]: label, prediction and count; `accuracy` float64 [K] of each class, NaN without samples."""
+    """The confused classes, and the accuracy of each class.
+
+    `pairs` is int64 [M, 3]: label, prediction and count. `accuracy` is float64 [K], NaN for a class
+    without samples.
+    """
 
     pairs: Tensor
     accuracy: Tensor
@@ -26,21 +35,20 @@ class Confusion(NamedTuple):
         return totals.index_add(0, self.pairs[:, 0], self.pairs[:, 2]).tolist()
 
     def matrix(self) -> list[list[int]]:
-        """Return the counts, rows are labels."""
+        """Return the counts [K, K]; rows are labels, columns are predictions."""
         counts = torch.zeros(self.num_classes, self.num_classes, dtype=torch.int64)
         counts[self.pairs[:, 0], self.pairs[:, 1]] = self.pairs[:, 2]
         return counts.tolist()
 
 
 def read_confusion(metrics: Mapping[str, Any], group: str = "") -> Confusion | None:
-    """Return what `ConfusionMatrix` measured, if it is there under names that begin with `group`.
+    """Return what `ConfusionMatrix` measured under names with the prefix `group`, if anything.
 
     Raises ValueError, TypeError or IndexError for values of another form.
     """
     accuracies = metrics.get(f"{group}per_class_accuracy")
-    pairs, counts = (
-        metrics.get(f"{group}{name}") for name in ("confused_pairs", "confusion_matrix")
-    )
+    pairs = metrics.get(f"{group}confused_pairs")
+    counts = metrics.get(f"{group}confusion_matrix")
     if accuracies is None or (pairs is None and counts is None):
         return None
     if isinstance(accuracies, list):
@@ -50,4 +58,5 @@ def read_confusion(metrics: Mapping[str, Any], group: str = "") -> Confusion | N
         return Confusion(torch.as_tensor(pairs, dtype=torch.int64).view(-1, 3), accuracy)
     matrix = torch.as_tensor(counts, dtype=torch.int64).view(len(accuracy), len(accuracy))
     cells = matrix.nonzero()
-    return Confusion(torch.cat([cells, matrix[cells[:, 0], cells[:, 1]][:, None]], 1), accuracy)
+    cell_counts = matrix[cells[:, 0], cells[:, 1]][:, None]
+    return Confusion(torch.cat([cells, cell_counts], 1), accuracy)

@@ -12,8 +12,8 @@ from ..common.output import format_number, show
 from ..common.parser import CommandParser
 from .run_reader import RunReader, read_run, reading
 
-# Folder, time, command and addresses: these never cause a different result.
-_EVERY_RUN_ITS_OWN = (
+# Folder, time, command and addresses differ between any two runs and never change a result.
+_IGNORED = (
     "run.",
     "cache_dir",
     "started",
@@ -28,10 +28,11 @@ _RESULTS = ("optimizer_step", "samples_per_s", "wall_s")
 _EXAMPLE = "example: accel-trainer diff runs/first runs/second"
 
 Change = tuple[str, Any, Any]
+"""A dotted name, the old value and the new value."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the differences by group; empty groups are left out."""
+    """Print the differences by group, without empty groups."""
     parser = CommandParser(prog="accel-trainer diff", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, nargs=2, help="a run folder")
     options = parser.parse_args(argv)
@@ -52,30 +53,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compare(first: RunReader, second: RunReader) -> dict[str, list[Change]]:
     """Return the differences in config, data, environment (code and versions) and results."""
-    known = first.environment and second.environment
-    prints = [run.data_fingerprint for run in (first, second)]
+    data: list[Change] = []
+    old, new = first.data_fingerprint, second.data_fingerprint
+    if old is not None and new is not None and old != new:
+        data.append(("data_fingerprint", old, new))
+    environment: list[Change] = []
+    if first.environment and second.environment:
+        environment = _changes(first.environment, second.environment)
     return {
         "config": _changes(first.config, second.config),
-        "data": []
-        if None in prints or len(set(prints)) == 1
-        else [("data_fingerprint", prints[0], prints[1])],
-        "environment": _changes(first.environment, second.environment) if known else [],
+        "data": data,
+        "environment": environment,
         "results": _changes(_results(first), _results(second)),
     }
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    return [
-        change for change in diff_config(old, new) if not change[0].startswith(_EVERY_RUN_ITS_OWN)
-    ]
+    return [change for change in diff_config(old, new) if not change[0].startswith(_IGNORED)]
 
 
 def _results(run: RunReader) -> dict[str, Any]:
     """Return the final numbers of the run, without matrices."""
     numbers = {name: run.result.get(name) for name in _RESULTS}
-    metrics = {
-        name: value for name, value in (run.result.get("metrics") or {}).items() if is_number(value)
-    }
+    measured = run.result.get("metrics") or {}
+    metrics = {name: value for name, value in measured.items() if is_number(value)}
     return {"state": run.state, **metrics, **numbers}
 
 

@@ -1,6 +1,6 @@
-"""`accel-trainer inspect RUN_OR_CHECKPOINT`: list the checkpoints, any damage, and which one a resume would use.
+"""`accel-trainer inspect RUN_OR_CHECKPOINT`: list checkpoints, damage, and what a resume would use.
 
-Reads only. The exit code is 74 if there is no valid checkpoint to resume from, else 0.
+Nothing is written. The exit code is 74 if there is no valid checkpoint to resume from, else 0.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _EXAMPLE = "example: accel-trainer inspect runs/first"
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """A checkpoint and its first problem; None: it is complete.
+    """A checkpoint and its first problem (None: it is complete).
 
-    `manifest` is empty if it is unreadable. `problems` are those of each file, None if it has the
-    recorded hash.
+    `manifest` is empty if it is unreadable. `problems` has the problem of each file, None for a
+    file with the recorded hash.
     """
 
     name: str
@@ -62,9 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def inspect_checkpoints(directory: Path) -> tuple[list[CheckpointReport], str | None]:
     """Return a report per checkpoint, in order, and the name of the one that a resume would use."""
     reports = [inspect_checkpoint(path) for path in list_checkpoints(directory)]
-    return reports, next(
-        (report.name for report in reversed(reports) if report.problem is None), None
-    )
+    complete = [report.name for report in reports if report.problem is None]
+    return reports, complete[-1] if complete else None
 
 
 def inspect_checkpoint(path: Path) -> CheckpointReport:
@@ -96,9 +95,11 @@ def _show_run(run: Path) -> int:
     best = best_name(directory)
     rows = []
     for report in reports:
-        marks = [
-            mark for mark, name in (("best", best), ("resumes here", usable)) if name == report.name
-        ]
+        marks = []
+        if report.name == best:
+            marks.append("best")
+        if report.name == usable:
+            marks.append("resumes here")
         state = "complete" if report.problem is None else "DAMAGED"
         rows.append([report.name, state, f"{report.num_bytes:,}", ", ".join(marks)])
     show(f"run {run}")
@@ -107,45 +108,42 @@ def _show_run(run: Path) -> int:
         if report.problem is not None:
             show(f"damaged: {report.problem}")
     known = {report.name for report in reports}
-    for other in sorted(
-        path.name for path in directory.iterdir() if path.is_dir() and path.name not in known
-    ):
-        kind = (
-            "left by a killed save, deleted at the next start"
-            if TEMPORARY_NAME.fullmatch(other)
-            else "set aside"
-        )
-        show(f"not used: {other} ({kind})")
+    folders = sorted(path.name for path in directory.iterdir() if path.is_dir())
+    for name in folders:
+        if name not in known:
+            is_unfinished = TEMPORARY_NAME.fullmatch(name) is not None
+            kind = (
+                "left by a killed save, deleted at the next start" if is_unfinished else "set aside"
+            )
+            show(f"not used: {name} ({kind})")
+    if not reports:
+        show("there is no checkpoint yet")
+        return ExitCode.CHECKPOINT
     if usable is None:
-        show(
-            "there is no valid checkpoint to resume from"
-            if reports
-            else "there is no checkpoint yet"
-        )
+        show("there is no valid checkpoint to resume from")
         return ExitCode.CHECKPOINT
     show(f"a resume would use {usable}\n")
-    show("\n".join(_describe(next(report for report in reports if report.name == usable))))
+    (chosen,) = (report for report in reports if report.name == usable)
+    show("\n".join(_describe(chosen)))
     return ExitCode.DONE
 
 
 def _describe(report: CheckpointReport) -> Iterator[str]:
+    """Yield lines about a checkpoint and its files."""
     manifest = report.manifest
-    yield f"checkpoint {report.name}: {'complete' if report.problem is None else f'DAMAGED: {report.problem}'}"
+    state = "complete" if report.problem is None else f"DAMAGED: {report.problem}"
+    yield f"checkpoint {report.name}: {state}"
     if manifest:
         yield "position: " + ", ".join(
             f"{name.replace('_', ' ')} {manifest[name]:,}" for name in _POSITION
         )
     for name, value in manifest.items():
         if name not in ("files", *_POSITION):
-            text = (
-                ", ".join(f"{k} {v}" for k, v in value.items())
-                if isinstance(value, dict)
-                else value
-            )
-            yield f"{name}: {text}"
-    files = {name: manifest["files"][name] for name in report.problems}
-    rows = [
-        [n, f"{file['bytes']:,}", file["sha256"][:16], report.problems[n] or "ok"]
-        for n, file in files.items()
-    ]
+            if isinstance(value, dict):
+                value = ", ".join(f"{key} {entry}" for key, entry in value.items())
+            yield f"{name}: {value}"
+    rows = []
+    for name, problem in report.problems.items():
+        file = manifest["files"][name]
+        rows.append([name, f"{file['bytes']:,}", file["sha256"][:16], problem or "ok"])
     yield "\n" + format_table(["file", "bytes", "sha256", "state"], rows)

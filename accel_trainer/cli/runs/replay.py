@@ -1,4 +1,4 @@
-"""`accel-trainer replay RUN --step N`: repeat one step of a run and name the samples that made it NaN or inf."""
+"""`accel-trainer replay RUN --step N`: repeat a step; name the samples with a NaN or inf loss."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ _EXAMPLE = "example: accel-trainer replay runs/diverged --step 1234"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replay from the newest checkpoint before the step, in a temporary folder; return the recipe's exit code.
+    """Replay from the newest checkpoint before the step, in a temporary folder.
 
     The same checkpoint, data and number of processes give the same bits, and `--on-nonfinite skip`
     does not change the weights, so exactly the same step is repeated.
+
+    Returns 0 if the step was repeated and is not finite, else the recipe's exit code.
     """
     parser = CommandParser(prog="accel-trainer replay", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="the run folder")
@@ -38,10 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     run = options.run.resolve()
     environment = read_run(run).environment
-    start, recipe = (
-        recorded_start(environment, run),
-        recorded_recipe(environment, run, options.recipe),
-    )
+    start = recorded_start(environment, run)
+    recipe = recorded_recipe(environment, run, options.recipe)
     flags = recorded_flags(environment, run)
     show(f"repeating step {options.step} with {recipe}")
     sys.stdout.flush()
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _flags(run: Path, step: int, folder: Path) -> list[str]:
-    """Return the flags that make the run's own command repeat its steps up to `step`, in `folder`."""
+    """Return the flags that make the run's command repeat its steps up to `step`, in `folder`."""
     before = [path for path in list_checkpoints(run / "checkpoints") if step_of(path) < step]
     flags = ["--output-dir", str(folder), "--max-steps", str(step), "--on-nonfinite", "skip"]
     return [*flags, "--resume", str(before[-1]) if before else "never"]
@@ -70,10 +70,11 @@ def _flags(run: Path, step: int, folder: Path) -> list[str]:
 
 def _show(record: dict[str, Any]) -> None:
     position = record["position"]
+    epoch = position["epoch"] + 1
+    step_in_epoch = position["step_in_epoch"] + 1
     tell(
-        f"step {record['optimizer_step']} (epoch {position['epoch'] + 1}, its step {position['step_in_epoch'] + 1}, "
+        f"step {record['optimizer_step']} (epoch {epoch}, its step {step_in_epoch}, "
         f"seed {record['seed']}): loss sum {record['loss_sum']}"
     )
-    tell(
-        f"sample ids with a loss that is NaN or inf: {record['nonfinite_sample_ids'] or 'no single one'}"
-    )
+    sample_ids = record["nonfinite_sample_ids"] or "no single one"
+    tell(f"sample ids with a loss that is NaN or inf: {sample_ids}")

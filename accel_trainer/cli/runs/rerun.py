@@ -1,4 +1,4 @@
-"""`accel-trainer rerun RUN`: train a recorded run again and compare the final weights bit for bit."""
+"""`accel-trainer rerun RUN`: train a recorded run again and compare the final weights bitwise."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ from .run_reader import RunReader, read_run
 
 _EXAMPLE = "example: accel-trainer rerun runs/first --output-dir runs/first-again"
 _DIFFERENT = 1
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start the run's recipe with its `config.yaml`; return 0 if the final weights have the same hash, else 1."""
+    """Start the run's recipe with its `config.yaml`.
+
+    Returns 0 if the final weights have the same hash, else 1, or the exit code of a rerun that
+    failed.
+    """
     parser = CommandParser(prog="accel-trainer rerun", description=__doc__, epilog=_EXAMPLE)
     parser.add_argument("run", type=Path, help="the run folder")
     parser.add_argument(
@@ -35,18 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     run = read_run(options.run)
     folder = (options.output_dir or _free_folder(options.run)).resolve()
-    final = _final_weights(run)  # before any work: fails if the run has no checkpoint
+    final = _final_weights(run)  # before any work: this fails if the run has no checkpoint
     recipe = recorded_recipe(run.environment, options.run, options.recipe)
-    command, start = (
-        [str(recipe), *_flags(run, folder)],
-        recorded_start(run.environment, options.run),
-    )
+    command = [str(recipe), *_flags(run, folder)]
+    start = recorded_start(run.environment, options.run)
     show(f"training {run.name} again in {folder}, with {recipe}")
     sys.stdout.flush()
-    with (
-        forward_signals(),
-        start_recipe(command, **start) as process,
-    ):
+    with forward_signals(), start_recipe(command, **start) as process:
         _warn_as_it_starts(run, folder, process)
         code = process.wait()
     if code:
@@ -54,13 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     again = read_run(folder)
     _warn(run, again, "data")
-    return _judge(run, final, again)
+    return _compare_weights(run, final, again)
 
 
 def _free_folder(run: Path) -> Path:
-    folder, number = run.resolve().with_name(f"{run.resolve().name}-rerun"), 2
+    """Return `RUN-rerun`, or `RUN-rerun-N` with the first free number if it exists."""
+    first = run.resolve().with_name(f"{run.resolve().name}-rerun")
+    folder = first
+    number = 2
     while folder.exists():
-        folder, number = run.resolve().with_name(f"{run.resolve().name}-rerun-{number}"), number + 1
+        folder = first.with_name(f"{first.name}-{number}")
+        number += 1
     return folder
 
 
@@ -80,7 +83,7 @@ def _flags(run: RunReader, folder: Path) -> list[str]:
 
 
 def _final_weights(run: RunReader) -> tuple[int, dict[str, str]]:
-    """Return the optimizer step of the newest checkpoint, and the SHA-256 of its weights and EMA."""
+    """Return the step of the newest checkpoint, and the SHA-256 of its weights and its EMA."""
     checkpoints = list_checkpoints(run.folder / "checkpoints")
     if not checkpoints:
         raise CheckpointError(
@@ -94,12 +97,12 @@ def _final_weights(run: RunReader) -> tuple[int, dict[str, str]]:
 
 
 def _warn_as_it_starts(run: RunReader, folder: Path, process: subprocess.Popen[bytes]) -> None:
-    """Report differences in the environment as soon as the rerun has recorded its own."""
+    """Report differences between the environments as soon as the rerun has recorded its own."""
     while process.poll() is None:
         if (folder / "environment.json").exists():
             _warn(run, read_run(folder), "environment")
             return
-        time.sleep(_LOOK_S)  # the rerun has no way to signal that the file is there
+        time.sleep(_POLL_S)  # the rerun has no way to signal that the file is there
 
 
 def _warn(run: RunReader, again: RunReader, group: str) -> None:
@@ -107,7 +110,8 @@ def _warn(run: RunReader, again: RunReader, group: str) -> None:
         tell(f"warning: differs from the run: {name} {old} -> {new}", file=sys.stderr)
 
 
-def _judge(run: RunReader, final: tuple[int, dict[str, str]], again: RunReader) -> int:
+def _compare_weights(run: RunReader, final: tuple[int, dict[str, str]], again: RunReader) -> int:
+    """Print whether the final weights are the same, and return the exit code."""
     step, expected = final
     last, found = _final_weights(again)
     if step != last:
@@ -116,14 +120,12 @@ def _judge(run: RunReader, final: tuple[int, dict[str, str]], again: RunReader) 
     changed = [name for name in expected if expected[name] != found.get(name)]
     for name in changed:
         hashes = f"{expected[name][:16]} -> {found.get(name, '')[:16]}"
-        tell(
-            f"DIFFERENT: {name} after step {step}: SHA-256 {hashes}{_first_difference(run, again)}"
-        )
+        where = _first_difference(run, again)
+        tell(f"DIFFERENT: {name} after step {step}: SHA-256 {hashes}{where}")
     operations = again.result.get("nondeterministic_operations", [])
     if changed and operations:
-        tell(
-            f"the same bits cannot be expected: without a deterministic kernel there: {', '.join(operations)}"
-        )
+        fact = "the same bits cannot be expected: without a deterministic kernel there"
+        tell(f"{fact}: {', '.join(operations)}")
     if not changed:
         hashes = ", ".join(f"{name} {sha256[:16]}" for name, sha256 in expected.items())
         tell(f"equal: the same weights after step {step}, SHA-256 of {hashes}")
@@ -131,7 +133,7 @@ def _judge(run: RunReader, final: tuple[int, dict[str, str]], again: RunReader) 
 
 
 def _first_difference(run: RunReader, again: RunReader) -> str:
-    """Return where the logged losses first differ, if they do."""
+    """Return text that says where the logged losses first differ; empty if they do not."""
     for old, new in zip(run.rows, again.rows, strict=False):
         if "train/loss" in old and old["train/loss"] != new.get("train/loss"):
             losses = f"{old['train/loss']!r} -> {new.get('train/loss')!r}"

@@ -42,13 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def find_runs(folder: Path) -> list[RunReader]:
-    """Return the runs in `folder`, or `folder` itself if it is one; unreadable ones are left out."""
-    is_run = (folder / "config.yaml").exists()
-    places = (
-        [folder]
-        if is_run
-        else [path for path in sorted(folder.glob("*/")) if not path.is_symlink()]
-    )
+    """Return the readable runs in `folder`, or the run `folder` itself if it is one."""
+    if (folder / "config.yaml").exists():
+        places = [folder]
+    else:
+        places = [path for path in sorted(folder.glob("*/")) if not path.is_symlink()]
     found = []
     for place in places:
         try:
@@ -59,7 +57,8 @@ def find_runs(folder: Path) -> list[RunReader]:
 
 
 def _row(run: RunReader) -> dict[str, Any]:
-    metric, last = run.headline(), run.rows[-1] if run.rows else {}
+    metric = run.headline()
+    last = run.rows[-1] if run.rows else {}
     evaluations = run.evaluations()
     return {
         "name": run.name,
@@ -77,25 +76,29 @@ def _row(run: RunReader) -> dict[str, Any]:
 
 
 def _sort_key(row: Mapping[str, Any], column: str) -> tuple[bool, float, str]:
-    """Sort names and times upwards, other numbers with the best first; missing values come last."""
+    """Return a key that sorts texts and times upwards, other numbers from the best to the worst.
+
+    Missing values come last.
+    """
     value = row[column]
     if isinstance(value, str) or value is None:
         return value is None, 0.0, str(value)
-    is_upwards = column == "wall" or (column in ("best", "last") and row["is_lower_better"])
-    return False, float(value) if is_upwards else -float(value), str(row["name"])
+    is_lower_first = column == "wall" or (column in ("best", "last") and row["is_lower_better"])
+    return False, float(value) if is_lower_first else -float(value), str(row["name"])
 
 
 def _winners(rows: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the names of the best runs: one per dataset and metric that at least two runs share."""
-    judged: dict[Any, list[Mapping[str, Any]]] = {}
+    """Return the names of the best runs, one for each dataset and metric of two runs or more."""
+    groups: dict[Any, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["best"] is not None:
-            judged.setdefault((row["data"], row["metric"]), []).append(row)
-    return {
-        str(min(group, key=lambda row: _sort_key(row, "best"))["name"])
-        for group in judged.values()
-        if len(group) > 1
-    }
+            groups.setdefault((row["data"], row["metric"]), []).append(row)
+    winners = set()
+    for group in groups.values():
+        if len(group) > 1:
+            best = min(group, key=lambda row: _sort_key(row, "best"))
+            winners.add(str(best["name"]))
+    return winners
 
 
 def _show(column: str, row: Mapping[str, Any]) -> str:
@@ -106,4 +109,6 @@ def _show(column: str, row: Mapping[str, Any]) -> str:
         return format_duration(value)
     if column == "samples/s":
         return f"{value:,.0f}"
-    return format_number(row["metric"], value) if column in ("best", "last") else str(value)
+    if column in ("best", "last"):
+        return format_number(row["metric"], value)
+    return str(value)

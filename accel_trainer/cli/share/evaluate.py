@@ -1,8 +1,8 @@
-"""`accel-trainer evaluate MODEL`: measure a stored model's loss and accuracy on any labelled images.
+"""`accel-trainer evaluate MODEL`: measure a stored model's loss and accuracy on labelled images.
 
 MODEL is a run, one of its checkpoints, an export, or ORG/NAME on the hub. The images go through the
 transform that is stored with the model. With the data and the batch size of the run, the numbers
-are those of its own evaluation.
+equal those that the run measured.
 """
 
 from __future__ import annotations
@@ -40,20 +40,25 @@ from .evaluation_data import DataChoice, load_eval_data
 
 _EXAMPLE = "example: accel-trainer evaluate runs/first --dataset photos"
 _BATCH_SIZE = 500
-_NUM_CLASSES = 10  # of the best and of the worst that are shown
-_KEPT = ("mixed_precision", "num_threads", "channels_last", "deterministic", "tf32")
+_NUM_CLASSES = 10  # shown of the best, and of the worst
+_SHOWN_METRICS = ("loss", "accuracy", "top5_accuracy")
+# The settings of `runtime` that change the numbers.
+_RUNTIME_SETTINGS = ("mixed_precision", "num_threads", "channels_last", "deterministic", "tf32")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredModel:
-    """A model on the CPU, what it expects, which weights these are, and the run that they are of, if it is there."""
+    """A model on the CPU, and what is known of it."""
 
     model: nn.Module
     config: ExportConfig
+    """What the model expects as its input."""
     weights: str
+    """Which weights these are, as text."""
     run: RunReader | None
+    """The run that trained the model; None if its folder is not there."""
     evaluation: Mapping[str, Any]
-    """The settings that change the numbers, as an export without its run records them."""
+    """The settings that change the numbers, which an export records for use without its run."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,69 +87,61 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(
             "USAGE", f"{options.model} does not say what it was evaluated on: set --dataset"
         )
+    is_data_of_run = dataset == settings.get("dataset")
     choice = DataChoice(
         dataset=dataset,
         split=options.split,
         image_column=options.image_column,
         label_column=options.label_column,
-        of_run=(settings.get("photos") or {}) if dataset == settings.get("dataset") else None,
+        of_run=(settings.get("photos") or {}) if is_data_of_run else None,
         cache_dir=expand_home(options.cache_dir),
     )
-    batch_size = (
-        options.batch_size or (settings.get("batch") or {}).get("eval_batch_size") or _BATCH_SIZE
-    )
+    stored_batch_size = (settings.get("batch") or {}).get("eval_batch_size")
+    batch_size = options.batch_size or stored_batch_size or _BATCH_SIZE
     num_workers = available_cpus() if options.num_workers is None else options.num_workers
     metrics, described = evaluate(stored, choice, batch_size=batch_size, num_workers=num_workers)
     described = {"model": str(options.model), "weights": stored.weights, **described}
+    class_names = stored.config.class_names
     if options.json:
-        listed = {
+        plain = {
             name: value.tolist() if isinstance(value, Tensor) else value
             for name, value in metrics.items()
         }
-        tell(json.dumps({**described, "class_names": stored.config.class_names, "metrics": listed}))
+        tell(json.dumps({**described, "class_names": class_names, "metrics": plain}))
         return 0
     tell("{model}, {weights}, on {dataset} ({split}, {num_samples:,} images)".format(**described))
-    tell(
-        format_table(
-            ["metric", "value"], [[name, format_number(name, metrics[name])] for name in _NAMES]
-        )
-    )
-    tell(
-        format_table(
-            ["class", "images", "accuracy"], _class_rows(metrics, stored.config.class_names)
-        )
-    )
+    rows = [[name, format_number(name, metrics[name])] for name in _SHOWN_METRICS]
+    tell(format_table(["metric", "value"], rows))
+    tell(format_table(["class", "images", "accuracy"], _class_rows(metrics, class_names)))
     return 0
 
 
-_NAMES = ("loss", "accuracy", "top5_accuracy")
-
-
 def load_model(path: Path, *, weights: Weights | None) -> StoredModel:
-    """Return the model at `path`; `weights` chooses those of a checkpoint.
+    """Return the model at `path`; `weights` chooses the weights of a checkpoint.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
-        ConfigError: `weights` are not there.
+        CheckpointError: there is no model, or it is damaged.
+        ConfigError: `weights` is given and `path` is no checkpoint.
     """
     is_checkpoint = (path / "manifest.json").is_file()
     folder = path.resolve().parent.parent if is_checkpoint else path
     run = read_run(folder) if (folder / "config.yaml").is_file() else None
     with opened_export(path, weights=weights) as export:
         content = read_export_content(export)
-        name, evaluation = (
-            str(content.get("weights", "exported weights")),
-            content.get("evaluation") or {},
+        return StoredModel(
+            model=from_pretrained(export),
+            config=read_export_config(export),
+            weights=str(content.get("weights", "exported weights")),
+            run=run,
+            evaluation=content.get("evaluation") or {},
         )
-        model, config = from_pretrained(export), read_export_config(export)
-        return StoredModel(model=model, config=config, weights=name, run=run, evaluation=evaluation)
 
 
 def evaluate(
     stored: StoredModel, choice: DataChoice, *, batch_size: int, num_workers: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the metrics, and what they were measured on."""
-    runtime, tta = _settings(stored)
+    """Return the metrics, and a description of the data they were measured on."""
+    runtime, tta = _evaluation_settings(stored)
     accelerator = start_accelerator(runtime)
     data = load_eval_data(
         choice,
@@ -173,18 +170,17 @@ def evaluate(
     }
 
 
-def _settings(stored: StoredModel) -> tuple[RuntimeConfig, Any]:
+def _evaluation_settings(stored: StoredModel) -> tuple[RuntimeConfig, Any]:
     """Return the run's precision, threads and layout, and its test-time augmentation."""
-    recorded = stored.evaluation
     if stored.run is None:
-        return RuntimeConfig(mixed_precision=recorded.get("mixed_precision")), recorded.get(
-            "tta", "none"
-        )
+        recorded = stored.evaluation
+        runtime_config = RuntimeConfig(mixed_precision=recorded.get("mixed_precision"))
+        return runtime_config, recorded.get("tta", "none")
     runtime = stored.run.config.get("runtime") or {}
-    kept = {name: runtime[name] for name in _KEPT if name in runtime}
-    kept["mixed_precision"] = stored.run.environment.get("mixed_precision") or kept.get(
-        "mixed_precision"
-    )
+    kept = {name: runtime[name] for name in _RUNTIME_SETTINGS if name in runtime}
+    # The environment says which precision was chosen if the config left the choice to the launcher.
+    if precision := stored.run.environment.get("mixed_precision"):
+        kept["mixed_precision"] = precision
     return RuntimeConfig(**kept), (stored.run.config.get("task") or {}).get("tta", "none")
 
 
@@ -195,14 +191,16 @@ def _seed(stored: StoredModel) -> int:
 
 
 def _class_rows(metrics: Mapping[str, Any], names: Sequence[str]) -> list[list[str]]:
-    """Return a row per class, the worst first; of many classes the worst and the best."""
+    """Return a row per class with images, the worst first; of many only the worst and the best."""
     confusion = read_confusion(metrics)
     assert confusion is not None
     counts = confusion.samples()
     seen = [
-        (accuracy, names[at], at)
-        for at, accuracy in enumerate(confusion.accuracy.tolist())
-        if counts[at]
+        (accuracy, names[label], label)
+        for label, accuracy in enumerate(confusion.accuracy.tolist())
+        if counts[label]
     ]
-    rows = [[name, f"{counts[at]:,}", f"{accuracy:.1%}"] for accuracy, name, at in sorted(seen)]
+    rows = [
+        [name, f"{counts[label]:,}", f"{accuracy:.1%}"] for accuracy, name, label in sorted(seen)
+    ]
     return both_ends(rows, _NUM_CLASSES)

@@ -1,4 +1,4 @@
-"""The labelled images that a stored model is scored on.
+"""Loads the labelled images that a stored model is evaluated on.
 
 Shapes: N samples.
 """
@@ -24,23 +24,24 @@ from ...vision.sources.photo_splits import load_splits
 
 @dataclass(frozen=True, kw_only=True)
 class DataChoice:
-    """Which data to score on."""
+    """Which data to evaluate on."""
 
     dataset: str
     split: str | None
-    """The split; None: that of the run's own evaluations, else the one a run would evaluate on,
+    """The split; None: the one that the run evaluated on, else the one a run would evaluate on,
     else the only one."""
     image_column: str | None = None
     label_column: str | None = None
     of_run: Mapping[str, Any] | None = None
-    """What a run on this dataset has stored of its columns and its fraction for validation."""
+    """The `photos` settings of a run on this dataset: its columns and its validation fraction."""
     cache_dir: Path
 
 
 class EvalData(NamedTuple):
-    """The images of a split and their labels [N], as the model counts its classes.
+    """The images of a split and their labels [N], numbered as the classes of the model.
 
-    `fingerprint` is that of a run on this data; None: a run would not evaluate on this split.
+    `fingerprint` is the hash that a run on this data records (None: a run would not evaluate on
+    this split).
     """
 
     loader: ImageEvalLoader | PhotoEvalLoader
@@ -57,7 +58,7 @@ def load_eval_data(
     num_workers: int,
     device: torch.device,
 ) -> EvalData:
-    """Return the data for a model that expects what `config` says.
+    """Return the data for a model whose input is described by `config`.
 
     Raises:
         ConfigError: there is no such split.
@@ -82,12 +83,13 @@ def load_eval_data(
             "DATA_SPLIT", f"no split {split_name} of {choice.dataset}: set --split to train or test"
         )
     split = images.train if split_name == "train" else images.test
-    expected, found = (
-        (config.in_channels, *(config.image_size or images.image_size)),
-        tuple(split.images.shape[1:]),
-    )
+    expected = (config.in_channels, *(config.image_size or images.image_size))
+    found = tuple(split.images.shape[1:])
     if found != expected:
-        fact = f"{choice.dataset} has images of (C, H, W) = {found}, the model was trained on {expected}"
+        fact = (
+            f"{choice.dataset} has images of (C, H, W) = {found}, "
+            f"the model was trained on {expected}"
+        )
         raise DataError("DATA_IMAGE_SIZE", f"{fact}: convert them, or choose another --dataset")
     labels = _labels_of_model(
         split.labels.numpy(), images.class_names, config.class_names, choice.dataset
@@ -100,13 +102,12 @@ def load_eval_data(
         normalization=config.normalization,
         device=device,
     )
-    return EvalData(
-        loader, labels, split_name, images.fingerprint if split is images.test else None
-    )
+    fingerprint = images.fingerprint if split is images.test else None
+    return EvalData(loader, labels, split_name, fingerprint)
 
 
 def _load_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...], str, str | None]:
-    """Return the photos, the names of their classes, that of their split, and a run's fingerprint of the data."""
+    """Return the photos, their class names, the name of their split, and a run's fingerprint."""
     columns: dict[str, Any] = {
         name: getattr(choice, name) or (choice.of_run or {}).get(name)
         for name in ("image_column", "label_column")
@@ -133,15 +134,15 @@ def _load_photos(choice: DataChoice) -> tuple[PhotoSplit, tuple[str, ...], str, 
 def _labels_of_model(
     labels: NDArray[np.int64], names: Sequence[str], of_model: Sequence[str], dataset: str
 ) -> NDArray[np.int64]:
-    """Return the labels [N] as the model counts its classes, which are found by name."""
+    """Return the labels [N] with the model's numbers of the classes, which are matched by name."""
     if tuple(names) == tuple(of_model):
         return labels
     number_of = {name: number for number, name in enumerate(of_model)}
     unknown = [names[label] for label in np.unique(labels) if names[label] not in number_of]
     if unknown:
-        listed = ", ".join(unknown[:5]) + (
-            f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-        )
+        listed = ", ".join(unknown[:5])
+        if len(unknown) > 5:
+            listed += f" and {len(unknown) - 5} more"
         known = ", ".join(of_model[:5]) + (" ..." if len(of_model) > 5 else "")
         raise DataError(
             "DATA_CLASSES",

@@ -1,4 +1,4 @@
-"""The ONNX files of exports: written of our networks, and run of models whose class is not here.
+"""Writes networks of this package as ONNX, and runs the ONNX files of users' own models.
 
 Shapes: B samples, K classes.
 """
@@ -30,9 +30,10 @@ from ...vision.pretrained import (
     read_export_content,
 )
 
-_ANY_SIZE = (32, 32)  # if the export does not record one
+_DEFAULT_SIZE = (32, 32)  # of the traced images, if the export does not record a size
 _MAX_BYTES = 1 << 36
 SUFFIXES = (".npy", ".safetensors")
+"""The suffixes of files with inputs of a model."""
 
 
 class _Normalized(nn.Module):
@@ -61,7 +62,7 @@ def write_onnx(folder: Path) -> bytes:
     """
     config = read_export_config(folder)
     model = _Normalized(from_pretrained(folder), config).eval()
-    images = torch.zeros(2, config.in_channels, *(config.image_size or _ANY_SIZE))
+    images = torch.zeros(2, config.in_channels, *(config.image_size or _DEFAULT_SIZE))
     try:
         with _silent():
             program = torch.onnx.export(
@@ -83,7 +84,7 @@ def write_onnx(folder: Path) -> bytes:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Hide warnings of torch 2.13 about its own internals and optional packages."""
+    """Hide the warnings of torch 2.13 about its internals and about optional packages."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -94,7 +95,7 @@ def _silent() -> Iterator[None]:
 
 
 def is_own_model(export: Path) -> bool:
-    """Whether the model of an export is none of accel_trainer.vision."""
+    """Whether the model of an export is a user's own, not one of accel_trainer.vision."""
     return "model" not in read_export_content(export)
 
 
@@ -102,7 +103,7 @@ class OnnxModel:
     """The ONNX file of an export, on the CPU.
 
     Raises:
-        CheckpointError: there is none, or it is not the one that the run has written.
+        CheckpointError: there is no such file, or it is not the one that the run has written.
         OutputError: onnxruntime is not installed.
     """
 
@@ -144,16 +145,12 @@ class OnnxModel:
             )
         try:
             outputs = self._session.run(None, {key: inputs[key] for key in self.input_names})
-        except Exception as error:  # its types are private
+        except Exception as error:  # the types of onnxruntime's errors are private
             reason = " ".join(str(error).split())[:160]
-            raise DataError(
-                "INPUT",
-                f"{name} does not fit the model ({reason}): give inputs like those it was trained on",
-            ) from error
-        return {
-            value.name: output
-            for value, output in zip(self._session.get_outputs(), outputs, strict=True)
-        }
+            fact = f"{name} does not fit the model ({reason})"
+            raise DataError("INPUT", f"{fact}: give inputs like those it was trained on") from error
+        names = [value.name for value in self._session.get_outputs()]
+        return dict(zip(names, outputs, strict=True))
 
     def __call__(self, images: Tensor) -> Tensor:
         """Return the first output of the model for its only input."""
@@ -164,7 +161,10 @@ class OnnxModel:
 def predict_file(
     model: OnnxModel, path: Path, class_names: Sequence[str], *, top: int
 ) -> Iterator[str]:
-    """Yield a JSON object per sample of a `.npy` or `.safetensors` file: its outputs, or the best of its classes."""
+    """Yield a JSON object per sample of a `.npy` or `.safetensors` file.
+
+    It holds the outputs, or the `top` classes if the first output is logits of `class_names`.
+    """
     try:
         if path.suffix == ".npy":
             inputs = {model.input_names[0]: np.load(path)}
@@ -177,12 +177,11 @@ def predict_file(
     for number in range(len(first)):
         row: dict[str, Any] = {"path": str(path), "sample": number}
         if first.ndim == 2 and first.shape[1] == len(class_names):
-            found = (
-                torch.from_numpy(first[number]).softmax(0).topk(min(max(1, top), len(class_names)))
-            )
+            probabilities = torch.from_numpy(first[number]).softmax(0)
+            found = probabilities.topk(min(max(1, top), len(class_names)))
             pairs = zip(found.values.tolist(), found.indices.tolist(), strict=True)
             row["predictions"] = [
-                {"label": class_names[at], "probability": value} for value, at in pairs
+                {"label": class_names[label], "probability": value} for value, label in pairs
             ]
         else:
             row["outputs"] = {name: output[number].tolist() for name, output in outputs.items()}

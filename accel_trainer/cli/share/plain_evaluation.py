@@ -1,10 +1,8 @@
-"""Evaluates an exported model with only torch and safetensors.
+"""Evaluates an exported model with only torch and safetensors, as a script in its own process.
 
-Runs as a script in a separate process.
-
-Usage: plain_evaluation.py EXPORT DATA, where DATA is a folder of safetensors files, each of uint8
-images [N, C, H, W] and their labels [N]. Without DATA, `model.onnx` is compared with the example
-that its run has stored, by onnxruntime.
+Usage: plain_evaluation.py EXPORT DATA, where DATA is a folder of safetensors files, each with uint8
+images [N, C, H, W] and their labels [N]. Without DATA, onnxruntime runs `model.onnx` on the example
+inputs that the training run has stored, and the outputs are compared with the stored ones.
 """
 
 import contextlib
@@ -37,19 +35,21 @@ def evaluate(folder: Path, data: Path) -> dict[str, float]:
         torch.tensor(config["normalization"][name])[:, None, None] for name in ("mean", "std")
     )
     precision = _PRECISIONS.get(config["evaluation"]["mixed_precision"])
-    loss_sum, num_correct, num_in_top5, total = 0.0, 0, 0, 0
+    loss_sum = 0.0
+    num_correct = 0
+    num_in_top5 = 0
+    total = 0
     with torch.inference_mode():
         for images, labels in _batches(data):
             inputs = ((images / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
-            rounded = (
+            autocast = (
                 torch.autocast("cpu", getattr(torch, precision))
                 if precision
                 else contextlib.nullcontext()
             )
-            with rounded:
-                logits = torch.stack(
-                    [model(view).float() for view in _views(inputs, config["evaluation"]["tta"])]
-                )
+            with autocast:
+                views = _views(inputs, config["evaluation"]["tta"])
+                logits = torch.stack([model(view).float() for view in views])
             logits = logits.mean(0)
             ranked = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
             loss_sum += float(F.cross_entropy(logits, labels, reduction="sum"))
@@ -64,22 +64,22 @@ def evaluate(folder: Path, data: Path) -> dict[str, float]:
 
 
 def compare_example(folder: Path) -> dict[str, float]:
-    """Return the largest difference of each output, of a whole batch and of one sample, relative above 1."""
+    """Return the largest difference of each output, for the whole batch and for one sample.
+
+    Differences are absolute for values up to 1, and relative above.
+    """
     import onnxruntime
     from safetensors.numpy import load_file
 
     session = onnxruntime.InferenceSession(
         folder / "model.onnx", providers=["CPUExecutionProvider"]
     )
-    example, names = (
-        load_file(folder / "example.safetensors"),
-        [value.name for value in session.get_outputs()],
-    )
+    example = load_file(folder / "example.safetensors")
+    names = [value.name for value in session.get_outputs()]
     differences: dict[str, float] = dict.fromkeys(names, 0.0)
     for size in (None, 1):
-        found = session.run(
-            None, {value.name: example[value.name][:size] for value in session.get_inputs()}
-        )
+        inputs = {value.name: example[value.name][:size] for value in session.get_inputs()}
+        found = session.run(None, inputs)
         for name, output in zip(names, found, strict=True):
             expected = example[name][:size]
             difference = float((abs(output - expected) / abs(expected).clip(1)).max())
@@ -92,9 +92,9 @@ def _batches(data: Path) -> Iterator[tuple[Any, Any]]:
 
     for file in sorted(data.iterdir()):
         tensors = load_file(file)
-        yield from zip(
-            *(tensors[name].split(_BATCH_SIZE) for name in ("images", "labels")), strict=True
-        )
+        images = tensors["images"].split(_BATCH_SIZE)
+        labels = tensors["labels"].split(_BATCH_SIZE)
+        yield from zip(images, labels, strict=True)
 
 
 def _views(images: Any, tta: str) -> list[Any]:
@@ -103,9 +103,12 @@ def _views(images: Any, tta: str) -> list[Any]:
     if tta == "flip_crop":
         from torch.nn.functional import pad
 
-        padded, (height, width) = pad(images, (1, 1, 1, 1), mode="reflect"), images.shape[2:]
+        padded = pad(images, (1, 1, 1, 1), mode="reflect")
+        height, width = images.shape[2:]
         views += [padded[..., :height, :width], padded[..., 2:, 2:]]
-    return views if tta == "none" else [view for image in views for view in (image, image.flip(-1))]
+    if tta == "none":
+        return views
+    return [mirrored for view in views for mirrored in (view, view.flip(-1))]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Writes a model and the way of a photo to its input as files of plain torch, from the sources of this package."""
+"""Writes a model and its image transform as files of plain torch, from the package's sources."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +17,8 @@ from ...vision.models.timm_nets import PREFIX
 from ...vision.models.zoo import model_call
 from ...vision.pretrained import ExportConfig
 
-_TRANSFORM_HEADER = '''"""From a photo to the input of the model beside this file. Needs torch, numpy and Pillow.
+_TRANSFORM_HEADER = '''\
+"""From a photo to the input of the model beside this file. Needs torch, numpy and Pillow.
 
 Install simplejpeg, too, if the model was evaluated with it: then every pixel is the same.
 """
@@ -37,10 +39,15 @@ def write_source(config: ExportConfig) -> str:
     """Return a Python file with `build_model() -> nn.Module`."""
     assert config.model is not None
     if config.model.name.startswith(PREFIX):
-        arguments = [repr(config.model.name.removeprefix(PREFIX)), "pretrained=False"]
-        arguments += [f"num_classes={len(config.class_names)}", f"in_chans={config.in_channels}"]
+        arguments = [
+            repr(config.model.name.removeprefix(PREFIX)),
+            "pretrained=False",
+            f"num_classes={len(config.class_names)}",
+            f"in_chans={config.in_channels}",
+        ]
         header = _HEADER.replace("only torch", "torch and timm")
-        return f"{header}\nimport timm\nfrom torch import nn\n\n\n{_build_function('timm.create_model', arguments)}"
+        build = _build_function("timm.create_model", arguments)
+        return f"{header}\nimport timm\nfrom torch import nn\n\n\n{build}"
     call = model_call(
         config.model,
         in_channels=config.in_channels,
@@ -57,23 +64,15 @@ def write_source(config: ExportConfig) -> str:
 
 
 def write_transform() -> str:
-    """Return a Python file with `EvalTransform`, which does to a photo what `accel-trainer predict` does."""
+    """Return a Python file with `EvalTransform`, by which `accel-trainer predict` reads a photo."""
     parts = [_split(photo_decode), _split(eval_transform)]
     future, *others = _merged([imports for imports, _ in (*parts, _split(pixels))])
     normalizer = "\n\n".join(
         inspect.getsource(part) for part in (pixels.normalize, pixels.Normalizer)
     )
+    bodies = [body for _, body in parts]
     text = "\n".join(
-        [
-            _TRANSFORM_HEADER,
-            future,
-            "",
-            *others,
-            "\n",
-            _ERRORS + normalizer,
-            "",
-            *(body for _, body in parts),
-        ]
+        [_TRANSFORM_HEADER, future, "", *others, "\n", _ERRORS + normalizer, "", *bodies]
     )
     return text.rstrip() + "\n"
 
@@ -87,26 +86,27 @@ def _build_function(called: str, arguments: Sequence[str]) -> str:
 
 
 def _split(module: ModuleType) -> tuple[list[str], str]:
-    """Return the imports of a module, except from our package, and the rest of its source."""
+    """Return the imports of a module, except from this package, and the rest of its source."""
     source = inspect.getsource(module)
     statements = ast.parse(source).body
-    imports = list(_outside(statements))
+    imports = list(_foreign_imports(statements))
     first = next(
         node for node in statements[1:] if not isinstance(node, ast.Import | ast.ImportFrom)
     )
     return imports, "\n".join(source.splitlines()[first.lineno - 1 :]) + "\n\n"
 
 
-def _outside(statements: Sequence[ast.stmt]) -> Iterator[str]:
+def _foreign_imports(statements: Sequence[ast.stmt]) -> Iterator[str]:
     for node in statements:
         if isinstance(node, ast.Import) or (isinstance(node, ast.ImportFrom) and not node.level):
             yield ast.unparse(node)
 
 
 def _merged(imports: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines once each and in order, those from one module as one line."""
-    lines, names = set[str](), dict[str, set[str]]()
-    for line in (line for each in imports for line in each):
+    """Return the lines sorted and without repetitions, with one `from` line per module."""
+    lines = set[str]()
+    names = dict[str, set[str]]()
+    for line in itertools.chain.from_iterable(imports):
         if line.startswith("from "):
             module, _, listed = line.partition(" import ")
             names.setdefault(module, set()).update(listed.split(", "))
@@ -121,10 +121,7 @@ def _import_order(line: str) -> tuple[bool, bool, bool, str]:
 
 
 def _spell(value: Any) -> str:
-    return (
-        value.__name__
-        if isinstance(value, type)
-        else json.dumps(value)
-        if isinstance(value, str)
-        else repr(value)
-    )
+    """Return a value as Python source."""
+    if isinstance(value, type):
+        return value.__name__
+    return json.dumps(value) if isinstance(value, str) else repr(value)

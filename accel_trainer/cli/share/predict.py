@@ -1,8 +1,9 @@
-"""`accel-trainer predict MODEL IMAGE ...`: predict the classes of images and folders of images, with confidence.
+"""`accel-trainer predict MODEL IMAGE ...`: predict the classes of images, with confidence.
 
-Images of any size go through the transform that is stored with the model. One that cannot be read
-is reported, the others are predicted, and the exit code is 65. Your own model runs from the ONNX
-file that its recipe writes with `--onnx`, also on `.npy` and `.safetensors` files of its inputs.
+IMAGE may be a folder of images. Images of any size go through the transform that is stored with the
+model. An image that cannot be read is reported, the others are predicted, and the exit code is 65.
+Your own model runs from the ONNX file that its recipe writes with `--onnx`, also on `.npy` and
+`.safetensors` files of its inputs.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from .onnx_model import SUFFIXES, OnnxModel, is_own_model, predict_file
 _EXAMPLE = "example: accel-trainer predict runs/first photos --top 2"
 
 Prediction = tuple[Path, list[tuple[str, float]] | DataError]
-"""An image, and its classes with their probabilities, or why there are none."""
+"""The path of an image, and its classes with their probabilities, or the error of reading it."""
 
 
 @torch.inference_mode()
@@ -63,26 +64,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _predict(folder: Path, options: argparse.Namespace) -> int:
+    """Print the predictions of the export in `folder`, and return the exit code."""
     own_model = OnnxModel(folder) if is_own_model(folder) else None
     content = read_export_content(folder)
     if own_model is not None and {path.suffix for path in options.image} <= set(SUFFIXES):
+        class_names = content.get("class_names", [])
         for path in options.image:
-            for line in predict_file(
-                own_model, path, content.get("class_names", []), top=options.top
-            ):
+            for line in predict_file(own_model, path, class_names, top=options.top):
                 tell(line)
         return ExitCode.DONE
     if own_model is not None and "normalization" not in content:
         fact = f"the run did not record how to turn {options.image[0]} into its input"
         raise ConfigError("USAGE", f"{fact}: give a .npy or .safetensors file of inputs")
     paths = [path for given in options.image for path in find_images(given)]
-    config, runtime = read_export_config(folder), RuntimeConfig()
+    config = read_export_config(folder)
+    runtime = RuntimeConfig()
     accelerator = start_accelerator(runtime)
     device = torch.device("cpu") if own_model is not None else accelerator.device
     model = own_model or place_model(from_pretrained(folder), accelerator, runtime)
     num_failed = 0
     with ThreadPoolExecutor(max(1, options.num_workers or available_cpus())) as threads:
-        # of images that may differ in size
+        # Without a recorded size, images may differ in size and cannot share a batch.
         batch_size = options.batch_size if config.image_size is not None else 1
         results = predict(
             model,
@@ -100,10 +102,8 @@ def _predict(folder: Path, options: argparse.Namespace) -> int:
             if options.jsonl:
                 tell(_json(path, found))
             elif not isinstance(found, DataError):
-                line = "  ".join(
-                    [str(path), *(f"{label} {confidence:.1%}" for label, confidence in found)]
-                )
-                tell(line.replace("\n", "\\n"))
+                classes = [f"{label} {confidence:.1%}" for label, confidence in found]
+                tell("  ".join([str(path), *classes]).replace("\n", "\\n"))
     return ExitCode.DATA if num_failed else ExitCode.DONE
 
 
@@ -135,7 +135,7 @@ def predict(
     threads: ThreadPoolExecutor,
     device: torch.device,
 ) -> Iterator[Prediction]:
-    """Yield the images in order, each with its `top` classes, or with the error of one that cannot be read."""
+    """Yield the images in order, each with its `top` classes, or with the error of reading it."""
 
     def load(path: Path) -> tuple[Path, Tensor | DataError]:
         try:
@@ -157,13 +157,8 @@ def predict(
             if isinstance(image, DataError):
                 yield path, image
             else:
-                yield (
-                    path,
-                    [
-                        (config.class_names[at], value)
-                        for value, at in zip(*next(rows), strict=True)
-                    ],
-                )
+                pairs = zip(*next(rows), strict=True)
+                yield path, [(config.class_names[label], value) for value, label in pairs]
 
 
 def read_image(path: Path, config: ExportConfig) -> Tensor:
@@ -184,10 +179,8 @@ def _read_resized(data: bytes, name: str, config: ExportConfig) -> Tensor:
     if config.image_size is not None:
         height, width = config.image_size
         image = image.resize((width, height), Image.Resampling.BILINEAR)
-    pixels = (
-        torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1).permute(2, 0, 1)
-        / 255
-    )
+    rows = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1)
+    pixels = rows.permute(2, 0, 1) / 255
     mean, std = (
         torch.tensor(values)[:, None, None] for values in vars(config.normalization).values()
     )

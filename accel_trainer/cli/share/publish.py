@@ -1,4 +1,4 @@
-"""Uploads a folder to the Hugging Face hub. All errors are one line."""
+"""Uploads a folder to the Hugging Face hub. Each error is one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...core.errors import OutputError
 
 
 def create_repository(name: str) -> None:
-    """Create the repository, as private, if it does not exist, and check that it is writable.
+    """Create the repository as private if it does not exist, and check that it is writable.
 
     Raises:
         OutputError: the name is invalid, the user is not logged in, or there is no network.
@@ -41,7 +41,6 @@ def _one_line_errors(name: str) -> Iterator[None]:
         yield
     except Exception as error:  # network errors depend on the version of the hub's HTTP library
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-        fix = fixes.get(
-            type(error), "check the network and what your token may write, or export --to a folder"
-        )
+        otherwise = "check the network and what your token may write, or export --to a folder"
+        fix = fixes.get(type(error), otherwise)
         raise OutputError("HUB", f"--hub {name}: {reason}: {fix}") from error

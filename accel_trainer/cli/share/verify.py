@@ -1,4 +1,4 @@
-"""`accel-trainer verify EXPORT_OR_RUN`: check that an export gives the reported numbers without this package.
+"""`accel-trainer verify EXPORT_OR_RUN`: check that an export gives its reported numbers.
 
 It runs the export's `model.py` in a process that cannot import accel_trainer: only verify code that
 you trust. For your own model, `model.onnx` must give the stored outputs for the stored inputs,
@@ -61,14 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         folder, dataset = options.folder, options.dataset
         if is_own_model(place := find_export(folder)):
-            OnnxModel(place)  # refuses a missing or a changed one
+            OnnxModel(place)  # refuses a missing or a changed file
             differences = evaluate_apart(place, python=options.python)
-            has_files = _check_weights(place)
-            return (
-                ExitCode.DONE
-                if _compare_example(differences, options.tolerance) & has_files
-                else _FAILED
-            )
+            are_files_intact = _check_hashes(place)
+            are_equal = _compare_example(differences, options.tolerance)
+            return ExitCode.DONE if are_equal and are_files_intact else _FAILED
         if (folder / "config.yaml").exists():
             run = read_run(folder)
             folder, dataset = Path(scratch) / "export", dataset or run.config.get("dataset")
@@ -84,12 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             options.cache_dir,
         )
         measured = evaluate_apart(find_export(folder), data, python=options.python)
-        has_weights = _check_weights(folder)
-    return (
-        ExitCode.DONE
-        if _compare(reported["metrics"], measured, options.tolerance) & has_weights
-        else _FAILED
-    )
+        are_files_intact = _check_hashes(folder)
+    are_equal = _compare(reported["metrics"], measured, options.tolerance)
+    return ExitCode.DONE if are_equal and are_files_intact else _FAILED
 
 
 def read_reported(folder: Path) -> dict[str, Any]:
@@ -114,12 +108,13 @@ def read_reported(folder: Path) -> dict[str, Any]:
 def _write_test_images(
     folder: Path, export: Path, dataset: str, fingerprint: str | None, cache_dir: Path
 ) -> None:
-    """Write the evaluated images, as the model sees them before they are normalised, to files of bounded size."""
+    """Write the evaluated images, cropped and resized but not normalised, to files in `folder`."""
     of_run = (read_export_content(export).get("evaluation") or {}).get("photos") or {}
     choice = DataChoice(
         dataset=dataset, split=None, of_run=of_run, cache_dir=expand_home(cache_dir)
     )
-    config, cpu = read_export_config(export), torch.device("cpu")
+    config = read_export_config(export)
+    cpu = torch.device("cpu")
     data = load_eval_data(choice, config, batch_size=1, num_workers=0, device=cpu)
     if fingerprint not in (None, data.fingerprint):
         raise DataError(
@@ -142,7 +137,7 @@ def evaluate_apart(
 ) -> dict[str, float]:
     """Evaluate the model in `folder` in a separate process that cannot import this package.
 
-    Without `data`, return how much each output of `model.onnx` differs from the stored one.
+    Without `data`, return the difference of each output of `model.onnx` from the stored one.
     """
     command = [
         python,
@@ -157,41 +152,43 @@ def evaluate_apart(
     return dict(json.loads(done.stdout))
 
 
-def _check_weights(folder: Path) -> bool:
-    """Print whether the files have their recorded hashes; older versions recorded none."""
+def _check_hashes(folder: Path) -> bool:
+    """Print and return whether the files have their recorded hashes; old exports recorded none."""
     place = find_export(folder)
     config = read_export_content(place)
-    recorded = {"model.safetensors": config.get("sha256")} | {
-        name: config.get(key) for name, key in ONNX_FILES.items()
-    }
+    recorded = {"model.safetensors": config.get("sha256")}
+    recorded |= {name: config.get(key) for name, key in ONNX_FILES.items()}
     are_same = True
-    for name in filter(lambda name: (place / name).exists(), recorded):
-        expected, found = recorded[name], filesystem.sha256_of(place / name)
+    for name, expected in recorded.items():
+        if not (place / name).exists():
+            continue
+        found = filesystem.sha256_of(place / name)
         are_same &= expected in (None, found)
-        verdict = "ok" if expected == found else "CHANGED" if expected else "no hash was recorded"
+        mismatch = "CHANGED" if expected else "no hash was recorded"
+        verdict = "ok" if expected == found else mismatch
         tell(f"{name.ljust(17)}  sha256 {found[:16]}  {verdict}")
     return are_same
 
 
 def _compare_example(differences: Mapping[str, float], tolerance: float) -> bool:
+    """Print and return whether each output differs by no more than `tolerance`."""
     for name, difference in differences.items():
         verdict = "ok" if difference <= tolerance else "DIFFERS"
-        tell(
-            f"{name.ljust(17)}  differs by at most {difference:.1e} from the trained model's  {verdict}"
-        )
+        fact = f"differs by at most {difference:.1e} from the trained model's"
+        tell(f"{name.ljust(17)}  {fact}  {verdict}")
     return all(difference <= tolerance for difference in differences.values())
 
 
 def _compare(
     reported: Mapping[str, float], measured: Mapping[str, float], tolerance: float
 ) -> bool:
+    """Print and return whether the numbers agree. The tolerance of fractions is absolute."""
     verdicts = []
     for name in sorted(reported.keys() & measured.keys()):
-        distance = abs(reported[name] - measured[name]) / (
-            1.0 if is_fraction(name) else abs(measured[name])
-        )
-        verdicts.append(distance <= tolerance)
-        values = (format_number(name, value) for value in (reported[name], measured[name]))
-        line = "{}  reported {}  measured {}".format(name.ljust(17), *values)
-        tell(f"{line}  {'ok' if verdicts[-1] else 'DIFFERS'}")
+        scale = 1.0 if is_fraction(name) else abs(measured[name])
+        is_close = abs(reported[name] - measured[name]) / scale <= tolerance
+        verdicts.append(is_close)
+        was, now = (format_number(name, value) for value in (reported[name], measured[name]))
+        verdict = "ok" if is_close else "DIFFERS"
+        tell(f"{name.ljust(17)}  reported {was}  measured {now}  {verdict}")
     return bool(verdicts) and all(verdicts)

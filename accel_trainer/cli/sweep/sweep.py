@@ -1,4 +1,7 @@
-"""`accel-trainer sweep RECIPE.py --seed 0 1 2 [flags]`: train one run per combination; show mean and spread."""
+"""`accel-trainer sweep RECIPE.py --seed 0 1 2 [flags]`: train and compare all combinations.
+
+It prints mean and spread over the seeds of each combination.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     recipe = Path(argv.pop(0)) if argv and not argv[0].startswith("-") else None
+    swept = "A flag that takes one value and is given several is swept, in all combinations."
     parser = CommandParser(
         prog="accel-trainer sweep RECIPE.py",
-        description=f"{__doc__} A flag that takes one value and is given several is swept, in all combinations.",
+        description=f"{__doc__} {swept}",
         epilog=_EXAMPLE,
         allow_abbrev=False,
     )
@@ -79,10 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list[int]:
-    """Train the runs that are not finished; return their exit codes.
-
-    After a signal no other is started.
-    """
+    """Train the runs that are not finished, until a signal arrives; return their exit codes."""
     codes: list[int] = []
     with forward_signals() as received:
         for number, trial in enumerate(trials, 1):
@@ -97,7 +98,7 @@ def _train(recipe: Path, trials: Sequence[Trial], *, num_processes: int) -> list
                 log.open("wb") as output,
                 start_recipe(command, num_processes=num_processes, output=output) as process,
             ):
-                if received:  # before the process existed, so it was not passed on
+                if received:  # perhaps before the process existed, so it was not forwarded
                     process.terminate()
                 code = process.wait()
             if received:
@@ -115,7 +116,7 @@ def _finished_run(trial: Trial) -> RunReader | None:
     except OutputError:
         return None
     changes = diff_config(run.config, config_to_dict(with_defaults(trial.config)))
-    # Its folder does not matter, nor its global batch, which a run fills in.
+    # The folder does not matter, nor the size of the global batch, which a run fills in.
     is_same = all(
         name.startswith("run.") or name == "batch.global_batch_size" for name, _, _ in changes
     )
@@ -123,7 +124,7 @@ def _finished_run(trial: Trial) -> RunReader | None:
 
 
 def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[dict[str, Any]]:
-    """Return a row per combination, over its seeds: the best and the last value of the runs' headline metric.
+    """Return a row per combination: the best and the last headline metric over its seeds.
 
     The spread is the sample standard deviation, None for a single run.
     """
@@ -131,9 +132,8 @@ def summarize(trials: Sequence[Trial], runs: Sequence[RunReader]) -> list[dict[s
     groups: dict[tuple[tuple[str, str], ...], list[RunReader]] = {}
     for trial in trials:
         if trial.folder in by_folder:
-            key = tuple(
-                (choice.name, choice.value) for choice in trial.choices if choice.name != "seed"
-            )
+            choices = [(choice.name, choice.value) for choice in trial.choices]
+            key = tuple(choice for choice in choices if choice[0] != "seed")
             groups.setdefault(key, []).append(by_folder[trial.folder])
     rows = []
     for key, members in groups.items():
@@ -182,6 +182,8 @@ def _show(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _spread(row: Mapping[str, Any], kind: str) -> str:
-    """Return mean and spread as `97.87% +- 0.12%`."""
-    numbers = [value for value in (row[kind]["mean"], row[kind]["spread"]) if value is not None]
+    """Return mean and spread as `97.87% +- 0.12%`, without a spread only the mean."""
+    numbers = [row[kind]["mean"]]
+    if row[kind]["spread"] is not None:
+        numbers.append(row[kind]["spread"])
     return " +- ".join(format_number(row["metric"], value) for value in numbers)

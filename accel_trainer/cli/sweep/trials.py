@@ -48,7 +48,8 @@ def plan_trials(
     fixed, axes = _read_flags(config_class, flags)
     if values is not None:
         more_fixed, more_axes = _read_values(config_class, values)
-        fixed, axes = [*more_fixed, *fixed], [*more_axes, *axes]
+        fixed = [*more_fixed, *fixed]
+        axes = [*more_axes, *axes]
     if not axes:
         parse_config(config_class, fixed, description="")  # reports a misspelt flag first
         raise ConfigError(
@@ -57,26 +58,25 @@ def plan_trials(
     trials = []
     for choices in itertools.product(*axes):
         name = "_".join(f"{choice.name}-{choice.value}" for choice in choices)
-        place = folder / re.sub(r"[^\w.+-]", "-", name)
-        mine = [
-            *fixed,
-            *(flag for choice in choices for flag in choice.flags),
-            "--output-dir",
-            str(place),
-        ]
-        trials.append(Trial(choices, place, mine, parse_config(config_class, mine, description="")))
+        run_folder = folder / re.sub(r"[^\w.+-]", "-", name)
+        run_flags = list(fixed)
+        for choice in choices:
+            run_flags += choice.flags
+        run_flags += ["--output-dir", str(run_folder)]
+        config = parse_config(config_class, run_flags, description="")
+        trials.append(Trial(choices, run_folder, run_flags, config))
     return trials
 
 
 def _read_flags(config_class: Any, flags: Sequence[str]) -> tuple[list[str], list[list[Choice]]]:
-    """Split flags into those that all runs share and the choices of those with several values."""
+    """Return the flags that all runs share, and the choices of each flag with several values."""
     by_flag = {
         flag: field for field in config_fields(config_class).values() for flag in field.flags
     }
     fixed: list[str] = []
     axes = []
     for group in _groups(flags):
-        flag, values = group[0], group[1:]
+        flag, *values = group
         field = by_flag.get(flag.replace("_", "-"))
         if field is None or len(values) < 2 or get_origin(field.type) is tuple:
             fixed += group
@@ -98,7 +98,7 @@ def _groups(flags: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Choice]]]:
-    """Split the values of a file as `_read_flags` does; each item of a list is a choice."""
+    """Split the values of a file as `_read_flags` splits flags; each item of a list is a choice."""
     try:
         content = read_plain_yaml(path.resolve())
     except (OSError, ValueError) as error:
@@ -115,7 +115,8 @@ def _read_values(config_class: Any, path: Path) -> tuple[list[str], list[list[Ch
                 "SWEEP", f"--values {path}: {key} is not a value of this recipe, see its --help"
             )
         if isinstance(value, list) and not _is_one_value(field, value):
-            axes.append([Choice(key, str(v), _as_flags(field, v, f"{path}: {key}")) for v in value])
+            where = f"{path}: {key}"
+            axes.append([Choice(key, str(v), _as_flags(field, v, where)) for v in value])
         else:
             fixed += _as_flags(field, value, f"{path}: {key}")
     return fixed, axes
