@@ -41,8 +41,8 @@ _EXAMPLE = (
 class Photo:
     """What is known of a photo, or the problem that makes it unusable.
 
-    `height` and `width` are those of the upright photo, `kind` is its format and mode, and `sha256`
-    the hash of its bytes.
+    `height` and `width` are measured after the photo is turned upright, `kind` is its format and
+    mode, and `sha256` the hash of its bytes.
     """
 
     name: str

@@ -156,7 +156,8 @@ def draw_chart(
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    svg, png = io.StringIO(), io.BytesIO()
+    svg = io.StringIO()
+    png = io.BytesIO()
     # The salt makes the ids in the SVG reproducible, and unique in the page.
     with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
         figure = Figure(figsize=size)

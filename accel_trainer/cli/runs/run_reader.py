@@ -189,10 +189,10 @@ class RunReader:
 
     def best_evaluation(self) -> Mapping[str, Any]:
         """Return the row of the best evaluation by the headline metric; empty without one."""
-        evaluations, metric = self.evaluations(), self.headline()
-        if not evaluations or metric is None:
+        metric = self.headline()
+        if metric is None:
             return {}
-        having = [row for row in evaluations if metric in row]
+        having = [row for row in self.evaluations() if metric in row]
         choose = min if self.is_lower_better(metric) else max
         return choose(having, key=lambda row: float(row[metric]))
 

@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as scratch:
-        folder, dataset = options.folder, options.dataset
+        folder = options.folder
+        dataset = options.dataset
         if is_own_model(place := find_export(folder)):
             OnnxModel(place)  # refuses a missing or a changed file
             differences = evaluate_apart(place, python=options.python)
@@ -68,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return ExitCode.DONE if are_equal and are_files_intact else _FAILED
         if (folder / "config.yaml").exists():
             run = read_run(folder)
-            folder, dataset = Path(scratch) / "export", dataset or run.config.get("dataset")
+            dataset = dataset or run.config.get("dataset")
+            folder = Path(scratch) / "export"
             export(run, folder)
         reported = read_reported(folder)
         data = Path(scratch) / "images"
