@@ -63,7 +63,9 @@ def become_windows() -> None:
     for name in [name for name in vars(signal) if name.startswith("SIG") and name.isalnum()]:
         if name not in SIGNALS:
             delattr(signal, name)
-    os.open, os.rename, signal.signal = as_on_windows(os.open), rename, handle
+    os.open = as_on_windows(os.open)
+    os.rename = rename
+    signal.signal = handle
     os.O_BINARY = 0  # type: ignore[attr-defined]
     sys.modules["msvcrt"] = make_msvcrt()
 

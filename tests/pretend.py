@@ -32,7 +32,8 @@ from torch.utils.backend_registration import (
     _setup_privateuseone_for_python_backend,
 )
 
-aten, c10d = torch.ops.aten, torch.ops.c10d
+aten = torch.ops.aten
+c10d = torch.ops.c10d
 
 
 class Copy:
@@ -41,8 +42,10 @@ class Copy:
     def __init__(self, target: Tensor, source: Tensor, *, to_host: bool) -> None:
         # What the device computes later comes after the copy. What the host writes later comes
         # before it.
-        self.target, self.source = target, source.clone() if to_host else source
-        self.to_host, self.has_arrived = to_host, False
+        self.target = target
+        self.source = source.clone() if to_host else source
+        self.to_host = to_host
+        self.has_arrived = False
         target.fill_(torch.nan if target.is_floating_point() else torch.iinfo(target.dtype).max)
 
     def arrive(self) -> None:
@@ -72,7 +75,8 @@ class Stream:
         self.copies: list[Copy] = []
 
     def __enter__(self) -> None:
-        self._outer, device.stream = device.stream, self
+        self._outer = device.stream
+        device.stream = self
 
     def __exit__(self, *error: object) -> None:
         device.stream = self._outer
@@ -161,7 +165,8 @@ class Pretend(Tensor):
             made = Tensor._make_wrapper_subclass(
                 cls, host.shape, dtype=host.dtype, device="pretend:0", **layout
             )
-        made.host, made.streams = host, [device.stream]
+        made.host = host
+        made.streams = [device.stream]
         return made
 
     @property
@@ -351,14 +356,16 @@ for name, kernel in {
     _kernels.impl(name, kernel, "PrivateUse1")
 # A device made in Python has no pinned memory of torch's, and streams that nothing can be seen of
 # (torch 2.13).
-_torch_empty, torch.empty = torch.empty, _empty_on_host
-Tensor.pin_memory, Tensor.is_pinned = pin, is_pinned
-torch.Stream, torch.Event = Stream, Event
-torch.accelerator.current_stream, torch.accelerator.synchronize = (
-    device.current_stream,
-    device.synchronize,
-)
+_torch_empty = torch.empty
+torch.empty = _empty_on_host
+Tensor.pin_memory = pin
+Tensor.is_pinned = is_pinned
+torch.Stream = Stream
+torch.Event = Event
+torch.accelerator.current_stream = device.current_stream
+torch.accelerator.synchronize = device.synchronize
 dist.Backend.register_backend(
     "pretendccl", lambda *launch: dist.ProcessGroupGloo(*launch), devices=["pretend"]
 )
-_accelerates_choice, PartialState._prepare_backend = PartialState._prepare_backend, _prepare_backend
+_accelerates_choice = PartialState._prepare_backend
+PartialState._prepare_backend = _prepare_backend

@@ -46,11 +46,9 @@ def notes_what_the_host_waits_for() -> None:
 def gets_a_pinned_copy_when_it_is_waited_for() -> None:
     from .pretend import device
 
-    pinned, stream, training = (
-        torch.ones(2).pin_memory(),
-        torch.Stream("pretend"),
-        torch.accelerator.current_stream(),
-    )
+    pinned = torch.ones(2).pin_memory()
+    stream = torch.Stream("pretend")
+    training = torch.accelerator.current_stream()
     with stream:
         sent = pinned.to("pretend", non_blocking=True)
     sent.record_stream(training)
@@ -99,7 +97,8 @@ def refuses_float64_if_asked_to() -> None:
 
 def draws_random_numbers_of_its_own() -> None:
     torch.manual_seed(1)
-    first, ours = torch.rand(3), torch.rand(3, device="pretend")
+    first = torch.rand(3)
+    ours = torch.rand(3, device="pretend")
     second = torch.rand(3)
     torch.manual_seed(1)
     assert torch.equal(torch.cat([first, second]), torch.rand(6))

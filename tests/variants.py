@@ -21,6 +21,7 @@ def slow(cases: Iterable[Any]) -> list[Any]:
 
 def slow_but(shown: Iterable[Any], cases: Iterable[Any]) -> list[Any]:
     """Return all `cases` in their order, those that are not in `shown` marked `slow`."""
-    kept, cases = list(shown), list(cases)
+    kept = list(shown)
+    cases = list(cases)
     assert all(case in cases for case in kept), f"{kept} are not all among the cases"
     return [case if case in kept else slow([case])[0] for case in cases]

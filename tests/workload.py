@@ -79,7 +79,8 @@ class Bars:
     """The same images as a map-style dataset that augments with all three global generators."""
 
     def __init__(self, split: ImageSplit) -> None:
-        self._images, self._labels = split.images.float() / 255, split.labels
+        self._images = split.images.float() / 255
+        self._labels = split.labels
 
     def __len__(self) -> int:
         return len(self._labels)

@@ -40,7 +40,8 @@ class KillAfterStep(Callback):
     """Kills its process after a step, or its launcher's whole tree, as if the machine were gone."""
 
     def __init__(self, step: int, *, with_launcher: bool = False) -> None:
-        self._step, self._with_launcher = step, with_launcher
+        self._step = step
+        self._with_launcher = with_launcher
 
     def on_step_end(self, trainer: Any, report: Any) -> None:
         if report.optimizer_step == self._step:
@@ -54,7 +55,8 @@ class PauseOnce(ClassificationTask, Callback):
 
     def __init__(self, place: str, folder: Path) -> None:
         super().__init__()
-        self._place, self._folder = place, folder
+        self._place = place
+        self._folder = folder
 
     def on_step_end(self, trainer: Any, report: Any) -> None:
         if report.optimizer_step == 2:
@@ -94,7 +96,8 @@ class Samples(ClassificationTask, Callback):
 
     def __init__(self, path: Path, attempt: int) -> None:
         super().__init__()
-        self._path, self._attempt = path, attempt
+        self._path = path
+        self._attempt = attempt
         self._ids: list[int] = []
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:

@@ -152,10 +152,8 @@ def test_settings_of_fp8_and_of_accelerates_own_loaders_have_no_effect(
     seen = []
     for accelerator in (Accelerator(cpu=True), Accelerator(cpu=True, dataloader_config=options)):
         reject_unsupported(accelerator)
-        data, batch = (
-            [(0.5, number) for number in range(10)],
-            BatchConfig(global_batch_size=4, eval_batch_size=3),
-        )
+        data = [(0.5, number) for number in range(10)]
+        batch = BatchConfig(global_batch_size=4, eval_batch_size=3)
         train, test = build_dataset_loaders(data, data, batch, seed=0, accelerator=accelerator)
         trained = [micro for step in train.step_batches(0, 0) for micro in step.micro_batches]
         seen.append([batch.targets.tolist() for batch in (*trained, *test.batches())])

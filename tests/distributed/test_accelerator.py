@@ -230,7 +230,8 @@ def test_the_loss_scale_of_fp16_is_as_configured() -> None:
 def test_a_placed_model_is_the_same_module_with_the_same_names(compiled: bool) -> None:
     accelerator = start_accelerator(ONE_THREAD)
     model = SmallNet(norm="batch")
-    names, parameters = list(model.state_dict()), list(map(id, model.parameters()))
+    names = list(model.state_dict())
+    parameters = list(map(id, model.parameters()))
     placed = place_model(model, accelerator, ONE_THREAD)
     if compiled:
         Compiler(Stopwatch()).compile(placed)
@@ -310,7 +311,8 @@ def check_freed_memory() -> None:
         nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
         for _ in range(6)
     ]
-    model, images = nn.Sequential(*blocks), torch.randn(64, 16, 32, 32)
+    model = nn.Sequential(*blocks)
+    images = torch.randn(64, 16, 32, 32)
 
     def count_faults(num_steps: int) -> int:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -29,7 +29,8 @@ class Wrapped(nn.Module):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.net, self.head = net, nn.Linear(24, NUM_CLASSES)
+        self.net = net
+        self.head = nn.Linear(24, NUM_CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.net(images.transpose(1, 2).flatten(2)).mean(1))
@@ -56,7 +57,8 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(24, 24, bias=False), nn.Linear(24, 24, bias=False)
+        self.first = nn.Linear(24, 24, bias=False)
+        self.second = nn.Linear(24, 24, bias=False)
         self.second.weight = self.first.weight
 
     def forward(self, rows: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def check_subclasses() -> None:
                     ).double()
                     check_steps(norm, shares, shape, accelerator)
         evaluated = convert_sync_batch_norm(NormAct(CHANNELS), device=CPU).eval()
-        # a collective here would wait for the other process in vain
+        # A collective here would wait for the other process in vain
         if accelerator.is_main_process:
             evaluated(torch.zeros(2, CHANNELS, 4, 4))
 
@@ -154,7 +154,8 @@ class ActNet(workload.SmallNet):
 
     def __init__(self, *, norm: str, dropout: float = 0.0) -> None:
         super().__init__(norm=norm, dropout=dropout)
-        self.layers[1], self.layers[4] = NormAct(8), NormAct(8)
+        self.layers[1] = NormAct(8)
+        self.layers[4] = NormAct(8)
 
 
 def train_act_net(folder: Path, num_processes: int) -> None:
@@ -167,7 +168,8 @@ def train_act_net(folder: Path, num_processes: int) -> None:
 def test_norms_of_another_library_train_the_same_on_one_and_two_processes(tmp_path: Path) -> None:
     results = []
     for num_processes in (1, 2):
-        folder, logs = tmp_path / str(num_processes), tmp_path / f"logs-{num_processes}"
+        folder = tmp_path / str(num_processes)
+        logs = tmp_path / f"logs-{num_processes}"
         processes.run(
             train_act_net, folder, num_processes, num_processes=num_processes, folder=logs
         )
@@ -295,7 +297,7 @@ def evaluate_on_one_alone() -> None:
         norm = native(2)
         norm(torch.randn(8, CHANNELS, 4, 3, dtype=torch.float64))
         synced = convert_sync_batch_norm(copy.deepcopy(norm), device=CPU).eval()
-        # a collective here would wait for the other process in vain
+        # A collective here would wait for the other process in vain
         if accelerator.is_main_process:
             images = torch.randn(8, CHANNELS, 4, 3, dtype=torch.float64)
             assert torch.equal(synced(images), norm.eval()(images))

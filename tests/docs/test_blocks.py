@@ -84,7 +84,8 @@ class Session:
     """A reader who follows a page: a copy of the repository, and the last output."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.printed = folder, ""
+        self.folder = folder
+        self.printed = ""
         self._module = types.ModuleType("__docs__")
         self._files_not_run: set[str] = set()
         sys.modules[self._module.__name__] = self._module  # where dataclasses look up their types

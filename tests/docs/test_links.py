@@ -77,7 +77,8 @@ def test_every_flag_that_is_shown_with_a_value_takes_it(page: Path) -> None:
 
 def flags_with_values(prose: str) -> list[list[str]]:
     """Return recipe flags that a text shows with values: `--lr 0.1`, `--resume {auto,never}`."""
-    known, found = recipe_flags("recipes/cifar.py"), []
+    known = recipe_flags("recipes/cifar.py")
+    found = []
     for span in re.findall(r"`(--[^`]+)`", prose):
         words = shlex.split(span)
         if len(words) > 1 and words[0] in known and not any(map(_PLACEHOLDER.fullmatch, words)):

@@ -42,7 +42,8 @@ from tests.optim.test_fused import OddNet
 from tests.training.test_compile import ManyVariants, NumberNet
 from tests.training.test_exactness import final_files
 
-SURVIVOR_TIMEOUT_S, NUM_KILLS_OF_A_RUN = 120.0, 3
+SURVIVOR_TIMEOUT_S = 120.0
+NUM_KILLS_OF_A_RUN = 3
 
 
 class OddForm(AdamW):
@@ -139,7 +140,9 @@ class KillInSave(Callback):
     """Kills its process soon after the save at this attempt's `number`-th step began to write."""
 
     def __init__(self, folder: Path, number: int, delay_s: float) -> None:
-        self._checkpoints, self._left, self._delay_s = folder / "checkpoints", number, delay_s
+        self._checkpoints = folder / "checkpoints"
+        self._left = number
+        self._delay_s = delay_s
 
     def on_step_end(self, trainer: Any, report: Any) -> None:
         self._left -= 1

@@ -117,7 +117,8 @@ class KillingDisk(NamingDisk):
 
     def __init__(self, folder: Path, kill: Kill, pids: Path) -> None:
         super().__init__(folder)
-        self._kill, self._pids = kill, pids
+        self._kill = kill
+        self._pids = pids
 
     def meet(self, operation: Operation, act: Any, act_half: Any) -> Any:
         if operation != self._kill.at:
@@ -273,7 +274,8 @@ def survive(
 
     Complaints go to stdout.
     """
-    tally, run = Tally(runs=1), scratch / "run"
+    tally = Tally(runs=1)
+    run = scratch / "run"
     acknowledged: set[str] = set()
     start_s = time.monotonic()
     for kill in (*kills, None):

@@ -21,7 +21,8 @@ D = TypeVar("D", bound=filesystem.Disk)
 @contextmanager
 def installed(disk: D) -> Iterator[D]:
     """Let all changes go through `disk` inside the block."""
-    original, filesystem.disk = filesystem.disk, disk
+    original = filesystem.disk
+    filesystem.disk = disk
     try:
         yield disk
     finally:
@@ -167,7 +168,8 @@ def mount_small_disk(path: Path, options: str = "size=1m") -> None:
     It ends with the process.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    new_user, new_mounts = 0x10000000, 0x20000
+    new_user = 0x10000000
+    new_mounts = 0x20000
     user, group = os.getuid(), os.getgid()
     if libc.unshare(new_user | new_mounts) != 0:
         raise OSError(ctypes.get_errno(), "unshare")

@@ -26,14 +26,16 @@ from tests import processes, workload
 from tests.training.test_exactness import final_files
 
 PROCESSES = (4, 2, 1)
-MAX_DELAY_S, SURVIVOR_TIMEOUT_S = 0.05, 60.0
+MAX_DELAY_S = 0.05
+SURVIVOR_TIMEOUT_S = 60.0
 
 
 class KillSoonAfter(Callback):
     """Kills its process a moment after the `number`-th step of this attempt."""
 
     def __init__(self, number: int, delay_s: float) -> None:
-        self._left, self._delay_s = number, delay_s
+        self._left = number
+        self._delay_s = delay_s
 
     def on_step_end(self, trainer: Any, report: Any) -> None:
         self._left -= 1
@@ -57,7 +59,8 @@ def train(folder: Path, num_epochs: int, kill: tuple[int, int, float] | None) ->
 
 def attempt(folder: Path, number: int, num_epochs: int) -> dict[str, Any]:
     """Start the run once and kill a process; return the exit codes."""
-    draw, num_processes = random.Random(number), PROCESSES[number % len(PROCESSES)]
+    draw = random.Random(number)
+    num_processes = PROCESSES[number % len(PROCESSES)]
     kill = (draw.randrange(num_processes), draw.choice((2, 3)), draw.uniform(0, MAX_DELAY_S))
     logs = folder / f"logs-{number}"
     job = processes.start(
@@ -84,7 +87,8 @@ def campaign(folder: Path, number: int) -> bool:
     """Kill the run `number` times; return whether it ends with the same bytes."""
     folder.mkdir(exist_ok=True)
     # 5 steps each: more than the attempts take
-    log, num_epochs = folder / "attempts.jsonl", 1 + number
+    log = folder / "attempts.jsonl"
+    num_epochs = 1 + number
     attempts = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     for each in range(len(attempts), number):
         attempts.append(attempt(folder, each, num_epochs))

@@ -114,12 +114,11 @@ def prepare(scratch: Path) -> Callable[[int], Result]:
 
     def trial(number: int) -> Result:
         draw = random.Random(number)
-        act, num_processes, reduce = (
-            ACTS[number % len(ACTS)],
-            draw.choice((1, 2)),
-            draw.choice(("float", "exact")),
-        )
-        after, place = draw.randrange(0, 30), scratch / f"trial-{number}"
+        act = ACTS[number % len(ACTS)]
+        num_processes = draw.choice((1, 2))
+        reduce = draw.choice(("float", "exact"))
+        after = draw.randrange(0, 30)
+        place = scratch / f"trial-{number}"
         folder = place / "run"
         job = processes.start(
             train, folder, reduce, 3, num_processes=num_processes, folder=place / "logs"

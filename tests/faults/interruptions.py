@@ -31,7 +31,9 @@ from tests.faults.crash import outcome
 from tests.faults.signals import act_in_call
 
 SIGNALS = ("TERM", "INT", "USR1", "HUP", "KILL")
-NUM_STEPS, NUM_EVALUATIONS, NUM_EVAL_BATCHES = 24, 2, {1: 8, 2: 4}
+NUM_STEPS = 24
+NUM_EVALUATIONS = 2
+NUM_EVAL_BATCHES = {1: 8, 2: 4}
 MAX_DELAY_S = 0.02
 MAX_STARTS = 6
 SURVIVOR_TIMEOUT_S = 30.0
@@ -70,7 +72,8 @@ def draw_trial(number: int) -> Trial:
         else draw.choice([name for name in calls if name != "last evaluation"])
     )
     rank = 0 if phase in ("save", "end") else draw.randrange(num_processes)
-    call, delay_s = draw.randint(*calls[phase]), draw.uniform(0, MAX_DELAY_S)
+    call = draw.randint(*calls[phase])
+    delay_s = draw.uniform(0, MAX_DELAY_S)
     return Trial(number, draw.choice(SIGNALS), phase, call, delay_s, rank, num_processes)
 
 

@@ -204,6 +204,7 @@ def forge_manifest(files: Files, draw: random.Random) -> str:
     if draw.random() < 0.5:
         seal(files, mutate_text(files[MANIFEST].decode(), draw).encode())
         return "manifest"
-    name, value = draw.choice(BAD_NAMES), draw.choice(BAD_ENTRIES)
+    name = draw.choice(BAD_NAMES)
+    value = draw.choice(BAD_ENTRIES)
     rehash(files, lambda manifest: manifest["files"].update({name: value}))
     return f"manifest lists {name!r}"

@@ -28,7 +28,8 @@ from accel_trainer.cli.main import main
 from tests.faults.campaign import run_campaign
 from tests.vision.make_photos import encoded, photo
 
-CLASSES, PER_CLASS = ("ant", "bee", "cow"), 16
+CLASSES = ("ant", "bee", "cow")
+PER_CLASS = 16
 FLAGS = ("--short-side", "120", "--shard-size", "8", "--num-workers", "2")
 context = multiprocessing.get_context("fork")
 
@@ -94,7 +95,8 @@ class Campaign:
     def __init__(self, scratch: Path) -> None:
         # The threads that it warns of are torch's and idle.
         warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
-        self._scratch, self._source = scratch, write_source(scratch / "photos")
+        self._scratch = scratch
+        self._source = write_source(scratch / "photos")
         self._log = scratch / "log"
         for _ in range(2):  # the first start of a machine is slow
             whole = scratch / "whole"
@@ -106,7 +108,8 @@ class Campaign:
 
     def run_trial(self, number: int) -> dict[str, Any]:
         """Kill one to three starts at random moments, then let one end."""
-        draw, out = random.Random(number), self._scratch / f"out-{number}"
+        draw = random.Random(number)
+        out = self._scratch / f"out-{number}"
         delays = [draw.uniform(0, self._whole_s) for _ in range(draw.randint(1, 3))]
         codes: list[int | None] = []
         is_early = False
@@ -142,7 +145,8 @@ class Campaign:
 
 
 def summary(results: list[dict[str, Any]]) -> str:
-    kills, ok = sum(result["kills"] for result in results), sum(result["ok"] for result in results)
+    kills = sum(result["kills"] for result in results)
+    ok = sum(result["ok"] for result in results)
     return (
         f"{len(results)} packings, {kills} kills; {ok} ended with the bytes of an undisturbed one"
     )

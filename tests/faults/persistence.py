@@ -36,7 +36,8 @@ class Node:
         if self.names is None:
             self.synced_data = self.data
         else:
-            self.names, self.pending = self.current(), []
+            self.names = self.current()
+            self.pending = []
 
 
 def _apply(
@@ -103,7 +104,8 @@ class Model:
         }
 
     def _bytes(self, node: Node) -> bytes:
-        kind, synced = self.data(), node.synced_data
+        kind = self.data()
+        synced = node.synced_data
         if node.data == synced or kind == "lost":
             return synced
         if not node.data.startswith(synced):

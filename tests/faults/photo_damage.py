@@ -28,7 +28,8 @@ from tests.faults.campaign import run_campaign
 from tests.faults.pack_kills import contents
 from tests.vision.make_photos import encoded, photo
 
-CLASSES, PER_CLASS = ("ant", "bee", "cow"), 8
+CLASSES = ("ant", "bee", "cow")
+PER_CLASS = 8
 LAYOUTS = ("packed", "folder", "saved", "parquet")
 DAMAGES = ("a bit", "512 bytes", "cut short", "swapped", "deleted", "emptied")
 context = multiprocessing.get_context("fork")
@@ -141,7 +142,8 @@ class Campaign:
         # The threads that it warns of are torch's and idle.
         warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
         datasets.disable_progress_bars()
-        self._scratch, self._root = scratch, scratch / "whole"
+        self._scratch = scratch
+        self._root = scratch / "whole"
         write_layouts(self._root)
         self._expected = {name: read(self._root / name, scratch / "cache") for name in LAYOUTS}
         assert len({each.get("read") for each in self._expected.values()}) == 1, self._expected
@@ -149,10 +151,8 @@ class Campaign:
     def run_trial(self, number: int) -> dict[str, Any]:
         """Damage a copy of a layout, and read it."""
         draw = random.Random(number)
-        layout, kind = (
-            LAYOUTS[number % len(LAYOUTS)],
-            DAMAGES[number // len(LAYOUTS) % len(DAMAGES)],
-        )
+        layout = LAYOUTS[number % len(LAYOUTS)]
+        kind = DAMAGES[number // len(LAYOUTS) % len(DAMAGES)]
         place = self._scratch / "trial"
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(self._root / layout, place / layout)

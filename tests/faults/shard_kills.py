@@ -88,7 +88,8 @@ def phase_of(operation: str, rank: int) -> str:
 
 def run_kills(folder: Path, kills: Sequence[Kill], num_processes: int = 2) -> Tally:
     """Deliver one kill per start of the same run, and look after each at what is there."""
-    tally, newest = Tally(), ""
+    tally = Tally()
+    newest = ""
     for number, kill in enumerate([*kills, None]):
         logs = folder.with_name(f"{folder.name}-logs-{number}")
         job = processes.start(attempt, folder, kill, num_processes=num_processes, folder=logs)

@@ -86,7 +86,8 @@ def child(folder: str, phase: str | None, in_group: bool = False) -> None:
     """Run the workload, in the process of one rank, pausing once in `phase`."""
     for number in SIGNALS:  # whoever runs the tests may ignore some, as a background job does
         signal.signal(getattr(signal, f"SIG{number}"), signal.SIG_DFL)
-    run, control = Path(folder) / "run", Path(folder)
+    run = Path(folder) / "run"
+    control = Path(folder)
     rank = int(os.environ.get("RANK", 0))
     if in_group:
         join_group(control, rank)
@@ -137,7 +138,8 @@ def pause_in(phase: str, act: Callable[[], None]) -> None:
 
 def act_in_call(owner: Any, name: str, number: int, act: Callable[[], None]) -> None:
     """Call `act` before a function of `owner`, in its call of that number in a process."""
-    counter, function = itertools.count(1), getattr(owner, name)
+    counter = itertools.count(1)
+    function = getattr(owner, name)
 
     def acting(*args: Any, **options: Any) -> Any:
         if next(counter) == number:

@@ -22,9 +22,11 @@ from pathlib import Path
 from accel_trainer import Callback, CheckpointConfig, StepReport, Trainer
 from tests import workload
 
-NUM_TRAIN, STEPS_PER_EPOCH = 1600, 100
+NUM_TRAIN = 1600
+STEPS_PER_EPOCH = 100
 MAX_GROWTH = 0.05
-SAMPLES_PER_ROW, NUM_ROWS = 10, 10
+SAMPLES_PER_ROW = 10
+NUM_ROWS = 10
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ class Harm(Callback):
     """Calls `harm` with the file of the training images after the third step."""
 
     def __init__(self, cache: Path, harm: Callable[[Path], object]) -> None:
-        self._cache, self._harm = cache, harm
+        self._cache = cache
+        self._harm = harm
 
     def on_step_end(self, trainer: Any, report: Any) -> None:
         if report.optimizer_step == 3:

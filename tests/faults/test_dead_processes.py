@@ -59,7 +59,8 @@ def child(folder: Path, kind: str | None, phase: str, rank: int) -> None:
 def fail_in_save(kind: str) -> None:
     from accel_trainer import Trainer
 
-    counter, pieces = itertools.count(1), Trainer.state_dict
+    counter = itertools.count(1)
+    pieces = Trainer.state_dict
 
     def failing(self: Trainer) -> dict[str, Any]:
         if next(counter) == PAUSE_AT_STEP:

@@ -31,7 +31,8 @@ from tests.faults.tiny_run import (
 from tests.variants import slow_but
 
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS]
-ONCE, UNTIL_REPAIRED = 1, 10**6
+ONCE = 1
+UNTIL_REPAIRED = 10**6
 SHOWN = [
     (errno.ENOSPC, ONCE),
     (errno.EIO, UNTIL_REPAIRED),

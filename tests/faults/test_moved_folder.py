@@ -31,7 +31,8 @@ class AtStep(Callback):
     """Calls `act` on the main process after a step, or before the first one."""
 
     def __init__(self, step: int, act: Callable[[], None]) -> None:
-        self._step, self._act = step, act
+        self._step = step
+        self._act = act
 
     def on_fit_start(self, trainer: Trainer) -> None:
         self._act_at(0, trainer)
@@ -103,7 +104,8 @@ class Act:
     """`act(folder)`, for a process that is started."""
 
     def __init__(self, act: Callable[[Path], None], folder: Path) -> None:
-        self._act, self._folder = act, folder
+        self._act = act
+        self._folder = folder
 
     def __call__(self) -> None:
         self._act(self._folder)

@@ -33,7 +33,8 @@ class AtStep(Callback):
     """Calls `act` after a step."""
 
     def __init__(self, step: int, act: object) -> None:
-        self._step, self._act = step, act
+        self._step = step
+        self._act = act
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         if report.optimizer_step == self._step:

@@ -30,7 +30,8 @@ pytestmark = pytest.mark.crash
 
 
 def count_changes(folder: Path) -> None:
-    run, disk = Run(folder), ArmedDisk()
+    run = Run(folder)
+    disk = ArmedDisk()
     for _ in range(3):
         run.save()
     with installed(disk):

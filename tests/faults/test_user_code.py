@@ -173,7 +173,8 @@ class Unreadable(workload.Bars):
 
     def __init__(self, split: Any, rank: int) -> None:
         super().__init__(split)
-        self._rank, self._num_read = rank, 0
+        self._rank = rank
+        self._num_read = 0
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         self._num_read += 1

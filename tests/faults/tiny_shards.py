@@ -131,7 +131,8 @@ class TracingDisk(InterceptedDisk):
     """Appends each change to a file, in one order for the threads and processes that share it."""
 
     def __init__(self, trace: Path) -> None:
-        self._file, self._lock = trace.open("ab", buffering=0), threading.Lock()
+        self._file = trace.open("ab", buffering=0)
+        self._lock = threading.Lock()
 
     def intercept(
         self,
@@ -173,7 +174,8 @@ class KillingAt(ArmedDisk):
 
     def __init__(self, at: int, when: When) -> None:
         super().__init__()
-        self._at, self._when = at, when
+        self._at = at
+        self._when = when
 
     def meet(
         self, number: int, act: Callable[[], object], act_half: Callable[[], object]
@@ -192,7 +194,8 @@ class FailingOnce(ArmedDisk):
 
     def __init__(self, at: int, error: int = errno.ENOSPC) -> None:
         super().__init__()
-        self._at, self._error = at, error
+        self._at = at
+        self._error = error
 
     def meet(
         self, number: int, act: Callable[[], object], act_half: Callable[[], object]

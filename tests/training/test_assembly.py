@@ -19,7 +19,9 @@ def assemble(
     folder: Path, *, ema_decay: float | None = None, trainer_class: type[Trainer] = Trainer
 ) -> Trainer:
     accelerator = Accelerator(cpu=True)
-    model, loader, task = make_model(dropout=0.0), Batches(2), ClassificationTask()
+    model = make_model(dropout=0.0)
+    loader = Batches(2)
+    task = ClassificationTask()
     return assemble_trainer(
         TrainerConfig(num_epochs=1, ema_decay=ema_decay),
         strategy=PlainStrategy(accelerator, seed=0),

@@ -111,7 +111,9 @@ def test_a_user_error_of_a_callback_is_raised_as_it_is() -> None:
 def test_every_callback_is_told_of_an_error_which_is_raised_again(
     fails: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    counter, saves, error = Counter(), Saves(fails=fails), KeyError("first")
+    counter = Counter()
+    saves = Saves(fails=fails)
+    error = KeyError("first")
 
     def work() -> None:
         runner = CallbackRunner([Failing(ValueError("second")), counter])

@@ -116,7 +116,8 @@ class Doubled(nn.Module):
 
 
 def compile_ten_shapes() -> None:
-    compiler, model = Traced(Stopwatch()), Doubled()
+    compiler = Traced(Stopwatch())
+    model = Doubled()
     compiler.compile(model)
     for size in range(1, 11):
         model(torch.zeros(size, 2))

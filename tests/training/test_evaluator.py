@@ -56,7 +56,9 @@ def make_model(*, running_mean: float = 0.5) -> nn.Module:
 def plain_loop(model: nn.Module, samples: Samples) -> dict[str, Any]:
     """What a loop over single samples in one process computes."""
     model.eval()
-    loss_sum, hits, hits5 = 0.0, 0, 0
+    loss_sum = 0.0
+    hits = 0
+    hits5 = 0
     confusion = [[0] * NUM_CLASSES for _ in range(NUM_CLASSES)]
     with torch.no_grad():
         for logits, label in zip(model(samples.features), samples.labels.tolist(), strict=True):
@@ -205,7 +207,8 @@ class Given:
     """Gives batches of chosen ids, and says that there are `num_samples`."""
 
     def __init__(self, *batches: list[int], num_samples: int) -> None:
-        self.num_samples, self._samples = num_samples, Samples(10)
+        self.num_samples = num_samples
+        self._samples = Samples(10)
         self._batches = [torch.tensor(ids, dtype=torch.int64) for ids in batches]
 
     def batches(self) -> Iterator[Batch]:
@@ -282,7 +285,8 @@ class Remembering(nn.Module):
 
 
 def test_buffers_that_a_forward_changes_are_the_same_after_an_evaluation() -> None:
-    accelerator, model = Accelerator(cpu=True), Remembering()
+    accelerator = Accelerator(cpu=True)
+    model = Remembering()
     first, second = (
         evaluate(model, shared(Samples(20), 7, accelerator), accelerator) for _ in range(2)
     )
@@ -296,7 +300,8 @@ class Lazy(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer, self.positions = nn.Linear(5, NUM_CLASSES).double(), None
+        self.layer = nn.Linear(5, NUM_CLASSES).double()
+        self.positions = None
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.positions is None:
@@ -305,7 +310,8 @@ class Lazy(nn.Module):
 
 
 def test_a_tensor_that_a_model_caches_in_an_evaluation_can_be_trained_on() -> None:
-    accelerator, model = Accelerator(cpu=True), Lazy()
+    accelerator = Accelerator(cpu=True)
+    model = Lazy()
     evaluate(model, shared(Samples(20), 7, accelerator), accelerator)
     inputs = torch.ones(2, 5, dtype=torch.float64, requires_grad=True)
     model(inputs).sum().backward()
@@ -317,7 +323,8 @@ def test_integer_buffers_are_the_main_process_s_too(tmp_path: Path) -> None:
 
 def check_integers() -> None:
     with joined_processes() as accelerator:
-        model, rank = make_model(), accelerator.process_index
+        model = make_model()
+        rank = accelerator.process_index
         model.register_buffer("flags", torch.tensor([rank == 0, False]))
         model.register_buffer("small", torch.full((3,), rank, dtype=torch.int16))
         model.register_buffer("count", torch.tensor(rank))

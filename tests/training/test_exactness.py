@@ -118,8 +118,11 @@ def run_split(folder: Path, micro: int, accumulation: int, options: dict[str, An
 
 
 LOADERS = {"images in memory": None, "a dataset": 0, "a dataset with workers": 2}
-NUM_TRAIN, STEPS_PER_EPOCH, NUM_STEPS = 44, 3, 6  # the last step batch of an epoch is short
-ONCE, ALWAYS = [(step,) for step in range(1, NUM_STEPS + 1)], tuple(range(1, NUM_STEPS + 1))
+NUM_TRAIN = 44
+STEPS_PER_EPOCH = 3  # the last step batch of an epoch is short
+NUM_STEPS = 6
+ONCE = [(step,) for step in range(1, NUM_STEPS + 1)]
+ALWAYS = tuple(range(1, NUM_STEPS + 1))
 
 
 @pytest.mark.parametrize(

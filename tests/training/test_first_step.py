@@ -38,7 +38,8 @@ class Own:
     def __init__(
         self, train: Loss, evaluate: Callable[[nn.Module, Batch], EvalOutput] | None = None
     ) -> None:
-        self.train_step, self.eval_step = train, evaluate or ClassificationTask().eval_step
+        self.train_step = train
+        self.eval_step = evaluate or ClassificationTask().eval_step
 
 
 def entropy(model: nn.Module, batch: Batch, **options: Any) -> Tensor:
@@ -112,7 +113,9 @@ def token_net() -> nn.Module:
 class TwoHeads(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.head, self.other = net()[0], net()[1], net()[1]
+        self.stem = net()[0]
+        self.head = net()[1]
+        self.other = net()[1]
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         features = self.stem(inputs)
@@ -284,7 +287,8 @@ HONEST: dict[str, tuple[Any, nn.Module, Batch]] = {
 def test_a_task_that_returns_a_sum_is_not_taken_for_a_mean(kind: str) -> None:
     task, model, batch = HONEST[kind]
     start_accelerator(RuntimeConfig(num_threads=1))  # its first draws a number
-    inputs, states = batch.inputs.clone(), torch.get_rng_state()
+    inputs = batch.inputs.clone()
+    states = torch.get_rng_state()
     first_step(task, model, batch)
     assert torch.equal(batch.inputs, inputs)
     if kind != "dropout":

@@ -41,7 +41,11 @@ from accel_trainer.core.types import StepReport
 
 from .. import processes, workload
 
-NUM_TEXTS, VOCABULARY, IGNORED, EPOCHS, LEARNING_RATE = 40, 11, -100, 2, 0.1
+NUM_TEXTS = 40
+VOCABULARY = 11
+IGNORED = -100
+EPOCHS = 2
+LEARNING_RATE = 0.1
 
 
 class Texts:
@@ -74,7 +78,8 @@ class LanguageModel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.head = nn.Embedding(VOCABULARY, 8), nn.Linear(16, VOCABULARY)
+        self.embedding = nn.Embedding(VOCABULARY, 8)
+        self.head = nn.Linear(16, VOCABULARY)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         embedded = F.pad(self.embedding(input_ids), (0, 0, 2, 0))
@@ -136,7 +141,9 @@ def train(
 def train_by_hand() -> tuple[dict[str, Tensor], list[float], float]:
     """Train in a plain loop over batches of 16; return weights, loss of each step, final loss."""
     torch.manual_seed(3)
-    model, task, losses = LanguageModel().double(), NextToken(), []
+    model = LanguageModel().double()
+    task = NextToken()
+    losses = []
 
     def batch_of(ids: Tensor) -> Batch:
         made = collate([Texts()[int(i)] for i in ids])
@@ -288,7 +295,8 @@ def test_items_may_be_fractions(tmp_path: Path) -> None:
 
 
 def test_the_mean_loss_over_fractions_of_items_is_divided_by_them() -> None:
-    metric, sums = MeanLoss(), torch.zeros(2, dtype=torch.float64)
+    metric = MeanLoss()
+    sums = torch.zeros(2, dtype=torch.float64)
     batch = Batch(None, torch.zeros(2), torch.arange(2))
     metric.update(sums, batch, EvalOutput(torch.ones(2), torch.zeros(2), torch.full((2,), 0.125)))
     assert metric.compute(sums) == {"loss": 8.0}

@@ -109,7 +109,8 @@ def test_report_and_result_of_many_classes_name_the_evaluation_file(
     train(tmp_path / "run", 10_000)
     step, details = read_details(tmp_path / "run")
     assert step == 6
-    pairs, accuracy = details["eval/confused_pairs"], details["eval/per_class_accuracy"]
+    pairs = details["eval/confused_pairs"]
+    accuracy = details["eval/per_class_accuracy"]
     assert sum(count for _, _, count in pairs) == NUM_SAMPLES
     assert accuracy.shape == (10_000,)
     metrics = json.loads((tmp_path / "run" / "result.json").read_text())["metrics"]
@@ -136,7 +137,8 @@ def test_a_confusion_matrix_of_cells_by_sample_counts_as_the_whole_matrix(num_cl
     generator = torch.Generator().manual_seed(num_classes)
     logits = torch.randn(200, num_classes, generator=generator)
     labels = torch.randint(num_classes, (200,), generator=generator)
-    labels[:20], logits[:20, 2] = 2, 9.0
+    labels[:20] = 2
+    logits[:20, 2] = 9.0
     whole = measured(ConfusionMatrix(num_classes), logits, labels)
     assert (
         measured(ConfusionMatrix(num_classes).for_samples(200), logits, labels).keys()

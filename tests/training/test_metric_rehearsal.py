@@ -36,7 +36,8 @@ class Steps(Callback):
 def refusal(folder: Path, monkeypatch: pytest.MonkeyPatch, metric: Any, **changes: Any) -> str:
     """Train with `metric` in place of the accuracy; return the refusal, before the first step."""
     monkeypatch.setattr(workload, "TopKAccuracy", lambda: metric)
-    config, steps = workload.make_config(folder), Steps()
+    config = workload.make_config(folder)
+    steps = Steps()
     with pytest.raises(ConfigError) as refused:
         workload.train(
             replace(config, trainer=replace(config.trainer, **changes)), callbacks=(steps,)
@@ -202,7 +203,8 @@ def honest_metrics() -> list[Any]:
     by_class = classification.MulticlassAccuracy(NUM_CLASSES, average=None)
     # It raises ValueError for a single sample.
     torchs_r2 = pytest.importorskip("torchmetrics.regression").R2Score()
-    num_samples, higher = 40, {"auroc": True}
+    num_samples = 40
+    higher = {"auroc": True}
     return [
         MeanLoss(),
         TopKAccuracy(),
@@ -273,7 +275,8 @@ class Items(ClassificationTask):
 
     def __init__(self, train: float, evaluation: float) -> None:
         super().__init__()
-        self.train, self.evaluation = train, evaluation
+        self.train = train
+        self.evaluation = evaluation
 
     def train_step(self, model: nn.Module, batch: Batch) -> StepOutput:
         return StepOutput(

@@ -143,7 +143,8 @@ LOGITS, LABELS = torch.zeros(8, 3), torch.zeros(8, dtype=torch.int64)
 def test_a_metric_refuses_other_shapes_than_logits_and_labels(
     metric: Metric, logits: Any, labels: Tensor, said: str
 ) -> None:
-    batch, output = Batch(None, labels, torch.arange(8)), EvalOutput(torch.zeros(8), logits)
+    batch = Batch(None, labels, torch.arange(8))
+    output = EvalOutput(torch.zeros(8), logits)
     with pytest.raises(ConfigError, match=said):
         metric.update(metric.empty(CPU), batch, output)
 

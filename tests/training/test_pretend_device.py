@@ -109,7 +109,9 @@ def test_the_pretend_device_has_the_bits_of_the_cpu_and_waits_for_no_step(tmp_pa
     )
     assert final_files(tmp_path / "pretend") == final_files(tmp_path / "cpu")
     waits = json.loads(job.output().splitlines()[-1])
-    with_a_row, first_of_an_epoch, rehearsed = {4, 6, 8, 12}, {1, 7}, {2}
+    with_a_row = {4, 6, 8, 12}
+    first_of_an_epoch = {1, 7}
+    rehearsed = {2}
     assert steps_that_waited(waits) == with_a_row | first_of_an_epoch | rehearsed, waits
     # A save waits for the sums of the next row, of the losses and of the norms, and copies the rest
     # in the background.

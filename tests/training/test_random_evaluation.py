@@ -69,7 +69,8 @@ def draw() -> list[Any]:
 
 
 def test_a_random_evaluation_repeats_itself_and_moves_no_generator() -> None:
-    evaluator, model = make_evaluator(), make_model()
+    evaluator = make_evaluator()
+    model = make_model()
     random.seed(5)
     np.random.seed(5)
     torch.manual_seed(5)
@@ -77,7 +78,9 @@ def test_a_random_evaluation_repeats_itself_and_moves_no_generator() -> None:
     random.seed(5)
     np.random.seed(5)
     torch.manual_seed(5)
-    first, drawn, second = evaluator.run(model), draw(), evaluator.run(model)
+    first = evaluator.run(model)
+    drawn = draw()
+    second = evaluator.run(model)
     assert first == second
     assert [drawn, draw()] == expected
     assert make_evaluator(seed=4).run(model) != first

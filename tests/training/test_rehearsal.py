@@ -211,7 +211,8 @@ class AfterStep(Callback):
     """Does something to the model after one step."""
 
     def __init__(self, step: int, change: Callable[[Any], None]) -> None:
-        self.step, self.change = step, change
+        self.step = step
+        self.change = change
 
     def on_step_end(self, trainer: Any, report: Any) -> None:
         if report.optimizer_step == self.step:
@@ -448,7 +449,9 @@ class Caches(Net):
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not self.is_ready:
-            self.table, self.is_ready, self.length = torch.arange(6.0), True, 6
+            self.table = torch.arange(6.0)
+            self.is_ready = True
+            self.length = 6
         self.last = inputs.detach()
         outputs = super().forward(inputs + self.table / self.length)
         self.auxiliary = outputs.mean()
@@ -505,7 +508,8 @@ class Recurrent(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.head = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3)
+        self.lstm = nn.LSTM(1, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.head(self.lstm(inputs[..., None])[0][:, -1])
@@ -516,7 +520,9 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.first = nn.Linear(6, 6)
+        self.second = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
         self.second.weight = self.first.weight
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -609,11 +615,9 @@ class Wrapper(Optimizer):
 
     def __init__(self, parameters: Any) -> None:
         self.wrapped = SGD(parameters, lr=0.1, momentum=0.9)
-        self.param_groups, self.state, self.defaults = (
-            self.wrapped.param_groups,
-            self.wrapped.state,
-            {},
-        )
+        self.param_groups = self.wrapped.param_groups
+        self.state = self.wrapped.state
+        self.defaults = {}
 
     def step(self, closure: Any = None) -> None:
         self.wrapped.step()
@@ -623,7 +627,8 @@ class Wrapper(Optimizer):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.wrapped.load_state_dict(state)
-        self.param_groups, self.state = self.wrapped.param_groups, self.wrapped.state
+        self.param_groups = self.wrapped.param_groups
+        self.state = self.wrapped.state
 
 
 class Logging(AdamW):

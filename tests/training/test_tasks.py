@@ -52,7 +52,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> np
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize("soft", [False, True])
 def test_the_loss_is_the_cross_entropy_summed_over_the_batch(smoothing: float, soft: bool) -> None:
-    model, batch = make_model(), make_batch(soft=soft)
+    model = make_model()
+    batch = make_batch(soft=soft)
     output = ClassificationTask(ClassificationConfig(label_smoothing=smoothing)).train_step(
         model, batch
     )
@@ -64,7 +65,8 @@ def test_the_loss_is_the_cross_entropy_summed_over_the_batch(smoothing: float, s
 
 @pytest.mark.parametrize("soft", [False, True])
 def test_train_accuracy_counts_the_hits_of_the_largest_target(soft: bool) -> None:
-    model, batch = make_model(), make_batch(50, soft=soft)
+    model = make_model()
+    batch = make_batch(50, soft=soft)
     output = ClassificationTask(ClassificationConfig(train_accuracy=True)).train_step(model, batch)
     labels = batch.targets.argmax(1) if soft else batch.targets
     assert output.sums["accuracy"].item() == int((model(batch.inputs).argmax(1) == labels).sum())
@@ -85,7 +87,8 @@ def test_a_batch_of_nothing_has_no_loss_and_zero_gradients(soft: bool) -> None:
 
 
 def test_evaluation_is_the_plain_cross_entropy_of_each_sample() -> None:
-    model, batch = make_model(), make_batch()
+    model = make_model()
+    batch = make_batch()
     output = ClassificationTask(ClassificationConfig(label_smoothing=0.5)).eval_step(model, batch)
     assert torch.equal(output.outputs, model(batch.inputs))
     np.testing.assert_allclose(
@@ -174,7 +177,8 @@ WRONG = {
 def test_shapes_that_do_not_fit_are_named_in_one_line_with_the_fix(
     output: Any, targets: Any, said: str, task: ClassificationTask
 ) -> None:
-    model, batch = Gives(output), Batch(torch.zeros(4, 3, 8, 8), targets, torch.arange(4))
+    model = Gives(output)
+    batch = Batch(torch.zeros(4, 3, 8, 8), targets, torch.arange(4))
     for step in (task.train_step, task.eval_step):
         with pytest.raises(ConfigError, match=said) as caught:
             step(model, batch)
@@ -182,7 +186,8 @@ def test_shapes_that_do_not_fit_are_named_in_one_line_with_the_fix(
 
 
 def test_class_weights_are_factors_on_the_losses_of_their_classes() -> None:
-    model, batch = make_model(), make_batch()
+    model = make_model()
+    batch = make_batch()
     weights = torch.tensor([0.5, 1.0, 2.0, 4.0])
     output = ClassificationTask(class_weights=weights).train_step(model, batch)
     each = torch.tensor(cross_entropy(model(batch.inputs), batch.targets))
@@ -226,7 +231,9 @@ def test_multi_label_is_the_binary_cross_entropy_over_the_classes() -> None:
 
 
 def test_distillation_adds_the_divergence_from_the_teacher() -> None:
-    student, teacher, batch = make_model(), make_model(), make_batch()
+    student = make_model()
+    teacher = make_model()
+    batch = make_batch()
     with torch.no_grad():
         teacher.layers[9].weight.mul_(3)
     task = DistillationTask(teacher, weight=0.3, temperature=2.0)
@@ -241,7 +248,8 @@ def test_distillation_adds_the_divergence_from_the_teacher() -> None:
 
 
 def test_another_teacher_is_another_task() -> None:
-    teacher, other = make_model(), make_model()
+    teacher = make_model()
+    other = make_model()
     assert DistillationTask(teacher).fingerprint() == DistillationTask(other).fingerprint()
     with torch.no_grad():
         other.layers[9].bias[0] += 1e-9
@@ -292,7 +300,8 @@ def test_a_teacher_of_other_classes_is_named() -> None:
 
 
 def test_numbers_to_predict_may_be_integers() -> None:
-    layer, targets = nn.Linear(2, 1), torch.tensor([[3], [5]])
+    layer = nn.Linear(2, 1)
+    targets = torch.tensor([[3], [5]])
     batches = [
         Batch(torch.ones(2, 2), numbers, torch.arange(2)) for numbers in (targets, targets.float())
     ]

@@ -33,7 +33,8 @@ from accel_trainer.core.errors import UserError
 
 from .. import processes, workload
 
-NUM_SAMPLES, MOST_INPUTS = 4, 6
+NUM_SAMPLES = 4
+MOST_INPUTS = 6
 
 
 class Scalars(nn.Module):
@@ -58,7 +59,8 @@ class Arguments:
     """The arguments of a forward, with other floating-point numbers in each sample."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._args, self._kwargs = args, kwargs
+        self._args = args
+        self._kwargs = kwargs
 
     def __len__(self) -> int:
         return NUM_SAMPLES
@@ -101,7 +103,8 @@ def cases() -> Iterator[tuple[str, nn.Module, Arguments]]:
         torch.manual_seed(0)
         inputs = info.module_inputs_func(info, "cpu", torch.float64, False, True)
         for place in sorted({place * len(inputs) // MOST_INPUTS for place in range(MOST_INPUTS)}):
-            made, called = inputs[place].constructor_input, inputs[place].forward_input
+            made = inputs[place].constructor_input
+            called = inputs[place].forward_input
             module = info.module_cls(*made.args, **made.kwargs).double()
             if any(True for _ in module.parameters()):
                 yield f"{info.name} {place}", module, Arguments(called.args, called.kwargs)

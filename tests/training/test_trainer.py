@@ -121,7 +121,8 @@ def test_observers_see_the_moments_of_a_run_in_order(tmp_path: Path) -> None:
 
 class Broken(Callback):
     def __init__(self, error: Exception) -> None:
-        self.error, self.num_calls = error, 0
+        self.error = error
+        self.num_calls = 0
 
     def on_step_end(self, trainer: Trainer, report: StepReport) -> None:
         self.num_calls += 1
@@ -129,7 +130,8 @@ class Broken(Callback):
 
 
 def test_a_callback_that_fails_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    broken, recorder = Broken(ZeroDivisionError("by zero")), Recorder()
+    broken = Broken(ZeroDivisionError("by zero"))
+    recorder = Recorder()
     with pytest.raises(
         Exception, match=r"callback Broken.on_step_end failed \(ZeroDivisionError: by zero\)"
     ):

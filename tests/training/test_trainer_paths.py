@@ -89,7 +89,8 @@ def train(
     if way == "with a scaler":  # a power of two: scaling is exact
         accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     model = make_model(dropout=dropout)
-    task, loader = ClassificationTask(), Batches(num_steps, accumulation=accumulation)
+    task = ClassificationTask()
+    loader = Batches(num_steps, accumulation=accumulation)
     trainer = assemble_trainer(
         TrainerConfig(num_epochs=1, evaluate_every_n_epochs=2, max_grad_norm=max_grad_norm),
         strategy=PlainStrategy(accelerator, seed=5),

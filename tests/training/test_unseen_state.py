@@ -31,7 +31,8 @@ class Part:
 
 
 def changed(change: Callable[[Part], Any]) -> list[str]:
-    part, model = Part(), nn.Linear(2, 2)
+    part = Part()
+    model = nn.Linear(2, 2)
     before = mark_unseen({"task": part}, model=model)
     change(part)
     after = mark_unseen({"task": part}, model=model)

@@ -45,7 +45,9 @@ from ...variants import slow_but
 PROCESSES = (1, 2, 4)
 # 71 samples, 16 a step: the last step of an epoch has 7 samples for 8 micro-batches, so that one is
 # empty.
-NUM_TRAIN, MICRO, GLOBAL = 71, 2, 16
+NUM_TRAIN = 71
+MICRO = 2
+GLOBAL = 16
 
 # --- sums ---
 
