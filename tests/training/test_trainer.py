@@ -298,8 +298,8 @@ def test_waiting_for_data_is_reported_once_with_what_helps(
     num_workers: int | None,
     advice: str,
 ) -> None:
-    monkeypatch.setattr(metric_logger, "_MUCH_WAITING", 0.0)
-    monkeypatch.setattr(metric_logger, "_WORTH_A_WARNING_S", 0.0)
+    monkeypatch.setattr(metric_logger, "_MAX_WAIT_FRACTION", 0.0)
+    monkeypatch.setattr(metric_logger, "_MAX_WAIT_S", 0.0)
     workload.train(workload.make_config(tmp_path), num_workers=num_workers)
     (hint,) = [
         record.getMessage() for record in caplog.records if "waits for data" in record.getMessage()
