@@ -1,4 +1,4 @@
-"""`--dry-run`: a trial of a run and of its resume in a new process, and a comparison of all that they leave."""
+"""`--dry-run`: trains a few steps, resumes in a new process, and compares what both runs leave."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _MAX_PATH = 60
 
 
 def dry_run(train: Callable[[C], RunResult], config: C) -> RunResult:
-    """Train 6 steps at once, and 3 + 3 with a resume in between, in a temporary folder, and compare what is left.
+    """Train 6 steps at once, and 3 + 3 with a resume in between, and compare what the runs leave.
 
-    Every part runs in a process of its own, as after an interruption: on the processes of the
-    launch, with at most `MAX_EVAL_SAMPLES` samples in an evaluation. It cannot see
-    state that changes only later.
+    Both run in a temporary folder. Each part runs in a new process, as after an interruption, on
+    the processes of the launch, with at most `MAX_EVAL_SAMPLES` samples in an evaluation. State
+    that changes only later is not compared.
 
     Raises:
         CheckpointError: the run does not repeat itself, or its resume is not exact.
@@ -146,20 +146,27 @@ def _compare(whole: Path, parts: Path, num_before: int) -> str:
     ]
     if pairs and (path := first_difference(*pairs[-1])):
         _refuse_unrepeatable(path, num_before, whole)
-        return f"trained, evaluated, saved, loaded and resumed, but the run does not repeat itself ({path})"
+        return (
+            "trained, evaluated, saved, loaded and resumed, "
+            f"but the run does not repeat itself ({path})"
+        )
     last = _state(saved[-1])
     path = first_difference(last, _state(again[-1]))
     if path is None and (row := first_difference(_rows(whole), _rows(parts))):
         path = f"metrics.jsonl{row}"
     if path is not None:
-        fact = f"a run that is stopped after {num_before} steps and resumed in a new process differs in {path}"
+        fact = (
+            f"a run that is stopped after {num_before} steps and resumed in a new process "
+            f"differs in {path}"
+        )
         raise CheckpointError(
             "CKPT_INEXACT", f"{fact} from one that is not: {_cause(path, whole, parts)}"
         )
     num_tensors = sum(len(piece) for name, piece in last.items() if name in ("model", "ema"))
+    num_steps = last["trainer"]["position"]["optimizer_step"]
     return (
-        f"{last['trainer']['position']['optimizer_step']} steps at once, and {num_before} steps and a resume in a new "
-        f"process, gave the same {num_tensors} tensors, optimizer state, rows and evaluation"
+        f"{num_steps} steps at once, and {num_before} steps and a resume in a new process, "
+        f"gave the same {num_tensors} tensors, optimizer state, rows and evaluation"
     )
 
 
@@ -195,11 +202,17 @@ def _refuse_unrepeatable(path: str, num_steps: int, run: Path) -> None:
 def _cause(path: str, whole: Path, parts: Path) -> str:
     """Return what a resume began with that was not as it was left, or else the usual cause."""
     if path.startswith("metrics.jsonl"):
-        return "the usual cause is an evaluation that draws random numbers, or depends on an earlier one"
+        return (
+            "the usual cause is an evaluation that draws random numbers, "
+            "or depends on an earlier one"
+        )
     left, found = (read_json_object(folder / UNSEEN_FILE) for folder in (whole, parts))
     lost = sorted(name for name in left if left[name] != found.get(name))
     if objects := [name for name in lost if name not in GENERATORS]:
-        fix = "keep it in a buffer of the model, or in the optimizer's state_dict; draw with torch's generator"
+        fix = (
+            "keep it in a buffer of the model, or in the optimizer's state_dict; "
+            "draw with torch's generator"
+        )
         return f"the resume began with another {listed(objects)}, which no checkpoint holds: {fix}"
     # Reading a sample seeds these generators, too: they need not be the cause.
     drawn = f", or numbers drawn from {' or '.join(lost)}" * bool(lost)

@@ -30,7 +30,7 @@ def main(
     description: str,
     argv: Sequence[str] | None = None,
 ) -> NoReturn:
-    """Run `train` on the config of the command line, and exit with a code that a scheduler can act on.
+    """Run `train` on the config of the command line, and exit with a code for schedulers.
 
     A user's error is one line on stderr. An error in the user's code also has the traceback of that
     code; a bug, and with `--debug` any error, has the whole traceback.
