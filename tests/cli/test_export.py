@@ -96,6 +96,19 @@ def test_an_export_loads_back_as_the_module_that_was_trained(runs: Path, model: 
         assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+def test_an_export_replaces_an_export_and_no_other_file(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    command = ["export", runs / "fast", "--to", tmp_path]
+    code, _, err = run_command(capsys, command)
+    assert (code, "README.md would be overwritten, and" in err) == (73, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["README.md"]
+    (tmp_path / "README.md").unlink()
+    assert run_command(capsys, command)[0] == 0
+    assert run_command(capsys, command)[0] == 0, "an export may be written again"
+
+
 def test_the_card_reports_the_numbers_of_the_run(runs: Path, model: Path) -> None:
     data = ModelCard.load(model / "README.md").data
     best = json.loads((runs / "fast" / "result.json").read_text())["best"]

@@ -7,10 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from accel_trainer.cli.common.processes import start_recipe
 from tests.cli.conftest import run_command
 from tests.variants import slow
 
@@ -86,10 +88,11 @@ def test_a_run_on_digits_comes_out_the_same_again(
 
 
 def test_a_rerun_that_differs_says_so_after_what_is_not_as_it_was(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sklearn")
-    recipe, first = tmp_path / "mine.py", tmp_path / "first"
+    recipe = tmp_path / "mine.py"
+    first = tmp_path / "first"
     source = (ROOT / "recipes" / "minimal.py").read_text()
     recipe.write_text(source)
     start(recipe, "--output-dir", first, "--epochs", "1", "--trainer.log-every-n-steps", "1")
@@ -98,8 +101,13 @@ def test_a_rerun_that_differs_says_so_after_what_is_not_as_it_was(
     recorded = json.loads(path.read_text())
     recorded["packages"]["torch"] = "1.0"
     path.write_text(json.dumps(recorded))
+    code, _, err = run_command(capsys, ["rerun", first, "--output-dir", tmp_path / "again"])
+    fix = "is not in the current folder: change to its project; or read it"
+    assert (code, fix in err) == (64, True)
+    monkeypatch.chdir(tmp_path)
     code, out, err = run_command(capsys, ["rerun", first, "--output-dir", tmp_path / "again"])
     assert code == 1
+    assert f"note: the run was started in {ROOT}: relative paths of its config" in err
     assert "warning: differs from the run: packages.torch 1.0 -> " in err
     assert "warning: differs from the run: code.sha256 " in err
     (verdict,) = [line for line in out.splitlines() if line.startswith("DIFFERENT")]
@@ -166,3 +174,77 @@ def test_a_rerun_uses_the_recipe_of_the_run_folder_only_if_it_is_named(
     assert ran.exists()
     code_, _, err = run_command(capsys, [name, run, *flags, "--recipe", tmp_path / "none.py"])
     assert (code_, "none.py is not a file: give the recipe of" in err) == (64, True)
+
+
+FORGED = {
+    "a program of Python": ("code", {"recipe": tempfile.__file__}, 64, "not in the current folder"),
+    "no recipe": ("code", 5, 73, "is missing: restore it"),
+    "a line in the recipe": ("code", {"recipe": "/tmp/a\nb.py"}, 73, "is missing"),
+    "no hardware": ("hardware", 5, 73, "does not say what started it"),
+    "threads that are a flag": ("hardware", {"num_threads": "--help"}, 73, "invalid literal"),
+    "a precision": ("mixed_precision", {"a": 1}, 73, "mixed_precision is {'a': 1}"),
+    "variables": ("variables", 5, 73, "does not say what started it"),
+    "a folder with a zero byte": ("command", 5, 73, "does not say what started it"),
+    "processes": (
+        "hardware",
+        {"num_threads": 1, "num_processes": 10**6, "device": "cpu"},
+        73,
+        "ran on 1000000 processes, and here at most",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["rerun", "replay"])
+@pytest.mark.parametrize("forgery", FORGED)
+def test_a_forged_start_is_one_line_and_starts_nothing(
+    name: str,
+    forgery: str,
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group, content, expected, said = FORGED[forgery]
+    run = shutil.copytree(runs / "fast", tmp_path / "run")
+    mine = tmp_path / "mine.py"
+    mine.write_text("raise SystemExit(5)\n")
+    monkeypatch.chdir(tmp_path)
+    say_what_started(run, recipe=mine, arguments=["mine.py"])
+    path = run / "environment.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), group: content}))
+    flags = ["--step", "3"] if name == "replay" else []
+    code, _, err = run_command(capsys, [name, run, *flags])
+    lines = [line for line in err.splitlines() if not line.startswith("note: ")]
+    assert (code, len(lines), said in lines[0]) == (expected, 1, True), err
+
+
+def test_the_file_that_was_checked_is_the_file_that_runs(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recorded folder does not decide what a recorded path means."""
+    run = shutil.copytree(runs / "fast", tmp_path / "runs" / "theirs")
+    ran = tmp_path / "ran"
+    for folder, code in ((run, f"open({str(ran)!r}, 'w')"), (tmp_path, "raise SystemExit(5)")):
+        (folder / "recipes").mkdir()
+        (folder / "recipes" / "mine.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    say_what_started(run, recipe=Path("/proc/self/cwd/recipes/mine.py"), arguments=[])
+    path = run / "environment.json"
+    recorded = json.loads(path.read_text())
+    recorded["command"]["directory"] = "/proc/self/cwd/runs/theirs"
+    path.write_text(json.dumps(recorded))
+    code, out, _ = run_command(capsys, ["rerun", run])
+    assert code == 5
+    assert f"with {tmp_path / 'recipes' / 'mine.py'}\n" in out
+    assert not ran.exists()
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
+def test_a_launcher_imports_nothing_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    process = start_recipe(["no-such-recipe.py"], num_processes=2, output=subprocess.DEVNULL)
+    assert process.wait() != 0
+    assert not (tmp_path / "ran").exists()

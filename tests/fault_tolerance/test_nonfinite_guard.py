@@ -375,6 +375,7 @@ def test_replay_repeats_the_step_and_does_not_change_the_run(
     assert done.returncode == 79, done.stderr
     (record,) = records(folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    monkeypatch.chdir(tmp_path)  # the project of the recipe
     assert replay.main([str(folder), "--step", str(record["optimizer_step"])]) == 0
     shown = capsys.readouterr().out
     assert f"step {record['optimizer_step']} (epoch 1, " in shown

@@ -83,6 +83,29 @@ def test_the_commit_of_the_recipe_is_recorded_and_whether_it_was_changed(
     assert code() == {"git_commit": commit, "is_changed": True}
 
 
+def test_no_program_that_a_repository_names_for_git_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One may have read a stranger's recipe, and not the configuration of its repository."""
+    recipe = tmp_path / "train.py"
+    ran = tmp_path / "ran"
+    program = tmp_path / "program.sh"
+    program.write_text(f"#!/bin/sh\ntouch {ran}\ncat\n")
+    program.chmod(0o700)
+    recipe.write_text("one\n")
+    (tmp_path / ".gitattributes").write_text("*.py filter=theirs diff=theirs\n")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "add", "train.py", ".gitattributes")
+    git(tmp_path, "commit", "--quiet", "-m", "first")
+    for name in ("core.fsmonitor", "core.pager", "diff.external", "diff.theirs.textconv"):
+        git(tmp_path, "config", name, str(program))
+    git(tmp_path, "config", "filter.theirs.clean", str(program))
+    monkeypatch.setattr(sys, "argv", [str(recipe)])
+    recipe.write_text("two\n")
+    assert describe_environment(Accelerator(cpu=True))["code"]["is_changed"] is True
+    assert not ran.exists()
+
+
 def test_what_was_changed_since_the_commit_is_not_written_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

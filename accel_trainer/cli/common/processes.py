@@ -8,13 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
 from ...core.platform import STOP_SIGNALS
 
+# Without -P, `python -m` would import modules of the current folder, such as its torch.py.
+_SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 _LAUNCH = (
+    *_SAFE_PATH,
     "-m",
     "accel_trainer.cli.launch",
     "--multi_gpu",
@@ -31,15 +33,13 @@ def start_recipe(
     command: Sequence[str],
     *,
     num_processes: int = 1,
-    directory: Path | None = None,
     variables: Mapping[str, str] | None = None,
     output: IO[Any] | int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a recipe with its flags; call it inside `forward_signals`.
 
-    The recipe ends when this process ends. `variables` are added to the environment, `directory` is
-    the working directory (None: that of this process) and `output` receives stdout (None: it goes
-    where this process's does).
+    The recipe ends when this process ends. `variables` are added to the environment, and `output`
+    receives stdout (None: it goes where this process's does).
     """
     environment = {**os.environ, "ACCEL_TRAINER_LAUNCHER": str(os.getpid()), **(variables or {})}
     launcher: list[str] = []
@@ -54,7 +54,6 @@ def start_recipe(
         ]
     return subprocess.Popen(
         [sys.executable, *launcher, *command],
-        cwd=directory,
         env=environment,
         stdout=output,
     )

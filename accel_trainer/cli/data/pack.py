@@ -38,6 +38,7 @@ _SETTINGS = "pack.json"
 _SUMS = "SHA256SUMS"
 _COMMIT = "dataset_dict.json"
 _LOCK = ".lock"
+_FIX = "choose another OUT, or delete it"
 _FORMAT = 1
 _EXAMPLE = "example: accel-trainer pack photos packed --short-side 256 --num-workers 8"
 
@@ -89,8 +90,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "versions": _versions(),
     }
     out = prepare_directory(options.out)
+    _refuse_other_files(out)
     with writes_to(out), _locked(out):
         _claim(out, settings)
+        filesystem.sweep(out)
         pack(source, out, settings, num_workers=max(1, options.num_workers or available_cpus()))
     return 0
 
@@ -150,6 +153,17 @@ def _versions() -> dict[str, str]:
     }
 
 
+def _refuse_other_files(out: Path) -> None:
+    """Raise OutputError if `out` has files and no settings of a pack; nothing in it is changed."""
+    if (out / _SETTINGS).exists():
+        return
+    temporary = f".tmp-{_SETTINGS}-"  # of a pack that was killed at its start
+    others = (entry.name for entry in out.iterdir() if not entry.name.startswith(temporary))
+    if found := sorted(name for name in others if name != _LOCK):
+        fact = f"{out} holds {found[0]}, which pack did not write"
+        raise OutputError("PACK_OUT", f"{fact}: {_FIX}")
+
+
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """Hold a lock on `out` inside the block. Raises OutputError if another process holds it."""
@@ -168,29 +182,21 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _claim(out: Path, settings: dict[str, Any]) -> None:
-    """Store the settings in an empty folder, or check those of an earlier pack.
-
-    Raises OutputError if the folder holds something else, or was packed with other settings.
-    """
-    filesystem.sweep(out)
+    """Store the settings, or check those of an earlier pack. Raises OutputError for others."""
     path = out / _SETTINGS
-    fix = "choose another OUT, or delete it"
     if not path.exists():
-        if others := sorted(entry.name for entry in out.iterdir() if entry.name != _LOCK):
-            raise OutputError(
-                "PACK_OUT", f"{out} holds {others[0]}, which pack did not write: {fix}"
-            )
         filesystem.write_file_atomic(path, _json(settings))
         return
     try:
         stored = read_json_object(path)
     except (OSError, ValueError) as error:
-        raise OutputError("PACK_OUT", f"{path} cannot be read ({error}): {fix}") from error
+        raise OutputError("PACK_OUT", f"{path} cannot be read ({error}): {_FIX}") from error
     names = [name for name in settings if settings[name] != stored.get(name)]
     if names:
         listed = "; ".join(f"{name}: {stored.get(name)} -> {settings[name]}" for name in names)
         raise OutputError(
-            "PACK_OUT", f"{out} was packed from other data or with other settings ({listed}): {fix}"
+            "PACK_OUT",
+            f"{out} was packed from other data or with other settings ({listed}): {_FIX}",
         )
 
 

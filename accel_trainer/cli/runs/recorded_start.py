@@ -1,92 +1,121 @@
-"""What a run recorded of its start, for the commands that train it again: `rerun` and `replay`."""
+"""What a run recorded of its start, for the commands that train it again: `rerun` and `replay`.
+
+A run may come from a stranger: what it recorded decides neither the folder in which its recipe
+starts nor the words that the recipe gets, and names only files of the project that one is in.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 from ...core.errors import ConfigError, OutputError
+from ...distributed.machine import available_cpus
+from ..common.output import tell
+from .run_reader import RunReader
+
+_VARIABLES = re.compile("ACCELERATE_USE_[A-Z]+|FSDP_[A-Z_]+")
+_PRECISIONS = ("no", "bf16", "fp16")
+_MIN_ALLOWED = 8  # processes, however few cores there are
 
 
-def recorded_start(environment: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def recorded_start(run: RunReader) -> dict[str, Any]:
     """Return the arguments of `start_recipe` that start a run again, from its `environment.json`.
 
+    It starts in the current folder; a note says so if the run was started in another.
+
     Raises:
-        OutputError: they are not recorded.
+        OutputError: they are not recorded, are not what a run records, or ask for more processes
+            than this machine can have.
     """
     try:
-        command = environment["command"]
-        hardware = environment["hardware"]
-        kept = {
-            name: value
-            for name, value in environment["variables"].items()
-            if name.startswith(("ACCELERATE_USE_", "FSDP_"))
-        }
-        kept["ACCELERATE_MIXED_PRECISION"] = environment["mixed_precision"]
-        if hardware["device"] == "cpu":
-            kept["ACCELERATE_USE_CPU"] = "true"
-        directory = Path(command["directory"])
+        hardware = run.environment["hardware"]
+        precision = run.environment["mixed_precision"]
+        variables = dict(run.environment["variables"])
+        directory = Path(run.environment["command"]["directory"])
         num_processes = int(hardware["num_processes"])
-        # `python -m`, which starts the launcher, imports modules from its working directory.
-        if num_processes > 1 and _is_inside(directory, folder):
-            fact = f"{folder} was started in {directory}, a folder inside it, with a launcher"
-            raise OutputError("RERUN", f"{fact}: start its recipe yourself")
-        return {
-            "num_processes": num_processes,
-            "directory": directory,
-            "variables": kept,
-        }
+        is_on_cpu = hardware["device"] == "cpu"
+        if precision not in _PRECISIONS:
+            raise ValueError(f"mixed_precision is {str(precision)[:40]}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _not_recorded(folder, error) from None
+        raise _not_recorded(run.folder, error) from None
+    allowed = max(_MIN_ALLOWED, 4 * available_cpus())
+    if not 1 <= num_processes <= allowed:
+        fact = f"{run.folder} says that it ran on {num_processes} processes"
+        raise OutputError("RERUN", f"{fact}, and here at most {allowed} are started: launch it")
+    here = Path.cwd()
+    if num_processes > 1 and _is_inside(here, run.folder):
+        fact = f"the current folder lies in {run.folder}, and `python -m` imports from it"
+        raise OutputError("RERUN", f"{fact}: change to the folder of your project")
+    if directory != here:
+        text = "note: the run was started in %s: relative paths of its config are read from here"
+        tell(text % str(directory).encode("unicode_escape").decode(), file=sys.stderr)
+    kept = {
+        name: value
+        for name, value in variables.items()
+        if _VARIABLES.fullmatch(name) and isinstance(value, str) and value.isprintable()
+    }
+    kept["ACCELERATE_MIXED_PRECISION"] = precision
+    if is_on_cpu:
+        kept["ACCELERATE_USE_CPU"] = "true"
+    return {"num_processes": num_processes, "variables": kept}
 
 
-def recorded_recipe(environment: Mapping[str, Any], folder: Path, chosen: Path | None) -> Path:
+def recorded_recipe(run: RunReader, chosen: Path | None) -> Path:
     """Return the file that training again will run: `chosen`, or else the recorded recipe.
 
     Raises:
         ConfigError: `chosen` is no file, or the recorded recipe lies in the run's folder, which
-            others may have filled.
+            others may have filled, or outside the current folder.
         OutputError: no recipe is recorded, or the file is gone.
     """
+    folder = run.folder
     if chosen is not None:
         if not chosen.is_file():
-            raise ConfigError(
-                "RECIPE", f"--recipe {chosen} is not a file: give the recipe of {folder}"
-            )
+            fact = f"--recipe {chosen} is not a file"
+            raise ConfigError("RECIPE", f"{fact}: give the recipe of {folder}")
         return chosen.resolve()
-    code = environment.get("code")
-    recipe = Path(str(code.get("recipe", "") if isinstance(code, dict) else ""))
-    if not recipe.is_absolute() or not recipe.is_file():
+    code = run.environment.get("code")
+    named = Path(str(code.get("recipe", "") if isinstance(code, dict) else ""))
+    if not str(named).isprintable() or not named.is_absolute() or not named.is_file():
         fix = "restore it, or give it with --recipe FILE"
-        raise OutputError("RERUN", f"the recipe of {folder}, {recipe}, is missing: {fix}")
-    if _is_inside(recipe, folder):
-        fact = f"the recipe that {folder} names, {recipe}, lies in that folder"
-        raise ConfigError(
-            "RECIPE", f"{fact}: read it, and if you trust it give it with --recipe FILE"
-        )
+        raise OutputError("RERUN", f"the recipe of {folder}, {named}, is missing: {fix}")
+    recipe = named.resolve()  # this very file is started, whatever a link leads to later
+    fix = "read it, and if you trust it give it with --recipe FILE"
+    if _is_inside(named, folder) or _is_inside(recipe, folder):
+        fact = f"the recipe that {folder} names, {named}, lies in that folder"
+        raise ConfigError("RECIPE", f"{fact}: {fix}")
+    if not recipe.is_relative_to(Path.cwd().resolve()):
+        fact = f"the recipe that {folder} names, {recipe}, is not in the current folder"
+        raise ConfigError("RECIPE", f"{fact}: change to its project; or {fix}")
     return recipe
 
 
-def recorded_flags(environment: Mapping[str, Any], folder: Path) -> list[str]:
-    """Return the recipe's flags as they were typed. Raises OutputError if they are not recorded."""
+def recorded_flags(run: RunReader) -> list[str]:
+    """Return the flags for the same settings: the run's own config, on as many threads.
+
+    Raises:
+        OutputError: the number of threads, which decides the last bits, is not recorded.
+    """
     try:
-        return [str(word) for word in environment["command"]["arguments"]][1:]
-    except (KeyError, TypeError) as error:
-        raise _not_recorded(folder, error) from None
+        num_threads = int(run.environment["hardware"]["num_threads"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _not_recorded(run.folder, error) from None
+    config = (run.folder / "config.yaml").resolve()
+    return ["--config", str(config), "--runtime.num-threads", str(num_threads)]
 
 
 def _is_inside(path: Path, folder: Path) -> bool:
     """Whether `path` lies in `folder`, by the names as given or after following links."""
     named = Path(os.path.abspath(path))
-    return path.resolve().is_relative_to(folder.resolve()) or named.is_relative_to(
-        folder.absolute()
-    )
+    is_named_inside = named.is_relative_to(folder.absolute())
+    return is_named_inside or path.resolve().is_relative_to(folder.resolve())
 
 
 def _not_recorded(folder: Path, error: Exception) -> OutputError:
-    return OutputError(
-        "NOT_RECORDED",
-        f"{folder} does not say what started it ({error}): it is from an older version",
-    )
+    reason = " ".join(str(error).split())
+    fact = f"{folder} does not say what started it ({reason})"
+    return OutputError("NOT_RECORDED", f"{fact}: it is from an older version, or damaged")

@@ -38,16 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--recipe", type=Path, metavar="FILE", help="the recipe to run; default: the recorded one"
     )
     options = parser.parse_args(argv)
-    run = options.run.resolve()
-    environment = read_run(run).environment
-    start = recorded_start(environment, run)
-    recipe = recorded_recipe(environment, run, options.recipe)
-    flags = recorded_flags(environment, run)
+    run = read_run(options.run)
+    recipe = recorded_recipe(run, options.recipe)
+    flags = recorded_flags(run)
+    start = recorded_start(run)
     show(f"repeating step {options.step} with {recipe}")
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="replay-") as temporary:
         folder = prepare_directory(Path(temporary) / "run")
-        command = [str(recipe), *flags, *_flags(run, options.step, folder)]
+        command = [str(recipe), *flags, *_flags(run.folder.resolve(), options.step, folder)]
         with (
             forward_signals(),
             start_recipe(command, **start, output=subprocess.DEVNULL) as process,
@@ -65,7 +64,10 @@ def _flags(run: Path, step: int, folder: Path) -> list[str]:
     """Return the flags that make the run's command repeat its steps up to `step`, in `folder`."""
     before = [path for path in list_checkpoints(run / "checkpoints") if step_of(path) < step]
     flags = ["--output-dir", str(folder), "--max-steps", str(step), "--on-nonfinite", "skip"]
-    return [*flags, "--resume", str(before[-1]) if before else "never"]
+    if not before:
+        return [*flags, "--resume", "never"]
+    # The checkpoint has the weights, also those that the run was initialised from.
+    return [*flags, "--resume", str(before[-1]), "--init-from", "None", "--init-skip", "None"]
 
 
 def _show(record: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from ..common.output import show, tell
 from ..common.parser import CommandParser
 from ..common.processes import forward_signals, start_recipe
 from .diff import compare
-from .recorded_start import recorded_recipe, recorded_start
+from .recorded_start import recorded_flags, recorded_recipe, recorded_start
 from .run_reader import RunReader, read_run
 
 _EXAMPLE = "example: accel-trainer rerun runs/first --output-dir runs/first-again"
@@ -40,9 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = read_run(options.run)
     folder = (options.output_dir or _free_folder(options.run)).resolve()
     final = _final_weights(run)  # before any work: this fails if the run has no checkpoint
-    recipe = recorded_recipe(run.environment, options.run, options.recipe)
-    command = [str(recipe), *_flags(run, folder)]
-    start = recorded_start(run.environment, options.run)
+    recipe = recorded_recipe(run, options.recipe)
+    command = [str(recipe), *recorded_flags(run), *_flags(run, folder)]
+    start = recorded_start(run)
     show(f"training {run.name} again in {folder}, with {recipe}")
     sys.stdout.flush()
     with forward_signals(), start_recipe(command, **start) as process:
@@ -68,14 +68,12 @@ def _free_folder(run: Path) -> Path:
 
 
 def _flags(run: RunReader, folder: Path) -> list[str]:
-    """Return the flags for the same training, from the same start to the same step."""
-    branched_from = run.config["run"]["resume"]
+    """Return the flags for the same start, up to the same step."""
+    settings = run.config.get("run") or {}
+    branched_from = settings.get("resume", "auto")
     flags = {
-        "--config": (run.folder / "config.yaml").resolve(),
         "--output-dir": folder,
         "--resume": "never" if branched_from == "auto" else branched_from,
-        # Another number of threads would change the last bits.
-        "--runtime.num-threads": run.environment["hardware"]["num_threads"],
     }
     if run.result.get("state") != "done":  # stopped by time or signal
         flags["--max-steps"] = _final_weights(run)[0]

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import safetensors.torch
 import torch
 
 from ...callbacks.export import ONNX_FILES
-from ...checkpoint.serialization import unpack_tensors
+from ...checkpoint.serialization import read_json_object, unpack_tensors
 from ...checkpoint.state_dict import rename_weights
 from ...core import filesystem
 from ...core.errors import CheckpointError, OutputError
@@ -87,6 +89,7 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
         **write_card(run, config, metrics),
     }
     prepare_directory(folder)
+    _refuse_other_files(folder, files)
     try:
         for name, data in files.items():
             filesystem.write_file_atomic(folder / name, data)
@@ -94,6 +97,16 @@ def export(run: RunReader, folder: Path, *, with_onnx: bool = False) -> None:
         raise OutputError(
             "EXPORT", f"{folder} cannot be written ({error.strerror}): choose another"
         ) from error
+
+
+def _refuse_other_files(folder: Path, names: Iterable[str]) -> None:
+    """Raise OutputError if a file in `folder` would be overwritten that is not of an export."""
+    with suppress(OSError, ValueError):  # there is no config.json, or another one
+        if "sha256" in read_json_object(folder / "config.json"):
+            return
+    if found := next((name for name in names if os.path.lexists(folder / name)), None):
+        fact = f"{folder / found} would be overwritten, and {folder} is not an earlier export"
+        raise OutputError("EXPORT", f"{fact}: move it away, or choose another folder")
 
 
 def _files_of_own_model(
