@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from datasets import ClassLabel, Dataset, Features, Image, load_dataset
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Image, load_dataset
 from PIL import EpsImagePlugin
 from PIL import Image as PILImage
 
@@ -409,3 +409,39 @@ def test_a_saved_dataset_that_names_files_elsewhere_is_refused(name: str, tmp_pa
         UserError, match=re.escape(f"names {name!r}, which is not a file beside it")
     ):
         load_photos(root, val_fraction=0.5, cache_dir=tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["train/state.json", "train/dataset_info.json", "test/a.json"])
+@pytest.mark.parametrize("kind", ["a pipe", "a device"])
+def test_a_description_that_is_no_file_is_not_waited_for(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "saved"
+    DatasetDict(train=a_table(b"no photo"), test=a_table(b"no photo")).save_to_disk(str(root))
+    if "a.json" in name:  # it is read only to find what is damaged
+        (root / "train" / "dataset_info.json").write_text("no JSON")
+    path = root / name
+    path.unlink(missing_ok=True)
+    if kind == "a pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(DataError, match=r"(state|dataset_info)\.json (cannot be read|is damaged)"):
+        open_dataset(root, cache_dir=tmp_path)
+
+
+def test_a_table_that_claims_a_terabyte_is_one_line(tmp_path: Path) -> None:
+    write_classes(tmp_path / "photos", per_class=1)
+    path = tmp_path / "photos" / "metadata.csv"
+    path.write_text("file_name,label\n")
+    os.truncate(path, 2**40)
+    with pytest.raises(DataError, match=r"metadata.csv has 1099511627776 bytes, more than"):
+        open_dataset(tmp_path / "photos", cache_dir=tmp_path)
+
+
+def test_a_card_with_aliases_is_refused(tmp_path: Path) -> None:
+    root = tmp_path / "table"
+    parquet(root, b"no photo")
+    (root / "README.md").write_text("---\na: &a [1]\nb: [*a, *a]\n---\nmine\n")
+    with pytest.raises(DataError, match="README.md cannot be read .aliases"):
+        open_dataset(root, cache_dir=tmp_path)

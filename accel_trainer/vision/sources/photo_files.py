@@ -25,6 +25,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _READERS = {".parquet": "parquet", ".tar": "webdataset"}
 _ELSEWHERE = re.compile(r"^[/~\\]|^\w:|(^|[/\\])\.\.([/\\]|$)|://|::")
 _MAX_DESCRIPTION_BYTES = 2**24
+_MAX_METADATA_BYTES = 2**32
 _DECODED_MEMBERS = ("txt", "text", "transcript", "cls", "cls2", "index", "inx", "id", "json", "jsn")
 
 
@@ -112,15 +113,26 @@ def _open_saved(root: Path) -> Any:
         files = _names_in(state, "_data_files")
         names = [file.get("filename") if isinstance(file, dict) else file for file in files]
         _refuse_others(state, names)
+    for info in (*root.glob("dataset_info.json"), *root.glob("*/dataset_info.json")):
+        _read_description(info)
     return _checked(lambda: load_from_disk(str(root)), root)
 
 
 def _names_in(path: Path, key: str) -> list[Any]:
     try:
-        names = json.loads(read_file(path.resolve(), max_bytes=_MAX_DESCRIPTION_BYTES))[key]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        names = json.loads(_read_description(path))[key]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []  # `datasets` will say what is wrong with the file
     return names if isinstance(names, list) else []
+
+
+def _read_description(path: Path) -> bytes:
+    """Return a file that `datasets` will read. Raises DataError for a pipe, or a huge file."""
+    try:
+        return read_file(path.resolve(), max_bytes=_MAX_DESCRIPTION_BYTES)
+    except OSError as error:
+        fact = f"{path} cannot be read ({error.strerror})"
+        raise DataError("DATA_DAMAGED", f"{fact}: write the data again with save_to_disk") from None
 
 
 def _refuse_others(description: Path, names: list[Any]) -> None:
@@ -153,6 +165,9 @@ def _check_card(card: Path) -> None:
     try:
         text = read_file(card.resolve(), max_bytes=_MAX_DESCRIPTION_BYTES).decode()
         is_yaml = card.suffix == ".yaml"
+        header = text if is_yaml else text.partition("---")[2].partition("\n---")[0]
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(header, yaml.SafeLoader)):
+            raise ValueError("aliases (& and *) are not supported")
         content: Any = yaml.safe_load(text) or {} if is_yaml else DatasetCard(text).data
         strings = list(_strings_in(content.get("configs")))
     except Exception as error:
@@ -191,9 +206,19 @@ def _open_metadata(splits: dict[str, Listing], cache_dir: str | None) -> Any:
             raise DataError(
                 "DATA_METADATA", f"{fact}: describe the photos of all splits, or of none"
             )
+        for path in listing.metadata:
+            _refuse_huge(path)
         parts = [_load_file("imagefolder", path, cache_dir)["train"] for path in listing.metadata]
         loaded[name] = _checked(partial(concatenate_datasets, parts), listing.folder)
     return DatasetDict(loaded)
+
+
+def _refuse_huge(table: Path) -> None:
+    """Raise DataError for a table that would fill the memory: a file may claim any size."""
+    num_bytes = table.stat().st_size
+    if num_bytes > _MAX_METADATA_BYTES:
+        fact = f"{table} has {num_bytes} bytes, more than {_MAX_METADATA_BYTES}"
+        raise DataError("DATA_METADATA", f"{fact}: write the data as parquet")
 
 
 def _refuse_special(paths: Iterable[Path]) -> None:
@@ -238,10 +263,11 @@ def _find_damaged(root: Path) -> Path | None:
 
     readers: dict[str, Callable[[str], Any]] = {
         ".arrow": MemoryMappedTable.from_file,
-        ".json": lambda name: json.loads(Path(name).read_bytes()),
+        ".json": lambda name: json.loads(read_file(Path(name), max_bytes=_MAX_DESCRIPTION_BYTES)),
         ".parquet": pq.read_metadata,
     }
-    for path in sorted(path for path in root.rglob("*") if path.suffix in readers):
+    found = [path for path in root.rglob("*") if path.suffix in readers and path.is_file()]
+    for path in sorted(found):
         try:
             readers[path.suffix](str(path))
         except Exception:  # the readers raise errors of any type
