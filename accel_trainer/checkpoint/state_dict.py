@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.errors import CheckpointError
+from ..core.parameters import parameters_of
 from ..core.registry import Part, Registry
 from ..core.shards import is_shard
 from ..core.tensor_memory import make_dense
@@ -267,7 +268,7 @@ def fitted_optimizer_state(
         name: load_all(value) for name, value in piece.items() if name not in (*_OURS, "state")
     }
     if "state" in piece:
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        parameters = parameters_of(optimizer)
         state = piece["state"].items()
         loaded["state"] = {key: _fitted_state(value, key, parameters) for key, value in state}
     if "param_groups" in piece:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from ..core import filesystem
 from ..core.buffers import BufferHistory
 from ..core.errors import DivergedError
+from ..core.parameters import parameters_of
 from ..core.train_state import TrainState
 from ..core.training_mode import set_training_mode
 from ..core.types import Batch, StepBatch, Task
@@ -90,9 +91,7 @@ class NonfiniteGuard:
         self._may_skip = may_skip
         self._model = model
         self._optimizer = optimizer
-        self._parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
+        self._parameters = parameters_of(optimizer)
         self._buffers = buffers
         self._task = task
         self._seed = seed

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch.optim import Optimizer
 
+from ..core.parameters import parameters_of
+
 
 def has_evaluation_weights(optimizer: Optimizer) -> bool:
     """Whether `optimizer` has the methods `train()` and `eval()`, which replace the parameters."""
@@ -26,7 +28,7 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
     if not has_evaluation_weights(optimizer):
         yield
         return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_of(optimizer)
     trained = [parameter.detach().clone() for parameter in parameters]
     optimizer.eval()  # type: ignore[attr-defined]  # as has_evaluation_weights has found
     try:

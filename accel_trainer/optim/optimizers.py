@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from ..core.errors import ConfigError
+from ..core.parameters import parameters_of
 from ..core.tensor_memory import is_dense
 from ..distributed.streams import has_streams
 from .config import UNSUITABLE, OptimizerConfig, optimizer_class_of
@@ -147,7 +148,7 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
 def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     """Raise ConfigError unless the optimizer has exactly the parameters that the model trains."""
     parameters = {id(p): name for name, p in model.named_parameters()}
-    theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    theirs = {id(p) for p in parameters_of(optimizer)}
     if not theirs <= parameters.keys():
         fact = "the recipe's optimizer has parameters that are not the model's"
         raise ConfigError("CONFIG", f"{fact}: build it from the model that the function receives")

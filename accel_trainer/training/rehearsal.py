@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from ..checkpoint.serialization import decode, encode
 from ..checkpoint.state_dict import EXTRA_STATE, equal_bits, fitted_optimizer_state
 from ..core.errors import CheckpointError
+from ..core.parameters import parameters_of
 from ..core.shards import is_shard, local_part
 from ..core.types import Task
 from ..distributed.collectives import differing_lines, run_on_main
@@ -165,7 +166,7 @@ class Rehearsal:
         encoded = encode(state, name="optimizer")
         piece = decode(encoded.skeleton, encoded.tensors)
         name = type(fresh).__name__
-        parameters = [parameter for group in fresh.param_groups for parameter in group["params"]]
+        parameters = parameters_of(fresh)
         before = [parameter.detach().clone() for parameter in parameters]
         try:
             fresh.load_state_dict(fitted_optimizer_state(fresh, self._model, piece))

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ..core.buffers import BufferHistory
 from ..core.errors import ConfigError
+from ..core.parameters import parameters_of
 from ..core.train_state import TrainState
 from ..core.types import Batch, StepBatch, StepOutput, Task
 from ..fault_tolerance.nonfinite_guard import NonfiniteGuard, PendingUpdate
@@ -64,9 +65,7 @@ class OptimizerStep:
         self._buffers = buffers
         self._guard = guard
         self._max_grad_norm = max_grad_norm
-        self._parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
+        self._parameters = parameters_of(optimizer)
         # `_loss_gradient` as a tensor [] on the device, by its value.
         self._gradient_tensors: dict[float, Tensor] = {}
         # Whether the task counts items; None before the first step.

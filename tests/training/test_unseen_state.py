@@ -97,6 +97,11 @@ def test_the_sum_of_bits_of_a_tensor_tells_zeros_nan_and_inf_apart(dtype: torch.
         assert int(sum_of_bits(zeros + torch.nan)) != int(sum_of_bits(zeros + torch.inf))
 
 
+def test_the_sum_of_bits_shows_two_changed_signs_of_float64() -> None:
+    ones = torch.ones(4, dtype=torch.float64)
+    assert int(sum_of_bits(ones)) != int(sum_of_bits(ones * torch.tensor([-1, -1, 1, 1])))
+
+
 def test_many_names_of_state_are_listed_as_five_and_a_count() -> None:
     assert listed("gfedcba") == "a, b, c, d, e and 2 more"
     assert listed("ba") == "a, b"

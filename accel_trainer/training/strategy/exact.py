@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from ...core.buffers import BufferHistory, buffer_places, buffers_at
 from ...core.errors import ConfigError
 from ...core.pairwise import PairwiseSum, sum_rows
+from ...core.parameters import parameters_of
 from ...core.rng import fold_in
 from ...core.types import StepOutput
 from ...distributed.collectives import copy_from_main, exchange_together, sum_pairwise
@@ -70,9 +71,7 @@ class ExactStrategy(Strategy):
         self._model = model
         # Two steps: a copy of the weights that a forward updates first changes in the second one.
         self._num_unchecked_steps = 2
-        self._parameters = [
-            parameter for group in optimizer.param_groups for parameter in group["params"]
-        ]
+        self._parameters = parameters_of(optimizer)
         self._places = buffer_places(model)
         buffers = self._buffers(buffers_at([*self._places.values()]))
         self._counters = [name for name, buffer in buffers.items() if is_counter(buffer)]
