@@ -65,8 +65,8 @@ MUTANTS = [
     Mutant(
         "the loss is divided by the items of this process only",
         "accel_trainer/training/strategy/base.py",
-        'self.accelerator.reduce(num_items, reduction="sum")',
-        "num_items",
+        'self.accelerator.reduce(output.num_items, reduction="sum")',
+        "output.num_items",
         ("tests/training/test_items.py",),
     ),
     Mutant(
@@ -796,8 +796,8 @@ MUTANTS = [
     Mutant(
         "the items of a step are those of its first micro-batch",
         "accel_trainer/training/strategy/base.py",
-        "num_items = total(counts) if counts else None",
-        "num_items = counts[0] if counts else None",
+        "torch.stack(counts).sum(0) if counts else None",
+        "counts[0] if counts else None",
         ("tests/training/strategy/test_plain.py",),
     ),
     Mutant(

@@ -104,7 +104,9 @@ class OptimizerStep:
             check_step_output(output)
             self._backward(output.loss_sum)
         self.strategy.end_backward(len(batch))
-        self._outputs.append(StepOutput(output.loss_sum.detach(), output.sums, output.num_items))
+        self._outputs.append(
+            StepOutput(output.loss_sum.detach(), dict(output.sums), output.num_items)
+        )
 
     def _backward(self, loss_sum: Tensor) -> None:
         """Add the gradients of `loss_sum * gradient_factor / num_samples` [].
@@ -188,9 +190,9 @@ class OptimizerStep:
 
         A process without counts would not take part in the collective of the others.
         """
-        num_counts = sum(each.num_items is not None for each in self._outputs)
-        has_counts = num_counts > 0
-        is_uniform = num_counts in (0, len(self._outputs))
+        counting = {each.num_items is not None for each in self._outputs}
+        has_counts = True in counting
+        is_uniform = len(counting) == 1
         if self._has_counts is None:
             self._has_counts = has_counts
             if self._accelerator.num_processes > 1:

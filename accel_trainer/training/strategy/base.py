@@ -110,14 +110,10 @@ class Strategy:
 
         **Collective** if items are counted.
         """
-        loss_sum = total([each.loss_sum for each in outputs])
-        sums = {name: total([each.sums[name] for each in outputs]) for name in outputs[0].sums}
-        counts = [each.num_items for each in outputs if each.num_items is not None]
-        num_items = total(counts) if counts else None
-        output = StepOutput(loss_sum, sums, num_items)
-        if num_items is not None:
-            num_items = self.accelerator.reduce(num_items, reduction="sum")
-        return StepTotals(output, num_items)
+        output = outputs[0] if len(outputs) == 1 else _add_up(outputs)
+        if output.num_items is None:
+            return StepTotals(output, None)
+        return StepTotals(output, self.accelerator.reduce(output.num_items, reduction="sum"))
 
     def local_parts(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return this process's shard of each gradient or norm; whole ones as they are."""
@@ -131,6 +127,11 @@ class Strategy:
         return flag  # averaged gradients are the same on all processes
 
 
-def total(values: list[Tensor]) -> Tensor:
-    """Return the sum of tensors of one shape; a single one is returned itself."""
-    return values[0] if len(values) == 1 else torch.stack(values).sum(0)
+def _add_up(outputs: Sequence[StepOutput]) -> StepOutput:
+    """Return the sums of several outputs; either all of them count items, or none does."""
+    loss_sum = torch.stack([each.loss_sum for each in outputs]).sum(0)
+    sums = {
+        name: torch.stack([each.sums[name] for each in outputs]).sum(0) for name in outputs[0].sums
+    }
+    counts = [each.num_items for each in outputs if each.num_items is not None]
+    return StepOutput(loss_sum, sums, torch.stack(counts).sum(0) if counts else None)

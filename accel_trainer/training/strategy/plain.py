@@ -40,6 +40,12 @@ class PlainStrategy(Strategy):
         Raises:
             ConfigError: some parameter has no gradient, and DDP has therefore averaged none.
         """
+        if self._unchecked_parameters:
+            self._refuse_unused()
+            self._unchecked_parameters = {}
+        return super().finish(outputs)
+
+    def _refuse_unused(self) -> None:
         unused = [
             name
             for name, parameter in self._unchecked_parameters.items()
@@ -55,8 +61,6 @@ class PlainStrategy(Strategy):
             raise ConfigError(
                 "UNUSED_PARAMETERS", f"{fact}, and DDP then averages no gradients: {fix}"
             )
-        self._unchecked_parameters = {}
-        return super().finish(outputs)
 
 
 def _keep_strides(model: nn.Module) -> None:

@@ -6,7 +6,6 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from accel_trainer.core.types import StepOutput
-from accel_trainer.training.strategy.base import total
 from accel_trainer.training.strategy.plain import PlainStrategy
 
 
@@ -51,10 +50,9 @@ def test_the_items_of_micro_batches_are_added_up_over_all_processes(
     assert (int(output.num_items), int(num_items)) == (7, 7)
 
 
-def test_the_total_of_one_tensor_is_itself() -> None:
-    value = torch.ones(3)
-    assert total([value]) is value
-    assert total([value, value, value]).tolist() == [3, 3, 3]
+def test_the_totals_of_one_micro_batch_are_its_output(strategy: PlainStrategy) -> None:
+    output = StepOutput(torch.tensor(1.0), {"correct": torch.tensor(2)})
+    assert strategy.finish([output]) == (output, None)
 
 
 def test_a_plain_copy_of_a_model_shares_no_memory(strategy: PlainStrategy) -> None:
