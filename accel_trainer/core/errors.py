@@ -11,7 +11,10 @@ from enum import IntEnum
 from typing import Any
 
 # Control characters, which a terminal would obey.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
+_CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+    r"\U000e0000-\U000e007f]+"
+)
 
 
 class ExitCode(IntEnum):

@@ -50,6 +50,18 @@ def test_runs_are_sorted_by_the_column_asked_for(
     assert order("wall") == sorted(walls, key=lambda name: walls[name]), "the shorter one first"
 
 
+def test_a_text_in_a_status_is_one_line(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(runs / "fast", tmp_path / "failed")
+    status = json.loads((folder / "status.json").read_text())
+    status |= {"state": "failed", "error": "mine\nstate: done"}
+    (folder / "status.json").write_text(json.dumps(status))
+    _, out, _ = run_command(capsys, ["status", folder])
+    assert "mine state: done" in out
+    assert [line for line in out.splitlines() if line.startswith("state")] == ["state: failed"]
+
+
 def test_a_run_that_was_killed_before_its_first_row_is_in_the_table(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -146,7 +146,17 @@ def test_a_forged_file_of_weights_ends_in_one_line(
 
 # --- terminals ---
 
-NAMES = ("\x1b[31mred", "\x9b2J", "a\nb", "\u202egnp.exe", "\x07bell", "tab\tis fine", "Bär 猫")
+NAMES = (
+    "\x1b[31mred",
+    "\x9b2J",
+    "a\nb",
+    "\u202egnp.exe",
+    "un\u200bseen",
+    "tag\U000e0041",
+    "\x07bell",
+    "tab\tis fine",
+    "Bär 猫",
+)
 
 
 def test_names_of_classes_and_pictures_cannot_command_a_terminal(
@@ -174,6 +184,8 @@ def test_names_of_classes_and_pictures_cannot_command_a_terminal(
         "\\x9b2J",
         "a\\nb",
         "\\u202egnp.exe",
+        "un\\u200bseen",
+        "tag\\U000e0041",
         "tab\tis fine",
         "Bär 猫",
         "no utf-8 \\udcff.png",

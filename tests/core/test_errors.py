@@ -19,8 +19,8 @@ from accel_trainer.core.errors import (
 
 
 def test_a_user_error_is_one_line_whatever_a_name_contains() -> None:
-    error = DataError("DATA_FILE", "a\nname\x1b[2J with\u202econtrol: rename it")
-    assert str(error) == "error[DATA_FILE]: a name [2J with control: rename it"
+    error = DataError("DATA_FILE", "a\nname\x1b[2J with\u202econ\u200btrol: rename it")
+    assert str(error) == "error[DATA_FILE]: a name [2J with con trol: rename it"
 
 
 @pytest.mark.parametrize(

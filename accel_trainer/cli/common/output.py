@@ -8,9 +8,12 @@ from typing import TextIO
 
 from ...core.console import fold, terminal_columns
 
-# Control characters of ASCII and Latin-1, characters that change the direction of text, and
-# unpaired surrogates, which cannot be printed.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters of ASCII and Latin-1, characters that change the direction of text or that
+# nobody sees, and unpaired surrogates, which cannot be printed.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
+    r"\ud800-\udfff\U000e0000-\U000e007f]"
+)
 _INDENT = "    "
 _NUMERIC = {"step", "epoch", "best", "last", "samples/s", "wall", "bytes"}
 

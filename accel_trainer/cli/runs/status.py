@@ -43,7 +43,12 @@ def read_status(run: Path) -> dict[str, Any]:
 
     Raises OSError or ValueError if there is no readable status.
     """
-    status = read_json_object(run / "status.json")
+    stored = read_json_object(run / "status.json")
+    # A line break in a text would begin a line that looks like one of the status.
+    status = {
+        name: " ".join(value.split()) if isinstance(value, str) else value
+        for name, value in stored.items()
+    }
     has_state = isinstance(status.get("state"), str)
     has_exit_code = type(status.get("exit_code", 0)) in (int, type(None))
     if not has_state or not has_exit_code:
