@@ -35,7 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--step", type=int, required=True, help="the optimizer step; the first is 1"
     )
     parser.add_argument(
-        "--recipe", type=Path, metavar="FILE", help="the recipe to run; default: the recorded one"
+        "--recipe",
+        type=Path,
+        metavar="FILE",
+        help="the recipe to run; default: the recorded one, if it is below the current folder",
     )
     options = parser.parse_args(argv)
     run = read_run(options.run)

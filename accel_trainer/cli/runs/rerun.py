@@ -34,7 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--output-dir", type=Path, help="where to train it again; default: RUN-rerun"
     )
     parser.add_argument(
-        "--recipe", type=Path, metavar="FILE", help="the recipe to run; default: the recorded one"
+        "--recipe",
+        type=Path,
+        metavar="FILE",
+        help="the recipe to run; default: the recorded one, if it is below the current folder",
     )
     options = parser.parse_args(argv)
     run = read_run(options.run)
