@@ -352,9 +352,11 @@ MUTANTS = [
         "a checkpoint is there before what must not fall behind it",
         "accel_trainer/checkpoint/format.py",
         "            before_commit()\n"
-        "            _write(temporary / COMMIT, [_commit_mark(manifest)])\n",
         "            _write(temporary / COMMIT, [_commit_mark(manifest)])\n"
-        "            stack.close()\n            before_commit()\n",
+        "            filesystem.publish(temporary, final)\n",
+        "            _write(temporary / COMMIT, [_commit_mark(manifest)])\n"
+        "            filesystem.publish(temporary, final)\n"
+        "            before_commit()\n",
         (
             "tests/checkpoint/test_manager.py::test_the_history_is_synced_before_the_commit_of_a_checkpoint",
         ),
