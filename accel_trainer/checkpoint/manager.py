@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-import tyro
 
 from ..core import filesystem
-from ..core.config import AT_LEAST_ONE
+from ..core.config import AT_LEAST_ONE, short_flag
 from ..core.errors import CheckpointError, ConfigError, DivergedError
 from ..core.run_dir import free_bytes
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
@@ -35,9 +34,7 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class CheckpointConfig:
     """When checkpoints are saved, and which are kept."""
 
-    every_n_steps: Annotated[int | None, tyro.conf.arg(aliases=["--checkpoint-every-n-steps"])] = (
-        None
-    )
+    every_n_steps: Annotated[int | None, short_flag("--checkpoint-every-n-steps")] = None
     """Save every n optimizer steps; None: only at the end of epochs."""
     every_n_epochs: int = 1
     """Save at the end of every n-th epoch."""

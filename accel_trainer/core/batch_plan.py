@@ -11,9 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Literal
 
-import tyro
-
-from .config import AT_LEAST_ONE, NOT_NEGATIVE
+from .config import AT_LEAST_ONE, NOT_NEGATIVE, short_flag
 from .errors import ConfigError, DataError
 
 Reduce = Literal["float", "exact"]
@@ -172,16 +170,16 @@ class BatchConfig:
     micro-batches.
     """
 
-    per_device_batch_size: Annotated[int, tyro.conf.arg(aliases=["--batch-size"])] = 128
+    per_device_batch_size: Annotated[int, short_flag("--batch-size")] = 128
     """Samples per forward pass on one process."""
-    global_batch_size: Annotated[int | None, tyro.conf.arg(aliases=["--global-batch-size"])] = None
+    global_batch_size: Annotated[int | None, short_flag("--global-batch-size")] = None
     """Samples per optimizer step over all processes; None: per device x processes x accumulation.
     If set, it determines the accumulation."""
-    accumulation_steps: Annotated[int, tyro.conf.arg(aliases=["--accumulate"])] = 1
+    accumulation_steps: Annotated[int, short_flag("--accumulate")] = 1
     """Micro-batches per optimizer step on each process."""
     drop_last: bool = False
     """Drop the short last step of an epoch; otherwise it is trained too, each sample once."""
-    reduce: Annotated[Reduce, tyro.conf.arg(aliases=["--reduce"])] = "float"
+    reduce: Annotated[Reduce, short_flag("--reduce")] = "float"
     """How the micro-batches of a step are summed: `float` is fastest, but rounds differently for
     each process count; `exact` sums in a fixed order: the same bits on 1, 2, 4, ... processes. Both
     are float32."""

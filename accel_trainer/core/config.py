@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import tyro
+
 from .errors import ConfigError
 
 
@@ -38,6 +40,11 @@ NOT_NEGATIVE = Range("to at least 0, and finite", lambda number: 0 <= number < m
 FRACTION = Range("between 0 and 1", lambda number: 0 <= number <= 1)
 BELOW_ONE = Range("to at least 0 and below 1", lambda number: 0 <= number < 1)
 INSIDE_ONE = Range("above 0 and below 1", lambda number: 0 < number < 1)
+
+
+def short_flag(name: str) -> Any:
+    """Return the annotation of a field that has a short flag, such as `--epochs`."""
+    return tyro.conf.arg(aliases=[name])
 
 
 def check_pattern(config: object, group: str, name: str) -> None:

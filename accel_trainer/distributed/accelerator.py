@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import accelerate
 import torch
 import torch.distributed as dist
-import tyro
 from accelerate import Accelerator, PartialState
 from accelerate.utils import (
     DDPCommunicationHookType,
@@ -23,7 +22,7 @@ from accelerate.utils import (
 )
 from accelerate.utils import FullyShardedDataParallelPlugin as FsdpPlugin
 
-from ..core.config import AT_LEAST_ONE, POSITIVE, Range
+from ..core.config import AT_LEAST_ONE, POSITIVE, Range, short_flag
 from ..core.errors import ConfigError
 from .accelerate_settings import (
     accelerates_errors,
@@ -48,9 +47,7 @@ _M_MMAP_THRESHOLD = -3
 class RuntimeConfig:
     """Precision, devices and processes."""
 
-    mixed_precision: Annotated[_Precision | None, tyro.conf.arg(aliases=["--mixed-precision"])] = (
-        None
-    )
+    mixed_precision: Annotated[_Precision | None, short_flag("--mixed-precision")] = None
     """Precision of the forward and backward passes; weights stay float32. None: the launcher's
     setting, else `no`."""
     sync_batch_norm: bool = True
@@ -59,7 +56,7 @@ class RuntimeConfig:
     channels_last: bool = True
     """Lay out images and filters with channels innermost: usually faster on CPUs, and on GPUs in
     half precision."""
-    compile: Annotated[bool, tyro.conf.arg(aliases=["--compile"])] = False
+    compile: Annotated[bool, short_flag("--compile")] = False
     """Compile the model with torch.compile; if that fails, it runs in eager mode, with a
     warning."""
     deterministic: bool | Literal["strict"] = True
@@ -91,7 +88,7 @@ class RuntimeConfig:
     precision."""
     backend: Literal["nccl", "gloo"] | None = None
     """The backend of torch.distributed; None: nccl between GPUs, gloo between CPUs."""
-    debug_distributed: Annotated[bool, tyro.conf.arg(aliases=["--debug-distributed"])] = False
+    debug_distributed: Annotated[bool, short_flag("--debug-distributed")] = False
     """Make torch and NCCL log what they do between processes; with TORCH_CPP_LOG_LEVEL=INFO, each
     connection too."""
 

@@ -9,10 +9,17 @@ from difflib import get_close_matches
 from typing import Annotated, Literal
 
 import torch
-import tyro
 from torch.optim import SGD, AdamW, Optimizer
 
-from ..core.config import AT_LEAST_ONE, BELOW_ONE, INSIDE_ONE, NOT_NEGATIVE, POSITIVE, check_pattern
+from ..core.config import (
+    AT_LEAST_ONE,
+    BELOW_ONE,
+    INSIDE_ONE,
+    NOT_NEGATIVE,
+    POSITIVE,
+    check_pattern,
+    short_flag,
+)
 from ..core.errors import ConfigError
 from .muon import Muon
 
@@ -33,7 +40,7 @@ class OptimizerConfig:
     """`sgd` with momentum, `adamw`, `muon` (Muon for the filters of convolutions and `sgd` for the
     rest), or a class of torch.optim such as `RMSprop`, which gets the settings below that it
     accepts."""
-    learning_rate: Annotated[float | None, tyro.conf.arg(aliases=["--lr"])] = None
+    learning_rate: Annotated[float | None, short_flag("--lr")] = None
     """Peak learning rate, before the scaling below; None: 0.1 for sgd and muon, 0.001 for adamw,
     else torch's."""
     learning_rate_scaling: Literal["none", "linear", "sqrt"] = "none"
@@ -67,7 +74,7 @@ class OptimizerConfig:
     expression finds, such as `^head=10`. Of several patterns that find a name, the last counts."""
     weight_decays: tuple[str, ...] = ()
     """`PATTERN=DECAY`: the weight decay of these parameters, such as `norm|bias=0`."""
-    freeze: Annotated[str | None, tyro.conf.arg(aliases=["--freeze"])] = None
+    freeze: Annotated[str | None, short_flag("--freeze")] = None
     """Freeze parameters whose names match this regular expression; their BatchNorms keep their
     statistics."""
 

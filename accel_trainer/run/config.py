@@ -10,11 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import tyro
-
 from ..checkpoint.manager import CheckpointConfig
 from ..core.batch_plan import BatchConfig
-from ..core.config import check_pattern, config_to_dict, flatten_config
+from ..core.config import check_pattern, config_to_dict, flatten_config, short_flag
 from ..core.errors import ConfigError
 from ..core.run_dir import expand_home
 from ..distributed.accelerator import RuntimeConfig
@@ -60,40 +58,38 @@ _PINNED_IF_EXACT = ("batch.per_device_batch_size", "batch.eval_batch_size", "run
 class RunConfig:
     """Where a run lives and where it starts from."""
 
-    output_dir: Annotated[Path | None, tyro.conf.arg(aliases=["--output-dir"])] = None
+    output_dir: Annotated[Path | None, short_flag("--output-dir")] = None
     """The run folder; None: the newest unfinished one of the same config, or else
     `runs/<recipe>-<time>`."""
-    resume: Annotated[str, tyro.conf.arg(aliases=["--resume"])] = "auto"
+    resume: Annotated[str, short_flag("--resume")] = "auto"
     """`auto` resumes the run in the folder, if any; `never` refuses to; or a checkpoint or run to
     branch off from."""
-    init_from: Annotated[Path | None, tyro.conf.arg(aliases=["--init-from"])] = None
+    init_from: Annotated[Path | None, short_flag("--init-from")] = None
     """A checkpoint, run or safetensors file whose weights a new run starts from; only its weights
     are used."""
-    init_skip: Annotated[str | None, tyro.conf.arg(aliases=["--init-skip"])] = None
+    init_skip: Annotated[str | None, short_flag("--init-skip")] = None
     """Do not load tensors whose names match this regular expression from `init_from`."""
-    allow_change: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--allow-change"])] = ()
+    allow_change: Annotated[tuple[str, ...], short_flag("--allow-change")] = ()
     """Settings (dotted names, or `data`) that may differ from those of the resumed run."""
-    track: Annotated[tuple[str, ...], tyro.conf.arg(aliases=["--track"])] = ()
+    track: Annotated[tuple[str, ...], short_flag("--track")] = ()
     """Trackers to copy `metrics.jsonl` into, offline: `tensorboard`, `wandb`, `mlflow`, `trackio`,
     or another tracker that accelerate knows. Their environment variables, such as
     WANDB_MODE=online, apply."""
     runs_dir: Path = Path("runs")
     """Where run folders are created if `output_dir` is not set."""
-    cache_dir: Annotated[Path, tyro.conf.arg(aliases=["--cache-dir"])] = Path(
-        "~/.cache/accel_trainer"
-    )
+    cache_dir: Annotated[Path, short_flag("--cache-dir")] = Path("~/.cache/accel_trainer")
     """Cache of decoded data, shared by all runs."""
-    profile: Annotated[bool, tyro.conf.arg(aliases=["--profile"])] = False
+    profile: Annotated[bool, short_flag("--profile")] = False
     """Write a trace of a few steps to `profile/` in the run folder, for https://ui.perfetto.dev."""
-    onnx: Annotated[bool, tyro.conf.arg(aliases=["--onnx"])] = False
+    onnx: Annotated[bool, short_flag("--onnx")] = False
     """Also export the model as ONNX, so that others can verify it and predict with it without the
     model's class."""
-    dry_run: Annotated[bool, tyro.conf.arg(aliases=["--dry-run"])] = False
+    dry_run: Annotated[bool, short_flag("--dry-run")] = False
     """In a temporary folder, train 6 steps at once, and 3 + 3 steps with a resume in a new process,
     and compare the two."""
-    quiet: Annotated[bool, tyro.conf.arg(aliases=["--quiet"])] = False
+    quiet: Annotated[bool, short_flag("--quiet")] = False
     """Print only warnings and errors. The files of the run do not change."""
-    debug: Annotated[bool, tyro.conf.arg(aliases=["--debug"])] = False
+    debug: Annotated[bool, short_flag("--debug")] = False
     """Show tracebacks with errors."""
 
     def __post_init__(self) -> None:

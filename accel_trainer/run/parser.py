@@ -1,7 +1,7 @@
 """Configs: nested frozen dataclasses, filled from YAML files and then from flags.
 
 Every field of a config class has a default. A short flag is declared with its field as
-`Annotated[int, tyro.conf.arg(aliases=["--epochs"])]`.
+`Annotated[int, short_flag("--epochs")]`, which means tyro's `arg(aliases=["--epochs"])`.
 """
 
 from __future__ import annotations

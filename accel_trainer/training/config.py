@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
-from ..core.config import ABOVE_ZERO, AT_LEAST_ONE
+from ..core.config import ABOVE_ZERO, AT_LEAST_ONE, short_flag
 from ..core.errors import ConfigError
 
 RESTARTS_EPOCH = frozenset({"seed", "data", "batch.global_batch_size", "batch.drop_last"})
@@ -19,20 +17,18 @@ progress."""
 class TrainerConfig:
     """How long to train, and when to evaluate and log."""
 
-    num_epochs: Annotated[int, tyro.conf.arg(aliases=["--epochs"])] = 10
+    num_epochs: Annotated[int, short_flag("--epochs")] = 10
     """Passes over the training data. The learning rate schedule covers all of them, even if the run
     stops earlier."""
-    max_steps: Annotated[int | None, tyro.conf.arg(aliases=["--max-steps"])] = None
+    max_steps: Annotated[int | None, short_flag("--max-steps")] = None
     """Stop after this optimizer step; None: train all epochs."""
     max_time_s: float | None = None
     """Stop after this many seconds; the same command continues the run. None: no limit."""
     max_grad_norm: float | None = None
     """Clip gradients to this global L2 norm, and log the norm; None: neither."""
-    on_nonfinite: Annotated[Literal["stop", "skip"], tyro.conf.arg(aliases=["--on-nonfinite"])] = (
-        "stop"
-    )
+    on_nonfinite: Annotated[Literal["stop", "skip"], short_flag("--on-nonfinite")] = "stop"
     """When a gradient is NaN or inf, which is never applied: end the run, or skip the step."""
-    ema_decay: Annotated[float | None, tyro.conf.arg(aliases=["--ema"])] = None
+    ema_decay: Annotated[float | None, short_flag("--ema")] = None
     """Keep, evaluate and export an exponential moving average of the weights with this decay; None:
     none."""
     evaluate_every_n_epochs: int = 1

@@ -11,10 +11,10 @@ from functools import partial
 from typing import Annotated, Any, Literal, cast
 
 import torch
-import tyro
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..core.config import short_flag
 from ..core.errors import ConfigError
 from ..core.types import Batch, EvalOutput, StepOutput
 from ..training.metrics import describe_tensor
@@ -27,7 +27,7 @@ Views = Literal["none", "flip", "flip_crop"]
 class ImageClassificationConfig(ClassificationConfig):
     """The loss of a classifier of images, and the views of an image that an evaluation averages."""
 
-    tta: Annotated[Views, tyro.conf.arg(aliases=["--tta"])] = "none"
+    tta: Annotated[Views, short_flag("--tta")] = "none"
     """Test-time augmentation: `flip` averages logits over the mirror image, `flip_crop` also over
     two shifts."""
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-import tyro
 from numpy.typing import NDArray
 
-from ...core.config import BELOW_ONE
+from ...core.config import BELOW_ONE, short_flag
 from ...core.errors import DataError
 from ..sources.raw import RawSplit
 
@@ -26,7 +25,7 @@ class BadImage(NamedTuple):
 class BadImageConfig:
     """What to do about images that cannot be decoded, are missing, or differ in size or mode."""
 
-    policy: Annotated[Literal["error", "skip"], tyro.conf.arg(aliases=["--on-bad-image"])] = "error"
+    policy: Annotated[Literal["error", "skip"], short_flag("--on-bad-image")] = "error"
     """`error` stops and names the first such image; `skip` leaves them out, on all processes."""
     max_fraction: float = 0.001
     """The largest fraction (0..1) of the images of a split that `skip` may leave out; more are an

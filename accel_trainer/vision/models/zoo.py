@@ -11,9 +11,9 @@ from difflib import get_close_matches
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
-import tyro
 from torch import nn
 
+from ...core.config import short_flag
 from ...core.errors import ConfigError
 from .airbench import Airbench
 from .blocks import Norm
@@ -53,7 +53,7 @@ MODEL_NAMES: tuple[str, ...] = (*_CIFAR_BLOCKS, "resnet9", *_AIRBENCH, *_IMAGENE
 class ModelConfig:
     """Which model to train."""
 
-    name: Annotated[str, tyro.conf.arg(aliases=["--model"])] = "resnet20"
+    name: Annotated[str, short_flag("--model")] = "resnet20"
     """`resnet8`/20/32/44/56/110, `resnet9`, `airbench94`/96, `resnet18`/34/50/101, `wrn16_2`/4/8,
     `wrn28_2`/10, `wrn40_2`/4, or `timm/NAME`. A timm model is pretrained if NAME has a tag, as in
     `timm/resnet50.a1_in1k`."""

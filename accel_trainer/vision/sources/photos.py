@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-import tyro
 from numpy.typing import NDArray
 from torch import nn
 
+from ...core.config import short_flag
 from ...core.errors import ConfigError, DataError
 from ...data.fingerprint import SAMPLED
 from ..data.eval_transform import EvalTransform
@@ -34,13 +34,13 @@ T = TypeVar("T")
 class PhotoConfig:
     """Which columns and which part of the data to use, and the size of the model's input."""
 
-    image_column: Annotated[str | None, tyro.conf.arg(aliases=["--image-column"])] = None
+    image_column: Annotated[str | None, short_flag("--image-column")] = None
     """The column with the photos; None: the only one with images."""
-    label_column: Annotated[str | None, tyro.conf.arg(aliases=["--label-column"])] = None
+    label_column: Annotated[str | None, short_flag("--label-column")] = None
     """The column with the classes; None: the only one with classes."""
-    val_fraction: Annotated[float, tyro.conf.arg(aliases=["--val-fraction"])] = 0.0
+    val_fraction: Annotated[float, short_flag("--val-fraction")] = 0.0
     """The fraction (0..1) of the photos to evaluate on, for data without a validation split."""
-    image_size: Annotated[int, tyro.conf.arg(aliases=["--image-size"])] = 224
+    image_size: Annotated[int, short_flag("--image-size")] = 224
     """Height and width in pixels of the model's input."""
     crop_ratio: float | None = None
     """The side of the centre crop in evaluation, as a fraction (0..1) of a photo's shorter side;
