@@ -106,7 +106,9 @@ def build_trainer(
     data = _identify_data(run, loader, eval_loader, data_fingerprint)
 
     origin = _load_weights(run, model)
-    onnx = _copy_for_onnx(run, model, task, eval_loader)
+    onnx = None
+    if run.config.run.onnx and run.accelerator.is_main_process:
+        onnx = OnnxExport(copy_model(model), task, eval_loader)
 
     model = strategy.place(model, run.config.runtime)
     is_compiled = _compile(run, model)
@@ -126,7 +128,10 @@ def build_trainer(
         "global_batch_size": loader.plan.global_batch_size,
         "versions": library_versions(),
     }
-    history = _open_history(run)
+    history = None
+    if run.accelerator.is_main_process:
+        history = MetricsFile(run.folder / "metrics.jsonl")
+        run.resources.enter_context(closing(history))
     checkpointer = _build_checkpointer(run, strategy, metadata, history)
     num_parts = loader.plan.num_parts if loader.plan.reduce == "exact" else None
     if run.config.run.dry_run:
@@ -172,7 +177,16 @@ def build_trainer(
     prepare_checkpoints(trainer, checkpointer)
     if run.accelerator.is_main_process:
         run.resources.enter_context(guarded_folder(checkpointer.directory))
-    _restore(run, trainer, metadata, history)
+    if run.checkpoint is not None:
+        restore_checkpoint(
+            trainer,
+            run.checkpoint,
+            metadata=metadata,
+            changes=run.changes,
+            allowed=run.config.run.allow_change,
+        )
+    elif history is not None:
+        history.truncate(0)  # of an attempt that died before its first checkpoint
     return trainer
 
 
@@ -234,34 +248,17 @@ def _load_weights(run: Run, model: nn.Module) -> list[str]:
     Return lines that say where the weights come from. A run that continues repeats the lines of its
     checkpoint.
     """
-    origin = _load_origin(run, model)
-    pattern = run.config.optimizer.freeze
-    if pattern is not None:
-        freeze(model, pattern)
-        if run.checkpoint is None:
-            origin.append(f"{describe_parameters(model)}: {pattern}")
-    return origin
-
-
-def _load_origin(run: Run, model: nn.Module) -> list[str]:
-    """Load the initial weights of a new run; return lines that say where they come from."""
-    if run.checkpoint is not None:
-        return list(run.checkpoint.manifest.get("origin", []))
     origin = [str(model.weights_origin)] if hasattr(model, "weights_origin") else []
     path = run.config.run.init_from
-    if path is not None:
+    if path is not None and run.checkpoint is None:
         origin.append(load_initial_weights(model, path, skip=run.config.run.init_skip))
         if run.accelerator.is_main_process:
             _logger.info("%s", origin[-1])
-    return origin
-
-
-def _copy_for_onnx(
-    run: Run, model: nn.Module, task: Task, eval_loader: EvalLoader
-) -> OnnxExport | None:
-    if run.config.run.onnx and run.accelerator.is_main_process:
-        return OnnxExport(copy_model(model), task, eval_loader)
-    return None
+    pattern = run.config.optimizer.freeze
+    if pattern is not None:
+        freeze(model, pattern)
+        origin.append(f"{describe_parameters(model)}: {pattern}")
+    return origin if run.checkpoint is None else run.checkpoint.manifest.get("origin", [])
 
 
 # --- 3. compilation ---
@@ -320,22 +317,13 @@ def _describe_optimizer(optimizer: Optimizer) -> str:
     lines = [type(optimizer).__qualname__]
     for group in optimizer.param_groups:
         plain = {
-            name: value
-            for name, value in group.items()
-            if isinstance(value, bool | int | float | str)
+            name: value for name, value in group.items() if isinstance(value, int | float | str)
         }
         lines.append(f"{len(group['params'])} parameters, {plain}")
     return "\n".join(lines)
 
 
 # --- 6. checkpoints and callbacks ---
-
-
-def _open_history(run: Run) -> MetricsFile | None:
-    """Return the file of the run's rows on the main process, None on the others."""
-    if not run.accelerator.is_main_process:
-        return None
-    return run.resources.enter_context(closing(MetricsFile(run.folder / "metrics.jsonl")))
 
 
 def _build_checkpointer(
@@ -373,26 +361,3 @@ def _banner(
         f"{num_train} + {num_eval} samples; a resume checks {checked}\n"
         f"run folder {run.folder}"
     )
-
-
-# --- 9. the checkpoint that the run continues from ---
-
-
-def _restore(
-    run: Run, trainer: Trainer, metadata: Mapping[str, Any], history: MetricsFile | None
-) -> None:
-    """Restore the checkpoint that `start_run` has loaded; of a new run, empty the history.
-
-    `metadata` is what the manifests of this run will say. `restore_checkpoint` compares it with the
-    manifest of the checkpoint before it changes the trainer.
-    """
-    if run.checkpoint is not None:
-        restore_checkpoint(
-            trainer,
-            run.checkpoint,
-            metadata=metadata,
-            changes=run.changes,
-            allowed=run.config.run.allow_change,
-        )
-    elif history is not None:
-        history.truncate(0)  # of an attempt that died before its first checkpoint
