@@ -17,9 +17,6 @@ from ..training.trainer import Trainer
 
 _logger = logging.getLogger(__name__)
 
-# What decides the last bits of a result, beside the versions of libraries.
-_DECIDES_LAST_BITS = ("num_processes", "num_threads")
-
 
 def restore_checkpoint(
     trainer: Trainer,
@@ -88,17 +85,15 @@ def _check_task(checkpoint: LoadedCheckpoint, fingerprint: str) -> None:
 
 def _warn_of_changes(checkpoint: LoadedCheckpoint, metadata: Mapping[str, Any]) -> None:
     """Warn if libraries, threads or processes have changed: the last bits may differ."""
-    before = _what_decides_last_bits(checkpoint.manifest)
-    now = _what_decides_last_bits(metadata)
+    names = [*metadata["versions"], "num_processes", "num_threads"]
     if metadata["reduce"] == "exact":
-        del before["num_processes"]
+        names.remove("num_processes")
+    before = {**checkpoint.manifest, **checkpoint.manifest.get("versions", {})}
+    now = {**metadata, **metadata["versions"]}
     if changed := [
-        f"{name} {old} -> {now.get(name)}" for name, old in before.items() if old != now.get(name)
+        f"{name} {before[name]} -> {now[name]}"
+        for name in names
+        if before.get(name, now[name]) != now[name]
     ]:
         text = "changed since %s was saved: %s; the results may differ in the last bits"
         _logger.warning(text, checkpoint.name, ", ".join(changed))
-
-
-def _what_decides_last_bits(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    numbers = {name: metadata[name] for name in _DECIDES_LAST_BITS if name in metadata}
-    return {**(metadata.get("versions") or {}), **numbers}
