@@ -39,7 +39,10 @@ class MetricsFile:
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Write a row. NaN and inf are written as strings: JSON has neither."""
-        values = {name: _json_value(value) for name, value in row.items()}
+        values = {
+            name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in row.items()
+        }
         with self._lock:
             is_first = not self._unwritten
             self._unwritten += json.dumps(values, allow_nan=False).encode() + b"\n"
@@ -85,11 +88,3 @@ def read_history(run: Path | str) -> Iterator[dict[str, Any]]:
     """
     for line in read_lines(Path(run) / "metrics.jsonl"):
         yield json.loads(line)
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, list):
-        return [_json_value(item) for item in value]
-    return value
