@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 
-from ..core import filesystem
 from ..core.config import config_to_dict, diff_config
 from ..core.errors import ConfigError
 from ..distributed.machine import available_cpus
@@ -25,8 +25,6 @@ from .parser import parse_config_and_origins
 
 _PACKAGES = ("accel-trainer", "accelerate", "datasets", "numpy", "safetensors", "torch")
 _GIT_TIMEOUT_S = 10
-_FILE_MODES = ("100644", "100755")
-_MAX_SOURCE_BYTES = 2**24
 # Matches the values of flags such as `--hub-token`.
 _SECRET_FLAG = re.compile(
     r"(?i)(--[^\0=]*(?<![a-z])(?:token|secret|password|api-?key)(?![a-z])[^\0=]*[\0=])(?!-)[^\0]*"
@@ -101,46 +99,19 @@ def find_origins(config: Any) -> dict[str, str]:
 
 
 def _code() -> dict[str, Any]:
-    """Return the recipe's path, hash and commit, and whether tracked Python files differ."""
+    """Return the recipe's path and hash, and the commit of its repository; None if there is none.
+
+    Whether files differ from the commit is not recorded: git's comparison runs the programs that a
+    repository's configuration names for it.
+    """
     recipe = Path(sys.argv[0]).resolve()
-    root = _git("rev-parse", "--show-toplevel")
+    commit = None
+    with suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", str(recipe.parent), "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, check=True, timeout=_GIT_TIMEOUT_S)
+        commit = done.stdout.decode().strip()
     return {
         "recipe": str(recipe),
         "sha256": hashlib.sha256(recipe.read_bytes()).hexdigest() if recipe.is_file() else None,
-        "git_commit": _git("rev-parse", "HEAD"),
-        "is_changed": None if root is None else _is_changed(Path(root)),
+        "git_commit": commit,
     }
-
-
-def _is_changed(root: Path) -> bool:
-    """Whether a tracked Python file differs from the commit.
-
-    git's own comparison runs the programs that a repository's configuration names for it.
-    """
-    listed = _git("-C", str(root), "ls-tree", "-r", "-z", "HEAD") or ""
-    for entry in filter(None, listed.split("\0")):
-        kind, name = entry.split("\t", 1)
-        mode, _, sha = kind.split()
-        if mode in _FILE_MODES and name.endswith(".py") and _blob_sha(root / name, sha) != sha:
-            return True
-    return False
-
-
-def _blob_sha(path: Path, like: str) -> str | None:
-    """Return git's hash of a file, of the kind of `like`; None if it cannot be read."""
-    try:
-        data = filesystem.read_file(path, max_bytes=_MAX_SOURCE_BYTES)
-    except OSError:
-        return None
-    kind = "sha1" if len(like) == 40 else "sha256"
-    return hashlib.new(kind, b"blob %d\0%b" % (len(data), data)).hexdigest()
-
-
-def _git(*arguments: str) -> str | None:
-    """Return the output of git in the recipe's folder; None if it fails."""
-    command = ["git", "-C", str(Path(sys.argv[0]).resolve().parent), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, check=True, timeout=_GIT_TIMEOUT_S)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.decode(errors="replace").strip()

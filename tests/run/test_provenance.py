@@ -58,7 +58,7 @@ def train_with_debugging(folder: Path) -> None:
     assert dist.get_debug_level() == dist.DebugLevel.INFO
 
 
-def test_the_commit_of_the_recipe_is_recorded_and_whether_it_was_changed(
+def test_the_hash_and_the_commit_of_the_recipe_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tmp_path / "train.py"
@@ -72,15 +72,14 @@ def test_the_commit_of_the_recipe_is_recorded_and_whether_it_was_changed(
         return found
 
     recipe.write_text("one\n")
-    assert code() == {"git_commit": None, "is_changed": None}, "not in a repository"
+    assert code() == {"git_commit": None}, "not in a repository"
     git(tmp_path, "init", "--quiet")
     git(tmp_path, "add", "train.py")
     git(tmp_path, "commit", "--quiet", "-m", "first")
     commit = git(tmp_path, "rev-parse", "HEAD")
-    (tmp_path / "notes.txt").write_text("not part of it")
-    assert code() == {"git_commit": commit, "is_changed": False}
+    assert code() == {"git_commit": commit}
     recipe.write_text("two \N{EURO SIGN}\n")
-    assert code() == {"git_commit": commit, "is_changed": True}
+    assert code() == {"git_commit": commit}
 
 
 def test_no_program_that_a_repository_names_for_git_is_run(
@@ -102,7 +101,7 @@ def test_no_program_that_a_repository_names_for_git_is_run(
     git(tmp_path, "config", "filter.theirs.clean", str(program))
     monkeypatch.setattr(sys, "argv", [str(recipe)])
     recipe.write_text("two\n")
-    assert describe_environment(Accelerator(cpu=True))["code"]["is_changed"] is True
+    assert len(describe_environment(Accelerator(cpu=True))["code"]["git_commit"]) == 40
     assert not ran.exists()
 
 
