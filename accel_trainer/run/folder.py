@@ -7,9 +7,9 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from accelerate import Accelerator
 
@@ -49,8 +49,7 @@ _NUM_REMOVALS = 5
 _REMOVAL_S = 0.1
 
 
-@dataclass(frozen=True)
-class OpenedFolder:
+class OpenedFolder(NamedTuple):
     """What the main process found in the folder and sends to the others, as JSON values."""
 
     path: str

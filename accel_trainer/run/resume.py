@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from accelerate import Accelerator
 
@@ -31,8 +31,7 @@ from .plain_yaml import read_plain_yaml
 R = TypeVar("R", bound=RecipeConfig)
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """What a run continues from."""
 
     run: str
@@ -104,20 +103,16 @@ def read_stored_config(source: Source) -> dict[str, Any]:
     path = Path(source.run, "config.yaml")
     try:
         stored = read_plain_yaml(path)
-        if not _is_batch(batch := stored.get("batch", {})):
+        batch = stored.get("batch", {})
+        if not isinstance(batch, dict) or not isinstance(
+            batch.get("global_batch_size"), int | None
+        ):
             raise ValueError(f"batch is {str(batch)[:80]}, expected whole numbers by name")
         return stored
     except (OSError, ValueError) as error:
         raise CheckpointError(
             "RUN_CONFIG", f"{path} cannot be read ({error}): restore it"
         ) from error
-
-
-def _is_batch(batch: object) -> bool:
-    """Whether `batch` can be the stored batch settings: numbers or None, and the text `reduce`."""
-    return isinstance(batch, dict) and all(
-        isinstance(value, int | None) for name, value in batch.items() if name != "reduce"
-    )
 
 
 def with_batch(config: R, stored: Mapping[str, Any] | None, *, num_processes: int) -> R:

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -78,13 +78,21 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
     check_allowed_changes(config)
     refuse_launch(config)
     is_late = is_too_late_for_cublas()  # before the accelerator is in use
-    accelerator = _join(config)
+    accelerator = start_accelerator(config.runtime)
+    seed_everything(config.seed)
+    check_same_everywhere(describe_identity(config), accelerator)
     rank = accelerator.process_index
     num_processes = accelerator.num_processes
     activity = Activity()
     timeout_s = config.runtime.timeout_s
     stop_flag = StopFlag(num_processes=num_processes, timeout_s=timeout_s)
-    watchdog = _build_watchdog(config, activity, stop_flag, num_processes)
+    others_wait_s = timeout_s if num_processes > 1 else math.inf
+    watchdog = Watchdog(
+        activity,
+        stop_flag,
+        timeout_s=config.runtime.stuck_timeout_s or others_wait_s,
+        launcher_pid=find_launcher(),
+    )
     with ExitStack() as lock, stop_on_signals(stop_flag), watchdog:
         stop_flag.is_starting = True  # until the trainer begins
         opened = _open_on_main(config, recipe, accelerator, stop_flag, lock)
@@ -114,25 +122,6 @@ def start_run(config: RecipeConfig, *, recipe: str) -> Iterator[Run]:
             shutdown(accelerator)
 
 
-def _join(config: RecipeConfig) -> Accelerator:
-    """Return the accelerator, after a check that code and settings are the same on all processes.
-
-    **Collective.**
-    """
-    accelerator = start_accelerator(config.runtime)
-    seed_everything(config.seed)
-    check_same_everywhere(describe_identity(config), accelerator)
-    return accelerator
-
-
-def _build_watchdog(
-    config: RecipeConfig, activity: Activity, stop_flag: StopFlag, num_processes: int
-) -> Watchdog:
-    others_wait_s = config.runtime.timeout_s if num_processes > 1 else math.inf
-    timeout_s = config.runtime.stuck_timeout_s or others_wait_s
-    return Watchdog(activity, stop_flag, timeout_s=timeout_s, launcher_pid=find_launcher())
-
-
 def _open_on_main(
     config: RecipeConfig,
     recipe: str,
@@ -142,14 +131,11 @@ def _open_on_main(
 ) -> OpenedFolder:
     """Open the run folder on the main process; return what it found there. **Collective.**"""
 
-    def open_it() -> dict[str, object]:
-        found = open_folder(config, recipe, accelerator=accelerator, stop_flag=stop_flag, lock=lock)
-        return asdict(found)
+    def open_it() -> OpenedFolder:
+        return open_folder(config, recipe, accelerator=accelerator, stop_flag=stop_flag, lock=lock)
 
-    found = run_on_main(open_it, accelerator)
-    source = found.pop("source")
-    opened = OpenedFolder(source=None if source is None else Source(**source), **found)
+    opened = OpenedFolder(*run_on_main(open_it, accelerator))
     folder = Path(opened.path)
     if not accelerator.is_main_process and folder.is_dir():  # perhaps on another machine's disk
         lock.enter_context(guarded_folder(folder))
-    return opened
+    return opened._replace(source=opened.source and Source(*opened.source))

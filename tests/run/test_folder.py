@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,7 +57,7 @@ def test_a_new_folder_has_the_config_with_its_global_batch(tmp_path: Path) -> No
     stored = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert stored["batch"]["global_batch_size"] == 8
     assert "config_origins" in json.loads((tmp_path / "run" / "environment.json").read_text())
-    assert json.loads(json.dumps(asdict(found))) == asdict(found), (
+    assert OpenedFolder(*json.loads(json.dumps(found))) == found, (
         "it is sent to the other processes"
     )
 
