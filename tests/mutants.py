@@ -896,7 +896,7 @@ MUTANTS = [
     Mutant(
         "every process writes the result",
         "accel_trainer/run/observers.py",
-        "    if run.accelerator.is_main_process:\n        result",
+        "    if is_main:\n        result",
         "    if True:\n        result",
         ("tests/run/test_observers.py",),
     ),

@@ -29,7 +29,19 @@ def build_callbacks(
 ) -> list[Callback]:
     """Return the callbacks in the order in which they are called."""
     config = run.config.trainer
-    log, progress, trackers = _build_log(run, banner, history)
+    is_main = run.accelerator.is_main_process
+    progress = ProgressBar(config, banner=banner, is_quiet=run.config.run.quiet or not is_main)
+    trackers = []
+    if is_main and run.config.run.track:
+        settings = config_to_dict(run.config)
+        trackers.append(Trackers(run.config.run.track, run=run.folder, config=settings))
+    log = MetricLogger(
+        run.accelerator,
+        history=history,
+        every_n_steps=config.log_every_n_steps,
+        activity=run.activity,
+        sinks=[progress.show, *(each.show for each in trackers)],
+    )
     callbacks: list[Callback] = []
     if config.patience is not None:
         callbacks.append(EarlyStopping(patience=config.patience))
@@ -42,7 +54,7 @@ def build_callbacks(
         onnx=onnx,
     )
     callbacks += [log, progress, exporter]
-    if run.accelerator.is_main_process:
+    if is_main:
         result = ResultWriter(
             run.folder,
             log=log,
@@ -54,24 +66,3 @@ def build_callbacks(
     if run.config.run.profile:
         callbacks.append(Profile(run.folder / "profile", show=progress.write))
     return [*callbacks, *trackers]
-
-
-def _build_log(
-    run: Run, banner: str, history: MetricsFile | None
-) -> tuple[MetricLogger, ProgressBar, list[Trackers]]:
-    """Return the logger that writes rows of numbers, and those that it passes the rows to."""
-    config = run.config
-    is_main = run.accelerator.is_main_process
-    is_quiet = config.run.quiet or not is_main
-    progress = ProgressBar(config.trainer, banner=banner, is_quiet=is_quiet)
-    trackers = []
-    if is_main and config.run.track:
-        trackers = [Trackers(config.run.track, run=run.folder, config=config_to_dict(config))]
-    log = MetricLogger(
-        run.accelerator,
-        history=history,
-        every_n_steps=config.trainer.log_every_n_steps,
-        activity=run.activity,
-        sinks=[progress.show, *(each.show for each in trackers)],
-    )
-    return log, progress, trackers
