@@ -28,6 +28,7 @@ _PLAIN = (bool, int, float, str)  # the types of hyperparameters that every trac
 _VARIABLES = {
     "mlflow": {"MLFLOW_TRACKING_URI": "sqlite:///{}/mlflow.db", "MLFLOW_LOGGING_LEVEL": "WARNING"},
     "trackio": {"TRACKIO_DIR": "{}"},
+    "wandb": {"WANDB_MODE": "offline"},
 }
 
 
@@ -125,7 +126,8 @@ def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:
             "name": run.name,
             "dir": str(folder),
             "settings": _WANDB_SETTINGS,
-            **_wandb_mode(run),
+            "id": _run_id(run),
+            "resume": "allow",
         },
     }
     where = [str(folder)] if adapter.requires_logging_directory else []
@@ -139,19 +141,9 @@ def _start(name: str, run: Path, config: Mapping[str, Any]) -> GeneralTracker:
     return tracker
 
 
-def _wandb_mode(run: Path) -> dict[str, str]:
-    """Return wandb's mode from the environment, offline by default; if online, also the run's id.
-
-    The id is kept in a file, so that a resume continues the same run of wandb.
-    """
-    mode = os.environ.get("WANDB_MODE", "offline")
-    id_file = run / "trackers" / "id"
-    if mode != "online":
-        return {"mode": mode}
-    if not id_file.exists():
-        filesystem.write_file_atomic(id_file, uuid.uuid4().hex.encode())
-    return {
-        "mode": mode,
-        "id": filesystem.read_file(id_file, max_bytes=64).decode(),
-        "resume": "allow",
-    }
+def _run_id(run: Path) -> str:
+    """Return the run's id, which is kept in a file: a resume continues the same run of wandb."""
+    path = run / "trackers" / "id"
+    if not path.exists():
+        filesystem.write_file_atomic(path, uuid.uuid4().hex.encode())
+    return filesystem.read_file(path, max_bytes=64).decode()
