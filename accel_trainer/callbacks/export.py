@@ -174,10 +174,5 @@ def _to_onnx(
 def _tensors(data: Any) -> list[Tensor]:
     """Return the tensors in nested lists, tuples and dicts, in their order."""
     found: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    recursively_apply(keep, data)
+    recursively_apply(found.append, data)
     return found

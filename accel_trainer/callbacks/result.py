@@ -43,7 +43,7 @@ class ResultWriter(Callback):
         log: MetricLogger,
         num_eval_samples: int,
         activity: Activity,
-        nondeterministic: AbstractSet[str] = frozenset(),
+        nondeterministic: AbstractSet[str],
     ) -> None:
         self._folder = run_folder
         self._log = log

@@ -44,7 +44,6 @@ from .resume import (
     with_batch,
 )
 
-_SWEPT = ("logs", "export", "profile")  # the checkpointer sweeps `checkpoints`
 _NUM_REMOVALS = 5
 _REMOVAL_S = 0.1
 
@@ -107,8 +106,8 @@ def open_folder(
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the half-written files of killed attempts."""
-    for part in (folder, *(folder / name for name in _SWEPT)):
+    """Remove the half-written files of killed attempts; the checkpointer sweeps its folder."""
+    for part in (folder, folder / "logs", folder / "export"):
         if part.is_dir():
             filesystem.sweep(part)
 
