@@ -17,16 +17,8 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor
 
-from ..core.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DivergedError,
-    OutOfMemoryError,
-    OutputError,
-    Preempted,
-    UserError,
-)
+from ..core import errors
+from ..core.errors import UserError
 from ..core.pairwise import sum_rows
 
 _TEXT_BYTES = 200
@@ -35,20 +27,7 @@ _MAX_GATHERED = 2**20
 
 # The errors of one process that are raised on all. A subclass is raised as its nearest ancestor in
 # this table.
-_ERRORS = {
-    kind.__name__: kind
-    for kind in (
-        CheckpointError,
-        ConfigError,
-        DataError,
-        DivergedError,
-        OSError,
-        OutOfMemoryError,
-        OutputError,
-        Preempted,
-        UserError,
-    )
-}
+_ERRORS = {**vars(errors), "OSError": OSError}
 
 
 def sum_pairwise(values: Tensor, accelerator: Accelerator) -> Tensor:
@@ -58,8 +37,8 @@ def sum_pairwise(values: Tensor, accelerator: Accelerator) -> Tensor:
 
     The number of processes must be a power of two. The sum is that of the first half of the
     processes plus that of the second half, each added in the same way: bit for bit the result of
-    one process that adds in these pairs. Each process adds one slice, and sends no more bytes than
-    in a ring all-reduce.
+    one process that adds in these pairs. Each process adds one slice, and receives
+    no more bytes than in a ring all-reduce.
     """
     num_processes = accelerator.num_processes
     rank = accelerator.process_index
@@ -68,25 +47,13 @@ def sum_pairwise(values: Tensor, accelerator: Accelerator) -> Tensor:
     if num_processes * len(values) <= _MAX_GATHERED:
         return values.copy_(sum_rows(accelerator.gather(values[None])))
     slices = values.tensor_split(num_processes)
-    rows = values.new_empty(num_processes, len(slices[rank]))
-    rows[rank] = slices[rank]
-    _exchange(slices, rows, rank)
+    sizes = [len(each) for each in slices]
+    rows = values.new_empty(num_processes, sizes[rank])
+    dist.all_to_all_single(rows.view(-1), values, [sizes[rank]] * num_processes, sizes)
     slices[rank].copy_(sum_rows(rows))
-    _exchange([slices[rank]] * num_processes, slices, rank)
+    for process, each in enumerate(slices):
+        dist.broadcast(each, src=process)
     return values
-
-
-def _exchange(sent: Sequence[Tensor], received: Sequence[Tensor] | Tensor, rank: int) -> None:
-    """Send a tensor to each of the other processes, and receive one from each. **Collective.**"""
-    operations = []
-    for other in range(len(sent)):
-        if other != rank:
-            operations += [
-                dist.P2POp(dist.isend, sent[other], other),
-                dist.P2POp(dist.irecv, received[other], other),
-            ]
-    for work in dist.batch_isend_irecv(operations):
-        work.wait()
 
 
 def exchange_together(tensors: Sequence[Tensor], exchange: Callable[[Tensor], Tensor]) -> None:
@@ -184,20 +151,12 @@ def gather_rows(rows: Tensor, accelerator: Accelerator) -> Tensor:
 def differing_lines(text: str, accelerator: Accelerator) -> list[str]:
     """Return for each process the first line of its `text` that differs from the main process's.
 
-    **Collective. Host sync.**
+    A line is cut to 200 bytes. **Collective. Host sync.**
     """
     theirs = broadcast_bytes(text.encode(), accelerator).decode().splitlines()
     pairs = zip_longest(text.splitlines(), theirs, fillvalue="nothing")
     found = next((f"{mine}; process 0: {other}" for mine, other in pairs if mine != other), "")
-    return _gather_texts(found, accelerator)
-
-
-def _gather_texts(text: str, accelerator: Accelerator) -> list[str]:
-    """Return the texts of all processes by process index, each cut to 200 bytes.
-
-    **Collective. Host sync.**
-    """
-    data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
+    data = found.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
     rows = torch.frombuffer(bytearray(data), dtype=torch.uint8)[None].to(accelerator.device)
     gathered = accelerator.gather(rows).cpu()
     return [row.numpy().tobytes().decode(errors="ignore").rstrip() for row in gathered]
