@@ -123,10 +123,11 @@ def optimizer_class_of(name: str) -> type[Optimizer]:
     del classes["Optimizer"]  # the base class
     if name in (known := classes | _SHORT_NAMES):
         return known[name]
-    same = [key for key in known if key.lower() == name.lower()]
-    near = [*same[-1:], *get_close_matches(name, known)]
-    hint = f"did you mean {near[0]}? " if near else ""
-    choices = "it is sgd, adamw, muon or a class of torch.optim, such as RMSprop"
+    spelt = {key.lower(): key for key in known}
+    near = get_close_matches(name.lower(), spelt)
+    hint = f"did you mean {spelt[near[0]]}? " if near else ""
     raise ConfigError(
-        "CONFIG", f"--optimizer.name is {name}, which does not exist: {hint}{choices}"
+        "CONFIG",
+        f"--optimizer.name is {name}, which does not exist: {hint}"
+        "it is sgd, adamw, muon or a class of torch.optim, such as RMSprop",
     )

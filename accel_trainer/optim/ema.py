@@ -32,18 +32,13 @@ class Ema:
     def update(self, *, optimizer_step: int) -> None:
         """Update the average with the weights after step `optimizer_step`; the first step is 1."""
         decay = min(self.decay, (1 + optimizer_step) / (10 + optimizer_step))
-        if self._has_shards or self._were_buffers_replaced():
+        buffers = buffers_at([*self._average_places, *self._source_places])
+        # A forward may have assigned a new tensor to a buffer.
+        if self._has_shards or not are_same(buffers, self._buffers):
             self._look_up()
         torch._foreach_lerp_(self._averaged, self._sources, 1 - decay)
         if self._counted:
             torch._foreach_copy_(self._counted, self._counters)
-
-    def _were_buffers_replaced(self) -> bool:
-        """Whether a forward has assigned a new tensor to a buffer since the last look-up."""
-        return not (
-            are_same(buffers_at(self._average_places), self._average_buffers)
-            and are_same(buffers_at(self._source_places), self._source_buffers)
-        )
 
     def _look_up(self) -> None:
         """Collect the tensors that the model and its average have now.
@@ -51,16 +46,17 @@ class Ema:
         A buffer whose shape or dtype differs from its average was replaced: the average becomes a
         copy of it.
         """
-        self._source_buffers = buffers_at(self._source_places)
         averages = buffers_at(self._average_places)
+        sources = buffers_at(self._source_places)
         for (owner, name), average, source in zip(
-            self._average_places, averages, self._source_buffers, strict=True
+            self._average_places, averages, sources, strict=True
         ):
             if (average.shape, average.dtype) != (source.shape, source.dtype):
                 setattr(owner, name, None if source is NOTHING else source.detach().clone())
-        self._average_buffers = buffers_at(self._average_places)
+        averages = buffers_at(self._average_places)
+        self._buffers = averages + sources
         pairs = [(local_part(average), local_part(source)) for average, source in self._parameters]
-        pairs += zip(self._average_buffers, self._source_buffers, strict=True)
+        pairs += zip(averages, sources, strict=True)
         self._averaged = [average for average, _ in pairs if average.is_floating_point()]
         self._sources = [source for _, source in pairs if source.is_floating_point()]
         self._counted = [average for average, _ in pairs if not average.is_floating_point()]

@@ -13,9 +13,7 @@ from ..core.parameters import parameters_of
 
 def has_evaluation_weights(optimizer: Optimizer) -> bool:
     """Whether `optimizer` has the methods `train()` and `eval()`, which replace the parameters."""
-    return callable(getattr(optimizer, "train", None)) and callable(
-        getattr(optimizer, "eval", None)
-    )
+    return hasattr(optimizer, "train") and hasattr(optimizer, "eval")
 
 
 @contextmanager

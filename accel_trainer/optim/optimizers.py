@@ -39,17 +39,13 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> Optimizer:
         "eps": config.eps,
         "fused": fused,
     }
-    if issubclass(optimizer_class, SGD):
-        del settings["betas"], settings["eps"]
+    parameters = inspect.signature(optimizer_class).parameters
     # Some classes need a pair for a setting that is a number here, such as the eps of Adafactor.
-    is_pair = {
-        name: isinstance(parameter.default, tuple)
-        for name, parameter in inspect.signature(optimizer_class).parameters.items()
-    }
     known = {
         name: value
         for name, value in settings.items()
-        if is_pair.get(name) == isinstance(value, tuple)
+        if name in parameters
+        and isinstance(parameters[name].default, tuple) == isinstance(value, tuple)
     }
     try:
         return optimizer_class(groups, **known)
@@ -111,8 +107,7 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
     Raises:
         ConfigError: it is no optimizer of this model's trainable parameters.
     """
-    module = str(getattr(build, "__module__", ""))
-    is_function = callable(build) and not module.startswith("torch.optim")
+    is_function = callable(build) and build not in vars(torch.optim).values()
     optimizer = build(model) if is_function else build
     if not is_function or not isinstance(optimizer, Optimizer):
         verb = "returns" if is_function else "is"
@@ -147,14 +142,13 @@ def build_own_optimizer(build: Callable[[nn.Module], Optimizer], model: nn.Modul
 
 def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
     """Raise ConfigError unless the optimizer has exactly the parameters that the model trains."""
-    parameters = {id(p): name for name, p in model.named_parameters()}
-    theirs = {id(p) for p in parameters_of(optimizer)}
-    if not theirs <= parameters.keys():
+    theirs = set(parameters_of(optimizer))
+    if not theirs <= set(model.parameters()):
         fact = "the recipe's optimizer has parameters that are not the model's"
         raise ConfigError("CONFIG", f"{fact}: build it from the model that the function receives")
     # The gradients of the others would add up over all steps, and count in the clipped norm.
     if left_out := [
-        name for name, p in model.named_parameters() if p.requires_grad and id(p) not in theirs
+        name for name, p in model.named_parameters() if p.requires_grad and p not in theirs
     ]:
         raise ConfigError(
             "CONFIG",
@@ -166,12 +160,12 @@ def _check_parameters(optimizer: Optimizer, model: nn.Module) -> None:
 
 def _check_fused(optimizer: Optimizer, model: nn.Module) -> None:
     """Raise ConfigError for a fused optimizer if its kernel is wrong for a parameter or setting."""
-    names = {id(p): name for name, p in model.named_parameters()}
+    names = {p: name for name, p in model.named_parameters()}
     for group in optimizer.param_groups:
         if not group.get("fused"):
             continue
         wrong = [
-            f"{names[id(p)]}, which {why}"
+            f"{names[p]}, which {why}"
             for p in group["params"]
             if (why := why_not_fused(type(optimizer), p))
         ]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..core.errors import ConfigError
 from .config import OptimizerConfig, pattern_values
@@ -19,7 +19,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
 
     The settings follow from the number of dimensions, the name and the depth of a parameter.
     """
-    groups: dict[tuple[tuple[str, Any], ...], list[tuple[str, Tensor]]] = {}
+    groups: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
     depths = layer_depths(name for name, _ in model.named_parameters())
     trained = {
         name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
@@ -35,11 +35,11 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str
             scale = settings.get("learning_rate_scale", 1.0)
             settings["learning_rate_scale"] = scale * scales[name]
         settings["weight_decay"] = decays.get(name, settings["weight_decay"])
-        groups.setdefault(tuple(settings.items()), []).append((name, parameter))
-    return [
-        {"params": [p for _, p in named], "param_names": [n for n, _ in named], **dict(settings)}
-        for settings, named in groups.items()
-    ]
+        empty = {"params": [], "param_names": [], **settings}
+        group = groups.setdefault(tuple(settings.items()), empty)
+        group["params"].append(parameter)
+        group["param_names"].append(name)
+    return list(groups.values())
 
 
 def _values_by_name(
@@ -71,12 +71,11 @@ def _settings(num_dimensions: int, config: OptimizerConfig) -> dict[str, Any]:
             "nesterov": False,
             "filter_momentum": config.filter_momentum,
         }
-    scales = {
-        0: config.bias_learning_rate_scale,
-        1: config.bias_learning_rate_scale,
-        2: config.linear_learning_rate_scale,
-    }
-    scale = scales.get(num_dimensions, 1.0)
+    scale = 1.0
+    if num_dimensions < 2:
+        scale = config.bias_learning_rate_scale
+    elif num_dimensions == 2:
+        scale = config.linear_learning_rate_scale
     decays = num_dimensions > 1 or config.decay_norms_and_biases
     return {
         "weight_decay": config.weight_decay / scale if decays else 0.0,
@@ -113,7 +112,7 @@ def freeze(model: nn.Module, pattern: str) -> None:
     found = [name for name in parameters if re.search(pattern, name)]
     if not found or len(found) == len(parameters):
         which = "all" if found else "none"
-        names = ", ".join([*list(parameters)[:2], list(parameters)[-1]])
+        names = ", ".join([*parameters][:3])
         fact = f"--freeze {pattern!r} matches {which} of the {len(parameters)} parameters ({names})"
         raise ConfigError("FREEZE", f"{fact}: it must match some, not all")
     for name in found:
@@ -123,5 +122,5 @@ def freeze(model: nn.Module, pattern: str) -> None:
 def describe_parameters(model: nn.Module) -> str:
     """Return the number of parameters, and how many of them are frozen."""
     total = sum(p.numel() for p in model.parameters())
-    frozen = total - sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     return f"{total:,} parameters" + f", {frozen:,} of them frozen" * (frozen > 0)
