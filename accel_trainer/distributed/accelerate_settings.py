@@ -12,7 +12,6 @@ from accelerate.utils import DistributedType, DynamoBackend, FullyShardedDataPar
 from accelerate.utils.environment import str_to_bool
 
 from ..core.errors import ConfigError
-from .launch_env import check_not_alone
 
 _TYPES = (
     DistributedType.NO,
@@ -20,7 +19,6 @@ _TYPES = (
     DistributedType.MULTI_GPU,
     DistributedType.FSDP,
 )
-_FSDP_2 = "set it to 2, as in fsdp.yaml"
 _OTHER_LAUNCH = "launch with multi_gpu.yaml, or with fsdp.yaml to shard the weights"
 
 
@@ -42,7 +40,7 @@ def read_sharding() -> FullyShardedDataParallelPlugin | None:
         return None
     version = os.environ.get("FSDP_VERSION", "1")
     # Version 1 would fail because a device is missing.
-    _reject((f"fsdp_version: {version}", version != "2", _FSDP_2))
+    _reject((f"fsdp_version: {version}", version != "2", "set it to 2, as in fsdp.yaml"))
     with accelerates_errors():
         # accelerate's launcher switches on `cpu_ram_efficient_loading`, which fails with the
         # buffers of batch norms (1.15). Without it every process builds the same weights.
@@ -54,7 +52,6 @@ def reject_unsupported(accelerator: Accelerator) -> None:
 
     As of accelerate 1.15 and torch 2.13. Settings that accelerate itself refuses are not checked.
     """
-    check_not_alone(accelerator.num_processes)
     state = accelerator.state
     kind = accelerator.distributed_type
     _reject((f"distributed_type: {kind.value}", kind not in _TYPES, _OTHER_LAUNCH))
@@ -75,22 +72,27 @@ def reject_unsupported(accelerator: Accelerator) -> None:
         ),
     )
     if kind == DistributedType.FSDP:
-        _reject_fsdp(state.fsdp_plugin)
+        from torch.distributed.fsdp import CPUOffloadPolicy  # slow to import
 
-
-def _reject_fsdp(plugin: FullyShardedDataParallelPlugin) -> None:
-    from torch.distributed.fsdp import CPUOffloadPolicy  # slow to import
-
-    # A second forward would draw another dropout and update batch norms again.
-    recompute = "set it to false: call torch.utils.checkpoint in the model's forward"
-    ignored = "leave it out: their gradients would not be averaged over the processes"
-    offloads = isinstance(plugin.cpu_offload, CPUOffloadPolicy)
-    _reject(
-        (f"fsdp_version: {plugin.fsdp_version}", plugin.fsdp_version != 2, _FSDP_2),
-        ("fsdp_activation_checkpointing", plugin.activation_checkpointing, recompute),
-        ("fsdp_offload_params", offloads, "set it to false and shard over more processes"),
-        ("fsdp_ignored_modules", plugin.ignored_modules, ignored),
-    )
+        plugin = state.fsdp_plugin
+        _reject(
+            # A second forward would draw another dropout and update batch norms again.
+            (
+                "fsdp_activation_checkpointing",
+                plugin.activation_checkpointing,
+                "set it to false: call torch.utils.checkpoint in the model's forward",
+            ),
+            (
+                "fsdp_offload_params",
+                isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+                "set it to false and shard over more processes",
+            ),
+            (
+                "fsdp_ignored_modules",
+                plugin.ignored_modules,
+                "leave it out: their gradients would not be averaged over the processes",
+            ),
+        )
 
 
 @contextmanager
@@ -99,8 +101,10 @@ def accelerates_errors() -> Iterator[None]:
     try:
         yield
     except (ImportError, NotImplementedError, ValueError) as error:
-        fact = f"accelerate rejects its settings ({' '.join(str(error).split())})"
-        raise ConfigError("LAUNCH", f"{fact}: use those of a preset") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            "LAUNCH", f"accelerate rejects its settings ({reason}): use those of a preset"
+        ) from error
 
 
 def forget_earlier_accelerators() -> None:

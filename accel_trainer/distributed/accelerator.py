@@ -129,16 +129,21 @@ def start_accelerator(config: RuntimeConfig) -> Accelerator:
     accelerator = _build_accelerator(
         config, precision, sharding, is_on_cpus=use_cpu and num_processes > 1
     )
-    found = accelerator.num_processes
-    if found != num_processes:
-        fact = f"the launcher announced {num_processes} processes, accelerate found {found}"
-        fix = "for CPU processes launch with ACCELERATE_USE_CPU=true"
-        raise ConfigError("LAUNCH", f"{fact}: {fix}")
+    if accelerator.num_processes != num_processes:
+        raise ConfigError(
+            "LAUNCH",
+            f"the launcher announced {num_processes} processes, accelerate found "
+            f"{accelerator.num_processes}: for CPU processes launch with ACCELERATE_USE_CPU=true",
+        )
     reject_unsupported(accelerator)
     torch.set_num_threads(
         config.num_threads or given_threads or max(1, available_cpus() // count_local_processes())
     )
-    _set_backend_flags(config, accelerator)
+    allow_tf32(config.tf32)
+    if accelerator.device.type == "cpu":
+        _keep_freed_memory()
+    if accelerator.device.type == "cuda":
+        choose_kernels(config.deterministic)
     return accelerator
 
 
@@ -181,9 +186,12 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
     """Form the process group, which accelerate then uses."""
     if dist.is_initialized():
         if config.backend is not None and f":{config.backend}" not in dist.get_backend_config():
-            joined = f"the processes already joined over {dist.get_backend()}"
-            fix = "create no process group, PartialState or Accelerator before the run"
-            raise ConfigError("LAUNCH", f"--runtime.backend {config.backend}, but {joined}: {fix}")
+            raise ConfigError(
+                "LAUNCH",
+                f"--runtime.backend {config.backend}, but the processes already joined over "
+                f"{dist.get_backend()}: "
+                "create no process group, PartialState or Accelerator before the run",
+            )
         return
     if config.debug_distributed:
         # DETAIL crashes DistributedDataParallel over gloo with a segmentation fault (torch 2.13).
@@ -197,22 +205,10 @@ def _join(config: RuntimeConfig, *, use_cpu: bool) -> None:
         by_device = dist.get_default_backend_for_device(accelerator)
         by_platform = f"cpu:gloo,{accelerator.type}:{by_device}"
     backend = by_platform if config.backend in (None, "nccl") else config.backend
-    device = _local_gpu() if "nccl" in backend else None
+    device = None
+    if "nccl" in backend:  # the GPU that accelerate chooses
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     init_process_group(backend, timeout_s=config.timeout_s, device=device)
-
-
-def _local_gpu() -> torch.device:
-    """Return the GPU of this process, as accelerate chooses it."""
-    return torch.device("cuda", int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-
-
-def _set_backend_flags(config: RuntimeConfig, accelerator: Accelerator) -> None:
-    """Set backend flags that affect numerics, so that results do not depend on the launcher."""
-    allow_tf32(config.tf32)
-    if accelerator.device.type == "cpu":
-        _keep_freed_memory()
-    if accelerator.device.type == "cuda":
-        choose_kernels(config.deterministic)
 
 
 def _keep_freed_memory() -> None:

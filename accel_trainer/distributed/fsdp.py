@@ -118,13 +118,16 @@ def make_shardable(model: nn.Module, accelerator: Accelerator) -> None:
     ties = tied_by_memory(model)
     if ties:
         (tied,) = (name for name, parameter in model.named_parameters() if parameter is ties[0][0])
-        fact = f"{tied} shares its memory with another parameter, which shards cannot"
-        fix = "let both modules have one parameter, as in b.weight = a.weight"
-        raise ConfigError("FSDP", f"{fact}: {fix}")
+        raise ConfigError(
+            "FSDP",
+            f"{tied} shares its memory with another parameter, which shards cannot: "
+            "let both modules have one parameter, as in b.weight = a.weight",
+        )
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
-            fact = f"{name} has no dimension, and cannot be sharded"
-            raise ConfigError("FSDP", f"{fact}: give it the shape [1]")
+            raise ConfigError(
+                "FSDP", f"{name} has no dimension, and cannot be sharded: give it the shape [1]"
+            )
         parameter.data = parameter.data.contiguous()
     plugin = accelerator.state.fsdp_plugin
     try:

@@ -28,7 +28,6 @@ from .determinism import prepare_cuda
 from .launch_env import setup_launch_env
 
 T = TypeVar("T")
-_Outcome = tuple[UserError | None, Any]  # a process's error, and the main process's result
 
 
 def launch(function: Callable[..., T], *arguments: Any, num_processes: int | None = None) -> T:
@@ -47,8 +46,9 @@ def launch(function: Callable[..., T], *arguments: Any, num_processes: int | Non
             killed.
     """
     if num_processes is not None and num_processes < 1:
-        fact = f"num_processes is {num_processes}"
-        raise ConfigError("LAUNCH", f"{fact}: set it to 1 or more, or None")
+        raise ConfigError(
+            "LAUNCH", f"num_processes is {num_processes}: set it to 1 or more, or None"
+        )
     prepare_cuda()
     wanted = num_processes or (1 if uses_cpu() else max(1, torch.cuda.device_count()))
     if wanted == 1 or setup_launch_env() > 1:
@@ -72,13 +72,17 @@ def _check_can_start(action: partial[Any], num_processes: int, method: str) -> N
     if uses_cpu():
         return
     if method == "fork" and torch.cuda.is_initialized():
-        fact = "CUDA is in use in this process, which cannot be forked"
-        raise ConfigError("LAUNCH", f"{fact}: restart it, and launch first")
+        raise ConfigError(
+            "LAUNCH",
+            "CUDA is in use in this process, which cannot be forked: restart it, and launch first",
+        )
     num_gpus = torch.cuda.device_count()
     if num_processes > num_gpus:
-        fact = f"num_processes is {num_processes}, and there are {num_gpus} GPUs"
-        fix = "set it to at most that, or ACCELERATE_USE_CPU=true to use the CPU"
-        raise ConfigError("LAUNCH", f"{fact}: {fix}")
+        raise ConfigError(
+            "LAUNCH",
+            f"num_processes is {num_processes}, and there are {num_gpus} GPUs: "
+            "set it to at most that, or ACCELERATE_USE_CPU=true to use the CPU",
+        )
 
 
 def _check_can_pickle(action: partial[Any]) -> None:
@@ -130,25 +134,23 @@ def _run(
     code = 0
     try:
         result = action()
-        pipes[rank].send((None, None if rank else result))
-    except UserError as error:
-        pipes[rank].send((error, None))
-        code = int(error.exit_code)
+        pipes[rank].send(None if rank else result)
     except SystemExit as error:  # from a recipe's `main`, which has printed the reason
         code = error.code if isinstance(error.code, int) else 1
     except Exception as error:
-        print_error(error)
         code = int(exit_code_of(error))
-        message = f"rank {rank}: {describe_error(error)}"
-        pipes[rank].send((ProcessError("PROCESS", message, rank, code), None))
+        if not isinstance(error, UserError):
+            print_error(error)
+            error = ProcessError("PROCESS", f"rank {rank}: {describe_error(error)}", rank, code)
+        pipes[rank].send(error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # without the exit handlers, which belong to the parent
 
 
-def _receive(pipes: Sequence[Connection]) -> dict[int, _Outcome]:
+def _receive(pipes: Sequence[Connection]) -> dict[int, Any]:
     """Return the error or result that each process sent, by rank."""
-    outcomes: dict[int, _Outcome] = {}
+    outcomes = {}
     for rank, pipe in enumerate(pipes):
         with suppress(EOFError):  # the process was killed
             outcomes[rank] = pipe.recv()
@@ -168,16 +170,15 @@ def _join(processes: ProcessContext) -> ProcessExitedException | None:
             return failure
 
 
-def _find_result(outcomes: Mapping[int, _Outcome], failure: ProcessExitedException | None) -> Any:
+def _find_result(outcomes: Mapping[int, Any], failure: ProcessExitedException | None) -> Any:
     """Return the main process's result, or raise the error of the process that failed first."""
     if failure is None:
-        return outcomes[0][1] if 0 in outcomes else None
+        return outcomes.get(0)
     # A process that was killed has sent nothing, but another may have sent an error.
-    for rank in sorted(outcomes, key=lambda rank: rank != failure.error_index):
-        error = outcomes[rank][0]
-        if error is not None:
-            raise error
     rank = failure.error_index
+    for outcome in (outcomes.get(rank), *outcomes.values()):
+        if isinstance(outcome, UserError):
+            raise outcome
     how = f"exited with code {failure.exit_code}"
     if failure.signal_name:
         how = f"was killed by {failure.signal_name}"

@@ -35,15 +35,13 @@ def setup_launch_env() -> int:
             raise ConfigError("LAUNCH", f"the variables of mpirun and mpiexec are not read: {_FIX}")
     if not set(_NAMES[:3]) & environment.keys():
         if {"MASTER_ADDR", "ACCELERATE_DYNAMO_BACKEND"} <= environment.keys():
-            fact = (
+            raise ConfigError(
+                "LAUNCH",
                 "accelerate announced several processes but started one, "
-                "as it does without GPUs and with --cpu"
-            )
-            fix = (
+                "as it does without GPUs and with --cpu: "
                 "start with torchrun --nproc-per-node N, "
-                "or with --config_file accelerate_configs/multi_cpu.yaml"
+                "or with --config_file accelerate_configs/multi_cpu.yaml",
             )
-            raise ConfigError("LAUNCH", f"{fact}: {fix}")
         return 1
     num_processes = _number("WORLD_SIZE")
     # With LOCAL_RANK, accelerate joins a group even of one process.
@@ -51,23 +49,16 @@ def setup_launch_env() -> int:
         needed = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
         missing = [name for name in needed if not environment.get(name)]
         if missing:
-            fact = f"WORLD_SIZE is {num_processes} without {', '.join(missing)}"
-            raise ConfigError("LAUNCH", f"{fact}: {_FIX}")
+            raise ConfigError(
+                "LAUNCH", f"WORLD_SIZE is {num_processes} without {', '.join(missing)}: {_FIX}"
+            )
         limits = {"RANK": num_processes, "LOCAL_RANK": num_processes, "MASTER_PORT": 2**16}
         for name, limit in limits.items():
             if _number(name) >= limit:
-                fact = f"{name} is {environment[name]}, but must be below {limit}"
-                raise ConfigError("LAUNCH", f"{fact}: {_FIX}")
+                raise ConfigError(
+                    "LAUNCH", f"{name} is {environment[name]}, but must be below {limit}: {_FIX}"
+                )
     return num_processes
-
-
-def check_not_alone(num_processes: int) -> None:
-    """Raise ConfigError if an accelerator's `num_processes` is 1 in a launch of several."""
-    announced = os.environ.get("WORLD_SIZE", "1")
-    if num_processes == 1 and announced != "1":
-        fact = f"the launch has {announced} processes, and this accelerator is alone"
-        fix = "create it by start_run, or by Accelerator(cpu=True) where there is no GPU"
-        raise ConfigError("LAUNCH", f"{fact}: {fix}")
 
 
 def find_launcher() -> int | None:

@@ -29,8 +29,11 @@ def available_cpus() -> int:
     return max(1, cores)
 
 
-def peak_resident_bytes() -> int:
-    """Return the peak of this process's resident memory."""
+def peak_memory_bytes(accelerator: Accelerator) -> int:
+    """Return this process's peak memory: the device's if it keeps count, else resident memory."""
+    device = torch.get_device_module(accelerator.device)
+    if hasattr(device, "max_memory_allocated"):
+        return int(device.max_memory_allocated(accelerator.device))
     try:
         import resource
     except ImportError:  # Windows
@@ -38,14 +41,6 @@ def peak_resident_bytes() -> int:
         return int(getattr(memory, "peak_wset", memory.rss))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def peak_memory_bytes(accelerator: Accelerator) -> int:
-    """Return this process's peak memory: the device's if it keeps count, else resident memory."""
-    device = torch.get_device_module(accelerator.device)
-    if hasattr(device, "max_memory_allocated"):
-        return int(device.max_memory_allocated(accelerator.device))
-    return peak_resident_bytes()
 
 
 def free_memory_bytes() -> int:

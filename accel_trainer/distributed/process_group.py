@@ -7,7 +7,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from threading import Thread
@@ -51,12 +51,12 @@ def init_process_group(
     except (RuntimeError, OSError) as error:
         where = f"at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {timeout_s:g} s"
         reason = str(error).splitlines()[0]
-        fact = f"process {rank} of {num_processes} did not meet the others {where} ({reason})"
-        fix = (
+        message = (
+            f"process {rank} of {num_processes} did not meet the others {where} ({reason}): "
             "start all, with the address of process 0's machine and a free port there, "
             "open between the machines"
         )
-        raise ProcessError("RENDEZVOUS", f"{fact}: {fix}", rank, ExitCode.INTERNAL) from error
+        raise ProcessError("RENDEZVOUS", message, rank, ExitCode.INTERNAL) from error
 
 
 def find_cpu_group(*, timeout_s: float) -> dist.ProcessGroup | None:
@@ -72,27 +72,29 @@ def _meet(rank: int, timeout: timedelta) -> Store:
     """Return the store of the rendezvous, which process 0 serves unless the launcher does."""
     host = os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])
-    address = (host, port)
-    if rank > 0 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return next(rendezvous("env://", timeout=timeout))[0]  # type: ignore[no-any-return]  # untyped
-    if address not in _stores:
-        if os.name == "posix" and (host == "localhost" or host.startswith("127.")):
-            # torch would listen on all interfaces, this server listens on the loopback only.
-            loopback = "127.0.0.1" if host == "localhost" else host
-            with socket.create_server((loopback, port)) as server:
-                _stores[address] = dist.TCPStore(  # type: ignore[attr-defined]  # missing in its stubs
-                    host,
-                    port,
-                    None,
-                    True,
-                    timeout,
-                    wait_for_workers=False,
-                    master_listen_fd=server.detach(),
-                )
-        else:
-            _stores[address] = next(rendezvous("env://", timeout=timeout))[0]
-    _stores[address].set_timeout(timeout)
-    return _stores[address]
+    loopback = "127.0.0.1" if host == "localhost" else host
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store: Store
+    if serves and (host, port) in _stores:
+        store = _stores[host, port]
+    elif serves and os.name == "posix" and loopback.startswith("127."):
+        # torch would listen on all interfaces, this server listens on the loopback only.
+        with socket.create_server((loopback, port)) as server:
+            store = dist.TCPStore(  # type: ignore[attr-defined]  # missing in its stubs
+                host,
+                port,
+                None,
+                True,
+                timeout,
+                wait_for_workers=False,
+                master_listen_fd=server.detach(),
+            )
+    else:
+        store = next(rendezvous("env://", timeout=timeout))[0]
+    if serves:
+        _stores[host, port] = store
+    store.set_timeout(timeout)
+    return store
 
 
 def _before_deadline(meet: Callable[[], Store], *, deadline_s: float) -> Store:
@@ -109,13 +111,12 @@ def _before_deadline(meet: Callable[[], Store], *, deadline_s: float) -> Store:
         except BaseException as error:
             met.set_exception(error)
 
-    Thread(target=run, daemon=True).start()
-    try:
-        return met.result(deadline_s)
-    except TimeoutError as error:
-        if met.done():
-            raise
-        raise dist.DistStoreError("the program at that port does not answer") from error
+    waiting = Thread(target=run, daemon=True)
+    waiting.start()
+    waiting.join(deadline_s)
+    if not met.done():
+        raise dist.DistStoreError("the program at that port does not answer")
+    return met.result()
 
 
 def _choose_interface(host: str) -> None:

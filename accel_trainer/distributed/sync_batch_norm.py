@@ -38,8 +38,9 @@ def convert_sync_batch_norm(model: nn.Module, *, device: torch.device) -> nn.Mod
     if type(model) in _TORCH_NORMS and is_cuda:
         return cast(nn.Module, nn.SyncBatchNorm.convert_sync_batchnorm(model))
     if is_synced and not is_cuda and type(model) is not nn.SyncBatchNorm:
-        fact = f"{type(model).__name__} needs a GPU"
-        raise ConfigError("SYNC_BATCH_NORM", f"{fact}: use BatchNorm in the model")
+        raise ConfigError(
+            "SYNC_BATCH_NORM", f"{type(model).__name__} needs a GPU: use BatchNorm in the model"
+        )
     if isinstance(model, _BatchNorm) and not (is_synced and is_cuda):
         # Not compiled, since torch.compile loses the mode (torch 2.13). A method, so that a deep
         # copy of the module, such as the one for averaged weights, calls its own.
@@ -56,9 +57,11 @@ def _forward_over_processes(norm: _BatchNorm, *inputs: Any, **options: Any) -> A
     with _BatchNormOverProcesses() as mode:
         output = forward(norm, *inputs, **options)
     if not mode.was_reached:
-        name = type(norm).__name__
-        fact = f"{name} does not call F.batch_norm, and so cannot normalise over all processes"
-        raise ConfigError("SYNC_BATCH_NORM", f"{fact}: set --runtime.no-sync-batch-norm")
+        raise ConfigError(
+            "SYNC_BATCH_NORM",
+            f"{type(norm).__name__} does not call F.batch_norm, and so cannot normalise over all "
+            "processes: set --runtime.no-sync-batch-norm",
+        )
     return output
 
 
@@ -97,16 +100,16 @@ def batch_norm(
         return cast(Tensor, FusedSyncBatchNorm.apply(input, weight, bias, *statistics, *group))
     over = [dim for dim in range(input.dim()) if dim != 1]
     shape = [1, -1] + [1] * (input.dim() - 2)
-    count = torch.full(
-        (1,), input.numel() // input.shape[1], dtype=torch.float64, device=input.device
-    )
     # Sums in float64, so that mean and variance do not depend on the split over processes.
-    sums = _all_reduce(torch.cat([input.double().sum(over), count]))
+    mine = input.double().sum(over)
+    count = mine.new_full((1,), input.numel() // input.shape[1])
+    sums = _all_reduce(torch.cat([mine, count]))
     total = sums[-1].detach()
     if input.numel() <= input.shape[1] and total == 1:  # torch refuses this, too
-        fact = f"Expected more than 1 value per channel when training, got {list(input.shape)}"
         raise ConfigError(
-            "SHAPES", f"{fact}: leave out the last samples of an epoch with --batch.drop-last"
+            "SHAPES",
+            f"Expected more than 1 value per channel when training, got {list(input.shape)}: "
+            "leave out the last samples of an epoch with --batch.drop-last",
         )
     mean = sums[:-1] / total
     dtype = torch.promote_types(input.dtype, torch.float32)

@@ -16,7 +16,6 @@ import torch
 from accelerate import Accelerator
 
 from accel_trainer import ConfigError, DataError, ProcessError, RunResult, launch
-from accel_trainer.distributed.accelerate_settings import reject_unsupported
 
 from .. import processes, workload
 from ..joined import joined_processes
@@ -68,18 +67,6 @@ def test_an_accelerator_of_the_user_s_own_joins_the_launched_processes(
     monkeypatch.delenv("ACCELERATE_USE_CPU")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or accelerate warns
     assert launch(sum_by_accelerate, num_processes=2) == [2.0, 20.0]
-
-
-def train_alone() -> None:
-    os.environ.pop("ACCELERATE_USE_CPU", None)
-    reject_unsupported(Accelerator())  # as a Trainer does with the one it is given
-
-
-def test_an_accelerator_that_is_alone_in_a_launch_of_two_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match="the launch has 2 processes, and this accelerator is alone: create it by"
-    ):
-        launch(train_alone, num_processes=2)
 
 
 @pytest.mark.usefixtures("python_is_forked")
