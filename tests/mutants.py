@@ -426,8 +426,8 @@ MUTANTS = [
     Mutant(
         "a resume forgets what the optimizer had gathered",
         "accel_trainer/checkpoint/state_dict.py",
-        'loaded["state"] = {key: _fitted_state(value, key, parameters) for key, value in state}',
-        'loaded["state"] = {}',
+        "key: _fitted_state(each, parameters.get(key)) for key, each in value.items()",
+        "key: {} for key, each in value.items()",
         (
             "tests/checkpoint/test_state_dict.py::test_restored_objects_have_the_state_that_was_taken",
         ),

@@ -9,8 +9,9 @@ import json
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,11 @@ def dump_json(value: object, *, indent: int | None = None) -> bytes:
     return data
 
 
-def parse_json(data: bytes) -> Any:
-    """Return the value in `data`. Raises ValueError if it is not JSON."""
+def parse_json(data: bytes, object_hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """Return the value in `data`, as `json.loads` does. Raises ValueError if it is not JSON."""
     try:
-        return json.loads(data.decode())  # from bytes, Python would guess the encoding
+        # From bytes, Python would guess the encoding.
+        return json.loads(data.decode(), object_hook=object_hook)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -122,10 +124,7 @@ def unpack_tensors(data: bytes) -> dict[str, Tensor]:
     """
     try:
         tensors = safetensors.torch.load(data)  # checks the header
-        (size,) = _HEADER_SIZE.unpack_from(data)
-        return {
-            name: tensors[name] for name in json.loads(data[8 : 8 + size]) if name != "__metadata__"
-        }
+        return {name: tensors[name] for name in _unpack_header(data) if name != "__metadata__"}
     except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
         # A KeyError, for instance, comes from a dtype that torch lacks.
         raise ValueError(f"not a safetensors file ({error})") from None
@@ -133,8 +132,12 @@ def unpack_tensors(data: bytes) -> dict[str, Tensor]:
 
 def unpack_metadata(data: bytes) -> dict[str, str]:
     """Return the metadata of a file that `unpack_tensors` accepts."""
+    return dict(_unpack_header(data).get("__metadata__", {}))
+
+
+def _unpack_header(data: bytes) -> dict[str, Any]:
     (size,) = _HEADER_SIZE.unpack_from(data)
-    return dict(json.loads(data[8 : 8 + size]).get("__metadata__", {}))
+    return dict(json.loads(data[8 : 8 + size]))
 
 
 def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
@@ -146,8 +149,8 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
         # The sum is 90 times as fast as isfinite, which is only needed where the sum overflows.
         if (
             tensor.is_floating_point()
-            and not torch.isfinite(tensor.sum())
-            and not torch.isfinite(tensor).all()
+            and not tensor.sum().isfinite()
+            and not tensor.isfinite().all()
         ):
             return name
     return None
@@ -176,7 +179,7 @@ def encode(value: object, *, name: str) -> Encoded:
     Raises CheckpointError with the path of a part that cannot be stored, such as
     `optimizer.state[0].foo`.
     """
-    if isinstance(value, dict) and value and all(map(_is_named_tensor, value.items())):
+    if isinstance(value, dict) and value and all(starmap(_is_named_tensor, value.items())):
         for key, tensor in value.items():
             _check_tensor(tensor, f"{name}.{key}")
         return Encoded(None, dict(value))
@@ -187,14 +190,15 @@ def encode(value: object, *, name: str) -> Encoded:
         raise _unstorable(name, f"is too large or nested too deeply ({error})") from None
 
 
-def _is_named_tensor(item: tuple[Any, Any]) -> bool:
-    key, value = item
+def _is_named_tensor(key: object, value: object) -> bool:
     return type(key) is str and key != "__metadata__" and isinstance(value, Tensor)
 
 
 def decode(skeleton: bytes | None, tensors: Mapping[str, Any]) -> Any:
     """Return the value that `encode` split."""
-    return dict(tensors) if skeleton is None else _decode(parse_json(skeleton), tensors)
+    if skeleton is None:
+        return dict(tensors)
+    return parse_json(skeleton, lambda value: _decode(value, tensors))
 
 
 def _unstorable(path: str, reason: str) -> CheckpointError:
@@ -242,19 +246,20 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     raise _unstorable(path, f"is a {kind.__module__}.{kind.__qualname__}")
 
 
-def _decode(value: Any, tensors: Mapping[str, Any]) -> Any:
-    """Return the Python value of a parsed JSON value. Raises ValueError for an unknown tag."""
-    if not isinstance(value, dict):
-        return [_decode(item, tensors) for item in value] if isinstance(value, list) else value
+def _decode(value: dict[str, Any], tensors: Mapping[str, Any]) -> Any:
+    """Return what a JSON object stands for; the objects inside it have been replaced before.
+
+    Raises ValueError for an unknown tag.
+    """
     match value:
-        case _ if not any(key.startswith("$") for key in value):
-            return {key: _decode(item, tensors) for key, item in value.items()}
         case {"$tensor": key}:
             return tensors[key]
         case {"$tuple": items}:
-            return tuple(_decode(items, tensors))
+            return tuple(items)
         case {"$float": text}:
             return float(text)
         case {"$dict": pairs}:
-            return {_decode(key, tensors): _decode(item, tensors) for key, item in pairs}
-    raise ValueError(f"unknown tag {next(iter(value))[:20]!r}")
+            return dict(pairs)
+        case _ if any(key.startswith("$") for key in value):
+            raise ValueError(f"unknown tag {next(iter(value))[:20]!r}")
+    return value

@@ -6,7 +6,7 @@ Everything is checked before anything changes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,9 +21,6 @@ from ..core.tensor_memory import make_dense
 from ..optim.evaluation_weights import evaluation_weights, has_evaluation_weights
 from .sharded import StoredTensor, load_like, load_whole
 
-_SAME_OPTIONS = "start with the options that it was made with"
-_NO_SETTINGS = ("params", "lr")  # the keys of a parameter group that are not settings
-_OURS = ("class", "initial_groups")  # the keys of an optimizer's piece beside its state dict
 # The end of the key under which torch stores what `get_extra_state` returns.
 EXTRA_STATE = "_extra_state"
 
@@ -167,9 +164,8 @@ class UnlistedBuffers(Part):
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Restore the buffers."""
-        for name, stored in state.items():
-            if name in self._models:
-                _restore_buffers(self._models[name], stored)
+        for name, model in self._models.items():
+            _restore_buffers(model, state.get(name, {}))
 
 
 def training_state(
@@ -205,28 +201,23 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
     Raises CheckpointError, before anything changes, if they do not fit.
     """
-    weights = rename_weights(model, weights)
-    check_weights("model", model.state_dict(), weights)
+    part = ModelWeights(model, name="model")
+    fitted = part.fit(weights)
     make_dense(model)
-    model.load_state_dict(weights)
+    part.load_state_dict(fitted)
 
 
 def rename_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `weights` by their current names."""
-    return dict(zip(_current_names(model, weights), weights.values(), strict=True))
+    return {_current_name(model, name): tensor for name, tensor in weights.items()}
 
 
-def _current_names(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Return the current names: a model's `former_names` maps old names of modules to them."""
-    renamed = getattr(model, "former_names", {}).items()
-
-    def current(name: str) -> str:
-        for old, new in renamed:
-            if name.startswith(f"{old}."):
-                return f"{new}{name[len(old) :]}"
-        return name
-
-    return [current(name) for name in names]
+def _current_name(model: nn.Module, name: str) -> str:
+    """Return the current name: a model's `former_names` maps old names of modules to them."""
+    for old, new in getattr(model, "former_names", {}).items():
+        if name.startswith(f"{old}."):
+            return f"{new}{name[len(old) :]}"
+    return name
 
 
 def check_weights(name: str, mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
@@ -261,18 +252,22 @@ def fitted_optimizer_state(
     mine = type(optimizer).__name__
     theirs = piece.get("class")
     if theirs != mine:
-        fact = f"the checkpoint's optimizer is {theirs}, this run's is {mine}"
-        fix = "use the former, or start from its weights with --init-from"
-        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: {fix}")
-    loaded = {
-        name: load_all(value) for name, value in piece.items() if name not in (*_OURS, "state")
-    }
-    if "state" in piece:
-        parameters = parameters_of(optimizer)
-        state = piece["state"].items()
-        loaded["state"] = {key: _fitted_state(value, key, parameters) for key, value in state}
-    if "param_groups" in piece:
-        loaded["param_groups"] = _fitted_groups(optimizer, model, piece)
+        raise CheckpointError(
+            "CKPT_OPTIMIZER",
+            f"the checkpoint's optimizer is {theirs}, this run's is {mine}: use the former, or "
+            "start from its weights with --init-from",
+        )
+    parameters = dict(enumerate(parameters_of(optimizer)))
+    loaded: dict[str, Any] = {}
+    for name, value in piece.items():
+        if name == "state":
+            loaded[name] = {
+                key: _fitted_state(each, parameters.get(key)) for key, each in value.items()
+            }
+        elif name == "param_groups":
+            loaded[name] = _fitted_groups(optimizer, model, piece)
+        elif name not in ("class", "initial_groups"):
+            loaded[name] = load_all(value)
     return loaded
 
 
@@ -284,45 +279,45 @@ def _fitted_groups(
     if len(own) != len(stored) or not all(
         _fits_group(model, *pair) for pair in zip(own, stored, strict=True)
     ):
-        fact = "the checkpoint's optimizer has other parameters"
-        fix = f"{_SAME_OPTIONS}, or from its weights with --init-from"
-        raise CheckpointError("CKPT_OPTIMIZER", f"{fact}: {fix}")
-    initial = piece.get("initial_groups") or list(map(_settings, stored))
+        raise CheckpointError(
+            "CKPT_OPTIMIZER",
+            "the checkpoint's optimizer has other parameters: start with the options that it was "
+            "made with, or from its weights with --init-from",
+        )
     groups = []
+    initial = piece["initial_groups"]
     for mine, theirs, before in zip(optimizer.param_groups, stored, initial, strict=True):
         # These include `param_names`: parameters may have had other names.
         changed = {
             name: value
             for name, value in mine.items()
-            if name not in _NO_SETTINGS and value != before.get(name)
+            if name not in ("params", "lr") and value != before.get(name)
         }
-        groups.append({**theirs, **changed})
+        groups.append(theirs | changed)
     return groups
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a parameter group, such as its weight decay."""
-    dropped = (*_NO_SETTINGS, "param_names")
+    dropped = ("params", "lr", "param_names")
     return {name: value for name, value in group.items() if name not in dropped}
 
 
 def _fits_group(model: nn.Module, mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
     """Whether a stored group has the parameters and at least the settings of this run's group."""
-    my_names = _current_names(model, mine.get("param_names", ()))
-    their_names = _current_names(model, theirs.get("param_names", ()))
+    names = [_current_name(model, name) for name in theirs.get("param_names", ())]
     return (
         mine.keys() <= theirs.keys()
-        and my_names == their_names
+        and list(mine.get("param_names", ())) == names
         and len(mine["params"]) == len(theirs["params"])
     )
 
 
-def _fitted_state(values: Any, key: Any, parameters: Sequence[Tensor]) -> Any:
-    """Return the state under `key` of an optimizer's state dict, fitted if a parameter has it."""
-    is_index = isinstance(key, int) and key in range(len(parameters))
-    if not is_index or not isinstance(values, Mapping):
+def _fitted_state(values: Any, parameter: Tensor | None) -> Any:
+    """Return an entry of an optimizer's state, to load; `parameter` is the one that has it."""
+    if parameter is None or not isinstance(values, Mapping):
         return load_all(values)
-    return {name: _fitted(value, parameters[key]) for name, value in values.items()}
+    return {name: _fitted(value, parameter) for name, value in values.items()}
 
 
 def _fitted(value: Any, parameter: Tensor) -> Any:
