@@ -342,8 +342,8 @@ MUTANTS = [
     Mutant(
         "a part of a tensor is taken from the start of a slice",
         "accel_trainer/checkpoint/sharded.py",
-        "stored.read()[_box(starts, sizes, stored.offsets)]",
-        "stored.read()[_box(starts, sizes, starts)]",
+        "stored.read()[_box(common, stored.offsets)]",
+        "stored.read()[_box(common, [start for start, _ in common])]",
         (
             "tests/checkpoint/test_sharded.py::test_a_part_of_a_tensor_is_read_only_from_the_slices_that_hold_it",
         ),

@@ -18,7 +18,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +202,7 @@ def decode_files(files: Files, folder: Path) -> LoadedCheckpoint:
     Raises CheckpointError naming the piece that cannot be parsed.
     """
     manifest = parse_json(files[MANIFEST])
-    checkpoint = checkpoint_name(_position(manifest))
+    checkpoint = _name_of(manifest)
     pieces: dict[str, Any] = {}
     slices: list[StoredSlice] = []
     for piece in dict.fromkeys(re.split("[./]", file)[0] for file in manifest["files"]):
@@ -233,18 +233,21 @@ def read_manifest(path: Path) -> tuple[Files, dict[str, Any]]:
         raise damaged(path / MANIFEST, "its sha256 is not the one in COMMIT")
     manifest = parse_json(files[MANIFEST])
     if manifest["format"] != FORMAT:
-        fact = f"{path / MANIFEST} has format {manifest['format']}, this version reads {FORMAT}"
         raise CheckpointError(
-            "CKPT_FORMAT", f"{fact}: use the version of accel_trainer that wrote it"
+            "CKPT_FORMAT",
+            f"{path / MANIFEST} has format {manifest['format']}, this version reads {FORMAT}: use "
+            "the version of accel_trainer that wrote it",
         )
-    name = checkpoint_name(_position(manifest))
+    name = _name_of(manifest)
     if CHECKPOINT_NAME.fullmatch(path.name) and path.name != name:
         raise damaged(path / MANIFEST, f"it belongs to {name}")
     return files, manifest
 
 
-def _position(manifest: Mapping[str, Any]) -> TrainState:
-    return TrainState(**{field.name: int(manifest[field.name]) for field in fields(TrainState)})
+def _name_of(manifest: dict[str, Any]) -> str:
+    position = TrainState()
+    position.load_state_dict(manifest)
+    return checkpoint_name(position)
 
 
 def _read(path: Path, *, max_bytes: int) -> bytes:

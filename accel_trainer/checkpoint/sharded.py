@@ -13,7 +13,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import sub
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ _PLACES = "DCP_SHARDING_INFO"
 
 def local_slices(encoded: Encoded, process_index: int) -> Encoded:
     """Return what this process stores of a piece: all of it if none of its tensors is a shard."""
-    if not any(is_shard(tensor) for tensor in encoded.tensors.values()):
+    if not any(map(is_shard, encoded.tensors.values())):
         return encoded
     tensors = {}
     wholes = {}
@@ -95,7 +94,7 @@ class StoredSlice:
     dtype: torch.dtype
     shape: torch.Size
     whole: torch.Size
-    offsets: torch.Size
+    offsets: Sequence[int]
     start: int
     sha256: str
     kept: Tensor | None = field(default=None, repr=False)
@@ -103,13 +102,19 @@ class StoredSlice:
     def read(self) -> Tensor:
         """Return the verified content. Raises CheckpointError if it is damaged."""
         kept = self.kept
+        self.kept = None
         if kept is not None:
-            self.kept = None
             return kept
         data = _read(self.path, self.start, self.shape.numel() * self.dtype.itemsize)
         if _sha256(memory_of(data)) != self.sha256:
             raise damaged(self.path, f"the sha256 of {self.key} is not the one in its header")
         return data.view(self.dtype).reshape(self.shape)
+
+
+def _box(bounds: Sequence[tuple[int, int]], origin: Sequence[int]) -> tuple[slice, ...]:
+    """Return the index of the box between `bounds` in a tensor that begins at `origin`."""
+    pairs = zip(bounds, origin, strict=True)
+    return tuple(slice(start - first, end - first) for (start, end), first in pairs)
 
 
 @dataclass(frozen=True)
@@ -120,24 +125,17 @@ class StoredTensor:
     dtype: torch.dtype
     slices: list[StoredSlice] = field(default_factory=list)
 
-    def read(
-        self, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None
-    ) -> Tensor:
-        """Return the box of `shape` that begins at `offsets`, on the CPU; None: the whole tensor.
+    def read(self, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """Return the box of `shape` that begins at `offsets`, on the CPU.
 
         Raises CheckpointError if a slice is damaged.
         """
-        offsets = offsets or [0] * len(self.shape)
-        shape = self.shape if shape is None else shape
         result = torch.zeros(tuple(shape), dtype=self.dtype)
         for stored in self.slices:
             both = zip(offsets, shape, stored.offsets, stored.shape, strict=True)
             common = [(max(a, b), min(a + n, b + m)) for a, n, b, m in both]
             if all(start < end for start, end in common):
-                starts = [start for start, _ in common]
-                sizes = [end - start for start, end in common]
-                found = stored.read()[_box(starts, sizes, stored.offsets)]
-                result[_box(starts, sizes, offsets)] = found
+                result[_box(common, offsets)] = stored.read()[_box(common, stored.offsets)]
         return result
 
 
@@ -166,7 +164,7 @@ def read_slices(path: Path, header: bytes) -> list[StoredSlice]:
                 dtype=DTYPES[entry["dtype"]],
                 shape=torch.Size(entry["shape"]),
                 whole=torch.Size(place["shape"]),
-                offsets=torch.Size(place["saved_offsets"]),
+                offsets=place["saved_offsets"],
                 start=len(header) + entry["data_offsets"][0],
                 sha256=place["sha256"],
             )
@@ -215,18 +213,11 @@ def _read(path: Path, start: int, num_bytes: int) -> Tensor:
 # --- whole tensors and stored ones ---
 
 
-def _box(
-    starts: Sequence[int], sizes: Sequence[int], origin: Sequence[int] | None = None
-) -> tuple[slice, ...]:
-    """Return the index of the box of `sizes` that begins at `starts`, counted from `origin`."""
-    if origin is not None:
-        starts = list(map(sub, starts, origin))
-    return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
-
-
 def load_whole(stored: Any) -> Any:
     """Return the whole tensor of a StoredTensor, read now; return anything else as it is."""
-    return stored.read() if isinstance(stored, StoredTensor) else stored
+    if not isinstance(stored, StoredTensor):
+        return stored
+    return stored.read([0] * len(stored.shape), stored.shape)
 
 
 def load_like(mine: Tensor, stored: Tensor | StoredTensor) -> Tensor:
@@ -239,7 +230,8 @@ def load_like(mine: Tensor, stored: Tensor | StoredTensor) -> Tensor:
     offsets, shape = place_in_whole(mine)
     if isinstance(stored, StoredTensor):
         return as_shard(mine, stored.read(offsets, shape))
-    return as_shard(mine, stored[_box(offsets, shape)])
+    box = tuple(slice(start, start + size) for start, size in zip(offsets, shape, strict=True))
+    return as_shard(mine, stored[box])
 
 
 def stream_tensors(tensors: Mapping[str, Tensor | StoredTensor]) -> Iterator[filesystem.Chunk]:

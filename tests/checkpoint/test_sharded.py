@@ -19,7 +19,7 @@ from torch import Tensor
 from accel_trainer import CheckpointError
 from accel_trainer.checkpoint.format import decode_files, read_files
 from accel_trainer.checkpoint.retention import load_checkpoint
-from accel_trainer.checkpoint.sharded import StoredTensor, stored_tensors
+from accel_trainer.checkpoint.sharded import StoredTensor, load_whole, stored_tensors
 from accel_trainer.cli.main import main
 from tests import processes
 from tests.checkpoint.sharded_run import flat, newest, run, stored_bytes, train, train_until_killed
@@ -142,7 +142,7 @@ def load_whole_piece(checkpoint: Path, piece: str) -> dict[str, Tensor]:
     """Return the tensors of a piece by their names in its files."""
     slices = decode_files(read_files(checkpoint), checkpoint).slices
     tensors = stored_tensors([each for each in slices if each.path.parent.name == piece])
-    return {key: tensor.read() for key, tensor in tensors.items()}
+    return {key: load_whole(tensor) for key, tensor in tensors.items()}
 
 
 # --- damage ---
@@ -279,7 +279,7 @@ def test_a_part_of_a_tensor_is_read_only_from_the_slices_that_hold_it(run_of_two
     checkpoint = newest(run_of_two)
     stored = decode_files(read_files(checkpoint), checkpoint).pieces["model"]["layers.3.weight"]
     assert isinstance(stored, StoredTensor)
-    whole = stored.read()
+    whole = load_whole(stored)
     lost = StoredTensor(stored.shape, stored.dtype, [stored.slices[0]])
     assert torch.equal(lost.read([1, 0, 0, 0], [3, 8, 3, 3]), whole[1:4])
     assert torch.equal(stored.read([3, 2, 0, 1], [2, 4, 3, 2]), whole[3:5, 2:6, :, 1:])
