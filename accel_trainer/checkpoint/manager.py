@@ -14,8 +14,8 @@ from typing import Annotated
 import torch
 
 from ..core import filesystem
-from ..core.config import AT_LEAST_ONE, short_flag
-from ..core.errors import CheckpointError, ConfigError, DivergedError
+from ..core.config import AT_LEAST_ONE, Range, short_flag
+from ..core.errors import CheckpointError, DivergedError
 from ..core.run_dir import free_bytes
 from ..core.train_state import BestCheckpoint, TrainState, checkpoint_name
 from ..distributed.collectives import SINGLE_PROCESS, Peers
@@ -49,9 +49,8 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         names = ("every_n_steps", "every_n_epochs", "keep_every_n_steps", "max_failed_saves")
         AT_LEAST_ONE.check(self, "checkpoint", *names)
-        if self.keep_last_n < 2:
-            fact = f"checkpoint.keep_last_n is {self.keep_last_n}"
-            raise ConfigError("CONFIG", f"{fact}: set it to 2 or more")
+        at_least_two = Range("to 2 or more", lambda number: number >= 2)
+        at_least_two.check(self, "checkpoint", "keep_last_n")
 
     def is_due(self, position: TrainState) -> bool:
         """Whether a checkpoint is due at `position`."""
@@ -110,27 +109,28 @@ class Checkpointer:
         Call it on main before the first step, under the run lock. Raises CheckpointError if the
         pieces cannot be stored or have no room.
         """
-        encoded = [encode(value, name=name) for name, value in pieces.items()]
         with _can_be_used(self.directory):
             filesystem.make_directory(self.directory)
             filesystem.sweep(self.directory)
             self._own = set(map(commit_mark, list_checkpoints(self.directory)))
-        self.check_room(sum(tensor.nbytes for each in encoded for tensor in each.tensors.values()))
+        self.check_room(pieces)
 
-    def check_room(self, needed: int) -> None:
-        """Raise CheckpointError if the disk lacks room for checkpoints of `needed` bytes each.
+    def check_room(self, pieces: Mapping[str, object]) -> None:
+        """Raise CheckpointError if `pieces` cannot be stored, or the disk lacks room for them.
 
-        Two must fit, as an old one is deleted after a new one is written; one more is enough if the
-        directory has one already.
+        Two checkpoints must fit, as an old one is deleted after a new one is written; one more is
+        enough if the directory has one already.
         """
+        encoded = [encode(value, name=name) for name, value in pieces.items()]
+        needed = sum(tensor.nbytes for each in encoded for tensor in each.tensors.values())
         with _can_be_used(self.directory):
             free = free_bytes(self.directory)
             num_missing = 1 if list_checkpoints(self.directory) else 2
         if free < num_missing * needed:
-            fact = f"{num_missing} more checkpoints must fit, of {needed} bytes each"
-            fix = "free some space or choose another folder"
             raise CheckpointError(
-                "CKPT_PREFLIGHT", f"{fact}; {self.directory} has {free} free: {fix}"
+                "CKPT_PREFLIGHT",
+                f"{num_missing} more checkpoints must fit, of {needed} bytes each; "
+                f"{self.directory} has {free} free: free some space or choose another folder",
             )
 
     def check_shared_disk(self) -> None:
@@ -153,10 +153,11 @@ class Checkpointer:
                 reason = f"process {seen.index(False)} does not see the files of all"
             except OSError as error:
                 reason = error.strerror or str(error)
-        fact = f"each process writes its shards to {self.directory}"
-        fix = "choose a folder that they share, or set fsdp_state_dict_type to FULL_STATE_DICT"
         raise CheckpointError(
-            "CKPT_PREFLIGHT", f"{fact}, which they do not share ({reason}): {fix}"
+            "CKPT_PREFLIGHT",
+            f"each process writes its shards to {self.directory}, which they do not share "
+            f"({reason}): choose a folder that they share, or set fsdp_state_dict_type to "
+            "FULL_STATE_DICT",
         )
 
     def save(
@@ -215,12 +216,11 @@ class Checkpointer:
         reason = f"a checkpoint could not be saved in {self.directory} ({error.strerror})"
         code = "CKPT_NO_SPACE" if error.errno in _NO_SPACE else "CKPT_IO"
         count = f"failure {self.num_failed_saves} of {self.config.max_failed_saves}"
-        is_gone = not self.directory.is_dir()
-        if is_gone:
+        if not self.directory.is_dir():
             raise CheckpointError(code, f"{reason}, the folder is gone") from error
         if must_succeed or self.num_failed_saves >= self.config.max_failed_saves:
-            fix = f"{count}: free or repair the disk and resume"
-            raise CheckpointError(code, f"{reason}, {fix}") from error
+            message = f"{reason}, {count}: free or repair the disk and resume"
+            raise CheckpointError(code, message) from error
         if self.peers.process_index == 0:
             fact = f"error[{code}]: {reason}; older checkpoints are intact and training continues"
             _logger.warning("%s, %s", fact, count)
@@ -237,10 +237,11 @@ class Checkpointer:
                     continue  # a mask may hold -inf
                 key = first_nonfinite(encoded.tensors)
                 if key is not None:
-                    newest = f"{name} is not saved and {self.last_committed} stays the newest"
-                    fact = f"{piece}: {key} is NaN or inf: {newest}"
                     raise DivergedError(
-                        "CKPT_NONFINITE", f"{fact}: lower the learning rate and resume from it"
+                        "CKPT_NONFINITE",
+                        f"{piece}: {key} is NaN or inf: {name} is not saved and "
+                        f"{self.last_committed} stays the newest: lower the learning rate and "
+                        "resume from it",
                     )
             if self.peers.process_index > 0:
                 return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -66,9 +67,10 @@ def find_checkpoint(
                 raise
             _logger.warning("%s is passed over: %s", path.name, error)
     if has_checkpoints(directory):
-        fact = f"every checkpoint in {directory} is damaged"
         raise CheckpointError(
-            "CKPT_NONE_VALID", f"{fact}: restore one, or move them away to train from scratch"
+            "CKPT_NONE_VALID",
+            f"every checkpoint in {directory} is damaged: restore one, or move them away to train "
+            "from scratch",
         )
     return None
 
@@ -102,7 +104,7 @@ def _read(
 
 def has_valid(path: Path, metadata: Mapping[str, object], *, trust_slices: bool = False) -> bool:
     """Whether a valid checkpoint of this run is at `path`; any other one there is quarantined."""
-    if not path.exists() and not path.is_symlink():
+    if not os.path.lexists(path):
         return False
     try:
         manifest = _read(path, trust_slices=trust_slices)[1].manifest

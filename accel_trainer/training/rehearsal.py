@@ -105,7 +105,7 @@ class Rehearsal:
         if self._fresh_optimizer is not None:
             self._check_optimizer(self._fresh_optimizer, state["optimizer"])
             self._fresh_optimizer = None
-        run_on_main(lambda: self._check_room(state), self._accelerator)
+        run_on_main(lambda: self._checkpointer.check_room(state), self._accelerator)
         self._marks.append(mark_unseen(self._parts, model=self._model))
 
     def check_tensors(self) -> None:
@@ -154,12 +154,6 @@ class Rehearsal:
                     "or make it a buffer of the model"
                 )
                 raise _inexact(f"{fact}, and a checkpoint has one value: {fix}")
-
-    def _check_room(self, pieces: Mapping[str, Any]) -> None:
-        encoded = [encode(piece, name=name) for name, piece in pieces.items()]
-        self._checkpointer.check_room(
-            sum(tensor.nbytes for each in encoded for tensor in each.tensors.values())
-        )
 
     def _check_optimizer(self, fresh: Optimizer, state: Mapping[str, Any]) -> None:
         """Load `state` into `fresh`, as a resume does, and compare it with the live optimizer."""

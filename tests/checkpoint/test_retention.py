@@ -84,7 +84,7 @@ def test_retention_keeps_a_checkpoint_that_was_copied_into_a_run(directory: Path
     save(make(directory.with_name("other")), 1)
     checkpointer = make(directory)
     shutil.copytree(directory.with_name("other") / name_at(1), directory / name_at(1))
-    checkpointer.check_room(1)  # which decides nothing about who owns what
+    checkpointer.check_room({})  # which decides nothing about who owns what
     save(checkpointer, 2, 3, 4)
     assert names(directory) == [name_at(1), name_at(3), name_at(4)]
 
